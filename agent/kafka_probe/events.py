@@ -1,0 +1,210 @@
+"""The event schema: what an agent writes to the events topic, as data.
+
+One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on one
+line; a Kafka record holds many lines and its key is the agent's id, so that one agent's events stay in order.
+This room never reads the wire and never knows a sink. It is the only one that the pipeline may import.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+SCHEMA_VERSION = 1
+
+Scalar = Literal["string", "long", "boolean"]
+
+
+@dataclass(frozen=True, slots=True)
+class Struct:
+    """An object with the named fields."""
+
+    fields: tuple[Field, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListOf:
+    """A JSON array of `element`."""
+
+    element: Struct
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """An object from a string to a count."""
+
+
+Type = Scalar | Struct | ListOf | Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field: its JSON name, its type, and one line for the documentation. Every field may be null or absent."""
+
+    name: str
+    type: Type
+    doc: str
+
+
+WORKLOAD = Struct(
+    (
+        Field("pid", "long", "process id (thread group) in the root pid namespace"),
+        Field("start_time", "long", "start of the process, µs since epoch; with pid it survives reuse of the pid"),
+        Field("comm", "string", "command name of the process's main thread"),
+        Field("exe", "string", "path of the executable; null when the process ended before it was read"),
+        Field("cmdline", "string", "command line, arguments separated by spaces, cut at 128 bytes for ended processes"),
+        Field("uid", "long", "real user id"),
+        Field("cgroup", "string", "path of the cgroup below its mount point"),
+        Field("cgroup_id", "long", "cgroup id as the kernel has it"),
+        Field("container_id", "string", "64 hexadecimal digits, from the cgroup path"),
+        Field("runtime", "string", "docker, containerd, cri-o, podman or systemd (a service unit), from the cgroup path"),
+        Field("unit", "string", "systemd unit, where the cgroup is one"),
+        Field("pod_uid", "string", "Kubernetes pod uid, from the cgroup path"),
+        Field("pod", "string", "Kubernetes pod name"),
+        Field("namespace", "string", "Kubernetes namespace"),
+    )
+)
+
+CLIENT = Struct(
+    (
+        Field("id", "string", "client id of the request header"),
+        Field("software_name", "string", "client library, from ApiVersions 3 and newer (KIP-511)"),
+        Field("software_version", "string", "version of the client library, likewise"),
+    )
+)
+
+COMMON = (
+    Field("v", "long", f"version of this schema: {SCHEMA_VERSION}"),
+    Field("kind", "string", "flow, request, open, close or agent"),
+    Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow and agent"),
+    Field("node", "string", "name of the node"),
+    Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
+    Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
+    Field("side", "string", "connecting or accepting: which end of the connection this agent watched"),
+    Field("flow_id", "string", "16 hexadecimal digits, the same on both ends whatever NAT is between; null if unknown"),
+    Field("conn_id", "string", "this end's own id of the connection, unique within agent_id"),
+    Field("local", "string", "address:port of the watched end"),
+    Field("peer", "string", "address:port of the far end as the watched end sees it"),
+    Field("netns", "long", "inode of the network namespace"),
+    Field("cluster_id", "string", "Kafka cluster id, where it was seen"),
+    Field("broker_id", "long", "Kafka broker id, where it was seen"),
+    Field("workload", WORKLOAD, "the process that owns the watched end"),
+    Field("client", CLIENT, "the Kafka client of the connection"),
+    Field("opaque", "string", "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka; else null"),
+)
+
+API = (
+    Field("api", "string", "name of the API, as in Kafka's message definitions; null for internal traffic"),
+    Field("api_key", "long", "API key"),
+    Field("api_version", "long", "API version"),
+)
+
+LATENCY = "in exponential buckets, see `bucket_of`: bucket to count, in µs"
+
+FLOW_TOPIC = Struct(
+    (
+        Field("topic", "string", "topic name; null while only the id is known"),
+        Field("topic_id", "string", "topic id, 32 hexadecimal digits, where the version carries it"),
+        Field("requests", "long", "requests (Fetch: responses) that named the topic"),
+        Field("partitions", "long", "distinct partitions named in the interval"),
+        Field("records", "long", "records in the record batches that could be read"),
+        Field("bytes", "long", "size of all record sets"),
+        Field("uncounted_bytes", "long", "part of bytes whose batches could not be read (sendfile): records has none of it"),
+        Field("errors", Counts(), "error code to count, code 0 left out"),
+    )
+)
+
+FLOW = (
+    Field("since", "long", "start of the interval, µs since epoch"),
+    *API,
+    Field("internal", "boolean", "true: the traffic of a kafka-probe agent itself, counted in one row without topics"),
+    Field("requests", "long", "requests seen"),
+    Field("responses", "long", "responses seen and matched to their request"),
+    Field("request_bytes", "long", "size of the requests with their length prefix"),
+    Field("response_bytes", "long", "size of the responses with their length prefix"),
+    Field("errors", Counts(), "error code to count, over all levels of the responses, code 0 left out"),
+    Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch: answered with data"),
+    Field("latency_empty", Counts(), f"Fetch answered without data after its wait, {LATENCY}"),
+    Field("throttle_ms", "long", "sum of the throttle times that the broker named"),
+    Field("group", "string", "consumer group, where the API names it"),
+    Field("topics", ListOf(FLOW_TOPIC), "what was done to which topic"),
+)
+
+REQUEST_TOPIC = Struct(
+    (
+        Field("topic", "string", "topic name"),
+        Field("topic_id", "string", "topic id, 32 hexadecimal digits"),
+        Field("partition", "long", "partition index"),
+        Field("offset", "long", "offset asked for (Fetch, OffsetCommit) or given (Produce)"),
+        Field("records", "long", "records in the batches of the partition"),
+        Field("bytes", "long", "size of the record set"),
+        Field("error", "long", "error code of the partition"),
+    )
+)
+
+REQUEST = (
+    *API,
+    Field("correlation_id", "long", "correlation id"),
+    Field("request_bytes", "long", "size of the request with its length prefix"),
+    Field("response_bytes", "long", "size of the response with its length prefix; null: not answered (acks=0)"),
+    Field("latency_us", "long", "request seen to response seen, µs"),
+    Field("throttle_ms", "long", "throttle time that the broker named"),
+    Field("group", "string", "consumer group"),
+    Field("status", "string", "complete, or what kept the frames from being decoded in full"),
+    Field("errors", Counts(), "error code to count, code 0 left out"),
+    Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
+)
+
+OPEN = (Field("found", "string", "start: seen from its first byte; midstream: it was open already"),)
+
+CLOSE = (
+    Field("found", "string", "as in open"),
+    Field("closed_by", "string", "local, peer or unknown: which end closed first"),
+    Field("how", "string", "fin, rst_sent, rst_received, timeout or unknown"),
+    Field("idle_us", "long", "time since the last payload in either direction, µs"),
+    Field("age_us", "long", "time since the connection was first seen, µs; a lower bound when found midstream"),
+    Field("last_api", "string", "API of the last request"),
+    Field("in_flight", "long", "requests without a response"),
+    Field("sent_bytes", "long", "payload bytes that the watched end sent, as TCP counts them"),
+    Field("received_bytes", "long", "payload bytes that the watched end received, likewise"),
+    Field("unacked_bytes", "long", "sent bytes that the peer never acknowledged"),
+    Field("retransmits", "long", "retransmitted segments"),
+    Field("srtt_us", "long", "smoothed round-trip time, µs"),
+)
+
+AGENT = (
+    Field("since", "long", "start of the interval, µs since epoch"),
+    Field("complete_until", "long", "all closes up to this time have been sent, µs since epoch"),
+    Field("connections", "long", "connections open now"),
+    Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
+    Field("counters", Counts(), "what was done since the start: records, frames, events"),
+    Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
+    Field("rss_bytes", "long", "resident memory of the agent"),
+    Field("backend", "string", "capture backend"),
+    Field("kernel", "string", "kernel release"),
+    Field("version", "string", "kafka-probe version"),
+)
+
+KINDS: dict[str, tuple[Field, ...]] = {
+    "flow": FLOW,
+    "request": REQUEST,
+    "open": OPEN,
+    "close": CLOSE,
+    "agent": AGENT,
+}
+
+# Latency buckets: bucket i holds [GAMMA**i, GAMMA**(i+1)) µs and stands for its middle, so the relative error is
+# (GAMMA - 1) / (GAMMA + 1) = 4.8 %. Equal on every agent, so that counts of the same bucket add up.
+GAMMA = 1.1
+_LOG_GAMMA = math.log(GAMMA)
+
+
+def bucket_of(latency_us: float) -> int:
+    """The bucket of a latency in µs; below 1 µs counts as 1."""
+    return int(math.log(max(latency_us, 1.0)) / _LOG_GAMMA)
+
+
+def bucket_middle_us(bucket: int) -> float:
+    """The latency in µs that a bucket stands for, within 4.8 % of every value in it."""
+    return 2 * GAMMA ** (bucket + 1) / (GAMMA + 1)
