@@ -1,0 +1,190 @@
+"""A real Apache Kafka broker (KRaft, one node) in a directory of the caller, on loopback.
+
+It is ready when it answers Metadata with itself. How many requests it has answered is read from its own metrics over JMX,
+which uses no Kafka connection and so does not change what it counts.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tests.lab.java import SHORT_LIVED, java
+from tests.lab.processes import LabError, free_port, listens, start, stop, tail, wait_until
+
+RequestCounts = dict[tuple[str, int], int]
+
+_REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request=*,version=*"
+_REQUEST_COUNT = re.compile(r"request=(\w+),version=(\d+):Count$")
+# Metadata v1 for no topic, client id "lab": answered with the brokers that are registered and not fenced.
+_METADATA = struct.pack(">hhih3si", 3, 1, 1, 3, b"lab", 0)
+
+
+class Broker:
+    """`with Broker(directory) as broker:` runs a broker from ready to orderly stopped, and removes its data.
+
+    `port` 0 takes a free one; `properties` override server.properties; `keep` leaves the data. `stop`, `kill` and
+    `start` may be called in between: the port and the data stay. The log is `log`.
+
+    Raises:
+        LabError: the broker did not start; the text ends with the log's tail.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        properties: Mapping[str, str] | None = None,
+        heap_mb: int = 512,
+        keep: bool = False,
+    ) -> None:
+        self.directory = directory
+        self.host = host
+        self.port = port or free_port(host)
+        self.log = directory / "broker.log"
+        self._data = directory / "data"
+        self._configuration = directory / "server.properties"
+        self._jmx_port = free_port()
+        self._heap_mb = heap_mb
+        self._keep = keep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._properties = {**self._defaults(), **(properties or {})}
+
+    @property
+    def bootstrap(self) -> str:
+        """host:port, as clients take it."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running broker."""
+        if self._process is None:
+            raise LabError(f"the broker in {self.directory} is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start on the data that is there, or on fresh data, and return when it is ready."""
+        if listens(self.host, self.port):
+            raise LabError(f"{self.bootstrap} is taken")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if not self._data.exists():
+            self._format()
+        jmx = {
+            "port": self._jmx_port,
+            "rmi.port": self._jmx_port,
+            "host": "127.0.0.1",
+            "authenticate": "false",
+            "ssl": "false",
+        }
+        options = [f"-Dcom.sun.management.jmxremote.{name}={value}" for name, value in jmx.items()]
+        options.append("-Djava.rmi.server.hostname=127.0.0.1")
+        command = java("kafka.Kafka", self._configuration, heap_mb=self._heap_mb, options=tuple(options))
+        self._process = start(command, log=self.log)
+        try:
+            wait_until(self._is_ready, f"the broker on {self.bootstrap}", timeout_s=60, every_s=0.1)
+        except LabError as error:
+            self.kill()
+            raise LabError(f"{error}; its log {self.log} ends with:\n{tail(self.log)}") from None
+
+    def stop(self) -> None:
+        """Shut down in order: SIGTERM."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it without notice: SIGKILL."""
+        self._end(signal.SIGKILL)
+
+    def request_counts(self) -> RequestCounts:
+        """Requests answered since the start per (API name, version), from the broker's own metrics over JMX.
+
+        A request counts once its response has been sent: wait for clients to be done before reading.
+        """
+        url = f"service:jmx:rmi:///jndi/rmi://127.0.0.1:{self._jmx_port}/jmxrmi"
+        flags = ("--one-time", "true", "--report-format", "properties", "--attributes", "Count", "--jmx-url", url)
+        command = java("org.apache.kafka.tools.JmxTool", *flags, "--object-name", _REQUESTS, options=SHORT_LIVED)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        counts: RequestCounts = {}
+        for line in answer.stdout.splitlines():
+            name, _, value = line.rpartition("=")
+            if found := _REQUEST_COUNT.search(name):
+                counts[found[1], int(found[2])] = int(value)
+        if not counts:
+            raise LabError(f"no request metrics over JMX from {self.bootstrap}: {answer.stdout}{answer.stderr}")
+        return counts
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+        if not self._keep:
+            shutil.rmtree(self._data, ignore_errors=True)
+
+    def _defaults(self) -> dict[str, str]:
+        controller = f"127.0.0.1:{free_port()}"
+        return {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller.listener.names": "CONTROLLER",
+            "controller.quorum.bootstrap.servers": controller,
+            "log.dirs": str(self._data),
+            "auto.create.topics.enable": "true",
+            "offsets.topic.replication.factor": "1",
+            "offsets.topic.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "transaction.state.log.num.partitions": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "share.coordinator.state.topic.num.partitions": "1",
+            # after a kill the registration of the broker that was has to run out first
+            "broker.session.timeout.ms": "6000",
+            "broker.heartbeat.interval.ms": "1000",
+            "group.initial.rebalance.delay.ms": "0",
+        }
+
+    def _format(self) -> None:
+        self._configuration.write_text("".join(f"{name}={value}\n" for name, value in self._properties.items()))
+        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        flags = ("format", "--standalone", "-t", cluster_id, "-c", self._configuration)
+        command = java("kafka.tools.StorageTool", *flags, options=SHORT_LIVED)
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        if answer.returncode:
+            raise LabError(f"cannot format {self._data}: {answer.stdout}{answer.stderr}")
+
+    def _is_ready(self) -> bool:
+        if self._process is not None and (status := self._process.poll()) is not None:
+            raise LabError(f"the broker on {self.bootstrap} ended with status {status}")
+        return listens(self.host, self.port) and self._answers()
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self.host, self.port), timeout=2) as connection:
+                connection.sendall(struct.pack(">i", len(_METADATA)) + _METADATA)
+                answer = connection.makefile("rb").read(12)
+        except OSError:
+            return False
+        # size, correlation id, number of brokers
+        return len(answer) == 12 and struct.unpack(">iii", answer)[2] == 1
+
+    def _end(self, by: signal.Signals) -> None:
+        if self._process is not None:
+            stop(self._process, by=by)
+            self._process = None

@@ -1,0 +1,100 @@
+"""Child processes that cannot be left behind, and waiting for conditions instead of for times.
+
+A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
+
+class LabError(Exception):
+    """A part of the lab did not do what it was started for; the text ends with its log's tail."""
+
+
+def start(
+    argv: Sequence[str | Path],
+    *,
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    stdout: Path | None = None,
+    cwd: Path | None = None,
+    inside: Path | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a process with standard error appended to `log`, and standard output too or to `stdout`.
+
+    `inside` is the directory of a cgroup: the process enters it before its program starts.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+
+    def enter() -> None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if inside is not None:
+            (inside / "cgroup.procs").write_text(str(os.getpid()))
+
+    with log.open("ab") as errors, (stdout or log).open("ab") as output:
+        return subprocess.Popen(
+            [str(arg) for arg in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env={**os.environ, **(env or {})},
+            cwd=cwd,
+            preexec_fn=enter,
+        )
+
+
+def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTERM, timeout_s: float = 20) -> int:
+    """Ask the process to end, wait, and kill it if it does not; returns its exit status. A second call does nothing."""
+    if process.poll() is None:
+        process.send_signal(by)
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+
+
+def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 30, every_s: float = 0.05) -> None:
+    """Return as soon as `condition()` holds.
+
+    Raises:
+        LabError: it did not hold within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            raise LabError(f"waited {timeout_s:g} s in vain for {what}")
+        time.sleep(every_s)
+
+
+def tail(log: Path, lines: int = 30) -> str:
+    """The last lines of a log, for the text of an error."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A TCP port that nobody listened on a moment ago."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether something accepts TCP connections there now."""
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
