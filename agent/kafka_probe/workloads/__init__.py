@@ -1,0 +1,67 @@
+"""Workloads: which process, container, pod or service owns a socket.
+
+`WorkloadResolver` turns the kernel's record of an owner into the `workload` object of an event. It reads /proc and
+cgroupfs, never asks a container engine and never raises: what nobody can know any more is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
+from kafka_probe.workloads.container import Placement, placement
+from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living
+
+__all__ = ["Cgroups", "Hierarchy", "Owner", "WorkloadResolver"]
+
+CACHED_OWNERS = 16384
+"""About 2 KB each: on a host of short-lived clients the memory fills up, and has to stay small beside the agent's."""
+
+
+class WorkloadResolver:
+    """Owners to workloads, the most recently used ones remembered."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self.cgroups = Cgroups(proc)
+        self._proc = proc
+        self._boot_us = boot_time_us()
+        # The whole record is the key, not only pid and start: after an exec the same process has another command.
+        self._remembered = lru_cache(CACHED_OWNERS)(self._resolve)
+
+    def resolve(self, owner: Owner) -> Mapping[str, object]:
+        """The `workload` object of events.py, all keys present. Shared between callers: not to be changed."""
+        return self._remembered(owner)
+
+    def _resolve(self, owner: Owner) -> dict[str, object]:
+        with living(owner, self._proc) as live:
+            process = describe(owner, live, self._boot_us)
+            member_of = memberships(live.cgroup()) if live else {}
+        path, place = self._place(owner.cgroup_id, member_of)
+        return {
+            "pid": process.pid,
+            "start_time": process.start_time_us,
+            "comm": process.comm,
+            "exe": process.exe,
+            "cmdline": process.cmdline,
+            "uid": process.uid,
+            "cgroup": path,
+            "cgroup_id": owner.cgroup_id,
+            "container_id": place.container_id,
+            "runtime": place.runtime,
+            "unit": place.unit,
+            "pod_uid": place.pod_uid,
+            "pod": None,
+            "namespace": None,
+        }
+
+    def _place(self, cgroup_id: int, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
+        """The path that says most, the first of equals: a container, a unit, anything below the root."""
+        placed = [(path, placement(path)) for path in self.cgroups.candidates(cgroup_id, member_of)]
+        return max(placed, key=_specificity, default=(None, Placement()))
+
+
+def _specificity(placed: tuple[str, Placement]) -> tuple[bool, bool, bool]:
+    path, place = placed
+    return place.container_id is not None, place.unit is not None, path != "/"

@@ -1,0 +1,145 @@
+"""From the kernel's cgroup id to a path: cgroup v1, v2 and hybrid hosts.
+
+A cgroup's id is the inode number of its directory (kernel 5.5 and newer), so a path that /proc/<pid>/cgroup gives is
+proved by one stat, and the path of a process that has ended is found by walking the hierarchy. What a path means is not
+decided here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from kafka_probe.workloads.process import PROC
+
+Mode = Literal["v2", "hybrid", "v1", "none"]
+
+UNIFIED = ""
+"""The name of the v2 hierarchy in /proc/<pid>/cgroup."""
+V1_CONTROLLERS = ("memory", "pids", "cpu")
+"""In order of preference: those for which every container engine makes a cgroup of its own."""
+V1_NAMES = (*V1_CONTROLLERS, "name=systemd")
+
+WALK_SHARE = 20
+"""After a walk the next one waits this many times the last one's duration: at most 5 % of a CPU, whatever the host."""
+WALK_PAUSE_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """A mounted hierarchy: its name in /proc/<pid>/cgroup, where it is mounted, and the path of the cgroup mounted."""
+
+    name: str
+    mount_point: Path
+    root: str
+
+
+def memberships(proc_cgroup: str) -> dict[str, str]:
+    """The text of /proc/<pid>/cgroup as hierarchy name to path; controllers mounted together have an entry each."""
+    lines = (line.removesuffix(" (deleted)").split(":", 2) for line in proc_cgroup.splitlines())
+    return {name: path for _, names, path in lines for name in names.split(",")}
+
+
+class Cgroups:
+    """The cgroup hierarchies of the host, found once from the mounts that `proc`/self/mountinfo lists."""
+
+    def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
+        unified, v1 = _mounts((proc / "self/mountinfo").read_bytes())
+        self.mode: Mode = ("hybrid" if v1 else "v2") if unified else ("v1" if v1 else "none")
+        self.v1_controller = next((v1[name] for name in V1_CONTROLLERS if name in v1), None)
+        """The controller whose hierarchy gives the cgroup ids on a host of mode v1; None if it has none to use."""
+        self._hierarchy = unified or self.v1_controller
+        self._clock = clock
+        self._paths: dict[int, str] = {}
+        self._next_walk = clock()
+
+    def candidates(self, cgroup_id: int, member_of: Mapping[str, str]) -> Iterator[str]:
+        """Paths that a process has, the one of its cgroup id first.
+
+        `member_of` is empty for a process that has ended. The paths in the v1 hierarchies follow where there are some:
+        on a hybrid host engines make containers in v1 only, and the v2 path is `/` or that of the engine's service.
+        """
+        path = self._path(cgroup_id, member_of)
+        if path:
+            yield path
+        yield from (member_of[name] for name in V1_NAMES if name in member_of)
+
+    def _path(self, cgroup_id: int, member_of: Mapping[str, str]) -> str | None:
+        if self._hierarchy is None:
+            return member_of.get(UNIFIED)
+        known = self._paths.get(cgroup_id)
+        if known is not None:
+            return known
+        claimed = member_of.get(self._hierarchy.name)
+        if claimed and _inode(self._hierarchy, claimed) == cgroup_id:
+            return claimed
+        if self._clock() >= self._next_walk:
+            self._walk(self._hierarchy)
+        # A process that moved since its record may have left a cgroup that is gone: where it is now is next best.
+        return self._paths.get(cgroup_id, claimed)
+
+    def _walk(self, hierarchy: Hierarchy) -> None:
+        began = self._clock()
+        self._paths = dict(_walk(hierarchy))
+        ended = self._clock()
+        self._next_walk = ended + max(WALK_PAUSE_S, WALK_SHARE * (ended - began))
+
+
+def _mounts(mountinfo: bytes) -> tuple[Hierarchy | None, dict[str, Hierarchy]]:
+    """The v2 hierarchy, and those of v1 by name: see proc_pid_mountinfo(5)."""
+    unified: list[Hierarchy] = []
+    v1: dict[str, list[Hierarchy]] = {}
+    for line in mountinfo.splitlines():
+        mount, _, source = line.partition(b" - ")
+        root, mount_point = (os.fsdecode(_unescape(field)) for field in mount.split()[3:5])
+        filesystem, _, options = source.split(b" ", 2)
+        if filesystem == b"cgroup2":
+            unified.append(Hierarchy(UNIFIED, Path(mount_point), root))
+        elif filesystem == b"cgroup":
+            for name in os.fsdecode(options).split(","):
+                v1.setdefault(name, []).append(Hierarchy(name, Path(mount_point), root))
+    outermost = {name: min(mounts, key=_depth) for name, mounts in v1.items()}
+    return min(unified, key=_depth, default=None), outermost
+
+
+def _depth(hierarchy: Hierarchy) -> tuple[int, int]:
+    """Orders mounts of one hierarchy, the most comprehensive first: a root outside our cgroup namespace reads `/..`."""
+    return -hierarchy.root.count("/.."), len(hierarchy.root)
+
+
+def _unescape(field: bytes) -> bytes:
+    return re.sub(rb"\\([0-7]{3})", lambda octal: bytes([int(octal[1], 8)]), field)
+
+
+def _inode(hierarchy: Hierarchy, path: str) -> int | None:
+    try:
+        return os.stat(f"{hierarchy.mount_point}{path}").st_ino
+    except OSError:
+        return None
+
+
+def _walk(hierarchy: Hierarchy) -> Iterator[tuple[int, str]]:
+    """Inode and path of every cgroup below the mount point; one that is removed meanwhile is left out."""
+    # The mount may be of one cgroup only (a container's view, bind-mounted), whose path the ids' paths then start with.
+    above = "" if hierarchy.root == "/" or "/.." in hierarchy.root else hierarchy.root
+    top = os.fsencode(hierarchy.mount_point)
+    root_inode = _inode(hierarchy, "")
+    if root_inode is not None:
+        yield root_inode, above or "/"
+    pending = [b""]
+    while pending:
+        parent = pending.pop()
+        try:
+            with os.scandir(top + parent) as entries:
+                children = [(entry.inode(), entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except OSError:
+            continue
+        for inode, name in children:
+            path = parent + b"/" + name
+            yield inode, above + path.decode("utf-8", "replace")
+            pending.append(path)

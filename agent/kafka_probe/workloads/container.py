@@ -1,0 +1,61 @@
+"""What a cgroup path says about its processes: container, runtime, Kubernetes pod, systemd unit.
+
+Engines name a container's cgroup after its id, and the deepest such name on the path counts: containers nest (kind,
+Docker in Docker), and crun, systemd and others make cgroups of their own below. No engine is asked.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+RUNTIMES = {
+    "docker": "docker",
+    "cri-containerd": "containerd",
+    "nerdctl": "containerd",
+    "crio": "cri-o",
+    "libpod": "podman",
+    "libpod-payload": "podman",
+}
+"""Runtime by the prefix of the cgroup's name. Others are no containers: `crio-conmon` is a container's monitor."""
+
+# `<id>` and `libpod-<id>` with the cgroupfs driver, `docker-<id>.scope` with systemd's; `<slice>:cri-containerd:<id>`
+# when the engine uses the cgroupfs driver but was given a slice.
+_CONTAINER = re.compile(r"(?:[^:]*:)?(?:(?P<engine>[a-z-]+)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
+# A static pod's uid is a hash without dashes. In a slice's name dashes mean nesting, so there they are underscores.
+_POD = re.compile(r"(?:^|-)pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice|$)")
+_UNIT = re.compile(r".+\.(?:service|scope)")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a cgroup is; None for what its path does not say. `runtime` as in the event schema."""
+
+    container_id: str | None = None
+    runtime: str | None = None
+    pod_uid: str | None = None
+    unit: str | None = None
+
+
+def placement(path: str) -> Placement:
+    """Read a cgroup path, `/` being the root of its hierarchy."""
+    container_id = runtime = pod_uid = unit = None
+    for parent, name in pairwise(path.split("/")):
+        if pod := _POD.search(name.partition(":")[0]):
+            pod_uid = pod["uid"].replace("_", "-")
+        if container := _CONTAINER.fullmatch(name):
+            if container["engine"] is None:
+                container_id, runtime = container["id"], _runtime_below(parent)
+            elif container["engine"] in RUNTIMES:
+                container_id, runtime = container["id"], RUNTIMES[container["engine"]]
+        elif _UNIT.fullmatch(name):
+            unit = name
+    if runtime is None and container_id is None and unit is not None and unit.endswith(".service"):
+        runtime = "systemd"
+    return Placement(container_id, runtime, pod_uid, unit)
+
+
+def _runtime_below(parent: str) -> str | None:
+    """The runtime of a cgroup named by the bare id; below a pod's it is containerd's, or cri-dockerd's, which is rare."""
+    return "containerd" if _POD.search(parent) else RUNTIMES.get(parent)

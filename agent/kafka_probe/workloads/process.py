@@ -1,0 +1,137 @@
+"""Who owns a socket: the process as the kernel recorded it, completed from /proc while it lives.
+
+/proc is read directly rather than through psutil for two reasons: the start time is compared in the kernel's clock
+ticks (psutil derives a float from the wall clock, which moves), and all files of a process are opened below one
+descriptor of /proc/<pid>, which stays bound to that process even if its pid is given to another.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+CMDLINE_MAX_BYTES = 4096
+"""What is kept of a command line: a Java class path can be megabytes, and a resolver keeps many processes."""
+
+_CGROUP_MAX_BYTES = 65536
+_STAT_MAX_BYTES = 1024
+_STAT_STARTTIME = 19
+"""Index of starttime (field 22 of proc_pid_stat(5)) among the fields after the parenthesised command name."""
+_NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The owner of a socket as the kernel recorded it; byte strings as they come, NUL padding allowed.
+
+    `pid` is the thread group id in the root pid namespace, `start_boottime_ns` is `task->group_leader->start_boottime`,
+    `netns` the inode of the network namespace, `cgroup_id` the kernfs id in the hierarchy that `Cgroups` names, and
+    `cmdline` the start of the argument area, arguments ended by NUL; it may be empty or cut.
+    """
+
+    pid: int
+    start_boottime_ns: int
+    comm: bytes
+    uid: int
+    netns: int
+    cgroup_id: int
+    cmdline: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process by pid and start (µs since epoch). `exe` and `cmdline` are None where nobody could read them."""
+
+    pid: int
+    start_time_us: int
+    comm: str
+    exe: str | None
+    cmdline: str | None
+    uid: int
+
+
+class LiveProcess:
+    """A /proc/<pid> that is held open. After the process ends every read is empty, never that of a successor."""
+
+    __slots__ = ("_dir_fd",)
+
+    def __init__(self, dir_fd: int) -> None:
+        self._dir_fd = dir_fd
+
+    def start_ticks(self) -> int | None:
+        """Start since boot in clock ticks; None when the process has ended."""
+        _, _, fields = self._read("stat", _STAT_MAX_BYTES).rpartition(b")")
+        return int(fields.split()[_STAT_STARTTIME]) if fields else None
+
+    def exe(self) -> str | None:
+        """Path of the executable in the process's mount namespace; None for a zombie or a kernel thread."""
+        try:
+            return _text(os.readlink(b"exe", dir_fd=self._dir_fd))
+        except OSError:
+            return None
+
+    def cmdline(self) -> bytes:
+        """The arguments, each ended by NUL, at most CMDLINE_MAX_BYTES of them."""
+        return self._read("cmdline", CMDLINE_MAX_BYTES)
+
+    def cgroup(self) -> str:
+        """/proc/<pid>/cgroup: one line per hierarchy."""
+        return _text(self._read("cgroup", _CGROUP_MAX_BYTES))
+
+    def _read(self, name: str, limit_bytes: int) -> bytes:
+        try:
+            file_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._dir_fd)
+        except OSError:
+            return b""
+        try:
+            return os.read(file_fd, limit_bytes)
+        except OSError:
+            return b""
+        finally:
+            os.close(file_fd)
+
+
+@contextmanager
+def living(owner: Owner, proc: Path = PROC) -> Iterator[LiveProcess | None]:
+    """Hold the owner's /proc/<pid>; None when the process has ended, also if another one has its pid now."""
+    try:
+        dir_fd = os.open(proc / str(owner.pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        live = LiveProcess(dir_fd)
+        yield live if live.start_ticks() == owner.start_boottime_ns // _NS_PER_TICK else None
+    finally:
+        os.close(dir_fd)
+
+
+def boot_time_us() -> int:
+    """The wall clock's time of boot, µs since epoch. Read once per agent, so that a process keeps one start time."""
+    return (time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) // 1000
+
+
+def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
+    """The process of an owner: what only /proc knows from `live`, everything else from the kernel's record."""
+    return Process(
+        pid=owner.pid,
+        start_time_us=boot_us + owner.start_boottime_ns // 1000,
+        comm=_text(owner.comm.rstrip(b"\0")),
+        exe=live.exe() if live else None,
+        cmdline=_arguments(live.cmdline() if live else b"") or _arguments(owner.cmdline),
+        uid=owner.uid,
+    )
+
+
+def _arguments(raw: bytes) -> str | None:
+    return _text(raw.rstrip(b"\0").replace(b"\0", b" ")) or None
+
+
+def _text(raw: bytes) -> str:
+    # Linux promises no encoding, and a lone surrogate (os.fsdecode) could not be written as JSON.
+    return raw.decode("utf-8", "replace")

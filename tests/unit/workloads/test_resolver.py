@@ -1,0 +1,136 @@
+"""Owners to workloads as events carry them, with real processes in real cgroups."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from subprocess import Popen
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_probe.events import WORKLOAD
+from kafka_probe.workloads import Cgroups, Owner, WorkloadResolver
+
+Start = Callable[..., "Popen[bytes]"]
+End = Callable[["Popen[bytes]"], None]
+OwnerOf = Callable[..., Owner]
+MakeCgroup = Callable[[Path], Path]
+
+CONTAINER_ID = secrets.token_hex(32)
+RESOLVER = WorkloadResolver()
+
+
+@pytest.fixture
+def unified() -> Path:
+    """Mount point of the v2 hierarchy."""
+    mount_points = {"v2": Path("/sys/fs/cgroup"), "hybrid": Path("/sys/fs/cgroup/unified")}
+    if (mode := Cgroups().mode) not in mount_points:
+        pytest.skip(f"no cgroup2 is mounted (mode {mode})")
+    return mount_points[mode]
+
+
+def moved(process: Popen[bytes], cgroup: Path) -> int:
+    """Move a process into a cgroup that is made for it; the cgroup's id."""
+    cgroup.mkdir(parents=True, exist_ok=True)
+    (cgroup / "cgroup.procs").write_text(str(process.pid))
+    return cgroup.stat().st_ino
+
+
+def test_a_workload_has_every_field_of_the_schema(start: Start, owner_of: OwnerOf) -> None:
+    owner = owner_of(start("produce").pid, cgroup_id=1)
+    workload = WorkloadResolver().resolve(owner)
+    assert list(workload) == [field.name for field in WORKLOAD.fields]
+    assert (workload["pid"], workload["uid"], workload["cgroup_id"]) == (owner.pid, os.getuid(), 1)
+    assert str(workload["cmdline"]).endswith(" produce")
+
+
+def test_a_process_is_found_in_its_container(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
+) -> None:
+    process = start()
+    cgroup = make_cgroup(unified)
+    cgroup_id = moved(process, cgroup / f"libpod-{CONTAINER_ID}.scope/container")
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=cgroup_id))
+    assert workload["cgroup"] == f"/{cgroup.name}/libpod-{CONTAINER_ID}.scope/container"
+    assert (workload["container_id"], workload["runtime"]) == (CONTAINER_ID, "podman")
+
+
+def test_an_ended_process_is_found_in_the_cgroup_that_it_left(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path, end: End
+) -> None:
+    process = start()
+    cgroup = make_cgroup(unified)
+    owner = owner_of(process.pid, cgroup_id=moved(process, cgroup / "kafka.service"), cmdline=b"kcat\0-L\0")
+    end(process)
+    workload = WorkloadResolver().resolve(owner)
+    assert (workload["unit"], workload["runtime"]) == ("kafka.service", "systemd")
+    assert (workload["exe"], workload["cmdline"]) == (None, "kcat -L")
+
+
+def test_when_process_and_cgroup_are_gone_the_rest_still_stands(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path, end: End
+) -> None:
+    process = start()
+    cgroup = make_cgroup(unified) / "gone"
+    owner = owner_of(process.pid, cgroup_id=moved(process, cgroup))
+    end(process)
+    cgroup.rmdir()
+    workload = WorkloadResolver().resolve(owner)
+    assert (workload["pid"], workload["cgroup"], workload["cgroup_id"]) == (owner.pid, None, owner.cgroup_id)
+
+
+def test_on_a_hybrid_host_a_container_is_found_in_the_v1_hierarchies(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
+) -> None:
+    cgroups = Cgroups()
+    if cgroups.mode != "hybrid" or not os.path.ismount("/sys/fs/cgroup/pids"):
+        pytest.skip("not a hybrid host with the v1 controller pids")
+    process = start()
+    cgroup = make_cgroup(Path("/sys/fs/cgroup/pids"))
+    moved(process, cgroup / f"docker/{CONTAINER_ID}")
+    # Docker's service has its v2 cgroup, and what the engine starts inherits it.
+    service = make_cgroup(unified) / "docker.service"
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, service)))
+    assert workload["cgroup"] == f"/{cgroup.name}/docker/{CONTAINER_ID}"
+    assert (workload["container_id"], workload["runtime"], workload["unit"]) == (CONTAINER_ID, "docker", None)
+
+
+def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -> None:
+    process = start()
+    owner = owner_of(process.pid)
+    resolver = WorkloadResolver()
+    while_it_lives = resolver.resolve(owner)
+    end(process)
+    assert resolver.resolve(replace(owner)) is while_it_lives
+    assert while_it_lives["exe"] is not None
+
+
+def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: OwnerOf) -> None:
+    resolver = WorkloadResolver()
+    shell = owner_of(start().pid)
+    consumer = replace(shell, comm=b"consumer")
+    assert resolver.resolve(shell)["comm"] == shell.comm.rstrip(b"\0").decode()
+    assert resolver.resolve(consumer)["comm"] == "consumer"
+
+
+@given(
+    st.builds(
+        Owner,
+        pid=st.integers(0, 2**32 - 1),
+        start_boottime_ns=st.integers(0, 2**64 - 1),
+        comm=st.binary(max_size=16),
+        uid=st.integers(0, 2**32 - 1),
+        netns=st.integers(0, 2**32 - 1),
+        cgroup_id=st.integers(0, 2**64 - 1),
+        cmdline=st.binary(max_size=100),
+    )
+)
+def test_any_record_gives_a_workload_that_can_be_written(owner: Owner) -> None:
+    workload = RESOLVER.resolve(owner)
+    assert orjson.loads(orjson.dumps(workload))["pid"] == owner.pid
