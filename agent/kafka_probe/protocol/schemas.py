@@ -1,0 +1,102 @@
+"""Kafka's message definitions, as the table that generate.py wrote: every API, both directions, every version.
+
+The table is JSON: api key -> {name, request: [era], response: [era]}. An era is [first version, last version, first
+flexible version or null, fields]; a field is [name, type, versions or null for all of the era, nullable versions, tag,
+fields of a struct] without the nulls at its end, where tag is [number, first tagged version, last tagged version].
+It is read on first use. This room says what Kafka defines; what we make of it is plan.py's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+_API_VERSIONS = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One API. `eras` come per direction, newest first; together they cover the versions without overlap."""
+
+    key: int
+    name: str
+    request: tuple[Era, ...]
+    response: tuple[Era, ...]
+
+    @property
+    def versions(self) -> range:
+        return range(self.request[-1].first, self.request[0].last + 1)
+
+    def flexible(self, version: int) -> bool:
+        """Whether the version uses compact lengths and tagged fields (KIP-482), and the request header 2."""
+        start = self.request[0].flexible_from
+        return start is not None and version >= start
+
+    def flexible_response_header(self, version: int) -> bool:
+        """Whether tags follow the correlation id. Not for ApiVersions: its reader may not know the version."""
+        return self.key != _API_VERSIONS and self.flexible(version)
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """A run of versions that one definition file describes."""
+
+    first: int
+    last: int
+    flexible_from: int | None
+    fields: tuple[SchemaField, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaField:
+    """A field of Kafka's definition. `type` is Kafka's, `struct` for structs; ranges are (first, last) version."""
+
+    name: str
+    type: str
+    versions: tuple[int, int]
+    nullable: tuple[int, int] | None
+    tagged: tuple[int, int] | None
+    fields: tuple[SchemaField, ...]
+
+
+@cache
+def apis() -> dict[int, Api]:
+    """Every API by its key."""
+    table = json.loads(files(__package__).joinpath("schemas.json").read_text())
+    return {
+        int(key): Api(int(key), row["name"], tuple(_eras(row["request"])), tuple(_eras(row["response"])))
+        for key, row in table["apis"].items()
+    }
+
+
+def api_name(key: int) -> str | None:
+    """The name in Kafka's definitions without `Request`; None for an unknown key."""
+    api = apis().get(key)
+    return None if api is None else api.name
+
+
+def fields_of(api: Api, *, response: bool, version: int) -> tuple[SchemaField, ...]:
+    """The top-level fields of the definition that describes the version; some may be of other versions."""
+    eras = api.response if response else api.request
+    return next(era.fields for era in eras if era.first <= version <= era.last)
+
+
+def _eras(rows: list[list[Any]]) -> Iterator[Era]:
+    for first, last, flexible_from, fields in rows:
+        yield Era(first, last, flexible_from, tuple(_field(row, (first, last)) for row in fields))
+
+
+def _field(row: list[Any], era: tuple[int, int]) -> SchemaField:
+    name, kind, versions, nullable, tag, fields = row + [None] * (6 - len(row))
+    return SchemaField(
+        name,
+        kind,
+        tuple(versions or era),
+        nullable and tuple(nullable),
+        tag and tuple(tag[1:]),
+        tuple(_field(member, era) for member in fields or ()),
+    )

@@ -1,0 +1,192 @@
+"""Matches many frames at once against the shapes seen before; only what is new is decoded.
+
+Frames are grouped by code (direction, API, version, copied_all) and length. Within a group every known layout, a mask
+with the places of its record sets, is laid over all rows: a hash of the masked bytes finds the shape, a comparison of
+the bytes proves it. The work is NumPy's; Python's share is per group and layout, not per frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.facts import Encoding, Kind, Measure, Shape
+
+Codes = npt.NDArray[np.uint64]
+Words = npt.NDArray[np.uint64]
+Rows = npt.NDArray[np.uint8]
+Integers = npt.NDArray[np.int64]
+Decode = Callable[[int, bytes], Shape]
+
+_WORD = 8
+_LAYOUTS_PER_GROUP = 64
+_LENGTH_BITS = 16
+_COPIED_ALL_BIT = 1 << 32
+_RESPONSE_BIT = 1 << 33
+_UNKNOWN = -1
+
+
+def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) -> int:
+    """What `ShapeTable.match` takes as the code of a frame: all that decides its decoding besides the data."""
+    return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
+
+
+def decode_code(code: int, data: bytes) -> Shape:
+    """The shape of one frame by its code."""
+    return decode(
+        bool(code & _RESPONSE_BIT),
+        code >> 16 & 0xFFFF,
+        code & 0xFFFF,
+        data,
+        copied_all=bool(code & _COPIED_ALL_BIT),
+    )
+
+
+class ShapeTable:
+    """The shapes of a stream of frames. Ids count up from 0 and hold until a `match` raises `resets`."""
+
+    def __init__(self, decode: Decode = decode_code, limit: int = 4096) -> None:
+        self._decode = decode
+        self._limit = limit
+        self._shapes: list[Shape] = []
+        self._readers: dict[int, _Reader] = {}
+        self._layouts: dict[int, list[_Layout]] = {}
+        self.resets = 0
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def match(self, codes: Codes, data: Rows, lengths: npt.NDArray[np.uint16]) -> Integers:
+        """The shape id of every frame.
+
+        codes: (n,) uint64, see `code_of`; data: (n, W) uint8, contiguous, W a multiple of 8; lengths: (n,) uint16, how
+        many bytes of the row are data. Starts anew and counts it in `resets` if the table reached its limit before;
+        within one call it may grow beyond by the number of frames.
+        """
+        if len(self._shapes) >= self._limit:
+            self._shapes, self._readers, self._layouts = [], {}, {}
+            self.resets += 1
+        ids = np.full(len(codes), _UNKNOWN, np.int64)
+        if not len(codes):
+            return ids
+        words = data.view(np.uint64)
+        keys = codes << np.uint64(_LENGTH_BITS) | lengths
+        order = np.argsort(keys, kind="stable")
+        ordered = keys[order]
+        for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
+            self._match_group(int(keys[members[0]]), members, words, ids)
+        return ids
+
+    def shape(self, shape_id: int) -> Shape:
+        return self._shapes[shape_id]
+
+    def values(self, shape_id: int, rows: Rows) -> Integers:
+        """The measures of frames of one shape, in its order: (k, W) uint8 to (k, measures) int64."""
+        reader = self._readers.get(shape_id)
+        if reader is None:
+            reader = self._readers[shape_id] = _Reader(self._shapes[shape_id].measures)
+        return reader.read(rows)
+
+    def _match_group(self, key: int, members: Integers, words: Words, ids: Integers) -> None:
+        code, length = key >> _LENGTH_BITS, key & (1 << _LENGTH_BITS) - 1
+        rows = words[members, : -(-length // _WORD)]
+        layouts = self._layouts.setdefault(key, [])
+        known = iter(tuple(layouts))
+        while len(members):
+            layout = next(known, None)
+            if layout is None:
+                layout = self._learn(layouts, code, rows[0].tobytes()[:length])
+                ids[members[0]] = len(self._shapes) - 1
+                members, rows = members[1:], rows[1:]
+            found = layout.find(rows)
+            ids[members] = found
+            missing = found == _UNKNOWN
+            members, rows = members[missing], rows[missing]
+
+    def _learn(self, layouts: list[_Layout], code: int, data: bytes) -> _Layout:
+        shape = self._decode(code, data)
+        record_sets = tuple(measure for measure in shape.measures if measure.kind is Kind.RECORD_BYTES)
+        places = tuple((measure.offset, measure.width) for measure in record_sets)
+        for layout in layouts:
+            if (layout.mask, layout.places) == (shape.mask, places):
+                break
+        else:
+            layout = _Layout(shape.mask, places, _Reader(record_sets))
+            layouts.append(layout)
+            del layouts[:-_LAYOUTS_PER_GROUP]
+        layout.add(data, len(self._shapes))
+        self._shapes.append(shape)
+        return layout
+
+
+class _Layout:
+    """The shapes that share a mask and the places of their record sets."""
+
+    # Unpredictable, so that no sender can craft collisions.
+    _factors: Words = np.random.default_rng().integers(0, 1 << 64, 1 << _LENGTH_BITS - 2, np.uint64)
+
+    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], record_sets: _Reader) -> None:
+        self.mask = mask
+        self.places = places
+        self._record_sets = record_sets
+        self._mask_words = _words(mask)
+        self._index: dict[int, int] = {}
+        self._keys = np.empty((0, len(self._mask_words)), np.uint64)
+        self._ids = np.empty(0, np.int64)
+
+    def add(self, data: bytes, shape_id: int) -> None:
+        key = _words(data)[np.newaxis] & self._mask_words
+        self._index[int(self._hash(key)[0])] = len(self._ids)
+        self._keys = np.concatenate((self._keys, key))
+        self._ids = np.append(self._ids, shape_id)
+
+    def find(self, rows: Words) -> Integers:
+        """The shape ids of (k, words) rows, -1 where none fits."""
+        masked = rows & self._mask_words
+        hashes, inverse = np.unique(self._hash(masked), return_inverse=True)
+        places = np.array([self._index.get(value, _UNKNOWN) for value in hashes.tolist()], np.int64)[inverse]
+        fits = (self._keys[places] == masked).all(axis=1) & (places != _UNKNOWN)
+        if self.places:
+            fits &= (self._record_sets.read(rows.view(np.uint8)) > 0).all(axis=1)
+        return np.where(fits, self._ids[places], _UNKNOWN)
+
+    def _hash(self, masked: Words) -> Words:
+        # Halves, since of a product modulo 2**64 high bits of the word would only reach high bits of the hash.
+        halves = masked.view(np.uint32)
+        return halves @ self._factors[: halves.shape[1]]
+
+
+class _Reader:
+    """Reads measures out of rows, all of one width and encoding at once."""
+
+    def __init__(self, measures: tuple[Measure, ...]) -> None:
+        self._count = len(measures)
+        columns: dict[tuple[int, Encoding], list[int]] = {}
+        for column, measure in enumerate(measures):
+            columns.setdefault((measure.width, measure.encoding), []).append(column)
+        self._blocks = [
+            (
+                np.array(block),
+                np.array([measures[column].offset for column in block])[:, np.newaxis] + np.arange(width),
+                encoding,
+            )
+            for (width, encoding), block in columns.items()
+        ]
+
+    def read(self, rows: Rows) -> Integers:
+        values = np.empty((len(rows), self._count), np.int64)
+        for columns, places, encoding in self._blocks:
+            raw = rows[:, places]
+            width = raw.shape[2]
+            if encoding is Encoding.SIGNED:
+                values[:, columns] = raw.view(f">i{width}")[..., 0]
+            else:
+                values[:, columns] = ((raw & 0x7F).astype(np.int64) << 7 * np.arange(width)).sum(axis=2) - 1
+        return values
+
+
+def _words(data: bytes) -> Words:
+    return np.frombuffer(data + bytes(-len(data) % _WORD), np.uint64)
