@@ -1,0 +1,47 @@
+# Every target is described after `##`: `make help` prints that.
+.DEFAULT_GOAL := help
+SHELL := bash
+BIN := .venv/bin
+
+.PHONY: help setup setup-tests demo test lint format bench schemas docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## install what the demo needs: Debian packages, .venv, jars of Kafka and Spark's connector
+	@bash scripts/setup.sh
+
+setup-tests: ## the same, and what only the tests and the bench need
+	@bash scripts/setup.sh tests
+
+demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
+	@KEEP=$(KEEP) $(BIN)/python -m tests.lab.demo
+
+test: setup-tests lint ## lint, then all tests
+	$(BIN)/python -m pytest
+
+lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/clang-format --dry-run --Werror bpf/*.c bpf/*.h
+
+format: setup-tests ## format and fix what can be fixed by machine
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i bpf/*.c bpf/*.h
+
+bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
+	@$(BIN)/python -m tests.bench
+
+schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
+	@$(BIN)/python -m kafka_probe.protocol.generate
+
+docs: setup ## generate the parts of README.md that the code knows best
+	@$(BIN)/python scripts/docs.py
+
+clean: ## remove what was built and measured; .venv and jars stay
+	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	mkdir -p build && find build -mindepth 1 -maxdepth 1 ! -name jars ! -name 'setup*' -exec rm -rf {} +
+	find agent pipeline tests scripts -name __pycache__ -prune -exec rm -rf {} +
