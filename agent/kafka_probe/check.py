@@ -1,0 +1,186 @@
+"""What the agent needs from the host, each thing as a finding: ok, or what to do.
+
+`findings` is what `kafka-probe check` prints; `require_capture` is the part without which `run` cannot start. Nothing
+here loads BPF or imports BCC: the answers come from files, so that a test can put a tree of its own in their place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from importlib import metadata
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kafka_probe.errors import StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kafka_probe.config import Config
+
+# Bits of the effective set in /proc/self/status, as in linux/capability.h.
+CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
+
+TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
+TRACEPOINTS_SINCE = (6, 3)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `remedy` says what to do when it is not ok."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What is looked at: file system, kernel and Python path."""
+
+    root: Path = Path("/")
+    system: str = field(default_factory=lambda: os.uname().sysname)
+    machine: str = field(default_factory=lambda: os.uname().machine)
+    release: str = field(default_factory=lambda: os.uname().release)
+    python_path: tuple[str, ...] | None = None
+
+    def read(self, path: str) -> str | None:
+        """The text of a file below the root, None if it cannot be read."""
+        try:
+            return (self.root / path).read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+
+    def has_capability(self, *bits: int) -> bool:
+        """Whether this process has all the capabilities in effect."""
+        found = re.search(r"^CapEff:\s*([0-9a-f]+)$", self.read("proc/self/status") or "", re.MULTILINE)
+        return found is not None and all(int(found[1], 16) >> bit & 1 for bit in bits)
+
+
+def system(host: Host) -> Finding:
+    """Linux on x86_64: the backend reads a system call's arguments from the registers of this architecture."""
+    ok = (host.system, host.machine) == ("Linux", "x86_64")
+    return Finding("system", ok, f"{host.system} {host.machine}", "kafka-probe captures on Linux x86_64 only")
+
+
+def btf(host: Host) -> Finding:
+    """Type information of the running kernel: where the fields of its structs are."""
+    path = host.root / "sys/kernel/btf/vmlinux"
+    remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, as those of Debian, Ubuntu, Fedora and RHEL are"
+    if not path.exists():
+        return Finding("btf", False, f"{path} is absent", remedy)
+    return Finding("btf", True, f"{path}, {path.stat().st_size >> 10} KiB")
+
+
+def kernel(host: Host) -> Finding:
+    """The two tracepoints of the `tracepoint` backend: looked up in BTF, as distributions port things back."""
+    since = ".".join(map(str, TRACEPOINTS_SINCE))
+    remedy = f"boot a kernel {since} or newer: older ones lack the tracepoints sock_send_length and sock_recv_length"
+    version = re.match(r"(\d+)\.(\d+)", host.release)
+    ok = version is not None and (int(version[1]), int(version[2])) >= TRACEPOINTS_SINCE
+    path = host.root / "sys/kernel/btf/vmlinux"
+    if path.exists():
+        types = path.read_bytes()
+        ok = all(name in types for name in TRACEPOINTS)
+    return Finding("kernel", ok, host.release, remedy)
+
+
+def privileges(host: Host) -> Finding:
+    """The right to load BPF programs and to attach them to tracepoints."""
+    if host.has_capability(CAP_SYS_ADMIN):
+        return Finding("privileges", True, "CAP_SYS_ADMIN")
+    if host.has_capability(CAP_BPF, CAP_PERFMON):
+        return Finding("privileges", True, "CAP_BPF and CAP_PERFMON")
+    return Finding("privileges", False, "not permitted to load BPF programs", "run it as root: sudo kafka-probe ...")
+
+
+def lockdown(host: Host) -> Finding:
+    """Lockdown for confidentiality forbids BPF to read kernel memory; the mode integrity does not."""
+    found = re.search(r"\[(\w+)\]", host.read("sys/kernel/security/lockdown") or "")
+    mode = found[1] if found else "unknown, securityfs is not mounted"
+    remedy = "boot with lockdown=integrity or none: confidentiality forbids BPF to read kernel memory"
+    return Finding("lockdown", mode != "confidentiality", mode, remedy)
+
+
+def bpfcc(host: Host) -> Finding:
+    """BCC's Python package, which is part of the distribution; the project `bcc` of the package index is another."""
+    remedy = (
+        "apt-get install python3-bpfcc (Debian, Ubuntu) or dnf install python3-bcc (Fedora), "
+        "and use /usr/bin/python3 or a virtual environment made by it with --system-site-packages"
+    )
+    spec = PathFinder.find_spec("bcc", None if host.python_path is None else list(host.python_path))
+    if spec is None or spec.origin is None or not (folder := Path(spec.origin).parent).joinpath("libbcc.py").exists():
+        return Finding("bpfcc", False, "BCC's Python package is not installed", remedy)
+    version = re.search(r"__version__ = '(.+)'", (folder / "version.py").read_text())
+    return Finding("bpfcc", True, version[1] if version else "version unknown")
+
+
+def tracefs(host: Host) -> Finding:
+    """Where the kernel describes its tracepoints; the agent mounts it if it may."""
+    if (host.root / "sys/kernel/tracing/events").exists():
+        return Finding("tracefs", True, "mounted on /sys/kernel/tracing")
+    if host.has_capability(CAP_SYS_ADMIN):
+        return Finding("tracefs", True, "not mounted; the agent will mount it")
+    return Finding("tracefs", False, "not mounted", "sudo mount -t tracefs tracefs /sys/kernel/tracing")
+
+
+def cgroups(host: Host) -> Finding:
+    """Which cgroup hierarchies there are: containers are named after them."""
+    kinds = {line.split()[2] for line in (host.read("proc/mounts") or "").splitlines() if len(line.split()) > 2}
+    versions = {frozenset({"cgroup2"}): "v2", frozenset({"cgroup"}): "v1", frozenset({"cgroup", "cgroup2"}): "hybrid"}
+    mode = versions.get(frozenset(kinds & {"cgroup", "cgroup2"}))
+    remedy = "mount -t cgroup2 none /sys/fs/cgroup"
+    return Finding("cgroups", mode is not None, mode or "no hierarchy is mounted: containers stay unnamed", remedy)
+
+
+def packages() -> Finding:
+    """The Python packages of the agent."""
+    names = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    there: list[str] = []
+    absent: list[str] = []
+    for name in names:
+        try:
+            there.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            absent.append(name)
+    remedy = f"pip install {' '.join(absent)}"
+    return Finding("packages", not absent, f"absent: {', '.join(absent)}" if absent else ", ".join(there), remedy)
+
+
+def brokers(config: Config) -> Finding:
+    """Whether the brokers that take the events can be reached with the settings given."""
+    servers = ",".join(config.bootstrap_servers)
+    if not servers:
+        return Finding("brokers", True, "not asked: no bootstrap_servers given")
+    from kafka_probe.sinks.kafka import reach
+
+    try:
+        return Finding("brokers", True, f"{servers}: {reach(config)}")
+    except ConnectionError as error:
+        remedy = "check address, firewall and the security settings; the agent starts without them and keeps trying"
+        return Finding("brokers", False, f"{servers}: {error}", remedy)
+
+
+CAPTURE = (system, btf, kernel, privileges, lockdown, bpfcc, tracefs)
+
+
+def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
+    """Everything, in the order in which to repair it."""
+    host = host or Host()
+    for look in (*CAPTURE, cgroups):
+        yield look(host)
+    yield packages()
+    yield brokers(config)
+
+
+def require_capture(host: Host | None = None) -> None:
+    """Raise `StartError`, one sentence with its remedy, if this host cannot capture."""
+    host = host or Host()
+    for look in CAPTURE:
+        finding = look(host)
+        if not finding.ok:
+            raise StartError(f"Cannot capture, {finding.name}: {finding.detail}; {finding.remedy}.")

@@ -1,0 +1,198 @@
+"""The command `kafka-probe`: flags in, exit status out. Every flag derives from a field of `Config`.
+
+Exit status: 0 done or stopped by a signal, 1 failed while running, 2 used wrongly, 3 could not start. A second signal
+ends the process at once. What a command does is in the room it imports, only when it is called.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import kafka_probe
+from kafka_probe import events
+from kafka_probe.config import Config, SinkConfig, default_of, flag_of, is_secret, load, metavar_of, variable_of
+from kafka_probe.errors import KafkaProbeError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from kafka_probe.sinks import Sink
+
+CAPTURE_FIELDS = [name for name in Config.model_fields if name not in SinkConfig.model_fields]
+
+
+def main() -> None:
+    """Entry point of the command."""
+    try:
+        commands(prog_name="kafka-probe")
+    except KafkaProbeError as error:
+        click.echo(f"kafka-probe: {error}", err=True)
+        sys.exit(error.exit_code)
+
+
+def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """One flag per named field of `Config`, and --config. Values stay text: `Config` reads and checks them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed([name for name in names if not is_secret(Config.model_fields[name])]):
+            field = Config.model_fields[name]
+            default = f" [default: {default_of(field)}]" if default_of(field) else ""
+            text = f"{field.description}{default}"
+            command = click.option(flag_of(name), name, metavar=metavar_of(field), help=text)(command)
+        file = click.Path(dir_okay=False, path_type=Path)
+        text = "TOML file with the same settings; a flag or variable wins over it"
+        return click.option("--config", "file", type=file, envvar=variable_of("config"), metavar="FILE", help=text)(
+            command
+        )
+
+    return decorate
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(kafka_probe.__version__, message="%(prog)s %(version)s")
+def commands() -> None:
+    """See who is talking to a Kafka broker, and about what.
+
+    Every flag can also be set as a variable (--ports is KAFKA_PROBE_PORTS) or in the file that --config names.
+    Passwords can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD.
+    """
+
+
+@commands.command(
+    epilog="""\b
+Examples:
+  kafka-probe run --bootstrap-servers kafka-1:9092,kafka-2:9092
+  kafka-probe run --sink stdout | head
+  kafka-probe run --config /etc/kafka-probe.toml --log-format json
+  kafka-probe run --bootstrap-servers localhost:9092 --requests slower:200
+"""
+)
+@options(Config.model_fields)
+def run(file: Path | None, **flags: str | None) -> None:
+    """Watch, and send what is seen to a Kafka topic until stopped: the daemon."""
+    config = load(flags, file)
+    if config.sink == "kafka":
+        if not config.bootstrap_servers:
+            raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
+        from kafka_probe.sinks.kafka import KafkaSink
+
+        _watch(config, KafkaSink(config))
+    else:
+        from kafka_probe.sinks.stdout import StdoutSink
+
+        _watch(config, StdoutSink())
+
+
+@commands.command(
+    epilog="""\b
+Examples:
+  kafka-probe top
+  kafka-probe top --once 10 --ports 9092,9093
+  kafka-probe top --side accepting --json | jq .client.id
+"""
+)
+@options(CAPTURE_FIELDS)
+@click.option("--once", type=click.FloatRange(min=0.1), metavar="SECONDS", help="watch so long, print one table, end")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object per line and interval instead of the table")
+def top(file: Path | None, once: float | None, as_json: bool, **flags: str | None) -> None:
+    """Show who uses which API on which topic, how often and how fast: a live table."""
+    from kafka_probe.top import top_sink
+
+    config = load(flags, file, {"log_level": "warning"})
+    if once is not None:
+        config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
+    _watch(config, top_sink(once, as_json))
+
+
+@commands.command(
+    epilog="""\b
+Examples:
+  kafka-probe trace
+  kafka-probe trace --requests errors
+  kafka-probe trace --requests slower:100 --json | jq .topics
+"""
+)
+@options(CAPTURE_FIELDS)
+@click.option("--json", "as_json", is_flag=True, help="the events as JSON, one per line")
+def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
+    """Print one line per request and its response."""
+    from kafka_probe.trace import trace_sink
+
+    config = load(flags, file, {"log_level": "warning", "requests": "all", "interval_s": 0.5})
+    _watch(config, trace_sink(as_json=as_json))
+
+
+@commands.command()
+@options(SinkConfig.model_fields)
+@click.option("--json", "as_json", is_flag=True, help="one JSON object per finding")
+def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
+    """Look at what the agent needs, each with ok or what to do. Exit status 3 if something is missing."""
+    import orjson
+
+    from kafka_probe.check import findings
+
+    all_ok = True
+    for finding in findings(load(flags, file)):
+        all_ok &= finding.ok
+        if as_json:
+            click.echo(orjson.dumps(asdict(finding)))
+        else:
+            click.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name:11} {finding.detail}")
+            if not finding.ok:
+                click.echo(f"     {'':11} -> {finding.remedy}")
+    sys.exit(0 if all_ok else 3)
+
+
+@commands.command()
+def version() -> None:
+    """Print the version and that of the event schema."""
+    click.echo(f"kafka-probe {kafka_probe.__version__} (event schema {events.SCHEMA_VERSION})")
+
+
+def _watch(config: Config, sink: Sink) -> None:
+    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
+    from kafka_probe import logs
+    from kafka_probe.agent import Agent
+
+    logs.configure(config)
+    try:
+        agent = Agent(config, sink)
+        if hasattr(sink, "on_closed"):
+            sink.on_closed = agent.stop
+        with _stopped_by_signal(agent.stop):
+            agent.run()
+    finally:
+        sink.close(config.flush_timeout_s)
+    click.echo(_in_words(agent.summary()), err=True)
+
+
+@contextmanager
+def _stopped_by_signal(stop: Callable[[], None]) -> Iterator[None]:
+    def handle(_number: int, _frame: Any) -> None:
+        for number in before:
+            signal.signal(number, signal.SIG_DFL)
+        stop()
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _in_words(summary: Mapping[str, Mapping[str, int]]) -> str:
+    lines = []
+    for section, counts in summary.items():
+        counted = [f"{name} {count}" for name, count in counts.items() if count]
+        lines.append(f"{section}: {', '.join(counted) or 'none'}")
+    return "\n".join(lines)

@@ -1,0 +1,316 @@
+"""The configuration: one class that gives flags, `KAFKA_PROBE_*` variables, the keys of a TOML file, `--help` and docs.
+
+A flag wins over a variable, a variable over the file, the file over the default. A value that cannot be used is a
+`UsageError` that names the place where it was written. This room never opens a socket and never touches the kernel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import mmap
+import os
+import re
+import socket
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
+
+from pydantic import (
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PlainSerializer,
+    SecretStr,
+    ValidationError,
+    field_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from kafka_probe.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pydantic.fields import FieldInfo
+
+VARIABLE_PREFIX = "KAFKA_PROBE_"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvents:
+    """Which exchanges become `request` events, written `off`, `all`, `errors`, `slower:MS` or `sample:N`."""
+
+    which: Literal["off", "all", "errors", "slower", "sample"] = "off"
+    slower_than_us: int = 0
+    one_in: int = 1
+
+    @classmethod
+    def parse(cls, text: object) -> RequestEvents:
+        """Read the written form; `ValueError` says what is accepted."""
+        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:sample:([1-9]\d*))", str(text)):
+            case None:
+                raise ValueError("must be off, all, errors, slower:MILLISECONDS or sample:N (one in N)")
+            case found if found[2]:
+                return cls("slower", slower_than_us=round(float(found[2]) * 1000))
+            case found if found[3]:
+                return cls("sample", one_in=int(found[3]))
+            case found:
+                return cls(found[1])  # type: ignore[arg-type]  # the expression admits these words only
+
+    def __str__(self) -> str:
+        match self.which:
+            case "slower":
+                return f"slower:{self.slower_than_us / 1000:g}"
+            case "sample":
+                return f"sample:{self.one_in}"
+            case _:
+                return self.which
+
+
+def _ports(value: object) -> object:
+    """`auto`, or numbers as a list or between commas, as a tuple in ascending order."""
+    if value == "auto":
+        return value
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        ports = sorted({int(str(part)) for part in parts})
+    except ValueError:
+        ports = []
+    if not ports or not all(0 < port < 65536 for port in ports):
+        raise ValueError("must be auto, or ports between 1 and 65535 separated by commas")
+    return tuple(ports)
+
+
+def _names(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _request_events(value: object) -> object:
+    return value if isinstance(value, RequestEvents) else RequestEvents.parse(value)
+
+
+Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), PlainSerializer(str)]
+
+
+class SinkConfig(BaseSettings):
+    """Where events go. The security settings carry kafka-python's own names and are handed to it as they are."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=VARIABLE_PREFIX,
+        env_ignore_empty=True,
+        extra="forbid",
+        frozen=True,
+        use_attribute_docstrings=True,
+        # A secret must not show up in the message about another field.
+        hide_input_in_errors=True,
+    )
+
+    sink: Literal["kafka", "stdout"] = "kafka"
+    """where events go"""
+    bootstrap_servers: Names = ()
+    """host:port of the brokers that take the events, separated by commas"""
+    topic: str = "kafka-probe.events"
+    """topic of the events; created if absent"""
+    topic_partitions: int = Field(4, gt=0)
+    """partitions of the topic, if it is created"""
+    sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
+    """bound of what waits for the sink; the newest events beyond it are dropped and counted"""
+    flush_timeout_s: float = Field(10.0, ge=0)
+    """how long a stopping agent waits for the sink to take what is left"""
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
+    """how to talk to the brokers that take the events"""
+    sasl_mechanism: Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """SASL mechanism"""
+    sasl_plain_username: str | None = None
+    """user name for PLAIN and SCRAM"""
+    sasl_plain_password: SecretStr | None = None
+    """password for PLAIN and SCRAM"""
+    sasl_kerberos_service_name: str | None = None
+    """service name for GSSAPI"""
+    ssl_cafile: Path | None = None
+    """PEM file of the authorities that sign the brokers' certificates"""
+    ssl_certfile: Path | None = None
+    """PEM file of the agent's certificate"""
+    ssl_keyfile: Path | None = None
+    """PEM file of the agent's private key"""
+    ssl_password: SecretStr | None = None
+    """password of the private key"""
+    ssl_check_hostname: bool | None = None
+    """whether a broker's certificate must match its host name"""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # the signature is pydantic-settings'
+        init_settings: PydanticBaseSettingsSource,
+        *_: PydanticBaseSettingsSource,
+        **__: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # `load` merges the sources itself, so that it can say which one a bad value came from.
+        return (init_settings,)
+
+    def security(self) -> dict[str, object]:
+        """The security settings that were given, as keyword arguments of kafka-python's clients."""
+        given = {name: getattr(self, name) for name in SinkConfig.model_fields if name.startswith(SECURITY_PREFIXES)}
+        return {name: _plain(value) for name, value in given.items() if value is not None}
+
+
+SECURITY_PREFIXES = ("security_", "sasl_", "ssl_")
+
+
+class Config(SinkConfig):
+    """Everything that can be set."""
+
+    ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})
+    """ports of the brokers' listeners, or auto: look at every connection"""
+    side: Literal["both", "accepting", "connecting"] = "both"
+    """which end of a connection to watch"""
+    backend: Literal["auto", "tracepoint"] = "auto"
+    """how to hook the kernel"""
+    ring_size_bytes: ByteSize = ByteSize(8 * MIB)
+    """size of the ring between kernel and agent, a power of two"""
+    node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
+    """name of this node in the events; default: the variable NODE_NAME, else the host name"""
+    interval_s: float = Field(5.0, gt=0, le=3600)
+    """length of an interval; flows are sent once per interval"""
+    requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
+    """which exchanges become events of their own"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """least level that is logged"""
+    log_format: Literal["text", "json"] = "text"
+    """form of a log line"""
+    ready_file: Path | None = None
+    """file that is created once everything is attached"""
+
+    @field_validator("ring_size_bytes")
+    @classmethod
+    def _ring_is_mappable(cls, size: ByteSize) -> ByteSize:
+        if size & (size - 1) or not mmap.PAGESIZE <= size <= 1 << 30:
+            raise ValueError(f"must be a power of two between {mmap.PAGESIZE} and 1 GiB")
+        return size
+
+
+def flag_of(name: str) -> str:
+    """The flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a field."""
+    return VARIABLE_PREFIX + name.upper()
+
+
+def is_secret(field: FieldInfo) -> bool:
+    """Whether the field is set by variable or file only: flags can be read by every user of the host."""
+    return SecretStr in (field.annotation, *get_args(field.annotation))
+
+
+def metavar_of(field: FieldInfo) -> str:
+    """What `--help` and the docs show as the value of a field."""
+    if isinstance(field.json_schema_extra, dict):
+        return str(field.json_schema_extra["metavar"])
+    optional = [kind for kind in get_args(field.annotation) if kind is not NoneType]
+    kind = optional[0] if NoneType in get_args(field.annotation) else field.annotation
+    if get_origin(kind) is Literal:
+        return "|".join(get_args(kind))
+    names: dict[object, str] = {int: "N", float: "SECONDS", bool: "true|false", ByteSize: "SIZE", Path: "FILE"}
+    return names.get(kind, "TEXT")
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default as it would be written; empty if there is none or it depends on the host."""
+    match field.default:
+        case ByteSize() as size:
+            return size.human_readable().replace(".0", "")
+        case tuple() as items:
+            return ",".join(map(str, items))
+        case None:
+            return ""
+        case value:
+            return "" if field.default_factory else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(
+    flags: Mapping[str, object], file: Path | None = None, defaults: Mapping[str, object] = MappingProxyType({})
+) -> Config:
+    """The configuration from flags (by field name; None means not given), the environment, a TOML file, and defaults
+    of the command that stand before those of the fields.
+
+    Raises `UsageError`, one line per mistake.
+    """
+    layers = (
+        (defaults, str),
+        ({} if file is None else _read(file), lambda name: f"{name} in {file}"),
+        (_environment(), variable_of),
+        ({name: value for name, value in flags.items() if value is not None}, flag_of),
+    )
+    values: dict[str, object] = {}
+    written: dict[str, str] = {}
+    for layer, place in layers:
+        for name, value in layer.items():
+            values[name], written[name] = value, place(name)
+    try:
+        return Config(**values)  # type: ignore[arg-type]  # validated here
+    except ValidationError as error:
+        raise UsageError("\n".join(_mistake(details, written) for details in error.errors())) from None
+
+
+def markdown() -> str:
+    """The fields as a Markdown table for the documentation."""
+    rows = ["| key in the file | flag | variable | value | default | meaning |", "|---|---|---|---|---|---|"]
+    for name, field in Config.model_fields.items():
+        flag = "only by variable or file" if is_secret(field) else f"`{flag_of(name)}`"
+        value = metavar_of(field).replace("|", " \\| ")
+        default = f"`{default_of(field)}`" if default_of(field) else ""
+        rows.append(f"| `{name}` | {flag} | `{variable_of(name)}` | {value} | {default} | {field.description} |")
+    return "\n".join(rows) + "\n"
+
+
+def _plain(value: object) -> object:
+    match value:
+        case SecretStr():
+            return value.get_secret_value()
+        case Path():
+            return str(value)
+        case _:
+            return value
+
+
+def _environment() -> dict[str, object]:
+    # Variables of unknown name are no mistake: Kubernetes sets KAFKA_PROBE_SERVICE_HOST and the like by itself.
+    try:
+        return EnvSettingsSource(Config)()
+    except SettingsError as error:
+        raise UsageError(f"{error}.") from None
+
+
+def _read(file: Path) -> dict[str, object]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"The configuration file {file} cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"The configuration file {file} is not valid TOML: {error}.") from None
+    for name in values:
+        if name not in Config.model_fields:
+            near = difflib.get_close_matches(name, Config.model_fields, n=1)
+            advice = f"did you mean {near[0]}?" if near else "`kafka-probe run --help` lists what there is."
+            raise UsageError(f"Unknown key {name} in {file}: {advice}")
+    return values
+
+
+def _mistake(details: Mapping[str, object], written: Mapping[str, str]) -> str:
+    name = str(details["loc"][0])  # type: ignore[index]
+    return f"{written.get(name, name)}: {str(details['msg']).removeprefix('Value error, ')}."

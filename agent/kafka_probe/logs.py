@@ -1,0 +1,33 @@
+"""Log lines on standard error: text for people, JSON for collectors. Sets up the standard library's logging only."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import TYPE_CHECKING
+
+import orjson
+
+if TYPE_CHECKING:
+    from kafka_probe.config import Config
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line).decode()
+
+
+def configure(config: Config) -> None:
+    """Log to standard error as `log_level` and `log_format` say."""
+    handler = logging.StreamHandler(sys.stderr)
+    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    handler.setFormatter(_Json() if config.log_format == "json" else text)
+    logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

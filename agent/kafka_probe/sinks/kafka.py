@@ -1,0 +1,245 @@
+"""Events to a Kafka topic, as NDJSON: many events per record, keyed by `agent_id`, so one agent's events stay in order.
+
+One record is on its way at a time and kafka-python retries it idempotently for as long as the brokers are away, so that
+an event is neither reordered nor duplicated. Meanwhile events wait in the outbox, within its bound. A record that the
+brokers refuse is counted and dropped, and its producer is replaced: after a failure its sequence cannot be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kafka_probe.config import Config
+    from kafka_probe.sinks import Event
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_MS = 10_000
+RETRY_S = 1.0
+PATIENCE_S = 5.0
+# A week: as good as for ever, and below the 2**31 ms that epoll accepts.
+DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
+MAX_RECORD_BYTES = 64 << 20
+
+
+class KafkaSink:
+    """A `Sink` that writes to `config.topic` of `config.bootstrap_servers`. Connects in its own thread."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._key = b""
+        self._producer: Any = None
+        self._topic_ensured = False
+        self._stopping = threading.Event()
+        self._warned: dict[str, float] = {}
+        self._client_says = _LastWords()
+        self._outbox = Outbox(config.sink_buffer_bytes)
+        self._worker = Worker("kafka-sink", self._outbox, self._deliver)
+
+    def send(self, events: Sequence[Event]) -> None:
+        if events:
+            self._key = str(events[0]["agent_id"]).encode()
+            self._outbox.put([encode(event) for event in events])
+
+    def close(self, timeout_s: float) -> None:
+        self._worker.stop(timeout_s)
+        self._stopping.set()
+        self._worker.join(RETRY_S)
+        self._drop_producer()
+        self._client_says.detach()
+
+    def losses(self) -> Mapping[str, int]:
+        return dict(self._outbox.lost)
+
+    def counters(self) -> Mapping[str, int]:
+        return {
+            "sink_events": self._outbox.events_delivered,
+            "sink_bytes": self._outbox.bytes_delivered,
+            "sink_waiting_bytes": self._outbox.waiting_bytes,
+        }
+
+    def _deliver(self, batch: Batch) -> None:
+        """Settle the batch, or leave it for the next attempt if no part of it can have reached a broker."""
+        from kafka import errors
+
+        try:
+            if self._producer is None:
+                self._producer = self._connect()
+            result = self._producer.send(self._config.topic, value=batch.lines, key=self._key)
+        except (errors.RetriableError, OSError) as error:
+            self._warn_away(error)
+            self._stopping.wait(RETRY_S)
+            return
+        except errors.KafkaError as error:
+            self._give_up(error)
+            return
+        done = threading.Event()
+        result.add_both(lambda _: done.set())
+        while not done.wait(PATIENCE_S):
+            if self._stopping.is_set():
+                return
+            self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
+        if result.exception is None:
+            self._outbox.settle()
+            self._recovered()
+        else:
+            self._give_up(result.exception)
+
+    def _connect(self) -> Any:
+        from kafka import KafkaAdminClient, KafkaProducer
+
+        producer = _open(
+            KafkaProducer,
+            self._config,
+            acks="all",
+            enable_idempotence=True,
+            compression_type="gzip",
+            delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
+            max_block_ms=CONNECT_TIMEOUT_MS,
+            max_request_size=MAX_RECORD_BYTES,
+            allow_auto_create_topics=False,
+            metrics_enabled=False,
+        )
+        if not self._topic_ensured:
+            try:
+                admin = _open(KafkaAdminClient, self._config)
+                try:
+                    self._create_topic(admin)
+                finally:
+                    admin.close()
+            except Exception:
+                producer.close(0)
+                raise
+            self._topic_ensured = True
+        return producer
+
+    def _create_topic(self, admin: Any) -> None:
+        from kafka import errors
+
+        topic = self._config.topic
+        try:
+            admin.create_topics({topic: {"num_partitions": self._config.topic_partitions}}, wait_for_metadata=True)
+        except errors.TopicAlreadyExistsError:
+            pass
+        except errors.KafkaError as error:
+            if isinstance(error, errors.RetriableError):
+                raise
+            # It may exist all the same: writing will tell.
+            self._warn("topic", f"Topic {topic} cannot be created: {_said(error)}")
+
+    def _give_up(self, error: Exception) -> None:
+        from kafka import errors
+
+        refused = isinstance(error, errors.BrokerResponseError)
+        self._outbox.settle("sink_refused" if refused else "sink_send_failed")
+        self._warn("refused", f"Events are lost, topic {self._config.topic} does not take them: {_said(error)}")
+        self._drop_producer()
+        self._stopping.wait(RETRY_S)
+
+    def _drop_producer(self) -> None:
+        from kafka.errors import KafkaTimeoutError
+
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            with suppress(KafkaTimeoutError):
+                producer.close(0)
+            # close() stops at the timeout of its flush and would leave the thread sending.
+            producer._sender.force_close()
+
+    def _warn_away(self, error: Exception) -> None:
+        servers = ",".join(self._config.bootstrap_servers)
+        self._warn(
+            "away",
+            f"The brokers {servers} do not take events: up to {self._config.sink_buffer_bytes} bytes wait in memory, "
+            "what comes after is lost and counted; check the address and the security settings "
+            f"({self._client_says.last or _said(error)}).",
+            again_s=math.inf,
+        )
+
+    def _warn(self, kind: str, sentence: str, again_s: float = 60.0) -> None:
+        now = time.monotonic()
+        if now - self._warned.get(kind, -math.inf) >= again_s or kind not in self._warned:
+            self._warned[kind] = now
+            log.warning(sentence)
+
+    def _recovered(self) -> None:
+        if self._warned:
+            self._warned.clear()
+            log.info("Topic %s takes events again.", self._config.topic)
+
+
+class _LastWords(logging.Handler):
+    """What kafka-python said last. It logs every attempt to connect; the sink says once what that means."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.last = ""
+        self._logger = logging.getLogger("kafka")
+        self._logger.addHandler(self)
+        self._logger.setLevel(logging.WARNING)
+        self._logger.propagate = log.isEnabledFor(logging.DEBUG)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.last = record.getMessage()
+
+    def detach(self) -> None:
+        self._logger.removeHandler(self)
+
+
+def reach(config: Config) -> str:
+    """Ask the brokers who they are; `ConnectionError` if they do not answer."""
+    from kafka import KafkaAdminClient, errors
+
+    client_says = _LastWords()
+    try:
+        admin = _open(KafkaAdminClient, config)
+        try:
+            topics = admin.list_topics()
+        finally:
+            admin.close()
+    except (errors.KafkaError, OSError) as error:
+        raise ConnectionError(client_says.last or _said(error)) from None
+    finally:
+        client_says.detach()
+    return f"topic {config.topic} exists" if config.topic in topics else f"topic {config.topic} will be created"
+
+
+def _open(kind: Any, config: Config, **settings: Any) -> Any:
+    """A client of the given class, connected."""
+    from kafka.net.compat import KafkaNetClient
+
+    opened: list[Any] = []
+
+    def open_network(**network_settings: Any) -> Any:
+        opened.append(KafkaNetClient(**network_settings))
+        return opened[0]
+
+    try:
+        return kind(
+            bootstrap_servers=list(config.bootstrap_servers),
+            client_id=f"kafka-probe-agent-{config.node}",
+            bootstrap_timeout_ms=CONNECT_TIMEOUT_MS,
+            reconnect_backoff_max_ms=int(PATIENCE_S * 1000),
+            kafka_client=open_network,
+            **settings,
+            **config.security(),
+        )
+    except Exception:
+        # The constructors leave their sockets and threads behind when the brokers cannot be reached.
+        for network in opened:
+            network.close()
+        raise
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}" if not str(error).startswith(type(error).__name__) else str(error)

@@ -1,0 +1,67 @@
+"""Events as lines on standard output: for a look without a broker, and for `trace`.
+
+A reader that goes away (`| head`) is no error: the sink asks the agent to stop and drops, counted, what comes after.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from kafka_probe.sinks import Event
+
+BUFFER_BYTES = 16 << 20
+
+
+class StdoutSink:
+    """A `Sink` that writes what `render` makes of an event, a line with its newline or None for nothing.
+
+    `on_closed` is called, from the sink's thread, when nobody reads any more.
+    """
+
+    def __init__(self, render: Callable[[Event], bytes | None] = encode, descriptor: int | None = None) -> None:
+        self.on_closed: Callable[[], None] = lambda: None
+        self._render = render
+        self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
+        self._broken = False
+        self._outbox = Outbox(BUFFER_BYTES)
+        self._worker = Worker("stdout-sink", self._outbox, self._deliver)
+
+    def send(self, events: Sequence[Event]) -> None:
+        self.write([line for event in events if (line := self._render(event)) is not None])
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Queue lines as they are."""
+        self._outbox.put(lines)
+
+    def close(self, timeout_s: float) -> None:
+        self._worker.stop(timeout_s)
+
+    def losses(self) -> Mapping[str, int]:
+        return dict(self._outbox.lost)
+
+    def counters(self) -> Mapping[str, int]:
+        return {"sink_events": self._outbox.events_delivered, "sink_bytes": self._outbox.bytes_delivered}
+
+    def _deliver(self, batch: Batch) -> None:
+        if not self._broken:
+            try:
+                _write(self._descriptor, batch.lines)
+                self._outbox.settle()
+                return
+            except OSError:
+                self._broken = True
+                self.on_closed()
+        self._outbox.settle("sink_send_failed")
+
+
+def _write(descriptor: int, lines: bytes) -> None:
+    rest = memoryview(lines)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]

@@ -1,0 +1,255 @@
+"""`kafka-probe top`: who uses which API on which topic, how often and how fast, as a table that renews itself.
+
+`Traffic` sums `flow` events into rows; three sinks show them: live on a terminal, as plain text, as JSON lines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kafka_probe.events import bucket_middle_us
+from kafka_probe.sinks.outbox import encode
+from kafka_probe.sinks.stdout import StdoutSink
+from kafka_probe.trace import SIDES, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from rich.table import Table
+
+    from kafka_probe.sinks import Event
+
+
+class Key(NamedTuple):
+    """What makes two flows the same row."""
+
+    side: str
+    pid: int | None
+    comm: str | None
+    container: str | None
+    client_id: str | None
+    library: str | None
+    api: str | None
+    api_version: int | None
+    topic: str | None
+
+
+@dataclass(slots=True)
+class Row:
+    """Sums over the time watched. `bytes` are of the frames; where frames name several topics, of the record sets."""
+
+    requests: int = 0
+    bytes: int = 0
+    records: int = 0
+    errors: int = 0
+    latency: Counter[int] = field(default_factory=Counter)
+
+    def quantile_us(self, q: float) -> float | None:
+        """The latency below which a part `q` of the answers stayed, in µs within 4.8 %; None without answers."""
+        rank = q * self.latency.total()
+        for bucket in sorted(self.latency):
+            rank -= self.latency[bucket]
+            if rank <= 0:
+                return bucket_middle_us(bucket)
+        return None
+
+
+class Traffic:
+    """Rows summed from `flow` events, and the seconds that they cover."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, Row] = {}
+        self.seconds = 0.0
+        self.lost = 0
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Add the events of an interval; its length and the losses stand in its `agent` event."""
+        for event in events:
+            match event["kind"]:
+                case "flow":
+                    self._add_flow(event)
+                case "agent":
+                    self.seconds += (int(str(event["ts"])) - int(str(event["since"]))) / 1e6
+                    losses: Mapping[str, int] = event["losses"]  # type: ignore[assignment]
+                    self.lost = sum(losses.values())
+
+    def _add_flow(self, flow: Mapping[str, Any]) -> None:
+        topics: Sequence[Mapping[str, Any]] = flow.get("topics") or [{}]
+        frame_bytes = (flow.get("request_bytes") or 0) + (flow.get("response_bytes") or 0)
+        for topic in topics:
+            whole = len(topics) == 1
+            row = self.rows.setdefault(_key(flow, topic), Row())
+            row.requests += (flow if whole else topic).get("requests") or 0
+            row.bytes += frame_bytes if whole else topic.get("bytes") or 0
+            row.records += topic.get("records") or 0
+            row.errors += sum(((flow if whole else topic).get("errors") or {}).values())
+            row.latency.update({int(bucket): count for bucket, count in (flow.get("latency") or {}).items()})
+
+    def busiest(self) -> list[tuple[Key, Row]]:
+        """All rows, most requests first."""
+        return sorted(self.rows.items(), key=lambda item: (-item[1].requests, -item[1].bytes, str(item[0])))
+
+
+def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> Key:
+    workload, client = flow.get("workload") or {}, flow.get("client") or {}
+    library = " ".join(filter(None, (client.get("software_name"), client.get("software_version"))))
+    return Key(
+        flow.get("side") or "",
+        workload.get("pid"),
+        workload.get("comm"),
+        workload.get("pod") or workload.get("container_id") or workload.get("unit"),
+        client.get("id"),
+        library or None,
+        "(kafka-probe)" if flow.get("internal") else flow.get("api"),
+        flow.get("api_version"),
+        topic.get("topic") or topic.get("topic_id"),
+    )
+
+
+COLUMNS = (
+    ("SIDE", "left"),
+    ("PID", "right"),
+    ("COMM", "left"),
+    ("CONTAINER", "left"),
+    ("CLIENT", "left"),
+    ("LIBRARY", "left"),
+    ("API", "left"),
+    ("TOPIC", "left"),
+    ("REQ/S", "right"),
+    ("KB/S", "right"),
+    ("REC/S", "right"),
+    ("P50 MS", "right"),
+    ("P99 MS", "right"),
+    ("ERRORS", "right"),
+)
+
+
+def cells(key: Key, row: Row, seconds: float) -> list[str]:
+    """A row as text, one cell per column."""
+    p50, p99 = row.quantile_us(0.5), row.quantile_us(0.99)
+    version = "" if key.api_version is None else f" v{key.api_version}"
+    return [
+        SIDES.get(key.side, "-"),
+        shown(key.pid),
+        shown(key.comm),
+        shown(key.container)[:12],
+        shown(key.client_id),
+        shown(key.library),
+        shown(key.api) + version,
+        shown(key.topic),
+        f"{row.requests / seconds:.1f}",
+        f"{row.bytes / seconds / 1000:.1f}",
+        f"{row.records / seconds:.1f}",
+        "-" if p50 is None else f"{p50 / 1000:.2f}",
+        "-" if p99 is None else f"{p99 / 1000:.2f}",
+        str(row.errors or "-"),
+    ]
+
+
+def plain_table(traffic: Traffic) -> bytes:
+    """The rows as text in aligned columns, with a header."""
+    seconds = traffic.seconds or 1.0
+    table = [[name for name, _ in COLUMNS], *(cells(key, row, seconds) for key, row in traffic.busiest())]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    alignment = ["<" if align == "left" else ">" for _, align in COLUMNS]
+    lines = [
+        "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, alignment, widths, strict=True)).rstrip()
+        for line in table
+    ]
+    return ("\n".join([*lines, _footer(traffic)]) + "\n").encode()
+
+
+def json_lines(traffic: Traffic) -> Iterator[bytes]:
+    """One JSON object per row; keys as in the events where the meaning is the same."""
+    seconds = traffic.seconds or 1.0
+    for key, row in traffic.busiest():
+        yield encode(
+            {
+                **key._asdict(),
+                "seconds": round(seconds, 3),
+                "requests": row.requests,
+                "bytes": row.bytes,
+                "records": row.records,
+                "errors": row.errors,
+                "latency_p50_us": row.quantile_us(0.5),
+                "latency_p99_us": row.quantile_us(0.99),
+            }
+        )
+
+
+def _footer(traffic: Traffic) -> str:
+    return f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"
+
+
+class PlainTop(StdoutSink):
+    """Prints a table, or JSON lines, per interval; or once, after `once_s` seconds or when it is closed before."""
+
+    def __init__(self, once_s: float | None = None, as_json: bool = False, descriptor: int | None = None) -> None:
+        self._once_s = once_s
+        self._as_json = as_json
+        self._traffic = Traffic()
+        super().__init__(descriptor=descriptor)
+
+    def send(self, events: Sequence[Event]) -> None:
+        self._traffic.add(events)
+        if self._once_s is None:
+            self._print()
+        elif self._traffic.seconds >= 0.98 * self._once_s:
+            self.on_closed()
+
+    def close(self, timeout_s: float) -> None:
+        if self._once_s is not None and self._traffic.seconds:
+            self._print()
+        super().close(timeout_s)
+
+    def _print(self) -> None:
+        self.write(list(json_lines(self._traffic)) if self._as_json else [plain_table(self._traffic)])
+        self._traffic = Traffic()
+
+
+class LiveTop:
+    """Renews a table on the terminal; rich draws it in a thread of its own."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console()
+        self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
+        self._live.start()
+
+    def send(self, events: Sequence[Event]) -> None:
+        traffic = Traffic()
+        traffic.add(events)
+        self._live.update(self._table(traffic))
+
+    def close(self, timeout_s: float) -> None:  # noqa: ARG002  # nothing waits
+        self._live.stop()
+
+    def losses(self) -> Mapping[str, int]:
+        return {}
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+    def _table(self, traffic: Traffic) -> Table:
+        from rich.markup import escape
+        from rich.table import Table
+
+        table = Table(box=None, expand=True, caption=_footer(traffic), caption_justify="left", pad_edge=False)
+        for name, align in COLUMNS:
+            table.add_column(name, justify=align, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        for key, row in traffic.busiest()[: max(self._console.height - 4, 1)]:
+            table.add_row(*map(escape, cells(key, row, traffic.seconds or 1.0)))
+        return table
+
+
+def top_sink(once_s: float | None = None, as_json: bool = False) -> PlainTop | LiveTop:
+    """The sink that fits the terminal: live on one, plain text when piped or asked for once."""
+    if once_s is None and not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveTop()
+    return PlainTop(once_s, as_json)

@@ -1,0 +1,80 @@
+"""`kafka-probe trace`: one line per `request` event, columns in a fixed order, or the events themselves as JSON."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from kafka_probe.sinks.outbox import encode
+from kafka_probe.sinks.stdout import StdoutSink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from kafka_probe.sinks import Event
+
+COLUMNS = "{:15} {:8} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
+HEADER = COLUMNS.format(
+    "TIME", "SIDE", "PID", "COMM", "CLIENT", "API", "CORR", "SENT", "ANSWERED", "LATENCY", "TOPICS, ERRORS"
+)
+SIDES = {"connecting": "client", "accepting": "broker"}
+
+
+def trace_sink(as_json: bool = False, descriptor: int | None = None) -> StdoutSink:
+    """A sink that prints `request` events and nothing else; lines of text come under a header."""
+    if as_json:
+        return StdoutSink(lambda event: encode(event) if event["kind"] == "request" else None, descriptor)
+    sink = StdoutSink(lambda event: line(event).encode() if event["kind"] == "request" else None, descriptor)
+    sink.write([f"{HEADER}\n".encode()])
+    return sink
+
+
+def line(event: Event) -> str:
+    """One exchange as a line with its newline: when, whose process, which client, which API, how long, what about."""
+    workload, client = _object(event, "workload"), _object(event, "client")
+    when = datetime.fromtimestamp(float(str(event.get("ts") or 0)) / 1e6, UTC).astimezone().strftime("%H:%M:%S.%f")
+    latency = event.get("latency_us")
+    return (
+        COLUMNS.format(
+            when,
+            SIDES.get(str(event.get("side")), "-"),
+            workload.get("pid") or "-",
+            shown(workload.get("comm"))[:15],
+            shown(client.get("id"))[:20],
+            f"{event.get('api')} v{event.get('api_version')}",
+            shown(event.get("correlation_id")),
+            shown(event.get("request_bytes")),
+            shown(event.get("response_bytes")),
+            "-" if latency is None else f"{int(str(latency)) / 1000:.3f}ms",
+            _about(event),
+        ).rstrip()
+        + "\n"
+    )
+
+
+def _about(event: Event) -> str:
+    topics: Sequence[Mapping[str, Any]] = event.get("topics") or ()  # type: ignore[assignment]  # as in events.REQUEST
+    errors: Mapping[object, int] = event.get("errors") or {}  # type: ignore[assignment]
+    words = [_topic(topic) for topic in topics]
+    words += [f"group={shown(event['group'])}"] if event.get("group") else []
+    words += [f"error {code} x{count}" for code, count in errors.items()]
+    status = event.get("status")
+    return ", ".join(words + ([] if status in (None, "complete") else [f"({status})"]))
+
+
+def _topic(topic: Mapping[str, Any]) -> str:
+    name = shown(topic.get("topic") or topic.get("topic_id"))
+    partition = "" if topic.get("partition") is None else f"-{topic['partition']}"
+    offset = "" if topic.get("offset") is None else f"@{topic['offset']}"
+    records = f" {topic['records']} records" if topic.get("records") else ""
+    return f"{name}{partition}{offset}{records}"
+
+
+def _object(event: Event, name: str) -> Mapping[str, Any]:
+    return event.get(name) or {}  # type: ignore[return-value]  # as in events.COMMON
+
+
+def shown(value: object) -> str:
+    """The value for a terminal: `-` for None. Names come from the wire, so control characters are escaped."""
+    text = "-" if value is None else str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]
