@@ -1,0 +1,52 @@
+"""The command line that the Python clients of the lab share, and their pace."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_BURST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """What a client is to do; `records` counts per topic, `rate` is records per topic and second."""
+
+    role: str
+    bootstrap: str
+    client_id: str
+    topics: tuple[str, ...]
+    group: str
+    records: int
+    rate: float
+    patience_s: int
+    report: Path
+
+
+def parse() -> Arguments:
+    """Read the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("role", choices=("produce", "consume"))
+    parser.add_argument("--bootstrap", required=True)
+    parser.add_argument("--client-id", required=True)
+    parser.add_argument("--topics", required=True, type=lambda names: tuple(names.split(",")))
+    parser.add_argument("--group", default="")
+    parser.add_argument("--records", required=True, type=int)
+    parser.add_argument("--rate", default=20.0, type=float)
+    parser.add_argument(
+        "--patience-s", default=30, type=int, help="a consumer gives up after this long without a record"
+    )
+    parser.add_argument("--report", required=True, type=Path)
+    return Arguments(**vars(parser.parse_args()))
+
+
+def paced(arguments: Arguments) -> Iterator[int]:
+    """The numbers of the records, in bursts small enough to batch, at the rate asked for."""
+    start = time.monotonic()
+    for number in range(arguments.records):
+        if number % _BURST == 0:
+            time.sleep(max(0.0, start + number / arguments.rate - time.monotonic()))
+        yield number

@@ -1,0 +1,135 @@
+"""A whole capture of one TCP port on loopback by tcpdump, and the byte streams in it.
+
+Loopback shows every packet once on `lo`. A stream is put together by sequence number: what TCP sent twice counts once.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import struct
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from tests.lab.processes import LabError, start, stop, tail, wait_until
+
+Address = tuple[str, int]
+_SYN = 0x02
+_DROPPED = re.compile(r"(\d+) packets? dropped by kernel")
+
+
+class Segment(NamedTuple):
+    """One TCP segment; `restarts` is true for a SYN, whose payload starts at `sequence`."""
+
+    source: Address
+    target: Address
+    sequence: int
+    restarts: bool
+    payload: bytes
+
+
+class Capture:
+    """`with Capture(file, port):` captures every packet of the port from before the body to after its last one.
+
+    Raises:
+        LabError: tcpdump could not start, or dropped packets.
+    """
+
+    def __init__(self, file: Path, port: int) -> None:
+        self.file = file
+        self._port = port
+        self._log = file.with_suffix(".log")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def stop(self) -> None:
+        """End the capture when all that went over the port until now is in the file. The port must still listen."""
+        if self._process is None:
+            return
+        with socket.create_connection(("127.0.0.1", self._port)) as last:
+            mark: Address = last.getsockname()
+        wait_until(lambda: any(segment.source == mark for segment in segments(self.file)), "tcpdump to catch up")
+        self._end()
+        dropped = _DROPPED.search(self._log.read_text())
+        if dropped is None or int(dropped[1]):
+            raise LabError(f"tcpdump lost packets:\n{tail(self._log)}")
+
+    def __enter__(self) -> Self:
+        self._log.unlink(missing_ok=True)
+        command = ["tcpdump", "-i", "lo", "-s", "0", "-U", "-n", "-B", "65536", "-Z", "root", "-w", str(self.file)]
+        self._process = start([*command, f"tcp port {self._port}"], log=self._log)
+        try:
+            wait_until(lambda: "listening on" in self._log.read_text(), "tcpdump to listen", timeout_s=10)
+        except LabError as error:
+            self._end()
+            raise LabError(f"{error}:\n{tail(self._log)}") from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._process is not None:
+            stop(self._process, by=signal.SIGINT)
+            self._process = None
+
+
+def segments(pcap: Path) -> Iterator[Segment]:
+    """The TCP segments of a capture file, in order; a packet that is not whole in the file yet ends it."""
+    data = pcap.read_bytes()
+    offset = 24  # the file's header
+    while offset + 16 <= len(data):
+        _, _, captured, original = struct.unpack_from("<IIII", data, offset)
+        packet = data[offset + 16 : offset + 16 + captured]
+        offset += 16 + captured
+        if len(packet) < captured:
+            return
+        if captured < original:
+            raise LabError(f"{pcap}: a packet of {original} bytes was cut to {captured}")
+        yield _segment(packet[14:])  # after the Ethernet header that lo pretends to have
+
+
+def _segment(packet: bytes) -> Segment:
+    if packet[0] >> 4 == 4:
+        header_bytes, end = (packet[0] & 15) * 4, struct.unpack_from(">H", packet, 2)[0]
+        source, target = (socket.inet_ntop(socket.AF_INET, packet[at : at + 4]) for at in (12, 16))
+    else:
+        header_bytes, end = 40, 40 + struct.unpack_from(">H", packet, 4)[0]
+        source, target = (socket.inet_ntop(socket.AF_INET6, packet[at : at + 16]) for at in (8, 24))
+    tcp = packet[header_bytes:end]
+    source_port, target_port, sequence, _, size, flags = struct.unpack_from(">HHIIBB", tcp)
+    restarts = bool(flags & _SYN)
+    payload = tcp[(size >> 4) * 4 :]
+    return Segment((source, source_port), (target, target_port), sequence + restarts, restarts, payload)
+
+
+@dataclass(slots=True)
+class Stream:
+    """One direction of a connection: takes segments, gives the bytes in order."""
+
+    _next: int | None = None
+    _early: dict[int, bytes] = field(default_factory=dict)
+
+    def feed(self, segment: Segment) -> bytes:
+        """The bytes that this segment makes available, each byte of the stream once."""
+        if self._next is None:
+            self._next = segment.sequence
+        self._early[segment.sequence] = max(self._early.get(segment.sequence, b""), segment.payload, key=len)
+        ready = bytearray()
+        while due := [at for at in self._early if self._ahead(at) <= 0]:
+            at = min(due, key=self._ahead)
+            fresh = self._early.pop(at)[-self._ahead(at) :]
+            ready += fresh
+            self._next = (self._next + len(fresh)) & 0xFFFFFFFF
+        return bytes(ready)
+
+    def _ahead(self, sequence: int) -> int:
+        """Distance from the next expected byte, as a signed 32-bit difference."""
+        assert self._next is not None
+        return ((sequence - self._next + 0x80000000) & 0xFFFFFFFF) - 0x80000000

@@ -1,0 +1,172 @@
+"""What went over a broker's port, counted from a packet capture: requests, and records and bytes per topic.
+
+The oracle of the end-to-end test: it shares nothing with the product. Whole frames are cut from the reassembled streams
+and their bodies read by kio's codecs.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader
+from kio.static.protocol import RequestPayload, ResponsePayload
+
+from tests.lab.tcpdump import Address, Stream, segments
+
+_PRODUCE, _FETCH, _METADATA, _API_VERSIONS = 0, 1, 3, 18
+_BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
+
+
+@dataclass(slots=True)
+class TopicTraffic:
+    """What one client did to one topic: requests (Fetch: responses) that name it, and the record sets in them."""
+
+    requests: int = 0
+    records: int = 0
+    bytes: int = 0
+
+
+@dataclass(slots=True)
+class Walk:
+    """The counts of a capture; topics are names."""
+
+    requests: Counter[tuple[str, int, str | None]] = field(default_factory=Counter)  # by API, version and client id
+    topics: dict[tuple[str | None, str, str], TopicTraffic] = field(default_factory=dict)  # by client id, API and topic
+    software: dict[str | None, tuple[str, str]] = field(default_factory=dict)  # by client id: library and version
+
+    @property
+    def by_api(self) -> dict[tuple[str, int], int]:
+        """Requests by API and version."""
+        counts: Counter[tuple[str, int]] = Counter()
+        for (api, version, _), count in self.requests.items():
+            counts[api, version] += count
+        return dict(counts)
+
+
+class _Request(NamedTuple):
+    key: int
+    version: int
+    correlation_id: int
+    client_id: str | None
+
+
+class _Frames:
+    """Cuts one direction of a connection into frames without their length prefix."""
+
+    def __init__(self) -> None:
+        self.stream = Stream()
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        self._buffer += data
+        while len(self._buffer) >= 4 and len(self._buffer) >= (end := 4 + int.from_bytes(self._buffer[:4], "big")):
+            yield bytes(self._buffer[4:end])
+            del self._buffer[:end]
+
+
+def walk(pcap: Path, port: int) -> Walk:
+    """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
+    result = Walk()
+    names: dict[uuid.UUID, str] = {}
+    traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic] = defaultdict(TopicTraffic)
+    frames: dict[tuple[Address, Address], _Frames] = {}
+    waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
+    for segment in segments(pcap):
+        way = segment.source, segment.target
+        if segment.restarts or way not in frames:
+            frames[way] = _Frames()
+            waiting.pop(way, None)
+        to_broker = segment.target[1] == port
+        for frame in frames[way].feed(frames[way].stream.feed(segment)):
+            if to_broker:
+                request = _read_request(frame, result, traffic)
+                if request is not None:
+                    waiting[way].append(request)
+            else:
+                _read_response(frame, waiting[segment.target, segment.source].popleft(), names, traffic)
+    for (client_id, api, topic), count in traffic.items():
+        name = names[topic] if isinstance(topic, uuid.UUID) else topic
+        total = result.topics.setdefault((client_id, api, name), TopicTraffic())
+        total.requests += count.requests
+        total.records += count.records
+        total.bytes += count.bytes
+    return result
+
+
+def _read_request(
+    frame: bytes, result: Walk, traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic]
+) -> _Request | None:
+    """Count a request; returns it if it will be answered."""
+    key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
+    client_id = frame[10 : 10 + length].decode() if length >= 0 else None
+    schema = load_request_schema(key, version)
+    result.requests[schema.__name__.removesuffix("Request"), version, client_id] += 1
+    if key == _API_VERSIONS and version >= 3:
+        body = _body(schema, frame)
+        result.software[client_id] = body.client_software_name, body.client_software_version
+    elif key == _PRODUCE:
+        body = _body(schema, frame)
+        for topic in body.topic_data:
+            _add(traffic[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
+        if body.acks == 0:
+            return None
+    return _Request(key, version, correlation_id, client_id)
+
+
+def _read_response(
+    frame: bytes,
+    request: _Request,
+    names: dict[uuid.UUID, str],
+    traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic],
+) -> None:
+    """Count a response to a Fetch, learn topic names from one to Metadata."""
+    assert int.from_bytes(frame[:4], "big", signed=True) == request.correlation_id
+    if request.key not in (_FETCH, _METADATA):
+        return
+    body = _body(load_response_schema(request.key, request.version), frame)
+    if request.key == _METADATA:
+        names.update({topic.topic_id: topic.name for topic in body.topics if getattr(topic, "topic_id", None)})
+    else:
+        for topic in body.responses:
+            _add(traffic[request.client_id, "Fetch", _topic(topic, "topic")], topic.partitions)
+
+
+def _body(schema: type[RequestPayload] | type[ResponsePayload], frame: bytes) -> Any:
+    _, start = entity_reader(schema.__header_schema__)(frame, 0)
+    body, size = entity_reader(schema)(frame, start)
+    assert start + size == len(frame), (
+        f"{schema.__name__} v{schema.__version__}: {len(frame) - start - size} bytes left"
+    )
+    return body
+
+
+def _topic(entity: Any, name_field: str) -> str | uuid.UUID:
+    name: str | uuid.UUID = entity.topic_id if hasattr(entity, "topic_id") else getattr(entity, name_field)
+    return name
+
+
+def _add(count: TopicTraffic, partitions: Any) -> None:
+    count.requests += 1
+    for partition in partitions:
+        record_set = bytes(partition.records or b"")
+        count.bytes += len(record_set)
+        count.records += sum(_records_in_batches(record_set))
+
+
+def _records_in_batches(record_set: bytes) -> Iterator[int]:
+    """The record count of each whole batch of magic 2; a broker may cut the last one of a Fetch response."""
+    start = 0
+    while start + _BATCH_OVERHEAD <= len(record_set):
+        end = start + _BATCH_OVERHEAD + int.from_bytes(record_set[start + 8 : start + 12], "big")
+        if end > len(record_set):
+            return
+        assert record_set[start + 16] == 2, f"record batch of magic {record_set[start + 16]}"
+        yield int.from_bytes(record_set[start + 57 : start + 61], "big")
+        start = end
