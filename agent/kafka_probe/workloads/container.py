@@ -57,5 +57,5 @@ def placement(path: str) -> Placement:
 
 
 def _runtime_below(parent: str) -> str | None:
-    """The runtime of a cgroup named by the bare id; below a pod's it is containerd's, or cri-dockerd's, which is rare."""
+    """The runtime of a cgroup named by the bare id; below a pod's it is containerd's or, rarely, cri-dockerd's."""
     return "containerd" if _POD.search(parent) else RUNTIMES.get(parent)

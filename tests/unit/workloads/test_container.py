@@ -32,6 +32,7 @@ PATHS = {
     f"/docker/{ID}/system.slice/kafka.service": Placement(ID, "docker", unit="kafka.service"),
     f"/kubepods/besteffort/pod{UID}/{OUTER}/docker/{ID}": Placement(ID, "docker", UID),
     f"/own-parent/{ID}": Placement(ID),
+    f"/system.slice/own.service/{ID}": Placement(ID, unit="own.service"),
     # containerd
     f"{KUBEPODS}/kubepods-burstable-pod{UID_}.slice/cri-containerd-{ID}.scope": Placement(ID, "containerd", UID),
     f"/kubepods.slice/kubepods-pod{UID_}.slice/cri-containerd-{ID}.scope": Placement(ID, "containerd", UID),

@@ -88,8 +88,7 @@ def test_when_process_and_cgroup_are_gone_the_rest_still_stands(
 def test_on_a_hybrid_host_a_container_is_found_in_the_v1_hierarchies(
     start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
 ) -> None:
-    cgroups = Cgroups()
-    if cgroups.mode != "hybrid" or not os.path.ismount("/sys/fs/cgroup/pids"):
+    if Cgroups().mode != "hybrid" or not os.path.ismount("/sys/fs/cgroup/pids"):
         pytest.skip("not a hybrid host with the v1 controller pids")
     process = start()
     cgroup = make_cgroup(Path("/sys/fs/cgroup/pids"))
@@ -99,6 +98,18 @@ def test_on_a_hybrid_host_a_container_is_found_in_the_v1_hierarchies(
     workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, service)))
     assert workload["cgroup"] == f"/{cgroup.name}/docker/{CONTAINER_ID}"
     assert (workload["container_id"], workload["runtime"], workload["unit"]) == (CONTAINER_ID, "docker", None)
+
+
+def test_on_a_hybrid_host_any_v1_cgroup_says_more_than_the_v2_root(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
+) -> None:
+    if Cgroups().mode != "hybrid" or not os.path.ismount("/sys/fs/cgroup/pids"):
+        pytest.skip("not a hybrid host with the v1 controller pids")
+    process = start()
+    moved(process, make_cgroup(Path("/sys/fs/cgroup/pids")))
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, unified)))
+    v1_paths = [line.split(":", 2)[2] for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()[:-1]]
+    assert workload["cgroup"] in set(v1_paths) - {"/"}
 
 
 def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -> None:
