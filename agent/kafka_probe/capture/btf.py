@@ -1,0 +1,108 @@
+"""Struct offsets and enumerator values from the running kernel's BTF, so that no kernel headers are needed.
+
+Reads the raw BTF blob once (layout: Documentation/bpf/btf.rst). Knows nothing of Kafka or of the BPF programs.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from kafka_probe.errors import StartError
+
+VMLINUX = Path("/sys/kernel/btf/vmlinux")
+
+_HEADER = struct.Struct("<HBBIIIII")
+_TYPE = struct.Struct("<III")
+_MEMBER = struct.Struct("<III")
+_ENUMERATOR = struct.Struct("<Ii")
+# Bytes that follow a type of the kind, per element (vlen) or once.
+_PER_ELEMENT = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
+_ONCE = {1: 4, 3: 12, 14: 4, 17: 4}
+_STRUCT, _ENUM = 4, 6
+_MODIFIERS = {8, 9, 10, 11, 18}  # typedef, volatile, const, restrict, type tag
+
+
+@dataclass(frozen=True, slots=True)
+class _Type:
+    name: int
+    kind: int
+    length: int
+    kind_flag: bool
+    size_or_type: int
+    at: int
+
+
+class Btf:
+    """The types of one kernel. `offset` and `enumerator` raise StartError for names that this kernel does not have."""
+
+    def __init__(self, path: Path = VMLINUX) -> None:
+        try:
+            self._blob = path.read_bytes()
+        except OSError as error:
+            raise StartError(
+                f"cannot read the kernel's BTF at {path} ({error.strerror}): a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
+            ) from None
+        magic, _, _, header, types_at, types_size, strings_at, _ = _HEADER.unpack_from(self._blob)
+        if magic != 0xEB9F:
+            raise StartError(f"{path} is not BTF of this machine's byte order")
+        self._strings = header + strings_at
+        self._types = [_Type(0, 0, 0, False, 0, 0)]
+        self._names: dict[tuple[int, int], int] = {}
+        self._index(header + types_at, header + types_at + types_size)
+
+    def _index(self, at: int, end: int) -> None:
+        while at < end:
+            name, info, size_or_type = _TYPE.unpack_from(self._blob, at)
+            at += _TYPE.size
+            kind, length = info >> 24 & 0x1F, info & 0xFFFF
+            if kind in (_STRUCT, _ENUM):
+                self._names.setdefault((kind, name), len(self._types))
+            self._types.append(_Type(name, kind, length, bool(info >> 31), size_or_type, at))
+            at += _PER_ELEMENT.get(kind, 0) * length + _ONCE.get(kind, 0)
+
+    def _string(self, at: int) -> str:
+        start = self._strings + at
+        return self._blob[start : self._blob.index(b"\0", start)].decode()
+
+    def _named(self, kind: int, name: str) -> _Type:
+        # A name stands once in the string section: its offset identifies it.
+        at = self._blob.index(b"\0" + name.encode() + b"\0", self._strings) + 1 - self._strings
+        return self._types[self._names[kind, at]]
+
+    def offset(self, struct_name: str, member: str) -> int:
+        """Byte offset of a member, looking into anonymous structs and unions."""
+        try:
+            found = self._find(self._named(_STRUCT, struct_name), member, 0)
+        except (ValueError, KeyError):
+            found = None
+        if found is None:
+            raise StartError(f"this kernel's BTF has no {struct_name}.{member}: the kernel is not supported")
+        return found // 8
+
+    def _find(self, type_: _Type, member: str, base_bits: int) -> int | None:
+        for i in range(type_.length):
+            name_at, member_type, offset = _MEMBER.unpack_from(self._blob, type_.at + _MEMBER.size * i)
+            bits = base_bits + (offset & 0xFFFFFF if type_.kind_flag else offset)
+            name = self._string(name_at)
+            if name == member:
+                return bits
+            if not name:
+                inner = self._types[member_type]
+                while inner.kind in _MODIFIERS:
+                    inner = self._types[inner.size_or_type]
+                found = self._find(inner, member, bits)
+                if found is not None:
+                    return found
+        return None
+
+    def enumerator(self, name: str) -> int | None:
+        """The value of an enumerator of any enum, None if the kernel does not have it."""
+        for type_ in self._types:
+            if type_.kind == _ENUM:
+                for i in range(type_.length):
+                    name_at, value = _ENUMERATOR.unpack_from(self._blob, type_.at + _ENUMERATOR.size * i)
+                    if self._string(name_at) == name:
+                        return int(value)
+        return None

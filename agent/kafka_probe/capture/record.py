@@ -1,0 +1,116 @@
+"""The kernel's records as NumPy types: the twin of bpf/record.h, which a test compares field by field."""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+
+import numpy as np
+
+DATA_BYTES = 208
+COMMAND_LINE_BYTES = 96
+NO_API = 255
+
+RECORD = np.dtype(
+    [
+        ("ts_ns", "<u8"),
+        ("conn", "<u8"),
+        ("tcp_seq", "<u4"),
+        ("frame_bytes", "<u4"),
+        ("correlation_id", "<u4"),
+        ("latency_us", "<u4"),
+        ("api_key", "u1"),
+        ("api_version", "u1"),
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("size", "<u2"),
+        ("part", "<u2"),
+        ("data", "u1", (DATA_BYTES,)),
+    ]
+)
+
+# A slot of the ring: the ring buffer's header (length with busy and discard bits, page offset) and the record.
+SLOT = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", RECORD)])
+
+OPEN_DATA = np.dtype(
+    [
+        ("start_ns", "<u8"),
+        ("cgroup_id", "<u8"),
+        ("tgid", "<u4"),
+        ("uid", "<u4"),
+        ("netns", "<u4"),
+        ("rx_base", "<u4"),
+        ("tx_base", "<u4"),
+        ("local_port", "<u2"),
+        ("peer_port", "<u2"),
+        ("family", "<u2"),
+        ("accepting", "u1"),
+        ("from_start", "u1"),
+        ("command_line_size", "<u2"),
+        ("pad", "<u2"),
+        ("local_address", "u1", (16,)),
+        ("peer_address", "u1", (16,)),
+        ("comm", "S16"),
+        ("command_line", "u1", (COMMAND_LINE_BYTES,)),
+    ]
+)
+
+CLOSE_DATA = np.dtype(
+    [
+        ("idle_ns", "<u8"),
+        ("sent_bytes", "<u8"),
+        ("received_bytes", "<u8"),
+        ("unacked_bytes", "<u4"),
+        ("retransmits", "<u4"),
+        ("srtt_us", "<u4"),
+        ("in_flight", "<u4"),
+        ("error", "<u4"),
+        ("first_state", "u1"),
+        ("last_api_key", "u1"),
+        ("last_api_version", "u1"),
+        ("pad", "u1"),
+    ]
+)
+
+
+class Kind(IntEnum):
+    """What a record is about."""
+
+    FRAME = 1
+    OPEN = 2
+    OWNER = 3
+    CLOSE = 4
+    REJECT = 5
+
+
+class Flag(IntFlag):
+    """Of a frame's record."""
+
+    RESPONSE = 1
+    MORE = 2
+    CUT = 4
+    RESYNC = 8
+
+
+class Protocol(IntEnum):
+    """Why a connection was rejected, in the flags of its REJECT record."""
+
+    TLS = 1
+    UNKNOWN = 2
+
+
+# The kernel's counters in the order of enum counter. LOSSES says what operators must know; the others say what was done.
+COUNTERS = ("requests", "responses", "records", "connections", "rejected")
+LOSSES = (
+    "ring_full",
+    "map_full",
+    "gap",
+    "resync",
+    "header_incomplete",
+    "buffer_unreadable",
+    "limit_reached",
+    "unknown_version",
+    "malformed",
+    "response_unmatched",
+    "request_unanswered",
+    "in_flight_forgotten",
+)

@@ -1,0 +1,58 @@
+"""The kernel's ring buffer as an array of records, read without a call per record.
+
+Layout of the memory behind the map (kernel/bpf/ringbuf.c): a page that the reader may write (its position), then the
+writers' position and the data, mapped twice in a row so that a read never wraps. Every record here has one size.
+"""
+
+from __future__ import annotations
+
+import mmap
+import select
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.capture.record import RECORD, SLOT
+
+Records = npt.NDArray[Any]
+
+_BUSY = np.uint32(1 << 31)
+_DISCARDED = np.uint32(1 << 30)
+_PAGE = mmap.PAGESIZE
+
+
+class RingBuffer:
+    """The reading end. `size_bytes` is the map's size, a power of two."""
+
+    def __init__(self, map_fd: int, size_bytes: int) -> None:
+        self._size = size_bytes
+        self._reader = mmap.mmap(map_fd, _PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._writers = mmap.mmap(map_fd, _PAGE + 2 * size_bytes, mmap.MAP_SHARED, mmap.PROT_READ, offset=_PAGE)
+        self._read = np.frombuffer(self._reader, np.uint64, 1)
+        self._written = np.frombuffer(self._writers, np.uint64, 1)
+        self._slots = np.frombuffer(self._writers, SLOT, 2 * size_bytes // SLOT.itemsize, _PAGE)
+        self._poll = select.epoll()
+        self._poll.register(map_fd, select.EPOLLIN)
+
+    def wait(self, timeout_s: float) -> None:
+        """Return when the kernel has written enough to be worth a look, or after the time."""
+        self._poll.poll(timeout_s)
+
+    def take(self, most: int) -> Records:
+        """The oldest records, `most` at most, as an array of their own of RECORD; their slots are free again."""
+        start, end = int(self._read[0]), int(self._written[0])
+        first, count = start % self._size // SLOT.itemsize, (end - start) // SLOT.itemsize
+        slots = self._slots[first : first + min(count, most)]
+        busy = np.flatnonzero(slots["length"] & _BUSY)  # a writer is still at it: what follows waits, to keep the order
+        if len(busy):
+            slots = slots[: busy[0]]
+        records: Records = slots["record"][(slots["length"] & _DISCARDED) == 0].astype(RECORD, copy=True)
+        self._read[0] = start + len(slots) * SLOT.itemsize
+        return records
+
+    def close(self) -> None:
+        self._poll.close()
+        del self._read, self._written, self._slots
+        self._reader.close()
+        self._writers.close()

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The frame cursor: where the next Kafka frame starts in each direction, in TCP sequence numbers, and what is copied of it.
+//
+// A call moved the bytes [start, end). The cursor wants the byte at `next`: behind the range, the whole range is body and skipped
+// in O(1); inside it, it collects one small element after the other. So body bytes that no hook saw (sendfile, splice) cost
+// nothing, an element may be split over any number of calls, and one call may hold a thousand frames.
+#pragma once
+#include "lifecycle.h"
+#include "iov.h"
+
+#define MAX_FRAME_BYTES (1 << 30)
+#define MAX_APPENDED 32 // an element that is copied, or a record set's summary
+
+// What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
+#define NUMBER 0x80
+enum state {
+	HEAD,        // size and header up to the correlation id
+	CLIENT,      // length of the client id
+	BULK,        // bytes copied as they are
+	ACKS,        // Produce: acks and timeout
+	FETCH_HEAD,  // Fetch response: throttle time, error, session id
+	PARTITION,   // the fixed-size fields before the record set
+	REPLICA,     // Fetch response: preferred read replica
+	BATCH,       // peeked at, never copied
+	FINISHED,    // nothing: the record leaves
+	BODY,        // this and the following are where BULK and TAGS lead to: the first element of the body,
+	LIMITED,     // the body behind the client id,
+	COUNT_THEN,  // the element behind a string,
+	AFTER_SET,   // the partition's end,
+	AFTER_TAGS,  // the next partition,
+	AFTER_TOPIC, // the next topic,
+	REST,        // the frame's end
+	TRANSACTIONAL_ID = NUMBER,
+	TOPICS,
+	TOPIC,
+	PARTITIONS,
+	ABORTED,     // Fetch response: aborted transactions
+	RECORD_SET,
+	TAGS,        // tagged fields (KIP-482)
+	TAG,
+	TAG_BYTES,
+};
+
+enum { API_PRODUCE = 0, API_FETCH = 1, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+
+static inline u32 be32(const u8 *p)
+{
+	return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
+}
+
+static inline u16 be16(const u8 *p)
+{
+	return (u16)p[0] << 8 | p[1];
+}
+
+static inline void put_be32(u8 *p, u32 value)
+{
+	p[0] = value >> 24;
+	p[1] = value >> 16;
+	p[2] = value >> 8;
+	p[3] = value;
+}
+
+static inline int is_request(struct conn *conn, u8 direction)
+{
+	return (conn->role == ROLE_ACCEPTING) == (direction == RECEIVE);
+}
+
+static inline void expect(struct cursor *c, u8 state, u16 need)
+{
+	c->state = state;
+	c->need = need;
+	c->have = 0;
+	c->number = 0;
+	c->shift = 0;
+}
+
+// A length or count: `fixed` bytes, or a varint.
+static inline void expect_number(struct cursor *c, u8 state, u16 fixed)
+{
+	expect(c, state, c->flexible ? 1 : fixed);
+}
+
+static inline void expect_bulk(struct cursor *c, u32 bytes, u8 then)
+{
+	expect(c, BULK, 0);
+	c->bulk = bytes;
+	c->bulk_then = then;
+}
+
+static inline void expect_tags(struct cursor *c, u8 then)
+{
+	expect(c, TAGS, 1);
+	c->tags_then = then;
+}
+
+static inline void expect_head(struct cursor *c)
+{
+	expect(c, HEAD, 0); // what it needs depends on the connection: head_bytes
+}
+
+static inline void lost(struct cursor *c, u8 reason)
+{
+	c->lost = reason;
+}
+
+static inline void seek(struct cursor *c)
+{
+	c->lock = SEEKING;
+	expect_head(c);
+}
+
+// Ends the copy of the current frame; its remaining bytes are skipped. The next step sends it off.
+static inline void finish(struct cursor *c, u8 flags)
+{
+	c->out.flags |= flags | ((s32)(c->frame_end - c->next) > 0 ? FLAG_CUT : 0);
+	c->next = c->frame_end;
+	expect(c, FINISHED, 0);
+}
+
+static inline void malformed(struct cursor *c)
+{
+	lost(c, LOST_MALFORMED);
+	finish(c, FLAG_CUT);
+}
+
+// The bound checked next must hold for this very register: the compiler may neither read the value again nor check a copy. 64 bits
+// wide, because BCC's instruction set has no 32-bit comparisons.
+#define PINNED(value) asm volatile("" : "+r"(value))
+
+// What is read from memory again is any number to the verifier, so that the paths that led here are one path to it.
+#define FORGET asm volatile("" ::: "memory")
+
+// Every step starts with room for CHUNK bytes, enough for the two elements that one step appends at most.
+static inline void append(struct cursor *c, const void *bytes, u64 size)
+{
+	u64 at = c->out.size;
+	PINNED(at);
+	PINNED(size);
+	if (at > DATA_BYTES - MAX_APPENDED || size > MAX_APPENDED)
+		return;
+	bpf_probe_read_kernel(&c->out.data[at], size, bytes);
+	c->out.size = at + size;
+}
+
+#include "requests.h"
+#include "walk.h"
+
+// While raw SASL tokens may pass, the size alone: a token can be shorter than a header.
+static inline u16 head_bytes(struct conn *conn, u8 direction)
+{
+	return conn->sasl_raw ? 4 : is_request(conn, direction) ? REQUEST_HEAD : RESPONSE_HEAD;
+}
+
+static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
+{
+	if (c->state == HEAD) {
+		is_request(conn, direction) ? request_head(conn, c) : response_head(conn, c);
+		return;
+	}
+	if (c->state == BATCH) {
+		batch(c);
+		return;
+	}
+	if (c->copy_left < c->need) {
+		lost(c, LOST_LIMIT);
+		finish(c, FLAG_CUT);
+		return;
+	}
+	c->copy_left -= c->need;
+	append(c, c->element, c->need);
+	if (c->state & NUMBER)
+		number_complete(conn, c);
+	else
+		fields_complete(conn, c);
+}
+
+// Sends off the record: the frame's last, or one that is full.
+static inline void flush(u64 sk, struct conn *conn, struct cursor *c)
+{
+	struct record *out = &c->out;
+	if (ANY_PORT) // else done when the connection was opened
+		announce(sk, conn);
+	int more = c->state != FINISHED;
+	out->flags = more ? out->flags | FLAG_MORE : out->flags & ~FLAG_MORE;
+	if (events.ringbuf_output(out, sizeof(*out), wake_up()))
+		lost(c, LOST_RING_FULL);
+	out->part++;
+	out->size = 0;
+	if (!more)
+		expect_head(c);
+}
+
+// Reads what the cursor wants, as much of it as the current segment of the caller's buffer holds.
+static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
+{
+	struct call *call = &c->call;
+	u32 left = call->end - c->next, position = c->next - call->start;
+	if (!call->readable) {
+		unreadable(c);
+		return;
+	}
+	if (position - call->segment >= call->segment_bytes) {
+		call->readable = next_segment(call);
+		return;
+	}
+	u64 want = c->state == BULK ? c->bulk : c->need - c->have;
+	if (c->state != HEAD && want > c->frame_end - c->next) {
+		malformed(c);
+		return;
+	}
+	if (c->state == BULK && want > c->copy_left)
+		want = c->copy_left;
+	if (want > left)
+		want = left;
+	if (want > call->segment_bytes - (position - call->segment))
+		want = call->segment_bytes - (position - call->segment);
+	if (want > CHUNK)
+		want = CHUNK;
+	if (!want) {
+		finish(c, FLAG_CUT); // the rule's limit: no more may leave
+		return;
+	}
+	u64 at = c->state == BULK ? c->out.size : c->have;
+	c->take = want;
+	c->at = at;
+	FORGET;
+	want = c->take;
+	at = c->at;
+	PINNED(want);
+	PINNED(at);
+	if (want > CHUNK || at > DATA_BYTES - CHUNK)
+		return;
+	void *from = (void *)(call->buffer + position - call->segment);
+	if (bpf_probe_read_user((c->state == BULK ? c->out.data : c->element) + at, want, from)) {
+		call->readable = 0;
+		return;
+	}
+	FORGET;
+	want = c->take;
+	at = c->at;
+	c->next += want;
+	if (c->state == BULK) {
+		c->out.size = at + want;
+		c->copy_left -= want;
+		c->bulk -= want;
+		return;
+	}
+	c->have = at + want;
+	if (c->have >= c->need)
+		element_complete(conn, c, direction);
+}
+
+// One step of the cursor through the running call. 0 when the call has nothing more for it.
+static inline int step(u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+{
+	if (c->state != BULK || c->bulk) {
+		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
+			return 0;
+		if (c->state == HEAD && !c->have)
+			c->need = head_bytes(conn, direction);
+		collect(conn, c, direction);
+	}
+	if (c->state == BULK && !c->bulk)
+		follow(conn, c, c->bulk_then);
+	if (c->state == FINISHED || c->out.size > DATA_BYTES - CHUNK)
+		flush(sk, conn, c);
+	if (c->lost) {
+		count(c->lost, 1);
+		c->lost = 0;
+	}
+	return 1;
+}
+
+// Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
+static inline int begin(struct cursor *c, u32 end, s32 result)
+{
+	c->call.start = end - result;
+	c->call.end = end;
+	if (c->lock != SEEKING && (s32)(c->call.start - c->next) > 0) {
+		count(LOST_GAP, 1);
+		seek(c);
+	}
+	if (c->lock == SEEKING && c->next != c->call.start) {
+		expect_head(c);
+		c->next = c->call.start;
+	}
+	return (s32)(end - c->next) > 0;
+}
+
+// The verifier's limit: what is left of the call is skipped and the next frame searched for.
+static inline void out_of_steps(struct cursor *c)
+{
+	count(LOST_LIMIT, 1);
+	if ((s32)(c->call.end - c->next) > 0)
+		seek(c);
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Connections: opened (first seen), used by another process, closed.
+#pragma once
+#include "sock.h"
+
+#define TCP_ESTABLISHED 1
+
+enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
+
+static inline void emit_owner(u64 sk, struct conn *conn, u8 kind)
+{
+	struct record *record = events.ringbuf_reserve(sizeof(struct record));
+	if (!record) {
+		count(LOST_RING_FULL, 1);
+		return;
+	}
+	__builtin_memset(record, 0, sizeof(*record));
+	record->ts_ns = bpf_ktime_get_ns();
+	record->conn = conn->id;
+	record->kind = kind;
+	struct open_data *open = (struct open_data *)record->data;
+	fill_addresses(sk, open);
+	fill_owner(open);
+	open->rx_base = conn->rx_base;
+	open->tx_base = conn->tx_base;
+	open->accepting = conn->role == ROLE_ACCEPTING;
+	open->from_start = conn->from_start;
+	record->size = sizeof(*open);
+	events.ringbuf_submit(record, wake_up());
+}
+
+// Tells user space of the connection, once.
+static inline void announce(u64 sk, struct conn *conn)
+{
+	if (conn->announced)
+		return;
+	conn->announced = 1;
+	count(COUNT_CONNECTIONS, 1);
+	emit_owner(sk, conn, RECORD_OPEN);
+}
+
+static inline struct conn *open_connection(u64 sk, int role, u32 start, u8 direction)
+{
+	u32 zero = 0;
+	struct conn *blank_conn = blank.lookup(&zero);
+	if (!blank_conn)
+		return 0;
+	conns.update(&sk, blank_conn);
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn) {
+		count(LOST_MAP_FULL, 1);
+		return 0;
+	}
+	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and tells nothing of the kernel
+	conn->role = role ? role : direction == RECEIVE ? ROLE_ACCEPTING : ROLE_CONNECTING; // in Kafka the client speaks first
+	conn->tgid = bpf_get_current_pid_tgid() >> 32;
+	conn->rx_base = receive_base(sk);
+	conn->tx_base = send_base(sk);
+
+	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
+	send->next = direction == SEND ? start : sequence_end(sk, SEND);
+	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
+	send->lock = send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
+	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
+	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
+	if (!ANY_PORT)
+		announce(sk, conn);
+	return conn;
+}
+
+// The connection of a call that moved bytes, with its present owner.
+static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction)
+{
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn)
+		conn = open_connection(sk, role, sequence_end(sk, direction) - result, direction);
+	if (!conn)
+		return 0;
+	conn->last_ns = bpf_ktime_get_ns();
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	if (tgid != conn->tgid) {
+		conn->tgid = tgid;
+		if (conn->announced)
+			emit_owner(sk, conn, RECORD_OWNER);
+	}
+	return conn;
+}
+
+static inline void state_changed(u64 sk, int from, int to)
+{
+	struct conn *conn = from == TCP_ESTABLISHED ? conns.lookup(&sk) : 0;
+	if (conn)
+		conn->first_state = to;
+}
+
+static inline void close_connection(u64 sk)
+{
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn)
+		return;
+	if (conn->announced) {
+		if (conn->cursors[SEND].have || conn->cursors[RECEIVE].have)
+			count(LOST_HEADER_INCOMPLETE, 1);
+		struct record *record = events.ringbuf_reserve(sizeof(struct record));
+		if (record) {
+			__builtin_memset(record, 0, sizeof(*record));
+			record->ts_ns = bpf_ktime_get_ns();
+			record->conn = conn->id;
+			record->kind = RECORD_CLOSE;
+			struct close_data *close = (struct close_data *)record->data;
+			close->idle_ns = record->ts_ns - conn->last_ns;
+			close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
+			close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
+			close->unacked_bytes = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
+			close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
+			close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
+			close->in_flight = conn->tail - conn->head + conn->overflowed;
+			close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR);
+			close->first_state = conn->first_state;
+			close->last_api_key = conn->last_api_key;
+			close->last_api_version = conn->last_api_version;
+			record->size = sizeof(*close);
+			events.ringbuf_submit(record, wake_up());
+		} else {
+			count(LOST_RING_FULL, 1);
+		}
+	}
+	conns.delete(&sk);
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The maps, each with its lifecycle, and the structs they hold.
+#pragma once
+#include "record.h"
+
+#define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
+#define CHUNK 64     // bytes moved by one step of the cursor at most
+
+struct in_flight {
+	u32 correlation_id;
+	u32 ts_us;
+	u8 api_key;
+	u8 api_version;
+	u16 pad;
+};
+
+// Where the bytes of the running call are.
+struct call {
+	u64 buffer; // user address of the current segment
+	u64 iov;    // user address of the next struct iovec
+	u32 iov_left;
+	u32 segment; // offset in the call where the current segment starts
+	u32 segment_bytes;
+	u32 start; // TCP sequence numbers of the bytes that the call moved: [start, end)
+	u32 end;
+	u32 readable;
+};
+
+// One direction of a connection: where the next Kafka frame starts, and what of the current one is still wanted.
+struct cursor {
+	u32 next;      // TCP sequence number of the next byte that is wanted
+	u32 frame_end; // sequence number behind the current frame
+	u32 set_end;   // and behind the current record set
+	u32 batch;     // and of the current record batch's first byte
+	u32 topics;    // left to walk, the current one included
+	u32 partitions;
+	u32 tags;
+	u32 bulk;      // bytes left to copy as they are
+	u32 copy_left; // bytes that may still leave, of what is being copied
+	u32 body_left; // and of the body behind it
+	u32 number;    // the varint being read
+	u32 records;   // of the current record set
+	u32 batches;
+	u8 magic;
+	u8 codec;
+	u8 set_status;
+	u8 lock;  // enum lock
+	u8 state; // enum state
+	u8 bulk_then;
+	u8 tags_then;
+	u8 shift;
+	u8 flexible;
+	u8 walk;
+	u8 lost; // enum counter: to be counted at the end of the step
+	u8 pad0;
+	u16 need; // size of the element being collected in `element`, and how much of it is there
+	u16 have;
+	u16 take; // what the current step reads, and to where
+	u16 at;
+	struct call call;
+	u8 element[DATA_BYTES]; // an element is CHUNK bytes at most; as large as out.data for the verifier
+	struct record out;     // the record being filled
+};
+
+struct conn {
+	u64 id;
+	u64 last_ns; // last payload in either direction
+	u32 tgid;
+	u32 rx_base;
+	u32 tx_base;
+	u32 sasl_correlation_id; // of a SaslHandshake 0, while raw tokens may follow
+	u32 head;                // in_flight[head, tail) are outstanding, in order
+	u32 tail;
+	u32 overflowed; // requests that went to `overflow` and are not answered yet
+	u8 role;        // enum role
+	u8 rejected;
+	u8 announced; // to user space
+	u8 is_kafka;  // two consistent frames, or a request and its answer
+	u8 sasl_raw;
+	u8 first_state;
+	u8 last_api_key;
+	u8 last_api_version;
+	u8 from_start; // seen from its first byte
+	u8 pad[7];
+	struct in_flight in_flight[IN_FLIGHT];
+	struct cursor cursors[2]; // by enum direction
+};
+
+struct overflow_key {
+	u64 conn;
+	u64 correlation_id;
+};
+
+// What may leave of an API's version, from protocol/rules.py. Filled once by the loader; index: api_key << 5 | api_version.
+struct rule {
+	u32 request_limit; // bytes of a frame's data
+	u32 response_limit;
+	u32 flags; // enum rule_flag; 0: not a version of Kafka that we know
+};
+
+enum rule_flag { RULE_KNOWN = 1, RULE_REQUEST_FLEXIBLE = 2, RULE_RESPONSE_FLEXIBLE = 4, RULE_WALK_REQUEST = 8, RULE_WALK_RESPONSE = 16 };
+
+struct mmsg {
+	u64 vector;
+	u64 index;
+};
+
+// sock address → connection. Inserted by the first call that moves bytes of a candidate, deleted by tcp_destroy_sock: every
+// TCP socket is destroyed, so no entry can outlive its socket, and an address is free again only after that.
+BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, BPF_F_NO_PREALLOC);
+// A zeroed connection to insert: too large for the stack. Never written.
+BPF_ARRAY(blank, struct conn, 1);
+// Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that
+// ends takes its unanswered ones along unseen.
+BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
+// thread → position in the vector of a running sendmmsg or recvmmsg. LRU: rare, and a thread may end in mid-call.
+BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
+BPF_ARRAY(rules, struct rule, RULES);
+BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
+BPF_RINGBUF_OUTPUT(events, RING_PAGES);
+// The programs that go on where a run of the verifier's size ended; index: enum direction.
+BPF_PROG_ARRAY(continuations, 2);
+
+static inline void count(u32 which, u64 n)
+{
+	u64 *value = counters.lookup(&which);
+	if (value)
+		*value += n;
+}
+
+#define WAKE_UP_RECORDS 2048
+
+// Counts a record that is about to leave. A wake-up costs more than a record: the reader looks by itself every so often, and is
+// woken when one CPU has written this many.
+static inline u64 wake_up(void)
+{
+	u32 which = COUNT_RECORDS;
+	u64 *written = counters.lookup(&which);
+	return written && ++*written % WAKE_UP_RECORDS == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}

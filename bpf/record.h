@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The one struct that crosses to user space. 248 bytes, so that with the ring buffer's own header of 8 bytes a slot is 256 and
+// the ring is an array. agent/kafka_probe/capture/record.py holds its twin; a test compares the two field by field.
+#pragma once
+
+#define DATA_BYTES 208
+#define COMMAND_LINE_BYTES 96
+
+enum record_kind {
+	RECORD_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
+	RECORD_OPEN,      // data: struct open_data, on first sight of a connection
+	RECORD_OWNER,     // data: struct open_data, when another process uses the connection
+	RECORD_CLOSE,     // data: struct close_data
+	RECORD_REJECT,    // the connection does not speak plain Kafka; api_key: enum protocol
+};
+
+enum record_flag {
+	FLAG_RESPONSE = 1,  // else a request
+	FLAG_MORE = 2,      // the frame goes on in the connection's next record of this direction
+	FLAG_CUT = 4,       // the frame has bytes that were not copied
+	FLAG_RESYNC = 8,    // the position was found again in mid-stream and is not confirmed yet
+};
+
+#define NO_API 255 // a response to a request that was not seen
+
+enum protocol { PROTOCOL_TLS = 1, PROTOCOL_UNKNOWN };
+
+struct record {
+	u64 ts_ns;   // CLOCK_MONOTONIC, when the frame's header was complete
+	u64 conn;    // id of the connection, unique per agent run
+	u32 tcp_seq; // sequence number of the frame's first byte
+	u32 frame_bytes;
+	u32 correlation_id;
+	u32 latency_us; // responses: since the request's header
+	u8 api_key;
+	u8 api_version;
+	u8 kind;
+	u8 flags;
+	u16 size; // bytes used in data
+	u16 part; // 0, 1, … for the records of one frame
+	u8 data[DATA_BYTES];
+};
+
+struct open_data {
+	u64 start_ns; // of the process, since boot
+	u64 cgroup_id;
+	u32 tgid;
+	u32 uid;
+	u32 netns;
+	u32 rx_base; // design contract 3.3
+	u32 tx_base;
+	u16 local_port;
+	u16 peer_port;
+	u16 family;
+	u8 accepting;
+	u8 from_start; // seen from its first byte
+	u16 command_line_size;
+	u16 pad;
+	u8 local_address[16];
+	u8 peer_address[16];
+	char comm[16];
+	u8 command_line[COMMAND_LINE_BYTES];
+};
+
+struct close_data {
+	u64 idle_ns; // since the last payload in either direction
+	u64 sent_bytes;
+	u64 received_bytes;
+	u32 unacked_bytes;
+	u32 retransmits;
+	u32 srtt_us;
+	u32 in_flight;
+	u32 error; // sk_err
+	u8 first_state; // the TCP state that ESTABLISHED changed to
+	u8 last_api_key;
+	u8 last_api_version;
+	u8 pad;
+};
+
+// Stands in a frame's data where a record set stood. Big-endian, as the frame around it.
+struct set_summary {
+	u8 records[4];
+	u8 batches[4];
+	u8 magic;
+	u8 codec;
+	u8 status; // enum set_status
+	u8 zero;
+};
+
+enum set_status {
+	SET_COUNTED,
+	SET_UNREADABLE, // sent from the page cache: no buffer to read
+	SET_PARTIAL,    // the broker cut the last batch; it is not counted
+	SET_WRAPPER,    // compressed messages of magic 0 or 1: the inner count is unknown
+};
+
+enum counter {
+	COUNT_REQUESTS,
+	COUNT_RESPONSES,
+	COUNT_RECORDS,
+	COUNT_CONNECTIONS,
+	COUNT_REJECTED,
+	LOST_RING_FULL,         // records
+	LOST_MAP_FULL,          // connections that could not be followed
+	LOST_GAP,               // bytes that no hook saw, across the start of a frame
+	LOST_RESYNC,            // calls skipped while searching for a frame's start
+	LOST_HEADER_INCOMPLETE, // the connection ended inside what was being copied
+	LOST_UNREADABLE,        // the caller's buffer could not be read where it held a header
+	LOST_LIMIT,             // more frames or partitions in one call than a run of the program can follow
+	LOST_UNKNOWN_VERSION,   // frames of an API or version that the rules do not have: header only
+	LOST_MALFORMED,         // lengths that contradict each other
+	LOST_UNMATCHED,         // responses whose request was not seen
+	LOST_UNANSWERED,        // requests whose response was not seen
+	LOST_OVERFLOW,          // requests in flight that were forgotten
+	COUNTERS,
+};

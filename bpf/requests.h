@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Frame headers: is it Kafka, which API is it, and which request does a response answer.
+#pragma once
+
+#define REQUEST_HEAD 12 // size, API key and version, correlation id
+#define RESPONSE_HEAD 8 // size, correlation id
+#define SASL_REQUESTS 64 // raw tokens end with a request whose correlation id is this close to the one expected
+#define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
+#define MAX_CLIENT_ID 512
+
+static inline struct rule *rule_of(u32 api_key, u32 api_version)
+{
+	u32 index = api_key << 5 | api_version;
+	return api_key < API_KEYS && api_version < 32 ? rules.lookup(&index) : 0;
+}
+
+static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
+{
+	struct record *out = &c->out;
+	out->ts_ns = bpf_ktime_get_ns();
+	out->conn = conn->id;
+	out->kind = kind;
+	out->flags = c->lock == LOCKED ? 0 : FLAG_RESYNC;
+	out->latency_us = 0;
+	out->size = 0;
+	out->part = 0;
+}
+
+static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u32 correlation_id)
+{
+	start_record(conn, c, RECORD_FRAME);
+	c->out.frame_bytes = size + 4;
+	c->out.tcp_seq = c->next - c->have;
+	c->out.correlation_id = correlation_id;
+}
+
+// Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
+static inline void reject(struct conn *conn, struct cursor *c)
+{
+	conn->rejected = 1;
+	if (ANY_PORT)
+		return;
+	count(COUNT_REJECTED, 1);
+	start_record(conn, c, RECORD_REJECT);
+	c->out.api_key = c->element[0] == 0x16 && c->element[1] == 3 ? PROTOCOL_TLS : PROTOCOL_UNKNOWN; // 0x16: a TLS handshake
+	expect(c, FINISHED, 0);
+}
+
+// The bytes at the cursor are no frame. At the start of a stream that settles it; later the start is searched for again.
+static inline void not_a_frame(struct conn *conn, struct cursor *c)
+{
+	c->next = c->call.end; // no second guess within this call
+	if (c->lock == LOCKED && !conn->is_kafka) {
+		reject(conn, c);
+		return;
+	}
+	lost(c, c->lock == LOCKED ? LOST_MALFORMED : LOST_RESYNC);
+	seek(c);
+	if (ANY_PORT && !conn->is_kafka)
+		conn->role = ROLE_UNKNOWN;
+}
+
+static inline void remember(struct conn *conn, struct record *request)
+{
+	struct in_flight entry = { .correlation_id = request->correlation_id,
+				   .ts_us = request->ts_ns / 1000,
+				   .api_key = request->api_key,
+				   .api_version = request->api_version };
+	if (conn->tail - conn->head < IN_FLIGHT && !conn->overflowed) {
+		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
+		return;
+	}
+	struct overflow_key key = { .conn = conn->id, .correlation_id = request->correlation_id };
+	if (overflow.update(&key, &entry))
+		count(LOST_OVERFLOW, 1);
+	else
+		conn->overflowed++;
+}
+
+// While raw SASL tokens are exchanged (SaslHandshake 0) nothing leaves: what is no request is skipped by its length.
+static inline void skip_token(struct cursor *c)
+{
+	c->next = c->frame_end;
+	expect_head(c);
+}
+
+// Correlation ids behind a SASL exchange go on from the handshake's, or start at 0 (Java reserves its highest ids for SASL).
+static inline int ends_sasl(struct conn *conn, u32 correlation_id)
+{
+	return correlation_id < SASL_REQUESTS || correlation_id - conn->sasl_correlation_id - 1 < SASL_REQUESTS;
+}
+
+static inline void request_head(struct conn *conn, struct cursor *c)
+{
+	u32 size = be32(c->element);
+	c->frame_end = c->next - c->have + 4 + size;
+	if (size < 8 || size >= MAX_FRAME_BYTES) {
+		conn->sasl_raw && size < MAX_FRAME_BYTES ? skip_token(c) : not_a_frame(conn, c);
+		return;
+	}
+	if (c->have == 4) {
+		c->need = REQUEST_HEAD;
+		return;
+	}
+	u32 api_key = be16(c->element + 4), api_version = be16(c->element + 6), correlation_id = be32(c->element + 8);
+	struct rule *rule = rule_of(api_key, api_version);
+	u32 flags = rule ? rule->flags : 0;
+	if (conn->sasl_raw) {
+		if (!flags || !ends_sasl(conn, correlation_id)) {
+			skip_token(c);
+			return;
+		}
+		conn->sasl_raw = 0;
+	}
+	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
+	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
+	if (!flags && !(must_start && api_key < NO_API && api_version < 256)) {
+		not_a_frame(conn, c);
+		return;
+	}
+	if (!flags)
+		lost(c, LOST_UNKNOWN_VERSION);
+	if (c->lock != LOCKED)
+		c->lock++; // SEEKING, TENTATIVE, LOCKED: two consistent frames
+	conn->is_kafka |= c->lock == LOCKED;
+	count(COUNT_REQUESTS, 1);
+	start_frame(conn, c, size, correlation_id);
+	c->out.api_key = api_key;
+	c->out.api_version = api_version;
+	conn->last_api_key = api_key;
+	conn->last_api_version = api_version;
+	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
+		conn->sasl_raw = 1;
+		conn->sasl_correlation_id = correlation_id;
+	}
+	c->copy_left = 2 + MAX_CLIENT_ID;
+	c->body_left = rule ? rule->request_limit : 0;
+	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
+	c->walk = c->lock == LOCKED && (flags & RULE_WALK_REQUEST);
+	if (!c->walk)
+		remember(conn, &c->out);
+	if (size >= 10 && c->lock == LOCKED)
+		expect(c, CLIENT, 2);
+	else
+		finish(c, 0);
+}
+
+// Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.
+static inline void start_body(struct cursor *c, u32 limit)
+{
+	c->copy_left = limit;
+	if (!c->walk)
+		expect_bulk(c, c->frame_end - c->next, REST);
+	else if (c->flexible)
+		expect_tags(c, BODY);
+	else
+		expect_bulk(c, 0, BODY);
+}
+
+// The request that a response answers: Kafka answers in order. Correlation ids that were passed over had no answer that was seen.
+static inline int match(struct conn *conn, u32 correlation_id, struct in_flight *request)
+{
+	if (conn->head != conn->tail) {
+		*request = conn->in_flight[conn->head & (IN_FLIGHT - 1)];
+		if (request->correlation_id == correlation_id) {
+			conn->head++;
+			return 1;
+		}
+	}
+	struct overflow_key key = { .conn = conn->id, .correlation_id = correlation_id };
+	struct in_flight *entry = conn->overflowed ? overflow.lookup(&key) : 0;
+	if (!entry)
+		return 0;
+	*request = *entry;
+	overflow.delete(&key);
+	conn->overflowed--;
+	return 1;
+}
+
+static inline void response_head(struct conn *conn, struct cursor *c)
+{
+	u32 size = be32(c->element);
+	c->frame_end = c->next - c->have + 4 + size;
+	if (conn->sasl_raw && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
+		skip_token(c);
+		return;
+	}
+	if (size < 4 || size >= MAX_FRAME_BYTES) {
+		not_a_frame(conn, c);
+		return;
+	}
+	if (c->have == 4) {
+		c->need = RESPONSE_HEAD;
+		return;
+	}
+	u32 correlation_id = be32(c->element + 4);
+	struct in_flight request = { .api_key = NO_API };
+	int matched = match(conn, correlation_id, &request);
+	s32 ahead = correlation_id - request.correlation_id;
+	if (!matched && request.api_key != NO_API && ahead > 0 && ahead < IN_ORDER_WINDOW) {
+		conn->head++;
+		lost(c, LOST_UNANSWERED);
+		c->next -= 4; // reads the correlation id once more, against the next request in flight
+		c->have -= 4;
+		return;
+	}
+	if (!matched && !(c->lock == LOCKED && conn->is_kafka)) {
+		not_a_frame(conn, c);
+		return;
+	}
+	if (c->lock != LOCKED)
+		c->lock = LOCKED; // a request and its answer
+	count(COUNT_RESPONSES, 1);
+	start_frame(conn, c, size, correlation_id);
+	c->out.flags |= FLAG_RESPONSE;
+	c->out.api_key = matched ? request.api_key : NO_API;
+	c->out.api_version = request.api_version;
+	if (!matched) {
+		lost(c, LOST_UNMATCHED);
+		finish(c, 0);
+		return;
+	}
+	conn->is_kafka = 1;
+	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
+	struct rule *rule = rule_of(request.api_key, request.api_version);
+	u32 flags = rule ? rule->flags : 0;
+	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
+	c->walk = !!(flags & RULE_WALK_RESPONSE);
+	start_body(c, rule ? rule->response_limit : 0);
+}

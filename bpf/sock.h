@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Socket and task facts. Every OFFSET_ comes from the running kernel's BTF (capture/btf.py), so no kernel header is needed.
+#pragma once
+#include "maps.h"
+
+#define AF_INET 2
+#define AF_INET6 10
+#define IPPROTO_TCP 6
+#define RCV_SHUTDOWN 1
+
+#define READ(type, base, offset)                                                                                                 \
+	({                                                                                                                       \
+		type value_ = 0;                                                                                                 \
+		bpf_probe_read_kernel(&value_, sizeof(value_), (void *)((base) + (offset)));                                     \
+		value_;                                                                                                          \
+	})
+
+enum role { ROLE_UNKNOWN, ROLE_CONNECTING, ROLE_ACCEPTING };
+enum direction { SEND, RECEIVE };
+
+// The role of a candidate connection, or -1. A configured port belongs to the accepting side; with every port a candidate the
+// role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of comparisons, or 1.
+static inline int candidate(u64 sk)
+{
+	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
+	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
+
+	int role = -1;
+	if (ANY_PORT)
+		role = ROLE_UNKNOWN;
+	else if (PORT_MATCH(local))
+		role = ROLE_ACCEPTING;
+	else if (PORT_MATCH(peer))
+		role = ROLE_CONNECTING;
+	if (role < 0 || (role && !(WATCHED_ROLES & (1 << role))))
+		return -1;
+
+	u16 family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
+	u16 protocol = READ(u16, sk, OFFSET_SOCK_SK_PROTOCOL);
+	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP ? role : -1;
+}
+
+// Initial sequence numbers from counters, for connections of any age. A softirq may move the pair between the two reads, so
+// they are read until they stand still.
+static inline u32 receive_base(u64 sk)
+{
+	u32 base = 0;
+	for (int i = 0; i < 3; i++) {
+		u32 next = READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT);
+		base = next - (u32)READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
+		if (next == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+			break;
+	}
+	return base;
+}
+
+static inline u32 send_base(u64 sk)
+{
+	u32 base = 0;
+	for (int i = 0; i < 3; i++) {
+		u32 unacked = READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
+		base = unacked - (u32)READ(u64, sk, OFFSET_TCP_SOCK_BYTES_ACKED);
+		if (unacked == READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA))
+			break;
+	}
+	return base;
+}
+
+// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it.
+static inline u32 sequence_end(u64 sk, u8 direction)
+{
+	if (direction == SEND)
+		return READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
+	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
+	if ((READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) & RCV_SHUTDOWN) && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+		end--;
+	return end;
+}
+
+static inline void fill_addresses(u64 sk, struct open_data *open)
+{
+	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
+	open->local_port = ports >> 16;
+	open->peer_port = bpf_ntohs((u16)ports);
+	open->family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
+	if (open->family == AF_INET) {
+		bpf_probe_read_kernel(open->local_address, 4, (void *)(sk + OFFSET_SOCK_COMMON_SKC_RCV_SADDR));
+		bpf_probe_read_kernel(open->peer_address, 4, (void *)(sk + OFFSET_SOCK_COMMON_SKC_DADDR));
+	} else {
+		bpf_probe_read_kernel(open->local_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR));
+		bpf_probe_read_kernel(open->peer_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_DADDR));
+	}
+	u64 net = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET);
+	open->netns = READ(u32, net, OFFSET_NET_NS + OFFSET_NS_COMMON_INUM);
+}
+
+// The calling process, which owns the socket. Its command line is read here, because it may be gone when user space looks.
+static inline void fill_owner(struct open_data *open)
+{
+	u64 task = (u64)bpf_get_current_task();
+	u64 leader = READ(u64, task, OFFSET_TASK_STRUCT_GROUP_LEADER);
+	u64 mm = READ(u64, task, OFFSET_TASK_STRUCT_MM);
+
+	open->tgid = bpf_get_current_pid_tgid() >> 32;
+	open->uid = bpf_get_current_uid_gid();
+	open->start_ns = READ(u64, leader, OFFSET_TASK_STRUCT_START_BOOTTIME);
+	bpf_probe_read_kernel(open->comm, sizeof(open->comm), (void *)(leader + OFFSET_TASK_STRUCT_COMM));
+#if CGROUP_SUBSYSTEM < 0 // a cgroup2 mount exists
+	open->cgroup_id = bpf_get_current_cgroup_id();
+#else
+	u64 css_set = READ(u64, task, OFFSET_TASK_STRUCT_CGROUPS);
+	u64 css = READ(u64, css_set, OFFSET_CSS_SET_SUBSYS + 8 * CGROUP_SUBSYSTEM);
+	u64 cgroup = READ(u64, css, OFFSET_CGROUP_SUBSYS_STATE_CGROUP);
+	u64 kn = READ(u64, cgroup, OFFSET_CGROUP_KN);
+	open->cgroup_id = READ(u64, kn, OFFSET_KERNFS_NODE_ID);
+#endif
+	u64 from = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_START) : 0;
+	u64 size = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_END) - from : 0;
+	if (size > COMMAND_LINE_BYTES)
+		size = COMMAND_LINE_BYTES;
+	if (size && !bpf_probe_read_user(open->command_line, (u32)size, (void *)from))
+		open->command_line_size = size;
+}

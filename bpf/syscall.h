@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// For hooks without the message at hand: the buffer is found in the arguments of the running system call, which the kernel saved
+// on the task's stack. x86-64.
+#pragma once
+#include "iov.h"
+
+enum { SYS_READ = 0, SYS_WRITE = 1, SYS_READV = 19, SYS_WRITEV = 20, SYS_SENDTO = 44, SYS_RECVFROM = 45, SYS_SENDMSG = 46,
+       SYS_RECVMSG = 47, SYS_RECVMMSG = 299, SYS_SENDMMSG = 307 };
+
+#define USER_CODE_SEGMENT 0x33 // a 32-bit caller has another one, and other system call numbers
+#define MMSGHDR_BYTES 64
+
+struct user_msghdr {
+	u64 name;
+	u64 name_bytes;
+	u64 iov;
+	u64 iov_count;
+};
+
+static inline void message(struct call *call, u64 address)
+{
+	struct user_msghdr header = {};
+	if (!bpf_probe_read_user(&header, sizeof(header), (void *)address))
+		vector(call, header.iov, header.iov_count);
+}
+
+// sendmmsg and recvmmsg move one message per hook. An early end of the call shows as a result of 0 or less, or as a short one
+// (sends); after either the next call starts at its first message.
+static inline void message_of_many(struct call *call, u64 address, u64 count, s32 result)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct mmsg *running = mmsgs.lookup(&thread);
+	u64 index = running && running->vector == address && running->index < count ? running->index : 0;
+	if (result <= 0 || index + 1 >= count) {
+		if (running)
+			mmsgs.delete(&thread);
+	} else {
+		struct mmsg next = { .vector = address, .index = index + 1 };
+		mmsgs.update(&thread, &next);
+	}
+	if (result > 0)
+		message(call, address + index * MMSGHDR_BYTES);
+}
+
+// Fills `call` with the buffer of the running system call. What is no buffer (sendfile, splice, io_uring) stays unreadable:
+// its bytes count by length.
+static inline void find_buffer(struct call *call, s32 result)
+{
+	u64 registers = (u64)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
+	if (READ(u16, registers, OFFSET_PT_REGS_CS) != USER_CODE_SEGMENT)
+		return;
+	u64 second = READ(u64, registers, OFFSET_PT_REGS_SI), third = READ(u64, registers, OFFSET_PT_REGS_DX);
+	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
+	case SYS_READ:
+	case SYS_WRITE:
+	case SYS_SENDTO:
+	case SYS_RECVFROM:
+		one_buffer(call, second, third);
+		break;
+	case SYS_READV:
+	case SYS_WRITEV:
+		vector(call, second, third);
+		break;
+	case SYS_SENDMSG:
+	case SYS_RECVMSG:
+		message(call, second);
+		break;
+	case SYS_SENDMMSG:
+	case SYS_RECVMMSG:
+		message_of_many(call, second, third, result);
+		break;
+	}
+}
