@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_probe.protocol.facts import Encoding, Facts, Kind, Measure, Status, TopicFacts
 from kafka_probe.protocol.plan import SCALARS, Role
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _GROUP_KEY_TYPE = 0
 

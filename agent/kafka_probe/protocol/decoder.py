@@ -7,12 +7,15 @@ big-endian), magic, codec, status (see RecordSet), zero. The data may end anywhe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 from kafka_probe.protocol.collector import Collector
 from kafka_probe.protocol.facts import Encoding, Kind, Shape, Status
 from kafka_probe.protocol.plan import Form, Role, Step, plan_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STUB_BYTES = 12
 _STUB_COUNT_BYTES = 4
@@ -42,14 +45,14 @@ def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copie
     status, stopped_at = plan.done, None
     try:
         walk.fields(plan.steps)
-    except _Stop as stop:
+    except _WalkError as stop:
         status = Status.TRUNCATED if stop.at_end and not copied_all else Status.MALFORMED
         stopped_at = ".".join(walk.path)
     facts = walk.found.facts(response, api_key, api_version, status, stopped_at)
     return Shape(facts, bytes(walk.mask), tuple(walk.found.measures))
 
 
-class _Stop(Exception):
+class _WalkError(Exception):
     """Unwinds the walk; never leaves this file. `at_end`: more data might have helped."""
 
     def __init__(self, *, at_end: bool) -> None:
@@ -110,7 +113,7 @@ class _Walk:
         if self._keep(step.size)[0] < 0x80:
             self.struct(step.inner[0])
 
-    def tags(self, step: Step) -> None:
+    def tags(self, _step: Step) -> None:
         for _ in range(self._uvarint()):
             self._uvarint()
             self._skip(self._uvarint())
@@ -134,7 +137,7 @@ class _Walk:
     def _skip(self, size: int) -> int:
         start = self.at
         if size > len(self.data) - start:
-            raise _Stop(at_end=True)
+            raise _WalkError(at_end=True)
         self.at = start + size
         return start
 
@@ -150,13 +153,13 @@ class _Walk:
             value |= (byte & 0x7F) << 7 * place
             if byte < 0x80:
                 return value
-        raise _Stop(at_end=False)
+        raise _WalkError(at_end=False)
 
     def _length(self, size: int) -> int:
         """A length or count, -1 for null. Null is accepted where Kafka's definition does not allow it."""
         length = int.from_bytes(self._keep(size), "big", signed=True) if size else self._uvarint() - 1
         if length < -1:
-            raise _Stop(at_end=False)
+            raise _WalkError(at_end=False)
         return length
 
 

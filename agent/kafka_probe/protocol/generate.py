@@ -13,11 +13,13 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kafka_probe.errors import KafkaProbeError, StartError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NEWEST, OLDER = "4.3.0", "3.9.0"
 TABLE = Path(__file__).with_name("schemas.json")

@@ -9,11 +9,13 @@ It is read on first use. This room says what Kafka defines; what we make of it i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _API_VERSIONS = 18
 
