@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe.sinks.outbox import encode
-from kafka_probe.sinks.stdout import StdoutSink
-from kafka_probe.trace import SIDES, shown
+from kafka_probe.sinks.stdout import StdoutSink, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class Key(NamedTuple):
     """What makes two flows the same row."""
 
-    side: str
+    side: str | None
     pid: int | None
     comm: str | None
     container: str | None
@@ -98,7 +97,7 @@ def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> Key:
     workload, client = flow.get("workload") or {}, flow.get("client") or {}
     library = " ".join(filter(None, (client.get("software_name"), client.get("software_version"))))
     return Key(
-        flow.get("side") or "",
+        flow.get("side"),
         workload.get("pid"),
         workload.get("comm"),
         workload.get("pod") or workload.get("container_id") or workload.get("unit"),
@@ -133,7 +132,7 @@ def cells(key: Key, row: Row, seconds: float) -> list[str]:
     p50, p99 = row.quantile_us(0.5), row.quantile_us(0.99)
     version = "" if key.api_version is None else f" v{key.api_version}"
     return [
-        SIDES.get(key.side, "-"),
+        shown(key.side),
         shown(key.pid),
         shown(key.comm),
         shown(key.container)[:12],

@@ -6,18 +6,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kafka_probe.sinks.outbox import encode
-from kafka_probe.sinks.stdout import StdoutSink
+from kafka_probe.sinks.stdout import StdoutSink, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from kafka_probe.sinks import Event
 
-COLUMNS = "{:15} {:8} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
+COLUMNS = "{:15} {:10} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
 HEADER = COLUMNS.format(
     "TIME", "SIDE", "PID", "COMM", "CLIENT", "API", "CORR", "SENT", "ANSWERED", "LATENCY", "TOPICS, ERRORS"
 )
-SIDES = {"connecting": "client", "accepting": "broker"}
 
 
 def trace_sink(as_json: bool = False, descriptor: int | None = None) -> StdoutSink:
@@ -37,7 +36,7 @@ def line(event: Event) -> str:
     return (
         COLUMNS.format(
             when,
-            SIDES.get(str(event.get("side")), "-"),
+            shown(event.get("side")),
             workload.get("pid") or "-",
             shown(workload.get("comm"))[:15],
             shown(client.get("id"))[:20],
@@ -72,9 +71,3 @@ def _topic(topic: Mapping[str, Any]) -> str:
 
 def _object(event: Event, name: str) -> Mapping[str, Any]:
     return event.get(name) or {}  # type: ignore[return-value]  # as in events.COMMON
-
-
-def shown(value: object) -> str:
-    """The value for a terminal: `-` for None. Names come from the wire, so control characters are escaped."""
-    text = "-" if value is None else str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import threading
 import time
 from contextlib import suppress
@@ -175,6 +176,7 @@ class KafkaSink:
     def _recovered(self) -> None:
         if self._warned:
             self._warned.clear()
+            self._client_says.last = ""
             log.info("Topic %s takes events again.", self._config.topic)
 
 
@@ -190,7 +192,10 @@ class _LastWords(logging.Handler):
         self._logger.propagate = log.isEnabledFor(logging.DEBUG)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.last = record.getMessage()
+        message = record.getMessage()
+        # Its sentences about the bootstrap as a whole hide why an attempt failed.
+        if not message.startswith("Bootstrap"):
+            self.last = re.sub(r"^<.*?>: ", "", message)
 
     def detach(self) -> None:
         self._logger.removeHandler(self)

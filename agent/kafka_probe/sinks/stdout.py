@@ -65,3 +65,9 @@ def _write(descriptor: int, lines: bytes) -> None:
     rest = memoryview(lines)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
+
+
+def shown(value: object) -> str:
+    """The value for a terminal: `-` for None. Names come from the wire, so control characters are escaped."""
+    text = "-" if value is None else str(value)
+    return text if text.isprintable() else ascii(text)[1:-1]

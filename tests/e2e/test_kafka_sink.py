@@ -1,0 +1,230 @@
+"""The Kafka sink against a real broker: what arrives is in order and once, what does not is counted."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+
+from kafka_probe.config import Config
+from kafka_probe.sinks.kafka import KafkaSink, reach
+from tests.lab.broker import Broker
+from tests.lab.processes import free_port, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+# kafka-python leaves the sockets of refused connections to the garbage collector.
+pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+AGENT = "agent-1"
+
+
+@pytest.fixture(autouse=True)
+def _sockets_are_collected_here() -> Iterator[None]:
+    yield
+    gc.collect()
+
+
+def event(seq: int, padding: int = 100) -> dict[str, object]:
+    return {"kind": "flow", "agent_id": AGENT, "seq": seq, "text": "x" * padding}
+
+
+def read_all(bootstrap: str, topic: str) -> list[int]:
+    """The sequence numbers in the topic, in the order of its one partition that holds the agent's key."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
+    try:
+        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        found: list[int] = []
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            for records in consumer.poll(timeout_ms=500).values():
+                for record in records:
+                    assert record.key == AGENT.encode()
+                    found += [orjson.loads(line)["seq"] for line in record.value.splitlines()]
+        return found
+    finally:
+        consumer.close()
+
+
+def config(broker: Broker, topic: str, **settings: object) -> Config:
+    return Config(bootstrap_servers=broker.bootstrap, topic=topic, node="test", **settings)  # type: ignore[arg-type]
+
+
+def total(sink: KafkaSink) -> int:
+    return sink.counters()["sink_events"] + sum(sink.losses().values())
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+def test_creates_the_topic_and_delivers_all_events_in_order(broker: Broker) -> None:
+    sink = KafkaSink(config(broker, "created", topic_partitions=3))
+    for first in range(0, 1000, 100):
+        sink.send([event(seq) for seq in range(first, first + 100)])
+    sink.close(30)
+
+    assert read_all(broker.bootstrap, "created") == list(range(1000))
+    assert sink.counters()["sink_events"] == 1000
+    assert sink.counters()["sink_waiting_bytes"] == 0
+    assert set(sink.losses().values()) == {0}
+    assert partitions_of(broker, "created") == 3
+
+
+def partitions_of(broker: Broker, topic: str) -> int:
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    try:
+        return len(admin.describe_topics([topic])[0]["partitions"])
+    finally:
+        admin.close()
+
+
+def test_uses_a_topic_that_is_there_already(broker: Broker) -> None:
+    for seq in range(2):
+        sink = KafkaSink(config(broker, "there"))
+        sink.send([event(seq)])
+        sink.close(30)
+
+    assert read_all(broker.bootstrap, "there") == [0, 1]
+
+
+def test_events_of_many_records_are_split_and_a_large_one_stands_alone(broker: Broker) -> None:
+    sink = KafkaSink(config(broker, "large"))
+    sink.send([event(0), event(1, padding=600_000), *(event(seq, padding=10_000) for seq in range(2, 100))])
+    sink.close(30)
+
+    assert read_all(broker.bootstrap, "large") == list(range(100))
+
+
+def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kafka_probe")
+    sink = KafkaSink(config(broker, "outage"))
+    sink.send([event(0)])
+    wait_until(lambda: sink.counters()["sink_events"] == 1, "the first event delivered")
+    # The kill hits a record on its way: its answer is lost, whether it was written or not.
+    for seq in range(1, 200):
+        sink.send([event(seq, padding=50_000)])
+        if seq == 20:
+            broker.kill()
+    wait_until(lambda: "do not take events" in caplog.text, "a warning")
+    broker.start()
+    for seq in range(200, 220):
+        sink.send([event(seq)])
+    sink.close(60)
+
+    assert read_all(broker.bootstrap, "outage") == list(range(220))
+    assert total(sink) == 220
+    assert set(sink.losses().values()) == {0}
+    assert caplog.text.count("do not take events") == 1
+    assert caplog.text.count("takes events again") == 1
+
+
+def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_kept(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "late")
+    sink = KafkaSink(config(broker, "bounded", sink_buffer_bytes=50_000))
+    for seq in range(100):
+        sink.send([event(seq, padding=900)])
+    assert sink.counters()["sink_waiting_bytes"] <= 50_000
+    with broker:
+        sink.close(60)
+        arrived = read_all(broker.bootstrap, "bounded")
+
+    assert 40 < len(arrived) < 60
+    assert arrived == list(range(len(arrived)))
+    assert sink.losses()["sink_buffer_full"] == 100 - len(arrived)
+    assert total(sink) == 100
+
+
+def test_brokers_that_never_answer_cost_the_deadline_and_count_everything() -> None:
+    sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))  # type: ignore[arg-type]
+    sink.send([event(seq) for seq in range(10)])
+    started = time.monotonic()
+    sink.close(0.5)
+
+    assert time.monotonic() - started < 3
+    assert sink.losses()["sink_unsent_at_exit"] == 10
+    assert total(sink) == 10
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str]]:
+    """A broker whose second listener asks for a password; `agent` may do everything, `guest` may connect."""
+    port, sasl_port, controller_port = free_port(), free_port(), free_port()
+    users = 'user_agent="right" user_guest="right"'
+    properties = {
+        "listeners": f"PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl_port},"
+        f"CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl_port}",
+        "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        f"{users};",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:agent",
+    }
+    with Broker(tmp_path_factory.mktemp("guarded"), port=port, properties=properties) as running:
+        yield running, f"127.0.0.1:{sasl_port}"
+
+
+def credentials(servers: str, user: str, password: str) -> Config:
+    return Config(
+        bootstrap_servers=servers,  # type: ignore[arg-type]
+        topic="guarded",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        sasl_plain_username=user,
+        sasl_plain_password=password,  # type: ignore[arg-type]
+    )
+
+
+def test_security_settings_reach_the_brokers(guarded: tuple[Broker, str]) -> None:
+    broker, servers = guarded
+    sink = KafkaSink(credentials(servers, "agent", "right"))
+    sink.send([event(seq) for seq in range(5)])
+    sink.close(30)
+
+    assert read_all(broker.bootstrap, "guarded") == list(range(5))
+    assert reach(credentials(servers, "agent", "right")) == "topic guarded exists"
+
+
+def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
+    guarded: tuple[Broker, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, servers = guarded
+    sink = KafkaSink(credentials(servers, "guest", "right"))
+    for seq in range(3):
+        sink.send([event(seq)])
+    wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
+    sink.close(10)
+
+    assert total(sink) == 3
+    assert caplog.text.count("does not take them") == 1
+    assert "Authorization" in caplog.text
+
+
+def test_a_wrong_password_is_named_in_the_warning(
+    guarded: tuple[Broker, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    _, servers = guarded
+    sink = KafkaSink(credentials(servers, "agent", "wrong"))
+    sink.send([event(0)])
+    wait_until(lambda: "do not take events" in caplog.text, "a warning", timeout_s=30)
+    sink.close(0)
+
+    assert "uthentication" in caplog.text
+    assert "wrong" not in caplog.text
+    assert total(sink) == 1
