@@ -18,6 +18,7 @@ from kafka_probe.protocol.facts import Encoding, Kind, Measure, Shape
 Codes = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint64]
 Rows = npt.NDArray[np.uint8]
+Lengths = npt.NDArray[np.uint16]
 Integers = npt.NDArray[np.int64]
 Decode = Callable[[int, bytes], Shape]
 
@@ -59,7 +60,7 @@ class ShapeTable:
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def match(self, codes: Codes, data: Rows, lengths: npt.NDArray[np.uint16]) -> Integers:
+    def match(self, codes: Codes, data: Rows, lengths: Lengths) -> Integers:
         """The shape id of every frame.
 
         codes: (n,) uint64, see `code_of`; data: (n, W) uint8, contiguous, W a multiple of 8; lengths: (n,) uint16, how
@@ -179,7 +180,7 @@ class _Reader:
     def read(self, rows: Rows) -> Integers:
         values = np.empty((len(rows), self._count), np.int64)
         for columns, places, encoding in self._blocks:
-            raw = rows[:, places]
+            raw = rows.take(places, axis=1)
             width = raw.shape[2]
             if encoding is Encoding.SIGNED:
                 values[:, columns] = raw.view(f">i{width}")[..., 0]

@@ -435,7 +435,8 @@ def _case(message_class: Any, version: int, message: Any, facts: dict[str, Any],
         message.with_header(1)
     frame = bytes(message.encode(header=True, framed=True))
     for filling, stub in _STUBS.items():
-        frame = re.sub(filling + b"{20,}", lambda _, stub=stub: stub, frame)
+        for records in re.findall(filling + b"{20,}", frame):
+            frame = frame.replace(records, stub)
     if request:
         facts = {"client_id": CLIENT_ID, **facts}
     found = Facts(not request, message_class.API_KEY, version, Status.COMPLETE, **facts)

@@ -1,0 +1,179 @@
+"""What a mask leaves out cannot matter, and matching many frames at once is the same as decoding each."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.facts import Encoding, Kind, Shape, measure_values
+from kafka_probe.protocol.shapes import Codes, Lengths, Rows, ShapeTable, code_of, decode_code
+from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Frame = tuple[int, bytes]  # code and data
+
+
+def shape_of(found: Case, data: bytes | None = None) -> Shape:
+    facts = found.facts
+    data = found.data if data is None else data
+    return decode(facts.response, facts.api_key, facts.api_version, data, copied_all=True)
+
+
+def fitting(shape: Shape, data: bytes, noise: bytes) -> bytes:
+    """Other data that fit the shape: noise wherever the mask leaves bits free, and record sets that are not empty."""
+    mixed = bytearray(kept & mask | other & ~mask for kept, mask, other in zip(data, shape.mask, noise, strict=True))
+    for measure in shape.measures:
+        if measure.kind is Kind.RECORD_BYTES and measure.encoding is Encoding.SIGNED:
+            mixed[measure.offset] &= 0x7F
+            mixed[measure.offset + measure.width - 1] |= 1
+        elif measure.kind is Kind.RECORD_BYTES:
+            mixed[measure.offset] |= 2
+    return bytes(mixed)
+
+
+@given(st.sampled_from(CASES), st.data())
+def test_frames_that_agree_under_the_mask_have_the_same_shape(whole: Case, draw: st.DataObject) -> None:
+    data = whole.data[: draw.draw(st.integers(0, len(whole.data)))]
+    shape = shape_of(whole, data)
+    noise = draw.draw(st.binary(min_size=len(data), max_size=len(data)))
+    assert shape_of(whole, fitting(shape, data, noise)) == shape
+
+
+@given(
+    st.booleans(),
+    st.integers(0, 93),
+    st.integers(0, 19),
+    st.booleans(),
+    st.integers(0, 200).flatmap(lambda n: st.tuples(*[st.binary(min_size=n, max_size=n)] * 2)),
+)
+def test_arbitrary_bytes_that_agree_under_the_mask_have_the_same_shape(
+    response: bool, key: int, version: int, copied_all: bool, both: tuple[bytes, bytes]
+) -> None:
+    data, noise = both
+    shape = decode(response, key, version, data, copied_all=copied_all)
+    assert decode(response, key, version, fitting(shape, data, noise), copied_all=copied_all) == shape
+
+
+@pytest.mark.parametrize("whole", CASES, ids=lambda whole: whole.name)
+def test_strings_that_are_no_facts_decide_nothing(whole: Case) -> None:
+    mask, start = shape_of(whole).mask, -1
+    while (start := whole.data.find(SKIPPED.encode(), start + 1)) >= 0:
+        assert not any(mask[start : start + len(SKIPPED)])
+
+
+def variations(count: int, seed: int) -> list[Frame]:
+    """Frames of all cases with other numbers in them, some cut, in random order."""
+    chosen = random.Random(seed)
+    frames = []
+    for _ in range(count):
+        whole = chosen.choice(CASES)
+        shape = shape_of(whole)
+        data = fitting(shape, whole.data, chosen.randbytes(len(whole.data)))
+        copied_all = chosen.random() < 0.9
+        if not copied_all:
+            data = data[: chosen.randrange(len(data))]
+        facts = whole.facts
+        frames.append((code_of(facts.response, facts.api_key, facts.api_version, copied_all), data))
+    return frames
+
+
+def rows_of(frames: Sequence[Frame], width: int = 1024) -> tuple[Codes, Rows, Lengths]:
+    """The frames as `ShapeTable.match` takes them, with noise behind the data."""
+    rows = np.random.default_rng(1).integers(0, 256, (len(frames), width), np.uint8)
+    for row, (_, data) in zip(rows, frames, strict=True):
+        row[: len(data)] = np.frombuffer(data, np.uint8)
+    codes = np.array([code for code, _ in frames], np.uint64)
+    return codes, rows, np.array([len(data) for _, data in frames], np.uint16)
+
+
+def assert_matched_as_decoded(table: ShapeTable, frames: list[Frame]) -> None:
+    codes, rows, lengths = rows_of(frames)
+    ids = table.match(codes, rows, lengths)
+    for shape_id in np.unique(ids).tolist():
+        members = np.flatnonzero(ids == shape_id)
+        shape = table.shape(shape_id)
+        values = table.values(shape_id, rows[members])
+        for member, row in zip(members, values.tolist(), strict=True):
+            code, data = frames[member]
+            assert decode_code(code, data) == shape
+            assert measure_values(shape, data) == row
+
+
+def test_matching_is_the_same_as_decoding_each_frame() -> None:
+    table = ShapeTable()
+    for seed in range(3):
+        assert_matched_as_decoded(table, variations(400, seed))
+
+
+def test_frames_like_those_seen_before_are_not_decoded() -> None:
+    decoded = []
+
+    def counting(code: int, data: bytes) -> Shape:
+        decoded.append(code)
+        return decode_code(code, data)
+
+    table = ShapeTable(counting)
+    whole = case(0, 9, response=False)
+    code = code_of(False, 0, 9, True)
+    shape = shape_of(whole)
+    chosen = random.Random(1)
+    for _ in range(3):
+        frames = [(code, fitting(shape, whole.data, chosen.randbytes(len(whole.data)))) for _ in range(100)]
+        table.match(*rows_of(frames))
+    assert decoded == [code]
+
+
+def test_client_ids_share_a_layout_and_not_a_shape() -> None:
+    frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(100)] * 2
+    table = ShapeTable()
+    ids = table.match(*rows_of(frames))
+    assert ids[:100].tolist() == ids[100:].tolist()
+    assert [table.shape(shape_id).facts.client_id for shape_id in ids[:100].tolist()] == [
+        f"c{n:02d}" for n in range(100)
+    ]
+
+
+def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistaken() -> None:
+    head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
+    empty = bytes(4)
+    one_old_message = (80).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + bytes(4)
+    first = head + b"\x00\x00\x00\x00" + one_old_message + b"\x00\x00\x00\x01" + empty
+    second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + one_old_message
+    code = code_of(False, 0, 0, True)
+    mask = decode_code(code, first).mask
+    assert all((a ^ b) & kept == 0 for a, b, kept in zip(first, second, mask, strict=True))
+    assert_matched_as_decoded(ShapeTable(), [(code, first), (code, second), (code, first), (code, second)])
+
+
+def test_a_full_table_starts_anew_and_says_so() -> None:
+    table = ShapeTable(limit=10)
+    frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(20)]
+    for expected_resets in range(3):
+        assert_matched_as_decoded(table, frames)
+        assert table.resets == expected_resets
+        assert len(table) == 20
+
+
+def test_no_frames_and_frames_without_data_are_fine() -> None:
+    table = ShapeTable()
+    assert table.match(*rows_of([])).tolist() == []
+    assert_matched_as_decoded(table, [(code_of(True, 36, 2, False), b"")] * 2)
+
+
+def test_more_layouts_than_are_remembered_are_still_decoded_right() -> None:
+    code = code_of(False, 3, 0, True)
+    frames = []
+    for topics in range(1, 100):  # frames of one length whose names have different lengths, so that each has its mask
+        names = b"".join(b"\x00" + bytes([n]) + b"t" * n for n in (topics, 100 - topics))
+        frames.append((code, b"\xff\xff\x00\x00\x00\x02" + names))
+    table = ShapeTable()
+    for _ in range(2):
+        assert_matched_as_decoded(table, frames)
