@@ -106,7 +106,7 @@ FLOW_TOPIC = Struct(
     (
         Field("topic", "string", "topic name; null while only the id is known"),
         Field("topic_id", "string", "topic id, 32 hexadecimal digits, where the version carries it"),
-        Field("requests", "long", "requests (Fetch: responses) that named the topic"),
+        Field("requests", "long", "requests that named the topic; an incremental Fetch names only what changed (KIP-227)"),
         Field("partitions", "long", "distinct partitions named in the interval"),
         Field("records", "long", "records in the record batches that could be read"),
         Field("bytes", "long", "size of all record sets"),

@@ -168,7 +168,13 @@ class Programs:
         table = self._bpf["counters"]
         return {name: int(table.sum(i).value) for i, name in enumerate(COUNTERS + LOSSES)}
 
+    def detach(self) -> None:
+        """Stop capturing; the maps stay readable."""
+        for name in list(self._bpf.raw_tracepoint_fds):
+            self._bpf.detach_raw_tracepoint(name)
+
     def close(self) -> None:
+        """Detach and free everything."""
         self._bpf.cleanup()
 
 

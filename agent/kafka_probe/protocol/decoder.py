@@ -25,13 +25,12 @@ _MEASURED = {Role.OFFSET: Kind.OFFSET, Role.THROTTLE_MS: Kind.THROTTLE_MS}
 
 
 class RecordSet(IntEnum):
-    """What the kernel could count of a record set: the status in its stub."""
+    """What the kernel could count of a record set: enum set_status of bpf/record.h, the status in its stub."""
 
     COUNTED = 0
     UNREADABLE = 1  # nothing could be read, as with sendfile
     PARTIAL = 2  # the broker cut the last batch, which clients leave aside: not counted, and not missing
-    WRAPPED = 3  # compressed messages of magic 0 or 1 hide how many they are
-    LIMIT = 4  # the kernel gave up
+    WRAPPER = 3  # compressed messages of magic 0 or 1 hide how many they are
 
 
 _COUNTS = (RecordSet.COUNTED, RecordSet.PARTIAL)

@@ -136,14 +136,14 @@ class KafkaSink:
             if isinstance(error, errors.RetriableError):
                 raise
             # It may exist all the same: writing will tell.
-            self._warn("topic", f"Topic {topic} cannot be created: {_said(error)}")
+            self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); it is used if it exists.")
 
     def _give_up(self, error: Exception) -> None:
         from kafka import errors
 
         refused = isinstance(error, errors.BrokerResponseError)
         self._outbox.settle("sink_refused" if refused else "sink_send_failed")
-        self._warn("refused", f"Events are lost, topic {self._config.topic} does not take them: {_said(error)}")
+        self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
         self._drop_producer()
         self._stopping.wait(RETRY_S)
 
@@ -158,18 +158,21 @@ class KafkaSink:
             producer._sender.force_close()
 
     def _warn_away(self, error: Exception) -> None:
-        servers = ",".join(self._config.bootstrap_servers)
+        config = self._config
+        # kafka-python often sees a refused password as a closed connection, so the sentence names the user too.
+        user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
+        protocol = config.security_protocol or "PLAINTEXT"
         self._warn(
             "away",
-            f"The brokers {servers} do not take events: up to {self._config.sink_buffer_bytes} bytes wait in memory, "
-            "what comes after is lost and counted; check the address and the security settings "
-            f"({self._client_says.last or _said(error)}).",
+            f"The brokers {','.join(config.bootstrap_servers)} do not take events ({protocol}{user}: "
+            f"{self._client_says.last or _said(error)}): check address and security settings; meanwhile up to "
+            f"{config.sink_buffer_bytes} bytes wait in memory, what comes after is lost and counted.",
             again_s=math.inf,
         )
 
     def _warn(self, kind: str, sentence: str, again_s: float = 60.0) -> None:
         now = time.monotonic()
-        if now - self._warned.get(kind, -math.inf) >= again_s or kind not in self._warned:
+        if kind not in self._warned or now - self._warned[kind] >= again_s:
             self._warned[kind] = now
             log.warning(sentence)
 
@@ -184,11 +187,11 @@ class _LastWords(logging.Handler):
     """What kafka-python said last. It logs every attempt to connect; the sink says once what that means."""
 
     def __init__(self) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__(logging.ERROR)
         self.last = ""
         self._logger = logging.getLogger("kafka")
         self._logger.addHandler(self)
-        self._logger.setLevel(logging.WARNING)
+        self._logger.setLevel(logging.ERROR)
         self._logger.propagate = log.isEnabledFor(logging.DEBUG)
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -247,4 +250,6 @@ def _open(kind: Any, config: Config, **settings: Any) -> Any:
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}" if not str(error).startswith(type(error).__name__) else str(error)
+    """The error's name, and its text unless that repeats the request and response."""
+    name, text = type(error).__name__, str(error.args[0]) if error.args else ""
+    return name if not text or "Request(" in text else f"{name}: {text}"

@@ -1,0 +1,221 @@
+"""The agent: attaches, reads records, hands them through the rooms, and reports once per interval.
+
+A composition root: it owns the loop, the clock and the numbering of events; what things mean is the rooms' affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import resource
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import kafka_probe
+from kafka_probe import check
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.loader import Options, Programs, Rule
+from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
+from kafka_probe.capture.ringbuf import RingBuffer
+from kafka_probe.config import Config, RequestEvents
+from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import SCHEMA_VERSION
+from kafka_probe.flows import Flows
+from kafka_probe.protocol.rules import copy_rules
+from kafka_probe.sinks import Sink
+from kafka_probe.workloads import WorkloadResolver
+
+Event = dict[str, object]
+Records = npt.NDArray[Any]
+
+# Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
+_BATCH_S = 0.25
+_BATCH_RECORDS = 1 << 14
+_EVENTS_AT_ONCE = 1024
+
+log = logging.getLogger("kafka_probe")
+
+
+class Agent:
+    """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture."""
+
+    def __init__(self, config: Config, sink: Sink) -> None:
+        self._config = config
+        self._sink = sink
+        self._id = uuid.uuid4().hex
+        self._sent = 0
+        self._stopping = False
+        resolver = WorkloadResolver()
+        self._subsystem = resolver.cgroups.v1_controller if resolver.cgroups.mode == "v1" else None
+        names = TopicNames()
+        self._tracker = Tracker(resolver)
+        self._reader = FrameReader()
+        self._flows = Flows(self._tracker, names)
+        self._exchanges = Exchanges(self._tracker, names) if config.requests.which != "off" else None
+        self._wanted = _Wanted(config.requests)
+        self._kernel: dict[str, int] = dict.fromkeys(COUNTERS + LOSSES, 0)
+
+    def run(self) -> None:
+        check.require_capture()
+        config = self._config
+        options = Options(
+            ports=() if config.ports == "auto" else config.ports,
+            watch_connecting=config.side in ("both", "connecting"),
+            watch_accepting=config.side in ("both", "accepting"),
+            agent_tgid=os.getpid(),
+            ring_bytes=config.ring_size_bytes,
+            cgroup_subsystem=self._subsystem.name if self._subsystem else None,
+        )
+        programs = Programs("tracepoint", options, _rules(), Btf())
+        try:
+            ring = RingBuffer(programs.ring_fd, config.ring_size_bytes)
+            log.info("attached by %s to %s", "tracepoint", platform.release())
+            if config.ready_file:
+                config.ready_file.touch()
+            self._loop(programs, ring)
+            ring.close()
+        finally:
+            programs.close()
+        log.info("detached")
+
+    def stop(self) -> None:
+        """End `run` within a batch's time. For signal handlers and other threads."""
+        self._stopping = True
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        """What was lost and what was done since the start, by name."""
+        return {"losses": self._losses(), "counters": self._counters()}
+
+    def _loop(self, programs: Programs, ring: RingBuffer) -> None:
+        since = time.time_ns()
+        due = time.monotonic() + self._config.interval_s
+        while not self._stopping:
+            ring.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
+            self._drain(ring)
+            if time.monotonic() >= due:
+                self._kernel = programs.counters()
+                since = self._report(since)
+                due += self._config.interval_s
+        programs.detach()
+        self._drain(ring)
+        self._kernel = programs.counters()
+        self._report(since)
+
+    def _drain(self, ring: RingBuffer) -> None:
+        while len(records := ring.take(_BATCH_RECORDS)):
+            self._consume(records)
+
+    def _consume(self, records: Records) -> None:
+        """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
+        kinds = records["kind"]
+        for record in records[np.isin(kinds, (Kind.OPEN, Kind.OWNER, Kind.REJECT))]:
+            self._tracker.take(record)
+        batch = list(self._reader.read(records[kinds == Kind.FRAME]))
+        for frames in batch:
+            self._flows.add(frames)
+        if self._exchanges:
+            self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))
+        for record in records[kinds == Kind.CLOSE]:
+            connection = self._tracker.close(record)
+            self._reader.forget(int(record["conn"]))
+            if connection and self._exchanges:
+                self._send_stamped(self._wanted.of(self._exchanges.end(connection)))
+
+    def _report(self, since_ns: int) -> int:
+        """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives."""
+        now_ns = time.time_ns()
+        interval: Event = {"since": since_ns // 1000}
+        self._send_stamped(self._tracker.report())
+        self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
+        self._send([{"kind": "agent", **interval, **self._state(now_ns)}], now_ns)
+        return now_ns
+
+    def _state(self, now_ns: int) -> Event:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return {
+            "complete_until": now_ns // 1000,
+            "connections": len(self._tracker),
+            "losses": self._losses(),
+            "counters": self._counters(),
+            "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
+            "rss_bytes": _resident_bytes(),
+            "backend": "tracepoint",
+            "kernel": platform.release(),
+            "version": kafka_probe.__version__,
+        }
+
+    def _losses(self) -> dict[str, int]:
+        kernel = {name: self._kernel[name] for name in LOSSES}
+        return {**kernel, **self._reader.losses, **self._tracker.losses, **self._sink.losses()}
+
+    def _counters(self) -> dict[str, int]:
+        kernel = {name: self._kernel[name] for name in COUNTERS}
+        return {**kernel, "events": self._sent, **self._sink.counters()}
+
+    def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
+        """Events with the kernel's monotonic time of their own."""
+        offset_ns = time.time_ns() - time.monotonic_ns()
+        self._send(({**event, "ts": (ts_ns + offset_ns) // 1000} for ts_ns, event in stamped), 0)
+
+    def _send(self, events: Iterable[Event], now_ns: int) -> None:
+        batch: list[Event] = []
+        for event in events:
+            event.setdefault("ts", now_ns // 1000)
+            batch.append({"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent, **event})
+            self._sent += 1
+            if len(batch) == _EVENTS_AT_ONCE:
+                self._sink.send(batch)
+                batch = []
+        if batch:
+            self._sink.send(batch)
+
+
+class _Wanted:
+    """Which exchanges become events."""
+
+    def __init__(self, requests: RequestEvents) -> None:
+        self._requests = requests
+        self._seen = 0
+
+    def of(self, exchanges: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+        return (exchange for exchange in exchanges if self._wants(exchange[1]))
+
+    def _wants(self, event: Event) -> bool:
+        match self._requests.which:
+            case "errors":
+                return bool(event["errors"])
+            case "slower":
+                latency = event["latency_us"]
+                return isinstance(latency, int) and latency >= self._requests.slower_than_us
+            case "sample":
+                self._seen += 1
+                return self._seen % self._requests.one_in == 0
+            case _:
+                return True
+
+
+def _rules() -> Iterator[Rule]:
+    for rule in copy_rules():
+        flags = (
+            1
+            | rule.request_header_flexible << 1
+            | rule.response_header_flexible << 2
+            | rule.walk_request << 3
+            | rule.walk_response << 4
+        )
+        yield Rule(rule.api_key, rule.api_version, rule.request_limit_bytes, rule.response_limit_bytes, flags)
+
+
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

@@ -1,0 +1,124 @@
+"""Exchanges: a request with its response, for the `request` events. Only built when somebody asked for them.
+
+Kafka answers in order per connection; the kernel matched the response, so the correlation id finds its request here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.protocol.facts import Facts, Kind, Measure, Shape, Status
+from kafka_probe.protocol.schemas import apis
+
+Event = dict[str, object]
+_PRODUCE = 0
+_MEASURED = {Kind.OFFSET: "offset", Kind.RECORDS: "records", Kind.RECORD_BYTES: "bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One frame out of a batch; `values` are those of the shape's measures."""
+
+    shape: Shape
+    ts_ns: int
+    size_bytes: int
+    latency_us: int
+    values: list[int]
+
+
+class Exchanges:
+    """Pairs requests with responses. What waits is bounded by what clients have in flight."""
+
+    def __init__(self, tracker: Tracker, names: TopicNames) -> None:
+        self._tracker = tracker
+        self._names = names
+        self._waiting: dict[int, dict[int, Frame]] = {}
+
+    def pair(self, batch: list[Frames]) -> Iterator[tuple[int, Event]]:
+        """(ts_ns, event) for each exchange that a batch of frames completes, in the order of its frames."""
+        frames = [
+            (record, Frame(group.shape, int(record["ts_ns"]), int(record["frame_bytes"]), int(record["latency_us"]), row))
+            for group in batch
+            for record, row in zip(group.records, group.values.tolist(), strict=True)
+        ]
+        # A response is seen after its request; where the clock cannot tell, its direction does.
+        frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))
+        for record, frame in frames:
+            connection = self._tracker.get(int(record["conn"]))
+            if connection and not connection.internal:
+                yield from self._take(connection, int(record["correlation_id"]), frame)
+
+    def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
+        """The requests that the connection's end left unanswered."""
+        for correlation_id, request in self._waiting.pop(connection.identity.conn, {}).items():
+            yield request.ts_ns, self._event(connection, correlation_id, request, None)
+
+    def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
+        facts = frame.shape.facts
+        waiting = self._waiting.setdefault(connection.identity.conn, {})
+        if facts.response:
+            request = waiting.pop(correlation_id, None)
+            if request:
+                yield frame.ts_ns, self._event(connection, correlation_id, request, frame)
+        elif facts.api_key == _PRODUCE and facts.acks == 0:
+            yield frame.ts_ns, self._event(connection, correlation_id, frame, None)
+        else:
+            waiting[correlation_id] = frame
+
+    def _event(self, connection: Connection, correlation_id: int, request: Frame, response: Frame | None) -> Event:
+        facts = request.shape.facts
+        answered = response.shape.facts if response else None
+        api = apis().get(facts.api_key)
+        return {
+            "kind": "request",
+            **connection.common(),
+            "api": api.name if api else None,
+            "api_key": facts.api_key,
+            "api_version": facts.api_version,
+            "correlation_id": correlation_id,
+            "request_bytes": request.size_bytes,
+            "response_bytes": response.size_bytes if response else None,
+            "latency_us": response.latency_us if response else None,
+            "throttle_ms": _throttle_ms(response) if response else None,
+            "group": facts.group,
+            "status": _status(facts, answered),
+            "errors": {str(code): count for code, count in answered.errors} if answered else {},
+            "topics": self._topics(request, response),
+        }
+
+    def _topics(self, request: Frame, response: Frame | None) -> list[Event]:
+        """One entry per topic and partition of both frames; what the response says of one wins."""
+        rows: dict[tuple[str | None, str | None, int | None], Event] = {}
+        for frame in (request, response) if response else (request,):
+            facts = frame.shape.facts
+            resolved = [self._names.resolve(topic) for topic in facts.topics]
+            for (name, topic_id), topic in zip(resolved, facts.topics, strict=True):
+                for partition in topic.partitions or (None,):
+                    rows.setdefault((name, topic_id, partition), _row(name, topic_id, partition))
+                for partition, code in topic.errors:
+                    key = (name, topic_id, partition if partition >= 0 else None)
+                    rows.setdefault(key, _row(*key))["error"] = code
+            for measure, value in zip(frame.shape.measures, frame.values, strict=True):
+                if measure.kind in _MEASURED:
+                    key = (*resolved[measure.topic], measure.partition)
+                    rows.setdefault(key, _row(*key))[_MEASURED[measure.kind]] = value
+        return list(rows.values())
+
+
+def _row(topic: str | None, topic_id: str | None, partition: int | None) -> Event:
+    return {"topic": topic, "topic_id": topic_id, "partition": partition, "error": 0}
+
+
+def _throttle_ms(response: Frame) -> int:
+    measures: tuple[Measure, ...] = response.shape.measures
+    return sum(v for m, v in zip(measures, response.values, strict=True) if m.kind is Kind.THROTTLE_MS)
+
+
+def _status(request: Facts, response: Facts | None) -> str:
+    statuses = [facts.status for facts in (request, response) if facts]
+    worst = next((status for status in statuses if status not in (Status.COMPLETE, Status.HEADER_ONLY)), statuses[0])
+    return worst.value

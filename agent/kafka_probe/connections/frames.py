@@ -1,0 +1,110 @@
+"""Records to frames: joins the records of long frames and finds each frame's shape, all frames of a batch at once.
+
+A batch keeps NumPy columns; only frames that needed several records are handled one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.capture.record import DATA_BYTES, Flag
+from kafka_probe.protocol.facts import Shape, measure_values
+from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+
+Records = npt.NDArray[Any]
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """Frames of one shape, in the order of their records.
+
+    records: (n,) of capture.record.RECORD, the first of each frame; values: (n, measures of the shape) int64.
+    """
+
+    shape: Shape
+    records: Records
+    values: Integers
+
+
+@dataclass(slots=True)
+class _Unfinished:
+    first: Records
+    data: bytearray
+    part: int
+
+
+class FrameReader:
+    """Reads frames out of batches of frame records; remembers what a batch left unfinished."""
+
+    def __init__(self) -> None:
+        self._table = ShapeTable()
+        self._unfinished: dict[tuple[int, int], _Unfinished] = {}
+        self.losses = Counter({"frame_incomplete": 0, "shapes_reset": 0})
+
+    def read(self, records: Records) -> Iterator[Frames]:
+        """The frames of a batch, grouped by shape; records: (n,) of RECORD, all of kind FRAME."""
+        alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
+        yield from self._match(records[alone])
+        for record in records[~alone]:
+            frame = self._join(record)
+            if frame:
+                yield frame
+
+    def _match(self, records: Records) -> Iterator[Frames]:
+        flags, api_key, version = records["flags"], records["api_key"], records["api_version"]
+        codes = (
+            (flags & Flag.RESPONSE != 0).astype(np.uint64) * np.uint64(code_of(True, 0, 0, False))
+            | (flags & Flag.CUT == 0).astype(np.uint64) * np.uint64(code_of(False, 0, 0, True))
+            | api_key.astype(np.uint64) << np.uint64(16)
+            | version
+        )
+        data = np.ascontiguousarray(records["data"])
+        ids = self._table.match(codes, data, records["size"])
+        self.losses["shapes_reset"] = self._table.resets
+        order = np.argsort(ids, kind="stable")
+        ordered = ids[order]
+        for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
+            if len(members):
+                shape_id = int(ids[members[0]])
+                yield Frames(
+                    self._table.shape(shape_id), records[members], self._table.values(shape_id, data[members])
+                )
+
+    def _join(self, record: Records) -> Frames | None:
+        key = int(record["conn"]), int(record["flags"]) & Flag.RESPONSE
+        data = record["data"][: record["size"]].tobytes()
+        unfinished = self._unfinished.pop(key, None)
+        if record["part"] == 0:
+            if unfinished:
+                self.losses["frame_incomplete"] += 1
+            unfinished = _Unfinished(record, bytearray(data), 0)
+        elif unfinished and record["part"] == unfinished.part + 1:
+            unfinished.data += data
+            unfinished.part += 1
+        else:
+            if record["flags"] & Flag.MORE == 0:
+                self.losses["frame_incomplete"] += 1
+            return None
+        if record["flags"] & Flag.MORE:
+            self._unfinished[key] = unfinished
+            return None
+        whole = bytes(unfinished.data)
+        code = code_of(bool(key[1]), int(record["api_key"]), int(record["api_version"]), not record["flags"] & Flag.CUT)
+        shape = decode_code(code, whole)
+        return Frames(shape, unfinished.first.reshape(1), np.array([measure_values(shape, whole)], np.int64))
+
+    def forget(self, conn: int) -> None:
+        """A connection ended: what it left unfinished is lost."""
+        for direction in (0, int(Flag.RESPONSE)):
+            if self._unfinished.pop((conn, direction), None):
+                self.losses["frame_incomplete"] += 1
+
+
+assert DATA_BYTES % 8 == 0  # ShapeTable looks at data as 64-bit words

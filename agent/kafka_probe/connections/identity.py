@@ -1,0 +1,71 @@
+"""Who a connection is: its ends, its flow id that is the same on both hosts, and the process that owns this end."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.capture.record import OPEN_DATA
+from kafka_probe.workloads import Owner
+
+Record = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What is known at first sight. `flow_id` as in design contract 3.3."""
+
+    conn: int
+    accepting: bool
+    from_start: bool
+    flow_id: str
+    local: str
+    peer: str
+    netns: int
+
+
+def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
+    """16 hexadecimal digits: the connecting side's first sequence number and the accepting side's.
+
+    The connecting side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
+    """
+    first, second = (rx_base, tx_base) if accepting else ((tx_base + 1) % (1 << 32), rx_base)
+    return f"{first:08x}{second:08x}"
+
+
+def endpoint(family: int, address: bytes, port: int) -> str:
+    """address:port; IPv6 in brackets, an IPv4-mapped address as the IPv4 address it is."""
+    if family == socket.AF_INET:
+        return f"{ipaddress.IPv4Address(address[:4])}:{port}"
+    v6 = ipaddress.IPv6Address(address)
+    return f"{v6.ipv4_mapped}:{port}" if v6.ipv4_mapped else f"[{v6}]:{port}"
+
+
+def read_open(record: Record) -> tuple[Identity, Owner]:
+    """The identity and the owner out of an OPEN or OWNER record."""
+    data = np.frombuffer(record["data"].tobytes(), OPEN_DATA, 1)[0]
+    accepting, family = bool(data["accepting"]), int(data["family"])
+    identity = Identity(
+        conn=int(record["conn"]),
+        accepting=accepting,
+        from_start=bool(data["from_start"]),
+        flow_id=flow_id(accepting, int(data["tx_base"]), int(data["rx_base"])),
+        local=endpoint(family, data["local_address"].tobytes(), int(data["local_port"])),
+        peer=endpoint(family, data["peer_address"].tobytes(), int(data["peer_port"])),
+        netns=int(data["netns"]),
+    )
+    owner = Owner(
+        pid=int(data["tgid"]),
+        start_boottime_ns=int(data["start_ns"]),
+        comm=bytes(data["comm"]),
+        uid=int(data["uid"]),
+        netns=identity.netns,
+        cgroup_id=int(data["cgroup_id"]),
+        cmdline=data["command_line"][: data["command_line_size"]].tobytes(),
+    )
+    return identity, owner

@@ -1,0 +1,125 @@
+"""The open connections: what their records said so far, and the events of their opening and closing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections.closing import read_close
+from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.protocol.facts import Facts
+from kafka_probe.workloads import WorkloadResolver
+
+Record = npt.NDArray[Any]
+Event = dict[str, object]
+
+# Client ids of kafka-probe's own clients: the far end of an agent's sink is known by it (design contract 3.1).
+INTERNAL = "kafka-probe-"
+
+
+@dataclass(slots=True)
+class Connection:
+    """One end of a connection. `confirmed`: it speaks Kafka, by two consistent frames or a request and its answer."""
+
+    identity: Identity
+    workload: Mapping[str, object]
+    opened_ns: int
+    client_id: str | None = None
+    software_name: str | None = None
+    software_version: str | None = None
+    cluster_id: str | None = None
+    opaque: str | None = None
+    confirmed: bool = False
+
+    @property
+    def internal(self) -> bool:
+        return self.client_id is not None and self.client_id.startswith(INTERNAL)
+
+    def learn(self, facts: Facts) -> None:
+        """What a frame says of its connection. A response is matched, so a connection that has one speaks Kafka."""
+        self.client_id = facts.client_id if facts.client_id is not None else self.client_id
+        self.cluster_id = facts.cluster_id or self.cluster_id
+        if facts.software_name:
+            self.software_name, self.software_version = facts.software_name, facts.software_version
+
+    def common(self) -> Event:
+        """The fields that all events of the connection share."""
+        return {
+            "side": "accepting" if self.identity.accepting else "connecting",
+            "flow_id": self.identity.flow_id,
+            "conn_id": f"{self.identity.conn:016x}",
+            "local": self.identity.local,
+            "peer": self.identity.peer,
+            "netns": self.identity.netns,
+            "cluster_id": self.cluster_id,
+            "workload": self.workload,
+            "client": {
+                "id": self.client_id,
+                "software_name": self.software_name,
+                "software_version": self.software_version,
+            },
+            "opaque": self.opaque,
+        }
+
+
+class Tracker:
+    """Connections by the kernel's id. `losses` counts what could not be given to one."""
+
+    def __init__(self, resolver: WorkloadResolver) -> None:
+        self._resolver = resolver
+        self._connections: dict[int, Connection] = {}
+        self._unreported: list[Connection] = []
+        self._ended: list[tuple[int, Event]] = []
+        self.losses = Counter({"connection_unknown": 0, "frame_unconfirmed": 0})
+
+    def __len__(self) -> int:
+        return len(self._connections)
+
+    def get(self, conn: int) -> Connection | None:
+        return self._connections.get(conn)
+
+    def take(self, record: Record) -> None:
+        """An OPEN, OWNER or REJECT record."""
+        kind = record["kind"]
+        if kind == Kind.REJECT:
+            connection = self._connections.get(int(record["conn"]))
+            if connection:
+                connection.opaque = "tls" if record["api_key"] == Protocol.TLS else "unknown"
+            return
+        identity, owner = read_open(record)
+        workload = self._resolver.resolve(owner)
+        known = self._connections.get(identity.conn)
+        if known:
+            known.workload = workload
+        else:
+            connection = Connection(identity, workload, int(record["ts_ns"]))
+            self._connections[identity.conn] = connection
+            self._unreported.append(connection)
+
+    def close(self, record: Record) -> Connection | None:
+        """A CLOSE record: the connection is forgotten, and returned if it was known."""
+        connection = self._connections.pop(int(record["conn"]), None)
+        if connection is None:
+            self.losses["connection_unknown"] += 1
+            return None
+        ended_ns = int(record["ts_ns"])
+        facts = {**read_close(record), "age_us": (ended_ns - connection.opened_ns) // 1000}
+        self._ended.append((ended_ns, self._event(connection, "close", facts)))
+        return connection
+
+    def report(self) -> Iterator[tuple[int, Event]]:
+        """(ts_ns, event) of what was opened and closed since the last report."""
+        for connection in self._unreported:
+            yield connection.opened_ns, self._event(connection, "open", {})
+        yield from self._ended
+        self._unreported, self._ended = [], []
+
+    @staticmethod
+    def _event(connection: Connection, kind: str, facts: Event) -> Event:
+        found = "start" if connection.identity.from_start else "midstream"
+        return {"kind": kind, **connection.common(), "found": found, **facts}

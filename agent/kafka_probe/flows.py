@@ -1,0 +1,206 @@
+"""Per interval and connection: frames of one shape are counted together; at the interval's end counts become events.
+
+What a shape says is looked at once per interval, so that a frame costs only its share of a few array operations.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.capture.record import Flag
+from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.events import GAMMA
+from kafka_probe.protocol.facts import Kind, Shape, TopicFacts
+from kafka_probe.protocol.schemas import apis
+
+Event = dict[str, object]
+_FETCH = 1
+
+
+@dataclass(slots=True)
+class _Count:
+    """Frames of one shape on one connection."""
+
+    connection: Connection
+    shape: Shape
+    frames: int
+    bytes: int
+    values: npt.NDArray[np.int64]  # sums of the shape's measures
+    latency: Counter[int]
+
+
+@dataclass(slots=True)
+class _Topic:
+    requests: int = 0
+    partitions: set[int] = field(default_factory=set)
+    records: int = 0
+    bytes: int = 0
+    uncounted_bytes: int = 0
+    errors: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class _Flow:
+    requests: int = 0
+    responses: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    throttle_ms: int = 0
+    errors: Counter[int] = field(default_factory=Counter)
+    latency: Counter[int] = field(default_factory=Counter)
+    latency_empty: Counter[int] = field(default_factory=Counter)
+    groups: set[str] = field(default_factory=set)
+    topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
+
+
+class Flows:
+    """Counts of the running interval."""
+
+    def __init__(self, tracker: Tracker, names: TopicNames) -> None:
+        self._tracker = tracker
+        self._names = names
+        self._counts: dict[tuple[int, int], _Count] = {}
+
+    def add(self, frames: Frames) -> None:
+        """Count frames of one shape, of any number of connections."""
+        records, shape = frames.records, frames.shape
+        order = np.argsort(records["conn"], kind="stable")
+        conns = records["conn"][order]
+        starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
+        sizes = np.add.reduceat(records["frame_bytes"][order].astype(np.int64), starts)
+        values = np.add.reduceat(frames.values[order], starts) if frames.values.shape[1] else frames.values[starts]
+        confirmed = np.logical_or.reduceat(records["flags"][order] & Flag.RESYNC == 0, starts)
+        ends = np.append(starts[1:], len(order))
+        buckets = _buckets(records["latency_us"][order]) if shape.facts.response else None
+        for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+            count = self._count(int(conns[start]), shape, end - start)
+            if count is None:
+                continue
+            count.connection.confirmed |= bool(confirmed[i])
+            count.frames += end - start
+            count.bytes += int(sizes[i])
+            count.values += values[i]
+            if buckets is not None:
+                count.latency.update(buckets[start:end].tolist())
+
+    def _count(self, conn: int, shape: Shape, frames: int) -> _Count | None:
+        count = self._counts.get((conn, id(shape)))
+        if count is None:
+            connection = self._tracker.get(conn)
+            if connection is None:
+                self._tracker.losses["connection_unknown"] += frames
+                return None
+            connection.learn(shape.facts)
+            self._names.learn(shape.facts)
+            # The shape is kept by its count, so its id stays its own.
+            count = _Count(connection, shape, 0, 0, np.zeros(len(shape.measures), np.int64), Counter())
+            self._counts[conn, id(shape)] = count
+        return count
+
+    def report(self) -> Iterator[Event]:
+        """The `flow` events of the interval, without their common times; a new interval begins.
+
+        A connection that is not confirmed yet keeps its counts; they are lost if it ends so.
+        """
+        flows: dict[tuple[int, int, int], tuple[Connection, _Flow]] = {}
+        kept = {}
+        for key, count in self._counts.items():
+            connection, facts = count.connection, count.shape.facts
+            if not connection.confirmed:
+                if self._tracker.get(key[0]):
+                    kept[key] = count
+                else:
+                    self._tracker.losses["frame_unconfirmed"] += count.frames
+                continue
+            api = (_INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
+            _, flow = flows.setdefault((key[0], *api), (connection, _Flow()))
+            self._sum(flow, count, with_topics=not connection.internal)
+        self._counts = kept
+        for (_, api_key, api_version), (connection, flow) in flows.items():
+            yield _event(connection, api_key, api_version, flow)
+
+    def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
+        facts = count.shape.facts
+        if facts.response:
+            flow.responses += count.frames
+            flow.response_bytes += count.bytes
+            empty = facts.api_key == _FETCH and not facts.has_records
+            (flow.latency_empty if empty else flow.latency).update(count.latency)
+            for code, times in facts.errors:
+                flow.errors[code] += times * count.frames
+        else:
+            flow.requests += count.frames
+            flow.request_bytes += count.bytes
+            flow.groups.update(facts.groups)
+        topics = [self._topic(flow, topic, count) for topic in facts.topics] if with_topics else []
+        for measure, value in zip(count.shape.measures, count.values.tolist(), strict=True):
+            if measure.kind is Kind.THROTTLE_MS:
+                flow.throttle_ms += value
+            elif topics and measure.kind is Kind.RECORDS:
+                topics[measure.topic].records += value
+            elif topics and measure.kind is Kind.RECORD_BYTES:
+                topics[measure.topic].bytes += value
+            elif topics and measure.kind is Kind.UNCOUNTED_BYTES:
+                topics[measure.topic].uncounted_bytes += value
+
+    def _topic(self, flow: _Flow, facts: TopicFacts, count: _Count) -> _Topic:
+        topic = flow.topics.setdefault(self._names.resolve(facts), _Topic())
+        topic.requests += 0 if count.shape.facts.response else count.frames
+        topic.partitions.update(facts.partitions)
+        for _, code in facts.errors:
+            topic.errors[code] += count.frames
+        return topic
+
+
+_INTERNAL = -1
+
+
+def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
+    """events.bucket_of for an array."""
+    return (np.log(np.maximum(latency_us, 1)) / np.log(GAMMA)).astype(np.int64)
+
+
+def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
+    internal = api_key == _INTERNAL
+    api = apis().get(api_key)
+    return {
+        "kind": "flow",
+        **connection.common(),
+        "api": api.name if api else None,
+        "api_key": None if internal else api_key,
+        "api_version": None if internal else api_version,
+        "internal": internal,
+        "requests": flow.requests,
+        "responses": flow.responses,
+        "request_bytes": flow.request_bytes,
+        "response_bytes": flow.response_bytes,
+        "errors": _counts(flow.errors),
+        "latency": _counts(flow.latency),
+        "latency_empty": _counts(flow.latency_empty),
+        "throttle_ms": flow.throttle_ms,
+        "group": next(iter(flow.groups)) if len(flow.groups) == 1 else None,
+        "topics": [
+            {
+                "topic": name,
+                "topic_id": topic_id,
+                "requests": topic.requests,
+                "partitions": len(topic.partitions),
+                "records": topic.records,
+                "bytes": topic.bytes,
+                "uncounted_bytes": topic.uncounted_bytes,
+                "errors": _counts(topic.errors),
+            }
+            for (name, topic_id), topic in flow.topics.items()
+        ],
+    }
+
+
+def _counts(counter: Iterable[int] | Counter[int]) -> dict[str, int]:
+    return {str(key): count for key, count in sorted(Counter(counter).items())}
