@@ -125,6 +125,21 @@ class Broker:
             raise LabError(f"no request metrics over JMX from {self.bootstrap}: {answer.stdout}{answer.stderr}")
         return counts
 
+    def settled_request_counts(self) -> RequestCounts:
+        """`request_counts` once they no longer change: a consumer's last poll is answered after its connection is gone.
+
+        Requires that nobody sends requests any more.
+        """
+        readings: list[RequestCounts] = [{}]
+
+        def settled() -> bool:
+            readings.append(self.request_counts())
+            return readings[-1] == readings[-2]
+
+        # longer than the 500 ms that a broker holds an idle poll
+        wait_until(settled, f"the request counts of {self.bootstrap} to settle", every_s=0.6)
+        return readings[-1]
+
     def __enter__(self) -> Self:
         self.start()
         return self

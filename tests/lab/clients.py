@@ -24,7 +24,7 @@ from tests.lab.processes import LabError, start, stop, tail
 ROOT = Path(__file__).parents[2]
 # "producer-topic-metrics:byte-total:{client-id=a, topic=b}    : 123.000"
 _JAVA_METRIC = re.compile(
-    r"^\S+:(?P<name>[\w-]+):\{client-id=[^,}]+, topic=(?P<topic>[^,}]+)\}\s*: (?P<value>[\d.]+)", re.M
+    r"^\S+:(?P<name>[\w-]+):\{client-id=[^,}]+, topic=(?P<topic>[^,}]+)\}\s*: (?P<value>[\d.]+)", re.MULTILINE
 )
 
 

@@ -138,7 +138,7 @@ def _read_response(
             _add(traffic[request.client_id, "Fetch", _topic(topic, "topic")], topic.partitions)
 
 
-def _body(schema: type[RequestPayload] | type[ResponsePayload], frame: bytes) -> Any:
+def _body(schema: type[RequestPayload | ResponsePayload], frame: bytes) -> Any:
     _, start = entity_reader(schema.__header_schema__)(frame, 0)
     body, size = entity_reader(schema)(frame, start)
     assert start + size == len(frame), (

@@ -1,0 +1,134 @@
+"""The product as its users run it, `kafka-probe run` and `kafka-probe-pipeline run` as processes; what they wrote."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.lab.processes import LabError, start, stop, tail, wait_until
+from tests.lab.topics import read_topic
+
+EVENTS, TRAFFIC = "kafka-probe.events", "kafka-probe.traffic"
+COULD_NOT_START = 3
+_BIN = Path(sys.executable).parent
+
+
+class Agent:
+    """`with Agent(directory, flags) as agent:` is an agent from attached to orderly stopped; its log is `log`.
+
+    Raises:
+        LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
+    """
+
+    def __init__(self, directory: Path, *flags: str, inside: Path | None = None) -> None:
+        self.log = directory / "agent.log"
+        self._ready = directory / "agent.ready"
+        self._flags = flags
+        self._inside = inside
+        self._process: subprocess.Popen[bytes] | None = None
+        self.output = directory / "agent.out"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running agent."""
+        if self._process is None:
+            raise LabError("the agent is not running")
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Stop it as a service manager would, and return when it has sent all it saw."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        if status := stop(process, timeout_s=30):
+            raise LabError(f"the agent ended with status {status}:\n{tail(self.log)}")
+
+    def __enter__(self) -> Self:
+        for leftover in (self._ready, self.log, self.output):
+            leftover.unlink(missing_ok=True)
+        command = [str(_BIN / "kafka-probe"), "run", "--ready-file", str(self._ready), *self._flags]
+        self._process = start(command, log=self.log, stdout=self.output, inside=self._inside)
+        try:
+            wait_until(self._is_ready, "the agent to attach")
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _is_ready(self) -> bool:
+        if self._process is not None and (status := self._process.poll()) is not None:
+            raise LabError(f"the agent ended with status {status}:\n{tail(self.log)}")
+        return self._ready.exists()
+
+
+def run_pipeline(bootstrap: str, directory: Path) -> None:
+    """Process all events that are there, into `directory` and the traffic topic.
+
+    Raises:
+        LabError: it failed; the text ends with the log's tail.
+    """
+    log = directory.with_suffix(".log")
+    flags = ["--bootstrap-servers", bootstrap, "--output", str(directory)]
+    process = start([str(_BIN / "kafka-probe-pipeline"), "run", "--once", *flags], log=log)
+    try:
+        status = process.wait(timeout=180)
+    finally:
+        stop(process)
+    if status:
+        raise LabError(f"the pipeline ended with status {status}:\n{tail(log)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the product says: the rows of the traffic topic and the events they were made of, as parsed JSON."""
+
+    rows: Sequence[dict[str, Any]]
+    events: Sequence[dict[str, Any]]
+
+    def select(self, **equal: object) -> Iterator[dict[str, Any]]:
+        """The traffic rows whose columns have these values."""
+        return (row for row in self.rows if all(row.get(name) == value for name, value in equal.items()))
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """What the agents lost or left out, by reason."""
+        total: Counter[str] = Counter()
+        for losses in losses_by_agent(self.events).values():
+            total.update(losses)
+        return dict(total)
+
+    def seconds(self, client_id: str) -> float:
+        """Length of the intervals in which the client was seen, from the first to the last."""
+        flows = [e for e in self.events if e["kind"] == "flow" and (e.get("client") or {}).get("id") == client_id]
+        start_us, end_us = min(flow["since"] for flow in flows), max(flow["ts"] for flow in flows)
+        return float(end_us - start_us) / 1e6
+
+
+def report(bootstrap: str) -> Report:
+    """Read what the product wrote to its topics."""
+    # The last row of a key is right after any replay.
+    rows = dict(read_topic(bootstrap, TRAFFIC))
+    return Report([json.loads(value) for value in rows.values()], read_events(bootstrap))
+
+
+def read_events(bootstrap: str) -> list[dict[str, Any]]:
+    """The events of all agents; those of one agent are in order."""
+    return [json.loads(line) for _, value in read_topic(bootstrap, EVENTS) for line in value.splitlines()]
+
+
+def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """What each agent lost or left out, by agent id in order of appearance and reason: its last word."""
+    return {event["agent_id"]: event["losses"] for event in events if event["kind"] == "agent"}

@@ -1,0 +1,33 @@
+"""Topics from the outside: create them, and read one from its first record to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import NewTopic
+
+
+def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int) -> None:
+    """Create topics of one replica; returns when they can be used."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
+    try:
+        admin.create_topics([NewTopic(name, partitions, 1) for name in names], wait_for_metadata=True)
+    finally:
+        admin.close()
+
+
+def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[bytes | None, bytes]]:
+    """Key and value of every record that is in the topic now, partition by partition."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, client_id="lab", enable_auto_commit=False)
+    try:
+        for number in sorted(consumer.partitions_for_topic(topic) or ()):
+            partition = TopicPartition(topic, number)
+            end = consumer.end_offsets([partition])[partition]
+            consumer.assign([partition])
+            consumer.seek_to_beginning(partition)
+            while consumer.position(partition) < end:
+                for records in consumer.poll(timeout_ms=1000).values():
+                    yield from ((record.key, record.value) for record in records)
+    finally:
+        consumer.close()
