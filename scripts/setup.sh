@@ -10,7 +10,7 @@ python=/usr/bin/python3
 what=${1:-demo}
 
 say() { echo "setup: $*"; }
-refuse() { printf 'setup: %s\n' "$@" >&2; exit 3; }
+refuse() { printf '%s\n' "setup: $1" "${@:2}" >&2; exit 3; }
 
 # --- What the machine must have: a test, its Debian package, its Fedora package -------------------------------------
 
