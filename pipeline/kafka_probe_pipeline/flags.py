@@ -1,0 +1,45 @@
+"""Command-line flags derived from the fields of `Config`: name, type, help and variable are written there only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+from pydantic.fields import FieldInfo
+
+from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of
+
+Command = Callable[..., None]
+
+
+def flags(*names: str) -> Callable[[Command], Command]:
+    """Give a command the flags of the named fields, of all fields if none is named; absent ones arrive as None."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names or tuple(Config.model_fields)):
+            command = _option(name, Config.model_fields[name])(command)
+        return command
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
+    default = f"; default: {field.default}" if field.default not in (None, "", False, {}) else ""
+    text = f"{field.description}{default} [{VARIABLE_PREFIX}{name.upper()}]"
+    options: dict[str, Any] = {"help": text, "default": None}
+    if field.annotation is bool:
+        return click.option(f"{flag_of(name)}/--no-{flag_of(name)[2:]}", **options)
+    if field.annotation == dict[str, str]:
+        return click.option(flag_of(name), multiple=True, metavar="KEY=VALUE", callback=_pairs, **options)
+    kinds = {int: "N", float: "SECONDS", Path: "DIR"}
+    kind = next((kind for kind in (field.annotation, *get_args(field.annotation)) if kind in kinds), None)
+    return click.option(flag_of(name), metavar=kinds[kind] if kind else "TEXT", **options)
+
+
+def _pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:
+    for value in values:
+        if not value.partition("=")[0] or "=" not in value:
+            raise click.BadParameter(f"{value}: must be key=value.")
+    return dict(value.split("=", 1) for value in values) or None

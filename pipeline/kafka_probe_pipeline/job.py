@@ -1,0 +1,173 @@
+"""The composition root: `kafka-probe-pipeline run` streams traffic, `kafka-probe-pipeline show` prints what there is.
+
+The same through spark-submit, from an environment that has the package:
+`spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 .../kafka_probe_pipeline/job.py run ...`
+Executors run no Python. SIGINT and SIGTERM end `run` with status 0; killed at any moment, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from threading import Event
+
+import click
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+
+from kafka_probe_pipeline import report, session, source, topics
+from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
+from kafka_probe_pipeline.flags import flags
+from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
+from kafka_probe_pipeline.traffic import traffic
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One micro-batch, the same however often it is called with the same batch: table first, topics from the table."""
+
+    config: Config
+    table: Table
+    malformed: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, records: DataFrame, batch_id: int) -> None:
+        parsed = records.transform(source.parsed).persist()
+        try:
+            # A batch that is there was complete when the job was killed after it; its rows stay as they were sent.
+            if not self.table.exists(batch_id):
+                self.table.write(source.events(parsed).transform(traffic, self.config.window), batch_id)
+            rows = self.table.batch(batch_id)
+            send(traffic_letters(rows, batch_id), self.config.traffic_topic, self.config.kafka)
+            send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
+            self._account(parsed, rows, batch_id)
+        finally:
+            parsed.unpersist()
+
+    def _account(self, parsed: DataFrame, rows: DataFrame, batch_id: int) -> None:
+        counts = {row["reason"]: row["count"] for row in parsed.groupBy("reason").count().collect()}
+        events = counts.pop(None, 0)
+        self.malformed.update(counts)
+        log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), _listed("malformed", counts))
+        if self.config.console:
+            report.print_tables(report.totals(rows).collect(), Console())
+
+
+def start_query(spark: SparkSession, config: Config, step: Step) -> StreamingQuery:
+    """Start the stream from the events topic through `step`.
+
+    Raises:
+        StartError: the table has no checkpoint, so that every event would count again.
+    """
+    if step.table.exists() and not Table(spark, config.checkpoint).exists():
+        raise StartError(
+            f"{config.table} has batches, but its checkpoint {config.checkpoint} is gone: "
+            "move the table away or choose another --output, else every event would count twice."
+        )
+    writer = (
+        source.records(spark, config).writeStream.foreachBatch(step).option("checkpointLocation", config.checkpoint)
+    )
+    if config.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(config.trigger_interval * 1000)} milliseconds").start()
+
+
+def run_until_signal(query: StreamingQuery, stopping: Event) -> None:
+    """Return when the query has ended by itself (`--once`) or was stopped after `stopping` was set.
+
+    Raises:
+        PipelineError: the query failed.
+    """
+    try:
+        while not query.awaitTermination(1):
+            if stopping.is_set():
+                query.stop()
+                return
+    except StreamingQueryException as error:
+        raise PipelineError(f"The stream stopped: {_last_cause(error)}") from None
+
+
+@click.group()
+@click.version_option(package_name="kafka-probe")
+def cli() -> None:
+    """Sum what kafka-probe's agents saw: who does how much to which topic."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    log.setLevel(logging.INFO)
+
+
+@cli.command()
+@flags()
+def run(**given: object) -> None:
+    """Read the events topic and keep the Parquet table and the traffic topic up to date."""
+    config = load(given)
+    if not config.bootstrap_servers:
+        raise UsageError("--bootstrap-servers is missing: host:port of a broker that holds the events topic.")
+    stopping = Event()
+    spark = session.start(config.master, config.jars_dir)
+    # After the session: it sets a handler of its own.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopping.set())
+    try:
+        session.require_connector(spark)
+        created = topics.create_missing(spark, config)
+        step = Step(config, Table(spark, config.table))
+        query = start_query(spark, config, step)
+        log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
+        run_until_signal(query, stopping)
+        log.info("stopped; the table is %s%s", config.table, _listed("malformed", step.malformed))
+    finally:
+        spark.stop()
+
+
+@cli.command()
+@flags("output", "master")
+@click.option("--json", "as_json", is_flag=True, help="one JSON object per line, with all columns")
+def show(as_json: bool, **given: object) -> None:
+    """Print the Parquet table, summed over all windows."""
+    config = load(given)
+    spark = session.start(config.master)
+    try:
+        table = Table(spark, config.table)
+        if not table.exists():
+            raise StartError(f"There is no table at {config.table}: name the --output of `kafka-probe-pipeline run`.")
+        rows = report.totals(table.read()).collect()
+    finally:
+        spark.stop()
+    if as_json:
+        report.print_json(rows, sys.stdout)
+    else:
+        report.print_tables(rows, Console())
+
+
+def main() -> None:
+    """The command; an error is one sentence and an exit status."""
+    try:
+        cli.main(prog_name="kafka-probe-pipeline")
+    except PipelineError as error:
+        print(f"kafka-probe-pipeline: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+
+
+def _listed(what: str, names: Counter[str] | dict[str, int] | tuple[str, ...]) -> str:
+    """`; what: a, b` or `; what: a 3, b 1`; nothing if there is none."""
+    if not names:
+        return ""
+    items = [f"{name} {count}" for name, count in names.items()] if isinstance(names, dict) else names
+    return f"; {what}: {', '.join(items)}"
+
+
+def _last_cause(error: StreamingQueryException) -> str:
+    """The innermost message of a Java stack trace, in one line."""
+    lines = [line for line in str(error).splitlines() if line.startswith("Caused by: ")]
+    return (lines[-1] if lines else str(error).splitlines()[0]).removeprefix("Caused by: ")
+
+
+if __name__ == "__main__":
+    main()

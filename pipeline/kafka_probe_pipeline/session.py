@@ -1,0 +1,83 @@
+"""The Spark session: a small local one by default, whatever spark-submit started if it did.
+
+Owns what Spark is told: memory, time zone, logging, and where the Kafka connector comes from, which the pyspark package
+does not ship. Never reads or writes data.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pyspark
+from py4j.java_gateway import JavaClass
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.errors import StartError
+
+CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
+FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-kafka-{pyspark.__version__}"
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# Any session: sums that overflow become null instead of ending the job, and a time is printed the same everywhere.
+_ALWAYS = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "false",
+}
+# A local session is one JVM for one small job: no page on port 4040, nothing listening beyond loopback.
+_LOCAL = {
+    "spark.driver.memory": "1g",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSession:
+    """A session on `master`; None means what spark-submit named, else `local[2]`.
+
+    Raises:
+        StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.
+    """
+    # pyspark: set in a program that spark-submit started. Its JVM runs already, with the class path it was given.
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    builder = SparkSession.builder.appName("kafka-probe-pipeline")
+    options = dict(_ALWAYS)
+    if not submitted:
+        master = master or "local[2]"
+        options |= _LOCAL if master.startswith("local") else {}
+        options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
+    if master:
+        builder = builder.master(master)
+    for name, value in options.items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except (PySparkException, PySparkRuntimeError) as error:
+        raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
+
+
+def require_connector(spark: SparkSession) -> None:
+    """Return if the session can read from Kafka.
+
+    Raises:
+        StartError: the connector is not on the class path.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    if not isinstance(jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, JavaClass):
+        raise StartError(
+            f"Spark's Kafka connector is missing: run `make setup` in the checkout, "
+            f"name a folder with its jars by --jars-dir, or start with `spark-submit --packages {CONNECTOR}`."
+        )
+
+
+def _jars(folder: Path | None) -> list[str]:
+    jars = sorted(str(jar) for jar in (folder or FETCHED_JARS).glob("*.jar"))
+    if folder and not jars:
+        raise StartError(f"No jars in {folder}: --jars-dir must name the folder of Spark's Kafka connector.")
+    return jars

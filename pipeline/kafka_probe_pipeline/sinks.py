@@ -1,0 +1,98 @@
+"""The sinks: a Parquet table that holds each micro-batch once, and Kafka topics whose last row per key is right.
+
+Spark hands the same micro-batch again after a crash, with the same number and the same Kafka records. The table answers
+with the batch number as directory: complete or absent, and never written twice. Kafka gets each row under a key made of
+what the row is about and the batch number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kafka_probe_pipeline.traffic import KEYS
+
+# A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
+DEAD_LETTER_CHARACTERS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A Parquet table below `path`, one directory `batch_id=N` per micro-batch; readers see whole batches only."""
+
+    spark: SparkSession
+    path: str
+
+    def exists(self, batch_id: int | None = None) -> bool:
+        """Whether the batch, or any table at all, is there."""
+        path = self._hadoop(self.path if batch_id is None else self._batch(batch_id))
+        return bool(self._file_system(path).exists(path))
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Add the rows as one batch, which must not be there yet.
+
+        The files are written beside the table, into a name that readers skip, and appear by one rename, atomic on
+        local disks and HDFS. What a killed attempt left is overwritten.
+        """
+        draft = f"{self.path}/_draft"
+        rows.write.mode("overwrite").parquet(draft)
+        source, target = self._hadoop(draft), self._hadoop(self._batch(batch_id))
+        if not self._file_system(source).rename(source, target):
+            raise OSError(f"cannot rename {draft} to {self._batch(batch_id)}")
+
+    def batch(self, batch_id: int) -> DataFrame:
+        """The rows of one batch, as written."""
+        return self.spark.read.parquet(self._batch(batch_id))
+
+    def read(self) -> DataFrame:
+        """All rows, with `batch_id`."""
+        return self.spark.read.parquet(self.path)
+
+    def _batch(self, batch_id: int) -> str:
+        return f"{self.path}/batch_id={batch_id}"
+
+    def _hadoop(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)
+
+    def _file_system(self, path: Any) -> Any:
+        return path.getFileSystem(self.spark.sparkContext._jsc.hadoopConfiguration())
+
+    @property
+    def _jvm(self) -> Any:
+        return self.spark.sparkContext._jvm
+
+
+def traffic_letters(rows: DataFrame, batch_id: int) -> DataFrame:
+    """Rows of one batch as Kafka records: the value is JSON, the key a hash of window, dimensions and batch."""
+    numbered = rows.withColumn("batch_id", F.lit(batch_id))
+    return numbered.select(
+        F.sha2(F.to_json(F.struct(*KEYS, "batch_id")), 256).alias("key"),
+        F.to_json(F.struct(*numbered.columns)).alias("value"),
+    )
+
+
+def dead_letters(malformed: DataFrame) -> DataFrame:
+    """Malformed lines as Kafka records; the key says where the line came from. Very long lines are cut."""
+    return malformed.select(
+        F.concat_ws("-", "topic", "partition", "offset", "line_number").alias("key"),
+        F.to_json(
+            F.struct(
+                "reason",
+                F.substring("line", 1, DEAD_LETTER_CHARACTERS).alias("line"),
+                F.length("line").alias("length"),
+                "topic",
+                "partition",
+                "offset",
+                "line_number",
+            )
+        ).alias("value"),
+    )
+
+
+def send(letters: DataFrame, topic: str, kafka: dict[str, str]) -> None:
+    """Write key and value to a topic, at least once."""
+    options = {f"kafka.{name}": value for name, value in kafka.items()}
+    letters.write.format("kafka").options(**options).option("topic", topic).save()

@@ -1,0 +1,161 @@
+"""Traffic: `flow` events in, sums per window, workload, client, API, group and topic out.
+
+Two levels that must never be added: `api` rows are the totals of an API, `topic` rows are what was done to one topic
+(one request may name many). Nor may the two sides of a connection. Everything else adds up: rows of several
+micro-batches, windows or nodes, histograms bucket by bucket. So a late event is one more row, never a dropped one.
+Pure functions of DataFrames; this room never reads or writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from kafka_probe.events import bucket_middle_us
+
+# Output column: where an event carries it.
+DIMENSIONS = {
+    **{name: name for name in ("node", "side", "cluster_id")},
+    **{
+        name: f"workload.{name}"
+        for name in ("pid", "start_time", "comm", "exe", "cgroup", "container_id", "pod", "namespace")
+    },
+    "client_id": "client.id",
+    "software_name": "client.software_name",
+    "software_version": "client.software_version",
+    **{name: name for name in ("api", "api_key", "api_version", "group", "internal", "opaque")},
+}
+LEVEL = ("level", "topic", "topic_id")
+WINDOW = ("window_start", "window_end")
+KEYS = (*WINDOW, *DIMENSIONS, *LEVEL)
+
+# Output column: where an event, and where its entry for a topic, carries it. What a topic has of the wire's bytes,
+# latency and throttling cannot be told.
+COUNTS = {
+    "requests": ("requests", "requests"),
+    "responses": ("responses", None),
+    "request_bytes": ("request_bytes", None),
+    "response_bytes": ("response_bytes", None),
+    "records": (None, "records"),
+    "record_bytes": (None, "bytes"),
+    "uncounted_bytes": (None, "uncounted_bytes"),
+    "throttle_ms": ("throttle_ms", None),
+}
+HISTOGRAMS = {
+    "errors": ("errors", "errors"),
+    "latency": ("latency", None),
+    "latency_empty": ("latency_empty", None),
+}
+PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
+
+
+def traffic(events: DataFrame, window_seconds: int) -> DataFrame:
+    """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (a map from code or bucket to count)."""
+    return events.transform(flows).transform(levels).transform(windowed, window_seconds).transform(summed, KEYS)
+
+
+def flows(events: DataFrame) -> DataFrame:
+    """The flow events, each once: an agent that retries may have written one twice."""
+    return events.where(F.col("kind") == "flow").dropDuplicates(["agent_id", "seq"])
+
+
+def levels(flows: DataFrame) -> DataFrame:
+    """Per flow event one row of level `api` and one of level `topic` per topic, with ts, dimensions and measures."""
+    rows = F.concat(
+        F.array(_api_row()),
+        F.coalesce(F.transform("topics", _topic_row), F.array()),
+    )
+    dimensions = [F.col(path).alias(name) for name, path in DIMENSIONS.items()]
+    return flows.select("ts", *dimensions, F.explode(rows).alias("row")).select("*", "row.*").drop("row")
+
+
+def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
+    """`ts` (µs since epoch) replaced by the start and end of its window."""
+    window = F.window(F.timestamp_micros("ts"), f"{window_seconds} seconds")
+    return (
+        rows.withColumn("window", window)
+        .withColumns({"window_start": F.col("window.start"), "window_end": F.col("window.end")})
+        .drop("ts", "window")
+    )
+
+
+def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
+    """All measures summed over the rows that agree in the columns `by`; null where no row knows."""
+    return rows.groupBy(*by).agg(
+        *(F.try_sum(name).alias(name) for name in COUNTS),
+        *(_sum_of_maps(name).alias(name) for name in HISTOGRAMS),
+    )
+
+
+def with_percentiles(rows: DataFrame) -> DataFrame:
+    """Adds `PERCENTILES` of `latency` in µs, within the 4.8 % of a bucket. Only of sums: percentiles do not add up."""
+    return rows.withColumns({name: _percentile(F.col("latency"), share) for name, share in PERCENTILES.items()})
+
+
+def _api_row() -> Column:
+    def count(of_event: str | None, of_topic: str | None) -> Column:
+        return F.col(of_event) if of_event else _sum_of_list(F.transform("topics", lambda topic: topic[of_topic]))
+
+    none = F.lit(None).cast("string")
+    return F.struct(
+        F.lit("api").alias("level"),
+        none.alias("topic"),
+        none.alias("topic_id"),
+        *(count(*places).alias(name) for name, places in COUNTS.items()),
+        *(F.col(of_event).alias(name) for name, (of_event, _) in HISTOGRAMS.items()),
+    )
+
+
+def _topic_row(topic: Column) -> Column:
+    def measure(of_topic: str | None, kind: str) -> Column:
+        return topic[of_topic] if of_topic else F.lit(None).cast(kind)
+
+    return F.struct(
+        F.lit("topic").alias("level"),
+        topic["topic"].alias("topic"),
+        topic["topic_id"].alias("topic_id"),
+        *(measure(of_topic, "long").alias(name) for name, (_, of_topic) in COUNTS.items()),
+        *(measure(of_topic, "map<string,long>").alias(name) for name, (_, of_topic) in HISTOGRAMS.items()),
+    )
+
+
+def _sum_of_list(numbers: Column) -> Column:
+    return F.aggregate(numbers, F.lit(0).cast("long"), lambda sum_, n: F.try_add(sum_, F.coalesce(n, F.lit(0))))
+
+
+def _sum_of_maps(name: str) -> Column:
+    """Aggregate: the union of the maps, values of equal keys added; null if all are empty."""
+
+    def plus(left: Column, right: Column) -> Column:
+        none = F.lit(0)
+        return F.map_zip_with(
+            left, right, lambda _, one, other: F.try_add(F.coalesce(one, none), F.coalesce(other, none))
+        )
+
+    merged = F.aggregate(F.collect_list(name), F.create_map().cast("map<string,long>"), plus)
+    return F.when(F.size(merged) > 0, merged)
+
+
+def _percentile(histogram: Column, share: float) -> Column:
+    """The middle of the first bucket up to which the counts reach `share` of all (nearest rank)."""
+    buckets = F.array_sort(
+        F.transform(
+            F.map_entries(histogram),
+            lambda entry: F.struct(entry["key"].try_cast("int").alias("bucket"), entry["value"].alias("n")),
+        )
+    )
+    rank = share * _sum_of_list(F.map_values(histogram))
+    start = F.struct(F.lit(0).cast("long").alias("seen"), F.lit(None).cast("int").alias("bucket"))
+
+    def step(found: Column, entry: Column) -> Column:
+        return F.struct(
+            F.try_add(found["seen"], entry["n"]).alias("seen"),
+            F.when(found["seen"] < rank, entry["bucket"]).otherwise(found["bucket"]).alias("bucket"),
+        )
+
+    bucket = F.aggregate(buckets, start, step, lambda found: found["bucket"])
+    # The schema's own formula: its arithmetic is the same on a column.
+    return cast("Column", bucket_middle_us(bucket))  # type: ignore[arg-type]

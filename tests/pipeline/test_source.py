@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+from pyspark.testing import assertDataFrameEqual
+
+from kafka_probe import events as schema
+from kafka_probe_pipeline import source
+from tests.pipeline.builders import Event, events, flow, lines, records
+
+pytestmark = pytest.mark.spark
+
+SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": 2**62, "boolean": True}
+
+
+def sample(kind: schema.Type) -> object:
+    """A value of the type with every field set."""
+    match kind:
+        case schema.Struct(fields):
+            return {field.name: sample(field.type) for field in fields}
+        case schema.ListOf(element):
+            return [sample(element)] * 2
+        case schema.Counts():
+            return {"3": 4, "-1": 5}
+        case _:
+            return SAMPLES[kind]
+
+
+def full_event(kind: str) -> Event:
+    event = {field.name: sample(field.type) for field in (*schema.COMMON, *schema.KINDS[kind])}
+    return event | {"v": schema.SCHEMA_VERSION, "kind": kind, "ts": 1}
+
+
+def without_nulls(value: object) -> object:
+    match value:
+        case dict():
+            return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
+        case list():
+            return [without_nulls(inner) for inner in value]
+        case _:
+            return value
+
+
+def test_every_field_of_every_kind_arrives_as_it_was_written(spark: SparkSession) -> None:
+    written = [full_event(kind) for kind in schema.KINDS]
+    read = events(spark, *written).collect()
+    assert [without_nulls(row.asDict(recursive=True)) for row in read] == written
+
+
+def test_the_spark_schema_has_each_field_once_and_typed(spark: SparkSession) -> None:
+    fields = source.spark_schema().fields
+    assert [field.name for field in fields] == list(
+        dict.fromkeys(field.name for kind in schema.KINDS for field in (*schema.COMMON, *schema.KINDS[kind]))
+    )
+    types = {field.name: field.dataType for field in fields}
+    assert (types["ts"], types["kind"], types["internal"]) == (T.LongType(), T.StringType(), T.BooleanType())
+    assert types["latency"] == T.MapType(T.StringType(), T.LongType())
+    assert events(spark, flow()).schema == source.spark_schema()
+
+
+def test_a_field_with_two_types_in_the_schema_is_refused() -> None:
+    with pytest.raises(TypeError, match="the field x has two types"):
+        source._struct((schema.Field("x", "long", ""), schema.Field("x", "string", "")))
+
+
+def test_lines_of_one_record_become_events_in_place_and_blank_lines_are_none(spark: SparkSession) -> None:
+    value = lines(flow(0), flow(1)) + "\n  \n" + lines(flow(2))
+    parsed = source.parsed(records(spark, value, lines(flow(3))))
+    assertDataFrameEqual(
+        parsed.select("topic", "partition", "offset", "line_number", "event.seq"),
+        spark.createDataFrame(
+            [("events", 0, 0, 0, 0), ("events", 0, 0, 1, 1), ("events", 0, 0, 4, 2), ("events", 0, 1, 0, 3)],
+            "topic string, partition int, offset long, line_number int, seq long",
+        ),
+    )
+
+
+BAD_LINES = {
+    "hello": "not a JSON object",
+    "5": "not a JSON object",
+    "null": "not a JSON object",
+    "[" + json.dumps(flow()) + "]": "not a JSON object",
+    json.dumps(flow())[:-9]: "not a JSON object",
+    json.dumps(flow()) + json.dumps(flow(1)): "not a JSON object",
+    json.dumps(flow()) + "," + json.dumps(flow(1)): "not a JSON object",
+    json.dumps(flow()) + " tail": "not a JSON object",
+    json.dumps(flow(requests="many")): "a value of another type than the schema's",
+    json.dumps(flow(requests=2**63)): "a value of another type than the schema's",
+    json.dumps(flow(errors={"3": "x"})): "a value of another type than the schema's",
+    json.dumps(flow(topics={"topic": "a"})): "a value of another type than the schema's",
+    json.dumps(flow(v=2)): "schema version other than 1",
+    "{}": "schema version other than 1",
+    json.dumps(flow(kind=None)): "no kind",
+    json.dumps(flow(agent_id=None)): "no agent_id",
+    json.dumps(flow(seq=None)): "no seq",
+    json.dumps(flow(ts=None)): "no ts",
+    json.dumps(flow(kind="flood")): "unknown kind",
+    json.dumps(flow(ts=-1)): "ts before 1970 or after 9999",
+    json.dumps(flow(ts=2**63 - 1)): "ts before 1970 or after 9999",
+}
+
+
+def test_a_line_that_is_no_event_keeps_its_text_and_has_a_reason(spark: SparkSession) -> None:
+    parsed = source.parsed(records(spark, "".join(f"{line}\n" for line in BAD_LINES) + lines(flow(1))))
+    dead = source.malformed(parsed).orderBy("line_number").collect()
+    assert [(row["line_number"], row["line"], row["reason"]) for row in dead] == [
+        (number, line, reason) for number, (line, reason) in enumerate(BAD_LINES.items())
+    ]
+    assert [event["seq"] for event in source.events(parsed).collect()] == [1]
+
+
+def test_bytes_that_are_no_text_are_malformed_and_nothing_more(spark: SparkSession) -> None:
+    raw = spark.createDataFrame(
+        [("events", 0, 0, bytearray(b"\xff\xfe\x00\n" + lines(flow()).encode()))],
+        "topic string, partition int, offset long, value binary",
+    )
+    parsed = source.parsed(raw)
+    assert [row["reason"] for row in source.malformed(parsed).collect()] == ["not a JSON object"]
+    assert source.events(parsed).count() == 1
