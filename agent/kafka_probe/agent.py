@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 import kafka_probe
 from kafka_probe import check
-from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.loader import Options, Programs, Rule
+from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import Config, RequestEvents
@@ -77,7 +77,7 @@ class Agent:
             ring_bytes=config.ring_size_bytes,
             cgroup_subsystem=self._subsystem.name if self._subsystem else None,
         )
-        programs = Programs("tracepoint", options, _rules(), Btf())
+        programs = Programs.load("tracepoint", options, _rules())
         try:
             ring = RingBuffer(programs.ring_fd, config.ring_size_bytes)
             log.info("attached by %s to %s", "tracepoint", platform.release())

@@ -1,20 +1,23 @@
-"""Compiles the BPF programs with BCC, fills their maps and attaches them.
+"""The loader's process: compiles the BPF programs with BCC, fills their maps, attaches them and hands over the descriptors.
 
-The only room that imports bcc. It knows maps and programs, not what the records mean.
+Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. The only room that
+imports bcc. Status 0: the descriptors are in the socket; 3: the reason is.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import socket
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import kafka_probe
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.record import COUNTERS, LOSSES
+from kafka_probe.capture.options import Options, Rule
 from kafka_probe.errors import StartError
 
 if TYPE_CHECKING:
@@ -57,30 +60,6 @@ _MEMBERS = {
     "kernfs_node": ("id",),
     "pt_regs": ("orig_ax", "si", "dx", "cs"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags."""
-
-    api_key: int
-    api_version: int
-    request_limit: int
-    response_limit: int
-    flags: int
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What is compiled in. `ports` empty: every port. `roles` are bits 1 << enum role of bpf/sock.h."""
-
-    ports: tuple[int, ...]
-    watch_connecting: bool
-    watch_accepting: bool
-    agent_tgid: int
-    ring_bytes: int
-    cgroup_subsystem: str | None
-    max_connections: int = 131072
 
 
 def sources() -> Path:
@@ -133,49 +112,22 @@ def _defines(options: Options, btf: Btf) -> dict[str, int | str]:
     }
 
 
-class Programs:
-    """The loaded and attached programs of one backend. Close it to detach them; the end of the process does so, too."""
-
-    def __init__(self, backend: str, options: Options, rules: Iterable[Rule], btf: Btf) -> None:
-        bpf = _import_bcc()
-        source = sources()
-        os.environ["BCC_KERNEL_SOURCE"] = str(source)
-        defines = _defines(options, btf)
-        flags = [f"-D{name}={value}" for name, value in defines.items()]
-        try:
-            self._bpf: BPF = bpf(text=flatten(source / f"{backend}.c").encode(), cflags=flags)
-            self._fill(rules)
-        except Exception as error:  # bcc raises bare Exception, its reason goes to standard error
-            raise StartError(f"the {backend} programs could not be loaded: {error}") from error
-
-    def _fill(self, rules: Iterable[Rule]) -> None:
-        from bcc import BPF
-
+def load(backend: str, options: Options, rules: Iterable[Rule]) -> BPF:
+    """Programs compiled, loaded and attached; StartError if one of the three fails."""
+    bpf_class = _import_bcc()
+    source = sources()
+    os.environ["BCC_KERNEL_SOURCE"] = str(source)
+    flags = [f"-D{name}={value}" for name, value in _defines(options, Btf()).items()]
+    try:
+        bpf: BPF = bpf_class(text=flatten(source / f"{backend}.c").encode(), cflags=flags)
         for index, name in enumerate((b"follow_send", b"follow_receive")):
-            self._bpf["continuations"][index] = self._bpf.load_func(name, BPF.RAW_TRACEPOINT)
-        table = self._bpf["rules"]
-        for rule in rules:
-            index = rule.api_key << 5 | rule.api_version
-            table[index] = table.Leaf(rule.request_limit, rule.response_limit, rule.flags)
-
-    @property
-    def ring_fd(self) -> int:
-        """File descriptor of the ring buffer's map."""
-        return int(self._bpf["events"].map_fd)
-
-    def counters(self) -> dict[str, int]:
-        """All kernel counters by name, summed over the CPUs."""
-        table = self._bpf["counters"]
-        return {name: int(table.sum(i).value) for i, name in enumerate(COUNTERS + LOSSES)}
-
-    def detach(self) -> None:
-        """Stop capturing; the maps stay readable."""
-        for name in list(self._bpf.raw_tracepoint_fds):
-            self._bpf.detach_raw_tracepoint(name)
-
-    def close(self) -> None:
-        """Detach and free everything."""
-        self._bpf.cleanup()
+            bpf["continuations"][index] = bpf.load_func(name, bpf_class.RAW_TRACEPOINT)
+    except Exception as error:  # bcc raises bare Exception; its reason goes to standard error
+        raise StartError(f"the {backend} programs could not be loaded: {error}") from error
+    table = bpf["rules"]
+    for rule in rules:
+        table[rule.api_key << 5 | rule.api_version] = table.Leaf(rule.request_limit, rule.response_limit, rule.flags)
+    return bpf
 
 
 def _import_bcc() -> Any:
@@ -187,3 +139,20 @@ def _import_bcc() -> Any:
             f"and run with a Python that sees it (this is {platform.python_version()})"
         ) from None
     return BPF
+
+
+def main() -> None:
+    request = json.load(sys.stdin)
+    options = Options(**{**request["options"], "ports": tuple(request["options"]["ports"])})
+    with socket.socket(fileno=int(sys.argv[1])) as agent:
+        try:
+            bpf = load(request["backend"], options, [Rule(**rule) for rule in request["rules"]])
+        except StartError as error:
+            agent.sendall(str(error).encode())
+            sys.exit(error.exit_code)
+        maps = [bpf[name].map_fd for name in ("events", "counters", "continuations")]
+        socket.send_fds(agent, [b"attached"], [*maps, *bpf.raw_tracepoint_fds.values()])
+
+
+if __name__ == "__main__":
+    main()

@@ -168,24 +168,21 @@ class _Reader:
         columns: dict[tuple[int, Encoding], list[int]] = {}
         for column, measure in enumerate(measures):
             columns.setdefault((measure.width, measure.encoding), []).append(column)
-        self._blocks = [
-            (
-                np.array(block),
-                np.array([measures[column].offset for column in block])[:, np.newaxis] + np.arange(width),
-                encoding,
-            )
-            for (width, encoding), block in columns.items()
-        ]
+        self._blocks = []
+        for (width, encoding), block in columns.items():
+            offsets = np.array([measures[column].offset for column in block])
+            # A big-endian integer is read as it stands; of a varint each byte gives 7 bits, the lowest first.
+            reading = np.dtype(f">i{width}") if encoding is Encoding.SIGNED else np.int64(1) << 7 * np.arange(width)
+            self._blocks.append((block, offsets[:, np.newaxis] + np.arange(width), reading))
 
     def read(self, rows: Rows) -> Integers:
         values = np.empty((len(rows), self._count), np.int64)
-        for columns, places, encoding in self._blocks:
+        for columns, places, reading in self._blocks:
             raw = rows.take(places, axis=1)
-            width = raw.shape[2]
-            if encoding is Encoding.SIGNED:
-                values[:, columns] = raw.view(f">i{width}")[..., 0]
+            if isinstance(reading, np.dtype):
+                values[:, columns] = raw.view(reading)[..., 0]
             else:
-                values[:, columns] = ((raw & 0x7F).astype(np.int64) << 7 * np.arange(width)).sum(axis=2) - 1
+                values[:, columns] = (raw & 0x7F) @ reading - 1
         return values
 
 

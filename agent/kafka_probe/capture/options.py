@@ -1,0 +1,29 @@
+"""What the programs are compiled and filled with: values that both the agent and the loader's process know."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags."""
+
+    api_key: int
+    api_version: int
+    request_limit: int
+    response_limit: int
+    flags: int
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller that gives cgroup ids."""
+
+    ports: tuple[int, ...]
+    watch_connecting: bool
+    watch_accepting: bool
+    agent_tgid: int
+    ring_bytes: int
+    cgroup_subsystem: str | None = None
+    max_connections: int = 131072
