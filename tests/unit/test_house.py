@@ -1,0 +1,115 @@
+"""The house itself: what is shipped, what is pinned, and what stays out of the repository."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+# In halves, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = ["pypi.org", "files.pythonhosted", "repo1.maven", "maven.org", "deb.debian.org"]
+
+
+def run(*command: str) -> str:
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+
+
+def pins() -> dict[str, str]:
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines if not line.startswith("#"))
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[Path]:
+    return [path for name in run("git", "ls-files", "-z").split("\0")[:-1] if (path := ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder))
+    return zipfile.ZipFile(next(folder.glob("kafka_probe-*.whl")))
+
+
+def test_every_make_target_is_explained_by_make_help() -> None:
+    phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    explained = re.findall(r"^  make ([a-z-]+) +\S.*$", run("make", "--no-print-directory", "help"), re.MULTILINE)
+    assert phony
+    assert explained == phony[1].split()
+
+
+def test_the_wheel_ships_every_c_source_beside_the_agent(wheel: zipfile.ZipFile, tracked: list[Path]) -> None:
+    sources = {path.relative_to(ROOT).as_posix() for path in tracked if path.is_relative_to(ROOT / "bpf")}
+    assert "bpf/tracepoint.c" in sources
+    assert {f"kafka_probe/{source}" for source in sources} <= set(wheel.namelist())
+
+
+def test_the_wheel_ships_both_packages_with_types_commands_and_licences(wheel: zipfile.ZipFile) -> None:
+    names = set(wheel.namelist())
+    assert {"kafka_probe/py.typed", "kafka_probe_pipeline/py.typed"} <= names
+    assert {name.partition("/licenses/")[2] for name in names if "/licenses/" in name} == {
+        "LICENSE",
+        "NOTICE",
+        "bpf/LICENSE",
+        "bpf/LICENSE.BSD-2-Clause",
+        "bpf/LICENSE.GPL-2.0-only",
+    }
+    commands = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
+    assert "kafka-probe = kafka_probe.cli:main" in commands
+    assert "kafka-probe-pipeline = kafka_probe_pipeline.job:main" in commands
+
+
+def test_nothing_but_the_two_packages_gets_into_the_wheel(wheel: zipfile.ZipFile) -> None:
+    top = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"kafka_probe", "kafka_probe_pipeline"}
+
+
+def test_every_package_that_setup_installs_is_pinned_and_installed_as_pinned() -> None:
+    wanted, seen = [Requirement("kafka-probe[dev]")], set[str]()
+    installed: dict[str, str] = {}
+    while wanted:
+        requirement = wanted.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        found = distribution(requirement.name)
+        installed[canonicalize_name(requirement.name)] = found.version
+        extras = {"", *requirement.extras}
+        inner = map(Requirement, found.requires or [])
+        wanted += [r for r in inner if not r.marker or any(r.marker.evaluate({"extra": extra}) for extra in extras)]
+    del installed["kafka-probe"]
+    assert installed.items() <= pins().items()
+
+
+def test_sparks_connector_has_the_version_of_pyspark() -> None:
+    version = pins()["pyspark"]
+    revisions = re.findall(
+        r'org="org.apache.spark" name="[^"]+" rev="([^"]+)"', (ROOT / "scripts/jars/spark-kafka.xml").read_text()
+    )
+    assert set(revisions) == {version}
+    assert f"build/jars/spark-kafka-{version}\n" in (ROOT / "scripts/setup.sh").read_text()
+
+
+def test_every_c_source_names_its_licence(tracked: list[Path]) -> None:
+    sources = [path for path in tracked if path.parent == ROOT / "bpf" and path.suffix in {".c", ".h"}]
+    assert sources
+    for source in sources:
+        assert source.read_text().startswith("// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause\n"), source
+
+
+def test_no_tracked_file_names_a_package_registry(tracked: list[Path]) -> None:
+    found = [(path, host) for path in tracked for host in REGISTRY_HOSTS if host.encode() in path.read_bytes()]
+    assert found == []
+
+
+def test_no_binary_is_tracked(tracked: list[Path]) -> None:
+    pictures = {".png", ".svg"}
+    assert [path for path in tracked if path.suffix not in pictures and b"\0" in path.read_bytes()] == []
