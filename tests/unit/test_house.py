@@ -24,7 +24,9 @@ def run(*command: str) -> str:
 
 def pins() -> dict[str, str]:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
-    return dict(line.split("==") for line in lines if not line.startswith("#"))
+    pinned = [Requirement(line) for line in lines if not line.startswith("#")]
+    assert all(re.fullmatch(r"==[^,*]+", str(pin.specifier)) and not pin.url for pin in pinned)
+    return {pin.name: str(pin.specifier)[2:] for pin in pinned if not pin.marker or pin.marker.evaluate()}
 
 
 @pytest.fixture(scope="module")
