@@ -11,6 +11,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -77,7 +78,7 @@ Examples:
 @options(Config.model_fields)
 def run(file: Path | None, **flags: str | None) -> None:
     """Watch, and send what is seen to a Kafka topic until stopped: the daemon."""
-    config = load(flags, file)
+    config = _configured(flags, file)
     if config.sink == "kafka":
         if not config.bootstrap_servers:
             raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
@@ -105,7 +106,7 @@ def top(file: Path | None, once: float | None, as_json: bool, **flags: str | Non
     """Show who uses which API on which topic, how often and how fast: a live table."""
     from kafka_probe.top import top_sink
 
-    config = load(flags, file, {"log_level": "warning"})
+    config = _configured(flags, file, {"log_level": "warning"})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     _watch(config, top_sink(once, as_json))
@@ -125,7 +126,7 @@ def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
-    config = load(flags, file, {"log_level": "warning", "requests": "all", "interval_s": 0.5})
+    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
     _watch(config, trace_sink(as_json=as_json))
 
 
@@ -156,12 +157,21 @@ def version() -> None:
     click.echo(f"kafka-probe {kafka_probe.__version__} (event schema {events.SCHEMA_VERSION})")
 
 
+def _configured(
+    flags: Mapping[str, object], file: Path | None, defaults: Mapping[str, object] = MappingProxyType({})
+) -> Config:
+    """The configuration of a command that watches, with logging set up as it says."""
+    from kafka_probe import logs
+
+    config = load(flags, file, defaults)
+    logs.configure(config)
+    return config
+
+
 def _watch(config: Config, sink: Sink) -> None:
     """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
-    from kafka_probe import logs
     from kafka_probe.agent import Agent
 
-    logs.configure(config)
     try:
         agent = Agent(config, sink)
         if hasattr(sink, "on_closed"):

@@ -65,8 +65,9 @@ class Traffic:
         self.seconds = 0.0
         self.lost = 0
 
-    def add(self, events: Iterable[Event]) -> None:
-        """Add the events of an interval; its length and the losses stand in its `agent` event."""
+    def add(self, events: Iterable[Event]) -> bool:
+        """Add events; whether an interval is complete: its `agent` event comes last and says how long it was."""
+        before = self.seconds
         for event in events:
             match event["kind"]:
                 case "flow":
@@ -75,6 +76,7 @@ class Traffic:
                     self.seconds += (int(str(event["ts"])) - int(str(event["since"]))) / 1e6
                     losses: Mapping[str, int] = event["losses"]  # type: ignore[assignment]
                     self.lost = sum(losses.values())
+        return self.seconds > before
 
     def _add_flow(self, flow: Mapping[str, Any]) -> None:
         topics: Sequence[Mapping[str, Any]] = flow.get("topics") or [{}]
@@ -194,10 +196,10 @@ class PlainTop(StdoutSink):
         super().__init__(descriptor=descriptor)
 
     def send(self, events: Sequence[Event]) -> None:
-        self._traffic.add(events)
-        if self._once_s is None:
+        complete = self._traffic.add(events)
+        if complete and self._once_s is None:
             self._print()
-        elif self._traffic.seconds >= 0.98 * self._once_s:
+        elif complete and self._traffic.seconds >= 0.98 * (self._once_s or 0):
             self.on_closed()
 
     def close(self, timeout_s: float) -> None:
@@ -217,14 +219,15 @@ class LiveTop:
         from rich.console import Console
         from rich.live import Live
 
+        self._traffic = Traffic()
         self._console = Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
         self._live.start()
 
     def send(self, events: Sequence[Event]) -> None:
-        traffic = Traffic()
-        traffic.add(events)
-        self._live.update(self._table(traffic))
+        if self._traffic.add(events):
+            self._live.update(self._table(self._traffic))
+            self._traffic = Traffic()
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002  # nothing waits
         self._live.stop()
