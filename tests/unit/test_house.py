@@ -14,8 +14,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
-# In halves, so that this file does not hold what it looks for.
-REGISTRY_HOSTS = ["pypi.org", "files.pythonhosted", "repo1.maven", "maven.org", "deb.debian.org"]
+# In pieces, so that this file does not hold what it looks for.
+REGISTRY_HOSTS = [
+    ".".join(names) for names in (("pypi", "org"), ("maven", "org"), ("maven", "apache", "org"), ("debian", "org"))
+]
 
 
 def run(*command: str) -> str:
