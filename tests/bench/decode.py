@@ -1,0 +1,168 @@
+"""What decoding costs per frame: matched by shape, one by one, and by kafka-python, on the same frames in one run.
+
+    python -m tests.bench.decode
+
+Frames are those of a busy broker's connections: producers with one and many partitions, consumers, groups, metadata.
+Their record sets are as long as the kernel's stub, so that kafka-python can decode them too.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import numpy as np
+from kafka.protocol.consumer import FetchRequest, FetchResponse, HeartbeatRequest, HeartbeatResponse
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FRAMES = 2000
+ROUNDS = 15
+DATA_BYTES = 208
+STUB = (7).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([2, 3, 0, 0])
+TOPIC_ID = UUID("0123456789abcdef0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class Frame:
+    message_class: Any
+    version: int
+    encoded: bytes
+    code: int
+
+    @property
+    def data(self) -> bytes:
+        return self.encoded[12 if self.message_class.is_request() else 8 :]
+
+
+def frame(message: Any, version: int, client_id: str) -> Frame:
+    request = message.is_request()
+    message.API_VERSION = version
+    if request:
+        message.with_header(random.getrandbits(31), client_id)
+    else:
+        message.with_header(random.getrandbits(31))
+    encoded = bytes(message.encode(header=True, framed=True))
+    return Frame(type(message), version, encoded, code_of(not request, message.API_KEY, version, copied_all=True))
+
+
+def produce(client: str, version: int, partitions: int) -> Frame:
+    topic = ProduceRequest.TopicProduceData
+    sets = [topic.PartitionProduceData(index=index, records=STUB) for index in range(partitions)]
+    topics = [topic(name="orders", topic_id=TOPIC_ID, partition_data=sets)]
+    return frame(ProduceRequest(acks=-1, timeout_ms=30_000, topic_data=topics, transactional_id=None), version, client)
+
+
+def produced(version: int, partitions: int) -> Frame:
+    topic = ProduceResponse.TopicProduceResponse
+    sets = [
+        topic.PartitionProduceResponse(index=index, error_code=0, base_offset=random.getrandbits(40))
+        for index in range(partitions)
+    ]
+    topics = [topic(name="orders", topic_id=TOPIC_ID, partition_responses=sets)]
+    return frame(ProduceResponse(responses=topics, throttle_time_ms=0), version, "")
+
+
+def fetch(client: str) -> Frame:
+    topic = FetchRequest.FetchTopic
+    partition = topic.FetchPartition(partition=2, fetch_offset=random.getrandbits(40))
+    topics = [topic(topic="orders", topic_id=TOPIC_ID, partitions=[partition])]
+    message = FetchRequest(max_wait_ms=500, min_bytes=1, session_epoch=random.getrandbits(20), topics=topics)
+    message.forgotten_topics_data = []
+    return frame(message, 12, client)
+
+
+def fetched(records: bytes) -> Frame:
+    topic = FetchResponse.FetchableTopicResponse
+    partition = topic.PartitionData(partition_index=2, error_code=0, high_watermark=random.getrandbits(40))
+    partition.aborted_transactions = []
+    partition.records = records
+    topics = [topic(topic="orders", topic_id=TOPIC_ID, partitions=[partition])]
+    return frame(FetchResponse(throttle_time_ms=0, error_code=0, responses=topics if records else []), 12, "")
+
+
+def heartbeat(client: str) -> Frame:
+    message = HeartbeatRequest(group_id="billing", generation_id=3, member_id=f"{client}-{random.getrandbits(64):020d}")
+    return frame(message, 4, client)
+
+
+def metadata(client: str) -> Frame:
+    topics = [MetadataRequest.MetadataRequestTopic(name="orders", topic_id=None)]
+    return frame(MetadataRequest(topics=topics, allow_auto_topic_creation=False), 12, client)
+
+
+KINDS: list[Callable[[str], Frame]] = [
+    *[lambda client: produce(client, 9, 1)] * 6,
+    *[lambda client: produce(client, 12, 4)] * 2,
+    *[lambda _: produced(9, 1)] * 6,
+    *[lambda _: produced(12, 4)] * 2,
+    *[fetch] * 4,
+    *[lambda _: fetched(STUB)] * 3,
+    lambda _: fetched(b""),
+    heartbeat,
+    lambda _: frame(HeartbeatResponse(throttle_time_ms=0, error_code=0), 4, ""),
+    metadata,
+]
+
+
+def matched(table: ShapeTable, codes: Any, rows: Any, lengths: Any) -> int:
+    """What the agent does with a batch: shapes of all rows, and their numbers."""
+    ids = table.match(codes, rows, lengths)
+    order = np.argsort(ids, kind="stable")
+    ordered = ids[order]
+    total = 0
+    for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
+        total += int(table.values(int(ids[members[0]]), rows[members]).sum())
+    return total
+
+
+def microseconds(work: Callable[[], object], frames: int) -> float:
+    gc.collect()
+    started = time.process_time()
+    work()
+    return (time.process_time() - started) * 1e6 / frames
+
+
+def main() -> None:
+    random.seed(1)
+    frames = [random.choice(KINDS)(f"client-{random.randrange(10)}") for _ in range(FRAMES)]
+    codes = np.array([each.code for each in frames], np.uint64)
+    lengths = np.array([len(each.data) for each in frames], np.uint16)
+    rows = np.zeros((FRAMES, DATA_BYTES), np.uint8)
+    for row, each in zip(rows, frames, strict=True):
+        row[: len(each.data)] = np.frombuffer(each.data, np.uint8)
+    items = [(each.code, each.data) for each in frames]
+    table = ShapeTable()
+    work: dict[str, Callable[[], object]] = {
+        "matched by shape": lambda: table.match(codes, rows, lengths),
+        "matched, numbers read": lambda: matched(table, codes, rows, lengths),
+        "decoded one by one": lambda: [decode_code(code, data) for code, data in items],
+        "kafka-python": lambda: [
+            each.message_class.decode(each.encoded, version=each.version, header=True, framed=True) for each in frames
+        ],
+    }
+    matched(table, codes, rows, lengths)
+    taken: dict[str, list[float]] = {name: [] for name in work}
+    for _ in range(ROUNDS):
+        for name, run in work.items():
+            taken[name].append(microseconds(run, FRAMES))
+    print(f"{FRAMES} frames, {len({(c, n) for c, n in zip(codes, lengths, strict=True)})} groups, {len(table)} shapes")
+    print("µs CPU per frame        min  median     max")
+    for name, times in taken.items():
+        print(f"{name:22} {min(times):5.2f}  {statistics.median(times):6.2f}  {max(times):6.2f}")
+    ratio = statistics.median(taken["kafka-python"]) / statistics.median(taken["matched, numbers read"])
+    print(f"kafka-python takes {ratio:.0f} times as long as matching")
+
+
+if __name__ == "__main__":
+    main()
