@@ -16,7 +16,7 @@ MINUTE_US = 60_000_000
 Event = dict[str, Any]
 
 
-def flow(seq: int = 0, **fields: object) -> Event:
+def flow(seq: int | None = 0, **fields: object) -> Event:
     """A flow event of one Produce request at noon; `fields` replace or add."""
     return {
         "v": SCHEMA_VERSION,

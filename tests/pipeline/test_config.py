@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner
+
+from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of, load
+from kafka_probe_pipeline.errors import UsageError
+from kafka_probe_pipeline.job import cli
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load({}).window == 60
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_WINDOW", "10")
+    assert load({"window": None}).window == 10
+    assert load({"window": "5"}).window == 5
+
+
+def test_kafka_options_of_the_variable_and_of_flags_reach_every_client_beside_the_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_KAFKA_OPTION", '{"security.protocol": "SASL_SSL"}')
+    config = load({"kafka_option": {"sasl.mechanism": "PLAIN"}, "bootstrap_servers": "b:9092"})
+    assert config.kafka == {
+        "client.id": "kafka-probe-pipeline",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "bootstrap.servers": "b:9092",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("window", "0"), ("window", "soon"), ("trigger_interval", "-1"), ("once", "maybe"), ("output", "")],
+)
+def test_a_value_that_cannot_be_used_is_refused_under_the_name_it_was_written(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=rf"^{flag_of(name)}: .*\.$"):
+        load({name: value})
+
+
+def test_a_bad_variable_is_named_as_such_and_its_value_stays_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_KAFKA_OPTION", "password")
+    with pytest.raises(UsageError, match="kafka_option") as refused:
+        load({})
+    assert "password" not in str(refused.value)
+
+
+def test_help_names_every_setting_by_flag_and_variable() -> None:
+    text = CliRunner().invoke(cli, ["run", "--help"]).output
+    for name, field in Config.model_fields.items():
+        assert flag_of(name) in text
+        assert VARIABLE_PREFIX + name.upper() in text
+        assert field.description

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from kafka_probe_pipeline import source
+from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, Table, dead_letters, traffic_letters
+from kafka_probe_pipeline.traffic import traffic
+from tests.pipeline.builders import NOON_US, events, flow, records
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_batch_appears_whole_and_reads_back_as_it_was_written(spark: SparkSession, tmp_path: Path) -> None:
+    table = Table(spark, str(tmp_path / "traffic"))
+    rows = events(spark, flow(errors={"3": 1}, topics=[{"topic": "t"}])).transform(traffic, 60)
+    assert not table.exists()
+    table.write(rows, 0)
+    assert table.exists(0)
+    assert not table.exists(1)
+    assertDataFrameEqual(table.batch(0), rows)
+    assertDataFrameEqual(table.read().drop("batch_id"), rows)
+
+
+def test_readers_see_nothing_of_a_draft_that_a_killed_job_left_and_the_next_batch_replaces_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, str(tmp_path))
+    rows = events(spark, flow()).transform(traffic, 60)
+    table.write(rows, 0)
+    rows.union(rows).write.parquet(str(tmp_path / "_draft"))
+    assert table.read().count() == 1
+    table.write(rows, 1)
+    assert sorted((row["batch_id"], row["requests"]) for row in table.read().collect()) == [(0, 1), (1, 1)]
+
+
+def test_a_row_has_the_same_key_on_every_replay_and_another_in_every_window_batch_and_dimension(
+    spark: SparkSession,
+) -> None:
+    rows = events(
+        spark,
+        flow(0, topics=[{"topic": "a"}, {"topic": "b"}]),
+        flow(1, ts=NOON_US + 3_600_000_000),
+        flow(2, client={"id": "client-2"}),
+    ).transform(traffic, 60)
+
+    def keys(batch_id: int) -> list[str]:
+        return sorted(row["key"] for row in traffic_letters(rows, batch_id).collect())
+
+    assert keys(0) == keys(0)
+    assert len({*keys(0), *keys(1)}) == 2 * rows.count() == 10
+
+
+def test_the_value_of_a_row_is_json_with_its_window_batch_and_maps(spark: SparkSession) -> None:
+    rows = events(spark, flow(errors={"3": 1}, latency={"70": 2})).transform(traffic, 60)
+    (letter,) = traffic_letters(rows, 4).collect()
+    value = json.loads(letter["value"])
+    assert {name: value[name] for name in ("window_start", "window_end", "batch_id", "level", "client_id")} == {
+        "window_start": "2026-01-01T12:00:00.000Z",
+        "window_end": "2026-01-01T12:01:00.000Z",
+        "batch_id": 4,
+        "level": "api",
+        "client_id": "client-1",
+    }
+    assert (value["errors"], value["latency"]) == ({"3": 1}, {"70": 2})
+
+
+def test_a_dead_letter_says_where_the_line_came_from_and_never_outgrows_what_a_broker_takes(
+    spark: SparkSession,
+) -> None:
+    parsed = source.parsed(records(spark, "no\n" + "\x01" * (DEAD_LETTER_CHARACTERS + 1)))
+    letters = {row["key"]: row["value"] for row in source.malformed(parsed).transform(dead_letters).collect()}
+    assert json.loads(letters["events-0-0-0"]) == {
+        "reason": "not a JSON object",
+        "line": "no",
+        "length": 2,
+        "topic": "events",
+        "partition": 0,
+        "offset": 0,
+        "line_number": 0,
+    }
+    assert json.loads(letters["events-0-0-1"])["length"] == DEAD_LETTER_CHARACTERS + 1
+    assert len(letters["events-0-0-1"].encode()) < 1_000_000
