@@ -17,6 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
+from confluent_kafka import libversion
+
 from tests.lab.cgroups import cgroup, path_of
 from tests.lab.java import KAFKA_VERSION, java
 from tests.lab.processes import LabError, start, stop, tail
@@ -133,7 +135,7 @@ def _python(
     client_id = f"{library.replace('_', '-')}-{role}r"
     distribution, client_version = {
         "kafka_python": ("kafka-python", version("kafka-python")),
-        "librdkafka": ("confluent-kafka-python", version("confluent-kafka")),
+        "librdkafka": ("confluent-kafka-python", f"{version('confluent-kafka')}-rdkafka-{libversion()[0]}"),
     }[library]
     report = directory / f"{client_id}.json"
     flags = {
