@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Facts, Status, TopicFacts, measure_values
+from kafka_probe.protocol.decoder import RecordSet, decode
+from kafka_probe.protocol.facts import Facts, Kind, Status, TopicFacts, measure_values
 from kafka_probe.protocol.plan import Form, Step, plan_for
 from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import apis
@@ -156,6 +159,30 @@ def test_null_client_and_null_topics_are_nothing() -> None:
 
 def test_names_that_are_not_utf_8_are_still_names() -> None:
     assert decode(False, 36, 0, b"\x00\x02a\xff", copied_all=False).facts.client_id == "a\ufffd"
+
+
+def test_the_status_of_a_stub_means_what_the_kernel_means() -> None:
+    header = (Path(__file__).parents[3] / "bpf" / "record.h").read_text()
+    (body,) = re.findall(r"enum set_status \{(.*?)\}", header, re.DOTALL)
+    assert re.findall(r"SET_(\w+)", body) == [status.name for status in RecordSet]
+    assert [status.value for status in RecordSet] == list(range(len(RecordSet)))
+
+
+@pytest.mark.parametrize(
+    ("status", "second_kind"),
+    [
+        (RecordSet.COUNTED, Kind.RECORDS),
+        (RecordSet.UNREADABLE, Kind.UNCOUNTED_BYTES),
+        (RecordSet.PARTIAL, Kind.RECORDS),
+        (RecordSet.WRAPPER, Kind.UNCOUNTED_BYTES),
+        (9, Kind.UNCOUNTED_BYTES),
+    ],
+)
+def test_records_are_counted_or_their_bytes_are_uncounted(status: int, second_kind: Kind) -> None:
+    head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x01"
+    data = head + bytes(4) + (80).to_bytes(4, "big") + record_stub(5, status)
+    shape = decode(False, 0, 0, data, copied_all=True)
+    assert [measure.kind for measure in shape.measures] == [Kind.RECORD_BYTES, second_kind]
 
 
 def test_the_stub_stands_only_where_records_are() -> None:

@@ -1,0 +1,11 @@
+"""Error codes against the enumeration that another codec generated from Kafka."""
+
+from __future__ import annotations
+
+from kio.schema.errors import ErrorCode
+
+from kafka_probe.protocol.errors import ERROR_NAMES
+
+
+def test_codes_and_names_are_kafkas() -> None:
+    assert {error.value: error.name.upper() for error in ErrorCode} == ERROR_NAMES
