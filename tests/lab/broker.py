@@ -179,7 +179,8 @@ class Broker:
     def _format(self) -> None:
         self._configuration.write_text("".join(f"{name}={value}\n" for name, value in self._properties.items()))
         cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        flags = ("format", "--standalone", "-t", cluster_id, "-c", self._configuration)
+        # with "=": an id may start with a dash
+        flags = ("format", "--standalone", f"--cluster-id={cluster_id}", f"--config={self._configuration}")
         command = java("kafka.tools.StorageTool", *flags, options=SHORT_LIVED)
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if answer.returncode:
