@@ -26,10 +26,8 @@ requirements=(
     "java_17|default-jre-headless|java-21-openjdk-headless"
 )
 [ "$what" = demo ] || requirements+=(
-    "has ip|iproute2|iproute"
     "has tcpdump|tcpdump|tcpdump"
     "has tshark|tshark|wireshark-cli"
-    "has bpftool|bpftool|bpftool"
 )
 
 debian=() fedora=()
