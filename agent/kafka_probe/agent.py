@@ -40,7 +40,7 @@ Event = dict[str, object]
 Records = npt.NDArray[Any]
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
-_BATCH_S = 0.25
+_BATCH_S = 0.5
 _BATCH_RECORDS = 1 << 14
 _EVENTS_AT_ONCE = 1024
 
@@ -119,14 +119,18 @@ class Agent:
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
         kinds = records["kind"]
-        for record in records[np.isin(kinds, (Kind.OPEN, Kind.OWNER, Kind.REJECT))]:
-            self._tracker.take(record)
-        batch = list(self._reader.read(records[kinds == Kind.FRAME]))
+        others = np.flatnonzero(kinds != Kind.FRAME)
+        for record in records[others]:
+            if record["kind"] != Kind.CLOSE:
+                self._tracker.take(record)
+        batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
         for frames in batch:
             self._flows.add(frames)
         if self._exchanges:
             self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))
-        for record in records[kinds == Kind.CLOSE]:
+        for record in records[others]:
+            if record["kind"] != Kind.CLOSE:
+                continue
             connection = self._tracker.close(record)
             self._reader.forget(int(record["conn"]))
             if connection and self._exchanges:

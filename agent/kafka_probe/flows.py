@@ -70,25 +70,25 @@ class Flows:
 
     def add(self, frames: Frames) -> None:
         """Count frames of one shape, of any number of connections."""
-        records, shape = frames.records, frames.shape
-        order = np.argsort(records["conn"], kind="stable")
-        conns = records["conn"][order]
+        shape, conns = frames.shape, frames.column("conn")
+        order = np.argsort(conns, kind="stable")
+        conns = conns[order]
         starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
-        sizes = np.add.reduceat(records["frame_bytes"][order].astype(np.int64), starts)
-        values = np.add.reduceat(frames.values[order], starts) if frames.values.shape[1] else frames.values[starts]
-        confirmed = np.logical_or.reduceat(records["flags"][order] & Flag.RESYNC == 0, starts)
-        ends = np.append(starts[1:], len(order))
-        buckets = _buckets(records["latency_us"][order]) if shape.facts.response else None
-        for i, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
-            count = self._count(int(conns[start]), shape, end - start)
+        ends = np.append(starts[1:], len(order)).tolist()
+        sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
+        confirmed = np.logical_or.reduceat(frames.column("flags")[order] & Flag.RESYNC == 0, starts).tolist()
+        values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
+        buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
+        for i, start in enumerate(starts.tolist()):
+            count = self._count(int(conns[start]), shape, ends[i] - start)
             if count is None:
                 continue
-            count.connection.confirmed |= bool(confirmed[i])
-            count.frames += end - start
-            count.bytes += int(sizes[i])
+            count.connection.confirmed |= confirmed[i]
+            count.frames += ends[i] - start
+            count.bytes += sizes[i]
             count.values += values[i]
             if buckets is not None:
-                count.latency.update(buckets[start:end].tolist())
+                count.latency.update(buckets[start : ends[i]].tolist())
 
     def _count(self, conn: int, shape: Shape, frames: int) -> _Count | None:
         count = self._counts.get((conn, id(shape)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import RECORD, SLOT
+from kafka_probe.capture.record import SLOT
 
 Records = npt.NDArray[Any]
 
@@ -47,7 +47,8 @@ class RingBuffer:
         busy = np.flatnonzero(slots["length"] & _BUSY)  # a writer is still at it: what follows waits, to keep the order
         if len(busy):
             slots = slots[: busy[0]]
-        records: Records = slots["record"][(slots["length"] & _DISCARDED) == 0].astype(RECORD, copy=True)
+        kept = slots["length"] & _DISCARDED == 0
+        records: Records = slots["record"].copy() if kept.all() else slots["record"][kept]
         self._read[0] = start + len(slots) * SLOT.itemsize
         return records
 

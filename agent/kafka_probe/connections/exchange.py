@@ -43,7 +43,7 @@ class Exchanges:
         frames = [
             (record, Frame(group.shape, int(record["ts_ns"]), int(record["frame_bytes"]), int(record["latency_us"]), row))
             for group in batch
-            for record, row in zip(group.records, group.values.tolist(), strict=True)
+            for record, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
         ]
         # A response is seen after its request; where the clock cannot tell, its direction does.
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))

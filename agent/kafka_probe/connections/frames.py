@@ -25,12 +25,18 @@ Integers = npt.NDArray[np.int64]
 class Frames:
     """Frames of one shape, in the order of their records.
 
-    records: (n,) of capture.record.RECORD, the first of each frame; values: (n, measures of the shape) int64.
+    index: (n,) places in `batch` of each frame's first record; values: (n, measures of the shape) int64. The batch is
+    shared, because a record is long and most of it is needed by nobody here.
     """
 
     shape: Shape
-    records: Records
+    batch: Records
+    index: Integers
     values: Integers
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        """One field of the frames' records, (n,)."""
+        return self.batch[name][self.index]
 
 
 @dataclass(slots=True)
@@ -51,6 +57,9 @@ class FrameReader:
     def read(self, records: Records) -> Iterator[Frames]:
         """The frames of a batch, grouped by shape; records: (n,) of RECORD, all of kind FRAME."""
         alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
+        if alone.all():
+            yield from self._match(records)
+            return
         yield from self._match(records[alone])
         for record in records[~alone]:
             frame = self._join(record)
@@ -58,12 +67,12 @@ class FrameReader:
                 yield frame
 
     def _match(self, records: Records) -> Iterator[Frames]:
-        flags, api_key, version = records["flags"], records["api_key"], records["api_version"]
+        flags = records["flags"].astype(np.uint64)
         codes = (
-            (flags & Flag.RESPONSE != 0).astype(np.uint64) * np.uint64(code_of(True, 0, 0, False))
-            | (flags & Flag.CUT == 0).astype(np.uint64) * np.uint64(code_of(False, 0, 0, True))
-            | api_key.astype(np.uint64) << np.uint64(16)
-            | version
+            (flags & Flag.RESPONSE) // Flag.RESPONSE * code_of(True, 0, 0, False)
+            + (1 - (flags & Flag.CUT) // Flag.CUT) * code_of(False, 0, 0, True)
+            + (records["api_key"].astype(np.uint64) << 16)
+            + records["api_version"]
         )
         data = np.ascontiguousarray(records["data"])
         ids = self._table.match(codes, data, records["size"])
@@ -73,38 +82,44 @@ class FrameReader:
         for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
             if len(members):
                 shape_id = int(ids[members[0]])
-                yield Frames(
-                    self._table.shape(shape_id), records[members], self._table.values(shape_id, data[members])
-                )
+                shape = self._table.shape(shape_id)
+                values = self._table.values(shape_id, data[members]) if shape.measures else _no_values(len(members))
+                yield Frames(shape, records, members, values)
 
     def _join(self, record: Records) -> Frames | None:
         key = int(record["conn"]), int(record["flags"]) & Flag.RESPONSE
-        data = record["data"][: record["size"]].tobytes()
         unfinished = self._unfinished.pop(key, None)
+        if unfinished and unfinished.first["tcp_seq"] != record["tcp_seq"]:
+            # Its end was lost, and perhaps the beginning of this one.
+            self.losses["frame_incomplete"] += 1
+            unfinished = None
         if record["part"] == 0:
-            if unfinished:
-                self.losses["frame_incomplete"] += 1
-            unfinished = _Unfinished(record, bytearray(data), 0)
-        elif unfinished and record["part"] == unfinished.part + 1:
-            unfinished.data += data
-            unfinished.part += 1
-        else:
+            unfinished = _Unfinished(record, bytearray(), -1)
+        if unfinished is None or record["part"] != unfinished.part + 1:
+            # However many of its records are lost, the last one counts the frame.
             if record["flags"] & Flag.MORE == 0:
                 self.losses["frame_incomplete"] += 1
             return None
+        unfinished.data += record["data"][: record["size"]].tobytes()
+        unfinished.part += 1
         if record["flags"] & Flag.MORE:
             self._unfinished[key] = unfinished
             return None
         whole = bytes(unfinished.data)
         code = code_of(bool(key[1]), int(record["api_key"]), int(record["api_version"]), not record["flags"] & Flag.CUT)
         shape = decode_code(code, whole)
-        return Frames(shape, unfinished.first.reshape(1), np.array([measure_values(shape, whole)], np.int64))
+        values = np.array([measure_values(shape, whole)], np.int64)
+        return Frames(shape, unfinished.first.reshape(1), np.zeros(1, np.int64), values)
 
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
         for direction in (0, int(Flag.RESPONSE)):
             if self._unfinished.pop((conn, direction), None):
                 self.losses["frame_incomplete"] += 1
+
+
+def _no_values(frames: int) -> Integers:
+    return np.empty((frames, 0), np.int64)
 
 
 assert DATA_BYTES % 8 == 0  # ShapeTable looks at data as 64-bit words
