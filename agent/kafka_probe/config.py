@@ -121,7 +121,7 @@ class SinkConfig(BaseSettings):
     """where events go"""
     bootstrap_servers: Names = ()
     """host:port of the brokers that take the events, separated by commas"""
-    topic: str = "kafka-probe.events"
+    topic: str = Field("kafka-probe.events", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """topic of the events; created if absent"""
     topic_partitions: int = Field(4, gt=0)
     """partitions of the topic, if it is created"""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe.sinks.outbox import encode
-from kafka_probe.sinks.stdout import StdoutSink, shown
+from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -189,7 +189,7 @@ def _footer(traffic: Traffic) -> str:
 class PlainTop(StdoutSink):
     """Prints a table, or JSON lines, per interval; or once, after `once_s` seconds or when it is closed before."""
 
-    def __init__(self, once_s: float | None = None, as_json: bool = False, descriptor: int | None = None) -> None:
+    def __init__(self, once_s: float | None = None, as_json: bool = False, descriptor: int = STDOUT) -> None:
         self._once_s = once_s
         self._as_json = as_json
         self._traffic = Traffic()

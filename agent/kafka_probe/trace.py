@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from kafka_probe.sinks.outbox import encode
-from kafka_probe.sinks.stdout import StdoutSink, shown
+from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,13 +19,21 @@ HEADER = COLUMNS.format(
 )
 
 
-def trace_sink(as_json: bool = False, descriptor: int | None = None) -> StdoutSink:
+def trace_sink(as_json: bool = False, descriptor: int = STDOUT) -> StdoutSink:
     """A sink that prints `request` events and nothing else; lines of text come under a header."""
-    if as_json:
-        return StdoutSink(lambda event: encode(event) if event["kind"] == "request" else None, descriptor)
-    sink = StdoutSink(lambda event: line(event).encode() if event["kind"] == "request" else None, descriptor)
-    sink.write([f"{HEADER}\n".encode()])
-    return sink
+    head = f"{HEADER}\n"
+
+    def render(event: Event) -> bytes | None:
+        nonlocal head
+        if event["kind"] != "request":
+            return None
+        if as_json:
+            return encode(event)
+        # Not before the first line: an agent that cannot start prints nothing.
+        above, head = head, ""
+        return (above + line(event)).encode()
+
+    return StdoutSink(render, descriptor)
 
 
 def line(event: Event) -> str:

@@ -6,7 +6,6 @@ A reader that goes away (`| head`) is no error: the sink asks the agent to stop 
 from __future__ import annotations
 
 import os
-import sys
 from typing import TYPE_CHECKING
 
 from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from kafka_probe.sinks import Event
 
 BUFFER_BYTES = 16 << 20
+STDOUT = 1
 
 
 class StdoutSink:
@@ -25,10 +25,10 @@ class StdoutSink:
     `on_closed` is called, from the sink's thread, when nobody reads any more.
     """
 
-    def __init__(self, render: Callable[[Event], bytes | None] = encode, descriptor: int | None = None) -> None:
+    def __init__(self, render: Callable[[Event], bytes | None] = encode, descriptor: int = STDOUT) -> None:
         self.on_closed: Callable[[], None] = lambda: None
         self._render = render
-        self._descriptor = sys.stdout.fileno() if descriptor is None else descriptor
+        self._descriptor = descriptor
         self._broken = False
         self._outbox = Outbox(BUFFER_BYTES)
         self._worker = Worker("stdout-sink", self._outbox, self._deliver)

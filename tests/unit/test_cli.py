@@ -1,0 +1,198 @@
+"""The command from outside: exit status, one sentence on standard error, signals; and every flag from the one class."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+from click.testing import CliRunner
+
+from kafka_probe import cli
+from kafka_probe.config import Config, SinkConfig, flag_of, is_secret
+from kafka_probe.errors import StartError
+from kafka_probe.sinks.stdout import StdoutSink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kafka_probe.sinks import Sink
+
+SOURCES = Path(cli.__file__).parents[1]
+NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
+
+
+def probe(*arguments: str, wrapper: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `kafka-probe` as a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES), "PYTHONDONTWRITEBYTECODE": "1", **variables}
+    command = [*wrapper, sys.executable, "-m", "kafka_probe", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("command", ["run", "top", "trace", "check"])
+def test_an_unknown_flag_is_wrong_use_and_named(command: str) -> None:
+    result = probe(command, "--portz", "9092")
+    assert result.returncode == 2
+    assert "--portz" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_unknown_command_is_wrong_use_and_named() -> None:
+    result = probe("sniff")
+    assert result.returncode == 2
+    assert "sniff" in result.stderr
+
+
+def test_a_bad_value_is_wrong_use_in_one_line() -> None:
+    result = probe("trace", "--requests", "slower:now")
+    assert result.returncode == 2
+    assert result.stderr.startswith("kafka-probe: --requests: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_broken_configuration_file_is_wrong_use_in_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "probe.toml"
+    file.write_text("ports = [9092\n")
+    result = probe("run", KAFKA_PROBE_CONFIG=str(file))
+    assert result.returncode == 2
+    assert str(file) in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_no_brokers_for_the_events_is_wrong_use_that_says_what_to_do() -> None:
+    result = probe("run")
+    assert result.returncode == 2
+    assert "--bootstrap-servers" in result.stderr
+    assert "--sink stdout" in result.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives up root's rights")
+@pytest.mark.parametrize("arguments", [("run", "--sink", "stdout"), ("top",), ("trace",)], ids=lambda a: a[0])
+def test_without_root_it_does_not_start_and_says_so_in_one_sentence(arguments: tuple[str, ...]) -> None:
+    result = probe(*arguments, wrapper=NOBODY)
+    assert result.returncode == 3
+    assert "privileges" in result.stderr
+    assert "root" in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "TIME" not in result.stdout
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="gives up root's rights")
+def test_check_without_root_names_the_missing_rights_and_fails() -> None:
+    result = probe("check", "--json", wrapper=NOBODY)
+    found = {finding["name"]: finding for line in result.stdout.splitlines() if (finding := orjson.loads(line))}
+    assert result.returncode == 3
+    assert not found["privileges"]["ok"]
+    assert found["packages"]["ok"]
+
+
+def test_check_prints_a_line_per_finding_and_the_remedy_of_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kafka_probe.check import Finding
+
+    found = [Finding("one", True, "is there", "never shown"), Finding("two", False, "is not", "get it")]
+    monkeypatch.setattr("kafka_probe.check.findings", lambda _: iter(found))
+    result = CliRunner().invoke(cli.commands, ["check"])
+    assert result.exit_code == 3
+    assert [line.split() for line in result.stdout.splitlines()] == [
+        ["ok", "one", "is", "there"],
+        ["FAIL", "two", "is", "not"],
+        ["->", "get", "it"],
+    ]
+
+
+def test_version_says_its_own_and_that_of_the_schema() -> None:
+    result = probe("version")
+    assert result.returncode == 0
+    assert result.stdout.startswith("kafka-probe ")
+    assert "event schema 1" in result.stdout
+
+
+@pytest.mark.parametrize("arguments", [("version",), ("run", "--help")])
+def test_what_needs_no_capture_loads_neither_bcc_nor_a_client(arguments: tuple[str, ...]) -> None:
+    result = probe(*arguments, PYTHONPROFILEIMPORTTIME="1")
+    loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "kafka_probe.cli" in loaded
+    assert loaded.isdisjoint({"bcc", "kafka", "rich.live", "numpy"})
+
+
+def test_every_field_is_a_flag_of_run_except_secrets() -> None:
+    flags = {option for parameter in cli.run.params for option in parameter.opts}
+    fields = {flag_of(name) for name, field in Config.model_fields.items() if not is_secret(field)}
+    assert flags == fields | {"--config"}
+
+
+@pytest.mark.parametrize("command", [cli.top, cli.trace])
+def test_what_only_looks_has_no_flag_of_a_sink(command: object) -> None:
+    names = {parameter.name for parameter in command.params}  # type: ignore[attr-defined]
+    assert "ports" in names
+    assert names.isdisjoint(SinkConfig.model_fields)
+
+
+@pytest.mark.parametrize("command", ["run", "top", "trace"])
+def test_help_ends_with_examples(command: str) -> None:
+    result = CliRunner().invoke(cli.commands, [command, "--help"], prog_name="kafka-probe")
+    assert f"Examples:\n    kafka-probe {command}" in result.stdout
+
+
+class Standstill:
+    """An agent that does nothing until it is stopped."""
+
+    def __init__(self, config: Config, sink: Sink) -> None:
+        self.config = config
+        self.sink = sink
+        self.stops = 0
+
+    def run(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert self.stops == 1
+
+    def stop(self) -> None:
+        self.stops += 1
+
+    def summary(self) -> dict[str, dict[str, int]]:
+        return {"losses": {"ring_full": 0}, "counters": {"events": 7}}
+
+
+def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
+    result = CliRunner().invoke(cli.commands, ["trace", "--json"])
+    assert result.exit_code == 0, result.output
+    assert result.stderr == "losses: none\ncounters: events 7\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[float] = []
+
+    class Refusing(Standstill):
+        def run(self) -> None:
+            raise StartError("No.")
+
+    monkeypatch.setattr("kafka_probe.agent.Agent", Refusing)
+    monkeypatch.setattr(StdoutSink, "close", lambda _, timeout_s: closed.append(timeout_s))
+    result = CliRunner().invoke(cli.commands, ["trace", "--json"])
+    assert isinstance(result.exception, StartError)
+    assert closed == [10.0]
+
+
+TWO_SIGNALS = """
+import os, signal, threading
+from kafka_probe import cli
+with cli._stopped_by_signal(lambda: print("stopping", flush=True)):
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGINT)
+    threading.Event().wait(30)
+"""
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES)}
+    result = subprocess.run([sys.executable, "-c", TWO_SIGNALS], env=environment, capture_output=True, timeout=20)
+    assert result.stdout == b"stopping\n"
+    assert result.returncode == -signal.SIGINT

@@ -1,0 +1,188 @@
+"""One configuration from flags, variables, a file and defaults; what cannot be used is named where it was written."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from kafka_probe.config import Config, RequestEvents, flag_of, is_secret, load, markdown, variable_of
+from kafka_probe.errors import UsageError
+
+
+@pytest.fixture
+def toml(tmp_path: Path) -> Path:
+    return tmp_path / "probe.toml"
+
+
+def test_a_flag_wins_over_a_variable_over_the_file_over_the_command_over_the_default(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text('topic = "file"\nnode = "file"\nside = "accepting"\n')
+    monkeypatch.setenv("KAFKA_PROBE_TOPIC", "variable")
+    monkeypatch.setenv("KAFKA_PROBE_NODE", "variable")
+    command = {"side": "connecting", "log_level": "warning"}
+
+    config = load({"topic": "flag", "node": None}, toml, command)
+
+    assert config.topic == "flag"
+    assert config.node == "variable"
+    assert config.side == "accepting"
+    assert config.log_level == "warning"
+    assert config.interval_s == 5.0
+
+
+def test_the_node_is_the_kubernetes_node_or_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NODE_NAME", raising=False)
+    assert load({}).node == socket.gethostname()
+    monkeypatch.setenv("NODE_NAME", "worker-7")
+    assert load({}).node == "worker-7"
+
+
+def test_variables_of_unknown_name_are_left_alone_and_empty_ones_count_as_unset(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("KAFKA_PROBE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KAFKA_PROBE_TOPIC", "")
+    assert load({}).topic == "kafka-probe.events"
+
+
+@pytest.mark.parametrize(
+    ("written", "ports"),
+    [("9093,9092,9092", (9092, 9093)), ("auto", "auto"), (9094, (9094,)), ([9093, 9092], (9092, 9093))],
+)
+def test_ports_are_numbers_in_any_form_or_auto(written: object, ports: object) -> None:
+    assert load({"ports": written}).ports == ports
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("off", RequestEvents("off")),
+        ("all", RequestEvents("all")),
+        ("errors", RequestEvents("errors")),
+        ("slower:1.5", RequestEvents("slower", slower_than_us=1500)),
+        ("sample:100", RequestEvents("sample", one_in=100)),
+    ],
+)
+def test_request_events_are_read_and_written_in_one_form(written: str, meant: RequestEvents) -> None:
+    assert load({"requests": written}).requests == meant
+    assert str(meant) == written
+
+
+def test_sizes_may_have_a_unit() -> None:
+    assert load({"ring_size_bytes": "4MiB", "sink_buffer_bytes": "65536"}).ring_size_bytes == 4 << 20
+
+
+def test_security_settings_are_those_that_were_given_ready_for_kafka_python(
+    toml: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toml.write_text('sasl_mechanism = "PLAIN"\nssl_cafile = "/ca.pem"\nssl_check_hostname = false\n')
+    monkeypatch.setenv("KAFKA_PROBE_SASL_PLAIN_PASSWORD", "secret")
+
+    config = load({"security_protocol": "SASL_SSL", "sasl_plain_username": "agent"}, toml)
+
+    assert config.security() == {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "agent",
+        "sasl_plain_password": "secret",
+        "ssl_cafile": "/ca.pem",
+        "ssl_check_hostname": False,
+    }
+    assert "secret" not in repr(config)
+
+
+def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
+    from kafka import KafkaAdminClient, KafkaProducer
+
+    named = {name for name in Config.model_fields if name.startswith(("security_", "sasl_", "ssl_"))}
+    assert named
+    assert named <= KafkaProducer.DEFAULT_CONFIG.keys()
+    assert named <= KafkaAdminClient.DEFAULT_CONFIG.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("ports", "70000", "between 1 and 65535"),
+        ("ports", "broker", "between 1 and 65535"),
+        ("ports", "", "between 1 and 65535"),
+        ("ring_size_bytes", "3MiB", "power of two"),
+        ("ring_size_bytes", "1", "power of two"),
+        ("interval_s", "0", "greater than 0"),
+        ("interval_s", "soon", "valid number"),
+        ("requests", "slower:fast", "slower:MILLISECONDS"),
+        ("requests", "sample:0", "sample:N"),
+        ("sink", "file", "'kafka' or 'stdout'"),
+        ("topic", "not a topic", "match pattern"),
+        ("topic_partitions", "0", "greater than 0"),
+        ("node", "", "at least 1 character"),
+    ],
+)
+def test_a_value_that_cannot_be_used_names_its_flag(name: str, value: str, reason: str) -> None:
+    with pytest.raises(UsageError) as error:
+        load({name: value})
+    assert str(error.value).startswith(f"{flag_of(name)}: ")
+    assert reason in str(error.value)
+
+
+def test_a_bad_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PROBE_TOPIC_PARTITIONS", "many")
+    with pytest.raises(UsageError, match=r"^KAFKA_PROBE_TOPIC_PARTITIONS: .*valid integer"):
+        load({})
+
+
+def test_a_bad_value_names_its_key_and_file_and_every_mistake_is_told(toml: Path) -> None:
+    toml.write_text("interval_s = -1\nports = [0]\n")
+    with pytest.raises(UsageError) as error:
+        load({}, toml)
+    places = {line.partition(":")[0] for line in str(error.value).splitlines()}
+    assert places == {f"interval_s in {toml}", f"ports in {toml}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"topik = 'x'", r"Unknown key topik in .*: did you mean topic\?"),
+        (b"zzz = 1", r"Unknown key zzz in .*: `kafka-probe run --help` lists"),
+        (b"topic = x", r"is not valid TOML: .*line 1"),
+        (b"topic = '\xff'", r"is not valid TOML"),
+    ],
+)
+def test_a_broken_file_is_named_with_what_is_wrong(toml: Path, text: bytes, message: str) -> None:
+    toml.write_bytes(text)
+    with pytest.raises(UsageError, match=message):
+        load({}, toml)
+
+
+def test_a_file_that_is_not_there_is_named(toml: Path) -> None:
+    with pytest.raises(UsageError, match=rf"{toml} cannot be read: No such file"):
+        load({}, toml)
+
+
+def test_a_bad_secret_is_not_repeated(toml: Path) -> None:
+    toml.write_text('sasl_plain_password = ["hush"]\n')
+    with pytest.raises(UsageError) as error:
+        load({}, toml)
+    assert "hush" not in str(error.value)
+
+
+def test_the_table_for_the_docs_has_a_row_for_every_field() -> None:
+    rows = markdown().splitlines()[2:]
+    assert len(rows) == len(Config.model_fields)
+    for (name, field), row in zip(Config.model_fields.items(), rows, strict=True):
+        assert f"| `{name}` |" in row
+        assert variable_of(name) in row
+        assert field.description
+        assert field.description in row
+        assert (flag_of(name) in row) is not is_secret(field)
+        assert len(row.replace("\\|", "").split("|")) == 8
+
+
+def test_secrets_are_exactly_the_fields_with_a_password() -> None:
+    secret = {name for name, field in Config.model_fields.items() if is_secret(field)}
+    assert secret == {name for name in Config.model_fields if "password" in name}
+    assert isinstance(load({"ssl_password": "x"}).ssl_password, SecretStr)
