@@ -24,7 +24,7 @@ lint: setup-tests ## formats, style, types and the order of the rooms; changes n
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror bpf/*.c bpf/*.h
 
 format: setup-tests ## format and fix what can be fixed by machine
