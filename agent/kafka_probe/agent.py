@@ -11,7 +11,6 @@ import platform
 import resource
 import time
 import uuid
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -176,7 +175,8 @@ class Agent:
         batch: list[Event] = []
         for event in events:
             event.setdefault("ts", now_ns // 1000)
-            batch.append({"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent, **event})
+            numbered = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent}
+            batch.append({**numbered, **event})
             self._sent += 1
             if len(batch) == _EVENTS_AT_ONCE:
                 self._sink.send(batch)

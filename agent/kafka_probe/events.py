@@ -1,7 +1,7 @@
 """The event schema: what an agent writes to the events topic, as data.
 
-One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on one
-line; a Kafka record holds many lines and its key is the agent's id, so that one agent's events stay in order.
+One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on
+one line; a Kafka record holds many lines and its key is the agent's id, so that one agent's events stay in order.
 This room never reads the wire and never knows a sink. It is the only one that the pipeline may import.
 """
 
@@ -58,7 +58,9 @@ WORKLOAD = Struct(
         Field("cgroup", "string", "path of the cgroup below its mount point"),
         Field("cgroup_id", "long", "cgroup id as the kernel has it"),
         Field("container_id", "string", "64 hexadecimal digits, from the cgroup path"),
-        Field("runtime", "string", "docker, containerd, cri-o, podman or systemd (a service unit), from the cgroup path"),
+        Field(
+            "runtime", "string", "docker, containerd, cri-o, podman or systemd (a service unit), from the cgroup path"
+        ),
         Field("unit", "string", "systemd unit, where the cgroup is one"),
         Field("pod_uid", "string", "Kubernetes pod uid, from the cgroup path"),
         Field("pod", "string", "Kubernetes pod name"),
@@ -91,7 +93,9 @@ COMMON = (
     Field("broker_id", "long", "Kafka broker id, where it was seen"),
     Field("workload", WORKLOAD, "the process that owns the watched end"),
     Field("client", CLIENT, "the Kafka client of the connection"),
-    Field("opaque", "string", "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka; else null"),
+    Field(
+        "opaque", "string", "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka; else null"
+    ),
 )
 
 API = (
@@ -106,11 +110,17 @@ FLOW_TOPIC = Struct(
     (
         Field("topic", "string", "topic name; null while only the id is known"),
         Field("topic_id", "string", "topic id, 32 hexadecimal digits, where the version carries it"),
-        Field("requests", "long", "requests that named the topic; an incremental Fetch names only what changed (KIP-227)"),
+        Field(
+            "requests", "long", "requests that named the topic; an incremental Fetch names only what changed (KIP-227)"
+        ),
         Field("partitions", "long", "distinct partitions named in the interval"),
         Field("records", "long", "records in the record batches that could be read"),
         Field("bytes", "long", "size of all record sets"),
-        Field("uncounted_bytes", "long", "part of bytes whose batches could not be read (sendfile): records has none of it"),
+        Field(
+            "uncounted_bytes",
+            "long",
+            "part of bytes whose batches could not be read (sendfile): records has none of it",
+        ),
         Field("errors", Counts(), "error code to count, code 0 left out"),
     )
 )

@@ -6,7 +6,7 @@ What a shape says is looked at once per interval, so that a frame costs only its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -164,7 +164,8 @@ _INTERNAL = -1
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """events.bucket_of for an array."""
-    return (np.log(np.maximum(latency_us, 1)) / np.log(GAMMA)).astype(np.int64)
+    buckets: npt.NDArray[np.int64] = (np.log(np.maximum(latency_us, 1)) / np.log(GAMMA)).astype(np.int64)
+    return buckets
 
 
 def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
@@ -202,5 +203,5 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
     }
 
 
-def _counts(counter: Iterable[int] | Counter[int]) -> dict[str, int]:
-    return {str(key): count for key, count in sorted(Counter(counter).items())}
+def _counts(counter: Counter[int]) -> dict[str, int]:
+    return {str(key): count for key, count in sorted(counter.items())}

@@ -1,1 +1,1 @@
-"""Capture: what the kernel saw comes out as rows of a NumPy structured array. Nothing here knows what Kafka means."""
+"""Capture: the kernel's records come out as a NumPy structured array. The only room that touches BPF."""

@@ -42,7 +42,8 @@ class Btf:
             self._blob = path.read_bytes()
         except OSError as error:
             raise StartError(
-                f"cannot read the kernel's BTF at {path} ({error.strerror}): a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
+                f"cannot read the kernel's BTF at {path} ({error.strerror}): "
+                "a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
             ) from None
         magic, _, _, header, types_at, types_size, strings_at, _ = _HEADER.unpack_from(self._blob)
         if magic != 0xEB9F:
@@ -84,7 +85,7 @@ class Btf:
     def _find(self, type_: _Type, member: str, base_bits: int) -> int | None:
         for i in range(type_.length):
             name_at, member_type, offset = _MEMBER.unpack_from(self._blob, type_.at + _MEMBER.size * i)
-            bits = base_bits + (offset & 0xFFFFFF if type_.kind_flag else offset)
+            bits: int = base_bits + (offset & 0xFFFFFF if type_.kind_flag else offset)
             name = self._string(name_at)
             if name == member:
                 return bits

@@ -1,7 +1,7 @@
-"""The loader's process: compiles the BPF programs with BCC, fills their maps, attaches them and hands over the descriptors.
+"""The loader's process: compiles the BPF programs, fills their maps, attaches them and hands over the descriptors.
 
-Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. The only room that
-imports bcc. Status 0: the descriptors are in the socket; 3: the reason is.
+Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. The only room
+that imports bcc. Status 0: the descriptors are in the socket; 3: the reason is.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The loaded and attached programs, held by file descriptors.
 
 BCC and its LLVM need 100 MB and some seconds: they live in a process of their own, which compiles, attaches, hands the
-descriptors over and ends. What is attached lasts as long as the agent holds them, so its end, however it comes, detaches.
+descriptors over and ends. What is attached lasts as long as the agent holds them, so its end, in any way, detaches.
 """
 
 from __future__ import annotations
@@ -35,7 +35,12 @@ _LOG_LINES = 5
 class _MapElement(ctypes.Structure):
     """union bpf_attr of the map element commands (include/uapi/linux/bpf.h)."""
 
-    _fields_ = (("map_fd", ctypes.c_uint64), ("key", ctypes.c_uint64), ("value", ctypes.c_uint64), ("flags", ctypes.c_uint64))
+    _fields_ = (
+        ("map_fd", ctypes.c_uint64),
+        ("key", ctypes.c_uint64),
+        ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint64),
+    )
 
 
 class Programs:

@@ -98,7 +98,7 @@ class Protocol(IntEnum):
     UNKNOWN = 2
 
 
-# The kernel's counters in the order of enum counter. LOSSES says what operators must know; the others say what was done.
+# The kernel's counters in the order of enum counter. LOSSES: what operators must know; the others: what was done.
 COUNTERS = ("requests", "responses", "records", "connections", "rejected")
 LOSSES = (
     "ring_full",

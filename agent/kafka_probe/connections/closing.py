@@ -21,12 +21,13 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     """(closed_by, how): the state that ESTABLISHED changed to says who began, the socket's error what came of it."""
     if error == errno.ETIMEDOUT:
         return "local", "timeout"
+    # What tcp_reset() sets; EPIPE once the peer had closed its half.
+    reset = error in (errno.ECONNRESET, errno.EPIPE)
     if first_state == _CLOSE:
-        # A reset sets the error; without one the socket was closed with unread data or on purpose, by sending a reset.
-        return ("peer", "rst_received") if error in (errno.ECONNRESET, errno.EPIPE) else ("local", "rst_sent")
+        # Without the error the socket was closed with unread data or on purpose, by sending a reset.
+        return ("peer", "rst_received") if reset else ("local", "rst_sent")
     if first_state in (_FIN_WAIT1, _CLOSE_WAIT):
-        closed_by = "local" if first_state == _FIN_WAIT1 else "peer"
-        return closed_by, "rst_received" if error == errno.ECONNRESET else "fin"
+        return "local" if first_state == _FIN_WAIT1 else "peer", "rst_received" if reset else "fin"
     return "unknown", "unknown"
 
 

@@ -41,7 +41,10 @@ class Exchanges:
     def pair(self, batch: list[Frames]) -> Iterator[tuple[int, Event]]:
         """(ts_ns, event) for each exchange that a batch of frames completes, in the order of its frames."""
         frames = [
-            (record, Frame(group.shape, int(record["ts_ns"]), int(record["frame_bytes"]), int(record["latency_us"]), row))
+            (
+                record,
+                Frame(group.shape, int(record["ts_ns"]), int(record["frame_bytes"]), int(record["latency_us"]), row),
+            )
             for group in batch
             for record, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
         ]
