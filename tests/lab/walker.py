@@ -26,7 +26,7 @@ _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """What one client did to one topic: requests (Fetch: responses) that name it, and the record sets in them."""
+    """What one client did to one topic: requests that name it, and the record sets sent or, by Fetch, received."""
 
     requests: int = 0
     records: int = 0
@@ -114,9 +114,14 @@ def _read_request(
     elif key == _PRODUCE:
         body = _body(schema, frame)
         for topic in body.topic_data:
-            _add(traffic[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
+            count = traffic[client_id, "Produce", _topic(topic, "name")]
+            count.requests += 1
+            _add(count, topic.partition_data)
         if body.acks == 0:
             return None
+    elif key == _FETCH:
+        for topic in _body(schema, frame).topics:
+            traffic[client_id, "Fetch", _topic(topic, "topic")].requests += 1
     return _Request(key, version, correlation_id, client_id)
 
 
@@ -153,7 +158,7 @@ def _topic(entity: Any, name_field: str) -> str | uuid.UUID:
 
 
 def _add(count: TopicTraffic, partitions: Any) -> None:
-    count.requests += 1
+    """Add the record sets of partitions."""
     for partition in partitions:
         record_set = bytes(partition.records or b"")
         count.bytes += len(record_set)
