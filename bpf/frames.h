@@ -14,8 +14,7 @@
 // What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
 enum state {
-	HEAD,        // size and header up to the correlation id
-	CLIENT,      // length of the client id
+	HEAD,        // size and header
 	BULK,        // bytes copied as they are
 	ACKS,        // Produce: acks and timeout
 	FETCH_HEAD,  // Fetch response: throttle time, error, session id
@@ -34,9 +33,9 @@ enum state {
 	TOPICS,
 	TOPIC,
 	PARTITIONS,
-	ABORTED,     // Fetch response: aborted transactions
+	ABORTED, // Fetch response: aborted transactions
 	RECORD_SET,
-	TAGS,        // tagged fields (KIP-482)
+	TAGS, // tagged fields (KIP-482)
 	TAG,
 	TAG_BYTES,
 };

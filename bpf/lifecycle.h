@@ -60,7 +60,8 @@ static inline struct conn *open_connection(u64 sk, int role, u32 start, u8 direc
 	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
-	send->lock = send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
+	send->lock =
+		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
 	if (!ANY_PORT)
@@ -109,7 +110,8 @@ static inline void close_connection(u64 sk)
 			record->kind = RECORD_CLOSE;
 			struct close_data *close = (struct close_data *)record->data;
 			close->idle_ns = record->ts_ns - conn->last_ns;
-			close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
+			close->sent_bytes =
+				READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
 			close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
 			close->unacked_bytes = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
 			close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);

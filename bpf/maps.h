@@ -59,7 +59,7 @@ struct cursor {
 	u16 at;
 	struct call call;
 	u8 element[DATA_BYTES]; // an element is CHUNK bytes at most; as large as out.data for the verifier
-	struct record out;     // the record being filled
+	struct record out;      // the record being filled
 };
 
 struct conn {
@@ -98,7 +98,13 @@ struct rule {
 	u32 flags; // enum rule_flag; 0: not a version of Kafka that we know
 };
 
-enum rule_flag { RULE_KNOWN = 1, RULE_REQUEST_FLEXIBLE = 2, RULE_RESPONSE_FLEXIBLE = 4, RULE_WALK_REQUEST = 8, RULE_WALK_RESPONSE = 16 };
+enum rule_flag {
+	RULE_KNOWN = 1,
+	RULE_REQUEST_FLEXIBLE = 2,
+	RULE_RESPONSE_FLEXIBLE = 4,
+	RULE_WALK_REQUEST = 8,
+	RULE_WALK_RESPONSE = 16
+};
 
 struct mmsg {
 	u64 vector;

@@ -15,10 +15,10 @@ enum record_kind {
 };
 
 enum record_flag {
-	FLAG_RESPONSE = 1,  // else a request
-	FLAG_MORE = 2,      // the frame goes on in the connection's next record of this direction
-	FLAG_CUT = 4,       // the frame has bytes that were not copied
-	FLAG_RESYNC = 8,    // the position was found again in mid-stream and is not confirmed yet
+	FLAG_RESPONSE = 1, // else a request
+	FLAG_MORE = 2,     // the frame goes on in the connection's next record of this direction
+	FLAG_CUT = 4,      // the frame has bytes that were not copied
+	FLAG_RESYNC = 8,   // the position was found again in mid-stream and is not confirmed yet
 };
 
 #define NO_API 255 // a response to a request that was not seen
@@ -70,7 +70,7 @@ struct close_data {
 	u32 retransmits;
 	u32 srtt_us;
 	u32 in_flight;
-	u32 error; // sk_err
+	u32 error;      // sk_err
 	u8 first_state; // the TCP state that ESTABLISHED changed to
 	u8 last_api_key;
 	u8 last_api_version;

@@ -2,9 +2,10 @@
 // Frame headers: is it Kafka, which API is it, and which request does a response answer.
 #pragma once
 
-#define REQUEST_HEAD 12 // size, API key and version, correlation id
-#define RESPONSE_HEAD 8 // size, correlation id
-#define SASL_REQUESTS 64 // raw tokens end with a request whose correlation id is this close to the one expected
+#define REQUEST_HEAD 14           // size, API key and version, correlation id, length of the client id
+#define SHORT_HEAD 12             // the same without a client id: ControlledShutdown 0
+#define RESPONSE_HEAD 8           // size, correlation id
+#define SASL_REQUESTS 64          // raw tokens end with a request whose correlation id is this close to the one expected
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
 #define MAX_CLIENT_ID 512
 
@@ -94,8 +95,11 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
-	if (size < 8 || size >= MAX_FRAME_BYTES) {
-		conn->sasl_raw && size < MAX_FRAME_BYTES ? skip_token(c) : not_a_frame(conn, c);
+	if (size < SHORT_HEAD - 4 || size >= MAX_FRAME_BYTES) {
+		if (conn->sasl_raw && size < MAX_FRAME_BYTES)
+			skip_token(c);
+		else
+			not_a_frame(conn, c);
 		return;
 	}
 	if (c->have == 4) {
@@ -133,16 +137,19 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		conn->sasl_raw = 1;
 		conn->sasl_correlation_id = correlation_id;
 	}
-	c->copy_left = 2 + MAX_CLIENT_ID;
+	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
 	c->walk = c->lock == LOCKED && (flags & RULE_WALK_REQUEST);
 	if (!c->walk)
 		remember(conn, &c->out);
-	if (size >= 10 && c->lock == LOCKED)
-		expect(c, CLIENT, 2);
-	else
+	u16 client_id_bytes = be16(c->element + SHORT_HEAD);
+	if (size + 4 < REQUEST_HEAD || c->lock != LOCKED) {
 		finish(c, 0);
+		return;
+	}
+	append(c, c->element + SHORT_HEAD, 2);
+	expect_bulk(c, client_id_bytes == 0xffff ? 0 : client_id_bytes, LIMITED);
 }
 
 // Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.

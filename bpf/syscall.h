@@ -4,8 +4,18 @@
 #pragma once
 #include "iov.h"
 
-enum { SYS_READ = 0, SYS_WRITE = 1, SYS_READV = 19, SYS_WRITEV = 20, SYS_SENDTO = 44, SYS_RECVFROM = 45, SYS_SENDMSG = 46,
-       SYS_RECVMSG = 47, SYS_RECVMMSG = 299, SYS_SENDMMSG = 307 };
+enum {
+	SYS_READ = 0,
+	SYS_WRITE = 1,
+	SYS_READV = 19,
+	SYS_WRITEV = 20,
+	SYS_SENDTO = 44,
+	SYS_RECVFROM = 45,
+	SYS_SENDMSG = 46,
+	SYS_RECVMSG = 47,
+	SYS_RECVMMSG = 299,
+	SYS_SENDMMSG = 307
+};
 
 #define USER_CODE_SEGMENT 0x33 // a 32-bit caller has another one, and other system call numbers
 #define MMSGHDR_BYTES 64

@@ -45,10 +45,22 @@ static inline int follow_frames(struct bpf_raw_tracepoint_args *ctx, u8 directio
 	return 0;
 }
 
-RAW_TRACEPOINT_PROBE(sock_send_length) { return moved(ctx, SEND); }
-RAW_TRACEPOINT_PROBE(sock_recv_length) { return moved(ctx, RECEIVE); }
-int follow_send(struct bpf_raw_tracepoint_args *ctx) { return follow_frames(ctx, SEND); }
-int follow_receive(struct bpf_raw_tracepoint_args *ctx) { return follow_frames(ctx, RECEIVE); }
+RAW_TRACEPOINT_PROBE(sock_send_length)
+{
+	return moved(ctx, SEND);
+}
+RAW_TRACEPOINT_PROBE(sock_recv_length)
+{
+	return moved(ctx, RECEIVE);
+}
+int follow_send(struct bpf_raw_tracepoint_args *ctx)
+{
+	return follow_frames(ctx, SEND);
+}
+int follow_receive(struct bpf_raw_tracepoint_args *ctx)
+{
+	return follow_frames(ctx, RECEIVE);
+}
 
 RAW_TRACEPOINT_PROBE(inet_sock_set_state)
 {

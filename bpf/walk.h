@@ -169,11 +169,6 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 {
 	u8 version = c->out.api_version;
 	switch (c->state) {
-	case CLIENT: {
-		u16 bytes = be16(c->element);
-		expect_bulk(c, bytes == 0xffff ? 0 : bytes, LIMITED);
-		break;
-	}
 	case ACKS:
 		if (be16(c->element)) // acks=0: there will be no response
 			remember(conn, &c->out);
