@@ -9,7 +9,8 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import compress
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe.sinks.outbox import encode
@@ -111,22 +112,31 @@ def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> Key:
     )
 
 
+class Column(NamedTuple):
+    """A heading, on which side its values align, and whether a narrow terminal does without it."""
+
+    name: str
+    align: Literal["left", "right"]
+    wide: bool = False
+
+
 COLUMNS = (
-    ("SIDE", "left"),
-    ("PID", "right"),
-    ("COMM", "left"),
-    ("CONTAINER", "left"),
-    ("CLIENT", "left"),
-    ("LIBRARY", "left"),
-    ("API", "left"),
-    ("TOPIC", "left"),
-    ("REQ/S", "right"),
-    ("KB/S", "right"),
-    ("REC/S", "right"),
-    ("P50 MS", "right"),
-    ("P99 MS", "right"),
-    ("ERRORS", "right"),
+    Column("SIDE", "left", wide=True),
+    Column("PID", "right"),
+    Column("COMM", "left"),
+    Column("CONTAINER", "left", wide=True),
+    Column("CLIENT", "left"),
+    Column("LIBRARY", "left", wide=True),
+    Column("API", "left"),
+    Column("TOPIC", "left"),
+    Column("REQ/S", "right"),
+    Column("KB/S", "right"),
+    Column("REC/S", "right", wide=True),
+    Column("P50 MS", "right", wide=True),
+    Column("P99 MS", "right"),
+    Column("ERRORS", "right"),
 )
+WIDE = 130
 
 
 def cells(key: Key, row: Row, seconds: float) -> list[str]:
@@ -154,9 +164,9 @@ def cells(key: Key, row: Row, seconds: float) -> list[str]:
 def plain_table(traffic: Traffic) -> bytes:
     """The rows as text in aligned columns, with a header."""
     seconds = traffic.seconds or 1.0
-    table = [[name for name, _ in COLUMNS], *(cells(key, row, seconds) for key, row in traffic.busiest())]
+    table = [[column.name for column in COLUMNS], *(cells(key, row, seconds) for key, row in traffic.busiest())]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    alignment = ["<" if align == "left" else ">" for _, align in COLUMNS]
+    alignment = ["<" if column.align == "left" else ">" for column in COLUMNS]
     lines = [
         "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, alignment, widths, strict=True)).rstrip()
         for line in table
@@ -243,10 +253,12 @@ class LiveTop:
         from rich.table import Table
 
         table = Table(box=None, expand=True, caption=_footer(traffic), caption_justify="left", pad_edge=False)
-        for name, align in COLUMNS:
-            table.add_column(name, justify=align, no_wrap=True, overflow="ellipsis")  # type: ignore[arg-type]
+        shown_columns = [self._console.width >= WIDE or not column.wide for column in COLUMNS]
+        for column in compress(COLUMNS, shown_columns):
+            least = len(column.name) if column.align == "right" else None
+            table.add_column(column.name, justify=column.align, no_wrap=True, overflow="ellipsis", min_width=least)
         for key, row in traffic.busiest()[: max(self._console.height - 4, 1)]:
-            table.add_row(*map(escape, cells(key, row, traffic.seconds or 1.0)))
+            table.add_row(*map(escape, compress(cells(key, row, traffic.seconds or 1.0), shown_columns)))
         return table
 
 

@@ -1,0 +1,113 @@
+"""The Kafka sink without a broker: settings, sentences, and what a failed attempt leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import kafka
+import pytest
+
+from kafka_probe.config import load
+from kafka_probe.sinks import kafka as sink_kafka
+from kafka_probe.sinks.kafka import KafkaSink, reach
+from tests.lab.processes import free_port, wait_until
+
+# kafka-python leaves the sockets of refused connections to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+
+
+@pytest.fixture(autouse=True)
+def _attempts_are_short(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 200)
+    # Set back after each test: pytest listens in on a logger that does not propagate, and keeps its sockets alive.
+    monkeypatch.setattr(logging.getLogger("kafka"), "propagate", True)
+    yield
+    gc.collect()
+
+
+def test_settings_reach_both_clients_under_kafka_pythons_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    answered = threading.Event()
+
+    class Refusing:
+        def __init__(self, **settings: Any) -> None:
+            seen.append(settings)
+            answered.set()
+            raise kafka.errors.KafkaTimeoutError("enough")
+
+    monkeypatch.setattr(kafka, "KafkaProducer", Refusing)
+    monkeypatch.setenv("KAFKA_PROBE_SASL_PLAIN_PASSWORD", "secret")
+    flags = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", "ssl_cafile": "/ca.pem"}
+    sink = KafkaSink(load({"bootstrap_servers": "a:1,b:2", "node": "n1", **flags}))
+    sink.send([{"agent_id": "x"}])
+    assert answered.wait(5)
+    sink.close(0)
+
+    assert flags.items() <= seen[0].items()
+    assert seen[0]["sasl_plain_password"] == "secret"
+    assert seen[0]["bootstrap_servers"] == ["a:1", "b:2"]
+    assert seen[0]["client_id"] == "kafka-probe-agent-n1"
+    assert (seen[0]["acks"], seen[0]["enable_idempotence"], seen[0]["compression_type"]) == ("all", True, "gzip")
+
+
+def test_attempts_that_fail_leave_no_thread_and_no_descriptor_behind() -> None:
+    config = load({"bootstrap_servers": f"127.0.0.1:{free_port()}"})
+
+    def attempt() -> tuple[int, int]:
+        with pytest.raises(ConnectionError, match="ECONNREFUSED"):
+            reach(config)
+        gc.collect()
+        return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
+
+    first = attempt()
+    assert [attempt() for _ in range(3)] == [first] * 3
+
+
+def test_brokers_out_of_reach_are_said_once_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
+    servers = f"127.0.0.1:{free_port()}"
+    sink = KafkaSink(load({"bootstrap_servers": servers}))
+    sink.send([{"agent_id": "x"}])
+    attempts: list[int] = []
+    connect = sink._connect
+
+    def counted() -> Any:
+        attempts.append(1)
+        return connect()
+
+    sink._connect = counted  # type: ignore[method-assign]
+    wait_until(lambda: len(attempts) >= 3, "three attempts")
+    sink.close(0)
+
+    assert [record.name for record in caplog.records] == ["kafka_probe.sinks.kafka"]
+    assert servers in caplog.text
+    assert "ECONNREFUSED" in caplog.text
+    assert sink.losses()["sink_unsent_at_exit"] == 1
+
+
+AWAY = """
+from kafka_probe.config import load
+from kafka_probe.sinks.kafka import KafkaSink
+sink = KafkaSink(load({{"bootstrap_servers": "127.0.0.1:{port}"}}))
+sink.send([{{"agent_id": "x"}}])
+sink.close(0.2)
+print(sink.losses()["sink_unsent_at_exit"])
+"""
+
+
+def test_a_process_ends_in_time_and_without_complaint_while_an_attempt_is_on_its_way() -> None:
+    sources = Path(sink_kafka.__file__).parents[2]
+    result = subprocess.run(
+        [sys.executable, "-c", AWAY.format(port=free_port())],
+        env={**os.environ, "PYTHONPATH": str(sources)},
+        capture_output=True,
+        text=True,
+        timeout=8,
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "1\n", "")

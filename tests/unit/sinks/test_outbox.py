@@ -1,0 +1,111 @@
+"""What waits for a sink is bounded; what does not fit is counted, and nothing is counted twice."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_probe.sinks.outbox import Batch, Outbox, Worker, batches, encode
+
+
+def test_numbers_as_keys_become_strings_and_a_line_ends_the_event() -> None:
+    assert encode({"errors": {29: 1}, "text": "a\nb"}) == b'{"errors":{"29":1},"text":"a\\nb"}\n'
+
+
+@given(st.lists(st.binary(min_size=1, max_size=30)), st.integers(min_value=1, max_value=50))
+def test_batches_keep_every_line_in_order_and_exceed_the_limit_only_for_one_line(
+    lines: list[bytes], limit: int
+) -> None:
+    found = list(batches(lines, limit))
+    assert b"".join(batch.lines for batch in found) == b"".join(lines)
+    assert sum(batch.events for batch in found) == len(lines)
+    assert all(len(batch.lines) <= limit or batch.events == 1 for batch in found)
+
+
+def test_the_newest_events_are_dropped_when_the_bound_is_reached() -> None:
+    outbox = Outbox(limit_bytes=10)
+    outbox.put([b"12345\n"])
+    outbox.put([b"67890\n", b"abcde\n"])
+    assert outbox.head() == Batch(b"12345\n", 1)
+    assert outbox.lost["sink_buffer_full"] == 2
+    assert outbox.waiting_bytes == 6
+
+
+def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
+    outbox = Outbox(limit_bytes=8)
+    outbox.put([b"12345\n"])
+    outbox.head()
+    outbox.put([b"67890\n"])
+    outbox.settle()
+    outbox.put([b"abcde\n"])
+    assert outbox.head() == Batch(b"abcde\n", 1)
+    assert outbox.events_delivered == 1
+    assert outbox.bytes_delivered == 6
+    assert outbox.lost["sink_buffer_full"] == 1
+
+
+def test_a_lost_batch_is_counted_by_its_reason() -> None:
+    outbox = Outbox(limit_bytes=100)
+    outbox.put([b"1\n", b"2\n"])
+    outbox.settle("sink_refused")
+    assert outbox.lost["sink_refused"] == 2
+    assert outbox.events_delivered == 0
+
+
+def test_a_closed_outbox_hands_out_what_is_left_and_counts_what_still_comes() -> None:
+    outbox = Outbox(limit_bytes=100)
+    outbox.put([b"1\n"])
+    outbox.close()
+    outbox.put([b"2\n"])
+    assert outbox.head() == Batch(b"1\n", 1)
+    outbox.settle()
+    assert outbox.head() is None
+    assert outbox.lost["sink_unsent_at_exit"] == 1
+
+
+def test_a_delivery_that_ends_after_the_outbox_was_abandoned_is_not_counted_again() -> None:
+    outbox = Outbox(limit_bytes=100)
+    outbox.put([b"1\n"])
+    outbox.abandon()
+    outbox.settle()
+    assert outbox.lost["sink_unsent_at_exit"] == 1
+    assert outbox.events_delivered == 0
+    assert outbox.waiting_bytes == 0
+
+
+def test_stopping_delivers_what_waits() -> None:
+    outbox = Outbox(limit_bytes=100)
+    delivered: list[bytes] = []
+
+    def deliver(batch: Batch) -> None:
+        delivered.append(batch.lines)
+        outbox.settle()
+
+    worker = Worker("test", outbox, deliver)
+    outbox.put([b"1\n"])
+    outbox.put([b"2\n"])
+    worker.stop(5)
+    assert delivered == [b"1\n", b"2\n"]
+
+
+def test_stopping_does_not_wait_longer_than_its_deadline() -> None:
+    outbox = Outbox(limit_bytes=100)
+    released = threading.Event()
+
+    def deliver(_: Batch) -> None:
+        released.wait(10)
+
+    worker = Worker("test", outbox, deliver)
+    outbox.put([b"1\n"])
+    worker.stop(0.05)
+    assert outbox.lost["sink_unsent_at_exit"] == 1
+    released.set()
+    worker.join(5)
+
+
+@pytest.mark.parametrize("reason", ["sink_buffer_full", "sink_refused", "sink_send_failed", "sink_unsent_at_exit"])
+def test_every_reason_is_there_from_the_start(reason: str) -> None:
+    assert Outbox(1).lost[reason] == 0

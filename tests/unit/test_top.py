@@ -1,0 +1,206 @@
+"""`flow` events become rows: who, which API, which topic, how often, how fast."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import orjson
+import pytest
+
+from kafka_probe.events import bucket_of
+from kafka_probe.top import COLUMNS, WIDE, LiveTop, PlainTop, Traffic, cells, plain_table, top_sink
+
+NAMES = [column.name for column in COLUMNS]
+
+
+def flow(**fields: object) -> dict[str, Any]:
+    return {
+        "kind": "flow",
+        "side": "accepting",
+        "workload": {"pid": 7, "comm": "java", "container_id": "c0ffee" * 10},
+        "client": {"id": "billing", "software_name": "librdkafka", "software_version": "2.5"},
+        "api": "Produce",
+        "api_version": 9,
+        "requests": 10,
+        "request_bytes": 4000,
+        "response_bytes": 1000,
+        "latency": {str(bucket_of(2000)): 10},
+        "errors": {},
+        "topics": [{"topic": "orders", "requests": 10, "records": 50, "bytes": 3000}],
+        **fields,
+    }
+
+
+def agent(seconds: float = 5.0, **losses: int) -> dict[str, Any]:
+    return {"kind": "agent", "since": 1_000_000, "ts": 1_000_000 + int(seconds * 1e6), "losses": losses}
+
+
+def traffic(*events: dict[str, Any]) -> Traffic:
+    summed = Traffic()
+    summed.add(events)
+    return summed
+
+
+def shown(*events: dict[str, Any]) -> list[dict[str, str]]:
+    """The rows as they are shown, busiest first, by column."""
+    summed = traffic(*events)
+    return [dict(zip(NAMES, cells(key, row, summed.seconds), strict=True)) for key, row in summed.busiest()]
+
+
+def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
+    assert shown(flow(), agent(5)) == [
+        {
+            "SIDE": "accepting",
+            "PID": "7",
+            "COMM": "java",
+            "CONTAINER": "c0ffeec0ffee",
+            "CLIENT": "billing",
+            "LIBRARY": "librdkafka 2.5",
+            "API": "Produce v9",
+            "TOPIC": "orders",
+            "REQ/S": "2.0",
+            "KB/S": "1.0",
+            "REC/S": "10.0",
+            "P50 MS": "1.95",
+            "P99 MS": "1.95",
+            "ERRORS": "-",
+        }
+    ]
+
+
+def test_connections_of_one_client_add_up_and_their_histograms_merge() -> None:
+    slow = flow(requests=1, latency={str(bucket_of(90_000)): 1}, errors={"29": 1})
+    (row,) = shown(flow(), slow, agent(1))
+    assert row["REQ/S"] == "11.0"
+    assert float(row["P50 MS"]) == pytest.approx(2, rel=0.05)
+    assert float(row["P99 MS"]) == pytest.approx(90, rel=0.05)
+    assert row["ERRORS"] == "1"
+
+
+def test_each_topic_of_a_flow_has_its_row_with_its_own_counts() -> None:
+    topics = [
+        {"topic": "a", "requests": 10, "records": 1, "bytes": 100, "errors": {"3": 2}},
+        {"topic": None, "topic_id": "ab" * 16, "requests": 4, "records": 2, "bytes": 200},
+    ]
+    first, second = shown(flow(topics=topics), agent(1))
+    assert (first["TOPIC"], first["REQ/S"], first["KB/S"], first["ERRORS"]) == ("a", "10.0", "0.1", "2")
+    assert (second["TOPIC"], second["REQ/S"], second["KB/S"], second["ERRORS"]) == ("ab" * 16, "4.0", "0.2", "-")
+
+
+def test_both_ends_of_a_connection_stay_two_rows() -> None:
+    assert len(shown(flow(), flow(side="connecting"), agent())) == 2
+
+
+def test_the_busiest_row_is_first() -> None:
+    rows = shown(flow(requests=1), flow(api="Fetch", requests=9), flow(api="Metadata", requests=5), agent())
+    assert [row["API"] for row in rows] == ["Fetch v9", "Metadata v9", "Produce v9"]
+
+
+def test_a_pod_or_else_a_unit_stands_where_the_container_does() -> None:
+    pod, unit = shown(
+        flow(requests=20, workload={"pod": "billing-0", "container_id": "ab"}),
+        flow(workload={"unit": "x.service"}),
+        agent(),
+    )
+    assert (pod["CONTAINER"], unit["CONTAINER"]) == ("billing-0", "x.service")
+
+
+def test_what_is_unknown_is_a_dash_and_what_is_the_agents_own_says_so() -> None:
+    unknown = {"workload": None, "client": None, "latency": None, "topics": None, "errors": None, "api_version": None}
+    (row,) = shown(flow(**unknown, internal=True, api=None), agent())
+    assert [row[name] for name in ("PID", "CLIENT", "LIBRARY", "TOPIC", "P50 MS")] == ["-"] * 5
+    assert row["API"] == "(kafka-probe)"
+
+
+def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
+    lines = plain_table(traffic(flow(), flow(client={"id": "\x1b[2J"}), agent(5, ring_full=3))).decode().splitlines()
+    assert lines[0].split()[:2] == ["SIDE", "PID"]
+    assert len(lines) == 4
+    assert lines[1].index("Produce") == lines[2].index("Produce") == lines[0].index("API")
+    assert lines[-1] == "2 rows over 5.0 s, lost: 3"
+    assert "\x1b" not in "".join(lines)
+
+
+def output(sink: PlainTop, read: int, write: int) -> str:
+    sink.close(5)
+    os.close(write)
+    with os.fdopen(read) as text:
+        return text.read()
+
+
+def test_a_table_is_printed_when_its_interval_is_complete_and_starts_anew() -> None:
+    read, write = os.pipe()
+    sink = PlainTop(descriptor=write)
+    sink.send([flow()])
+    sink.send([flow(), agent(5)])
+    sink.send([flow(), agent(5)])
+    text = output(sink, read, write)
+    assert text.count("SIDE") == 2
+    assert [line.split()[-6] for line in text.splitlines() if "orders" in line] == ["4.0", "2.0"]
+
+
+def test_once_prints_one_table_over_all_intervals_and_asks_to_stop() -> None:
+    read, write = os.pipe()
+    sink = PlainTop(once_s=10, descriptor=write)
+    asked: list[bool] = []
+    sink.on_closed = lambda: asked.append(True)
+    sink.send([flow(), agent(5)])
+    assert not asked
+    sink.send([flow(), agent(5)])
+    assert asked
+    text = output(sink, read, write)
+    assert text.count("SIDE") == 1
+    assert "1 rows over 10.0 s, lost: nothing" in text
+
+
+def test_json_has_one_object_per_row() -> None:
+    read, write = os.pipe()
+    sink = PlainTop(as_json=True, descriptor=write)
+    sink.send([flow(), agent(5)])
+    (row,) = [orjson.loads(line) for line in output(sink, read, write).splitlines()]
+    assert (row["client_id"], row["topic"], row["requests"], row["bytes"], row["seconds"]) == (
+        "billing",
+        "orders",
+        10,
+        5000,
+        5.0,
+    )
+    assert row["latency_p99_us"] == pytest.approx(2000, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "asked", "kind"),
+    [
+        (True, "xterm", {}, LiveTop),
+        (True, "dumb", {}, PlainTop),
+        (False, "xterm", {}, PlainTop),
+        (True, "xterm", {"once_s": 5.0}, PlainTop),
+        (True, "xterm", {"as_json": True}, PlainTop),
+    ],
+)
+def test_the_table_is_live_on_a_terminal_only(
+    terminal: bool, term: str, asked: dict[str, Any], kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    monkeypatch.setenv("TERM", term)
+    sink = top_sink(**asked)
+    sink.close(0)
+    assert type(sink) is kind
+
+
+@pytest.mark.parametrize(("width", "names"), [(WIDE, NAMES), (80, [c.name for c in COLUMNS if not c.wide])])
+def test_the_live_table_has_the_columns_that_its_terminal_has_room_for(
+    width: int, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    live = LiveTop()
+    live.send([flow()])
+    live.send([agent(5)])
+    live.close(1)
+    header, row, footer = capsys.readouterr().out.splitlines()
+    assert header.split() == " ".join(names).split()
+    assert "billing" in row
+    assert "Produce v9" in row
+    assert "…" not in row
+    assert footer.strip() == "1 rows over 5.0 s, lost: nothing"

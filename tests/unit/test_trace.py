@@ -1,0 +1,97 @@
+"""One line per exchange, in columns that stay where they are."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import orjson
+import pytest
+
+from kafka_probe.trace import HEADER, line, trace_sink
+
+
+def request(**fields: object) -> dict[str, Any]:
+    return {
+        "kind": "request",
+        "ts": 1_790_000_000_123_456,
+        "side": "accepting",
+        "workload": {"pid": 4242, "comm": "java"},
+        "client": {"id": "billing"},
+        "api": "Produce",
+        "api_version": 12,
+        "correlation_id": 9,
+        "request_bytes": 1234,
+        "response_bytes": 56,
+        "latency_us": 1500,
+        "status": "complete",
+        "errors": {},
+        "topics": [{"topic": "orders", "partition": 3, "offset": 70, "records": 5, "error": 0}],
+        **fields,
+    }
+
+
+def column(text: str, name: str) -> str:
+    """What stands under a heading, which is aligned with its values on one of both sides."""
+    start = HEADER.index(name)
+    end = start + len(name)
+    while start and text[start - 1 : start].strip():
+        start -= 1
+    return text[start:].split("  ")[0].strip() if text[start:end].strip() else ""
+
+
+def test_a_line_says_who_asked_what_how_long_it_took_and_about_which_topic() -> None:
+    text = line(request())
+    assert text.endswith("orders-3@70 5 records\n")
+    assert column(text, "SIDE") == "accepting"
+    assert column(text, "PID").split()[0] == "4242"
+    assert column(text, "COMM") == "java"
+    assert column(text, "CLIENT") == "billing"
+    assert column(text, "API") == "Produce v12"
+    assert column(text, "LATENCY").split()[0] == "1.500ms"
+
+
+def test_errors_group_and_an_incomplete_decode_are_said() -> None:
+    text = line(request(errors={"29": 2}, group="etl", status="truncated"))
+    assert text.endswith("orders-3@70 5 records, group=etl, error 29 x2, (truncated)\n")
+
+
+@pytest.mark.parametrize("name", ["latency_us", "response_bytes", "workload", "client", "topics", "errors", "api"])
+@pytest.mark.parametrize("absent", [None, "left out"])
+def test_any_field_may_be_absent(name: str, absent: str | None) -> None:
+    event = request(**{name: None})
+    if absent:
+        del event[name]
+    assert len(line(event)) >= HEADER.index("TOPICS") - 2
+
+
+def test_names_from_the_wire_cannot_control_the_terminal() -> None:
+    text = line(request(client={"id": "\x1b[2J\nroot"}, topics=[{"topic": "a\rb"}]))
+    assert text.count("\n") == 1
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+def printed(*events: dict[str, Any], as_json: bool = False) -> list[bytes]:
+    read, write = os.pipe()
+    sink = trace_sink(as_json, write)
+    sink.send(events)
+    sink.close(5)
+    os.close(write)
+    with os.fdopen(read, "rb") as output:
+        return output.read().splitlines()
+
+
+def test_only_requests_are_printed_under_one_header() -> None:
+    lines = printed(request(), {"kind": "agent"}, {"kind": "flow"}, request(correlation_id=10))
+    assert lines[0].decode() == HEADER
+    assert len(lines) == 3
+
+
+def test_nothing_is_printed_without_requests() -> None:
+    assert printed({"kind": "agent"}) == []
+
+
+def test_json_is_the_events_themselves() -> None:
+    lines = printed(request(), {"kind": "agent"}, as_json=True)
+    assert [orjson.loads(text) for text in lines] == [request()]
