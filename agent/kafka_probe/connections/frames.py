@@ -94,7 +94,8 @@ class FrameReader:
             self.losses["frame_incomplete"] += 1
             unfinished = None
         if record["part"] == 0:
-            unfinished = _Unfinished(record, bytearray(), -1)
+            # A copy: the record is a view, and would keep its whole batch for as long as the rest is missing.
+            unfinished = _Unfinished(record.copy(), bytearray(), -1)
         if unfinished is None or record["part"] != unfinished.part + 1:
             # However many of its records are lost, the last one counts the frame.
             if record["flags"] & Flag.MORE == 0:

@@ -1,0 +1,60 @@
+"""Is an event what events.py declares? For every test that has one in its hands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kafka_probe.events import COMMON, KINDS, SCHEMA_VERSION, Counts, Field, ListOf, Struct, Type
+
+_SCALARS = {"string": str, "long": int, "boolean": bool}
+
+
+def assert_valid(event: Mapping[str, object]) -> None:
+    """Fail with every place where a whole event departs from the schema."""
+    assert event.get("v") == SCHEMA_VERSION
+    assert_body_valid(event)
+
+
+def assert_body_valid(event: Mapping[str, object]) -> None:
+    """The same for an event that the agent has not numbered yet."""
+    assert list(misfits(event)) == []
+
+
+def misfits(event: Mapping[str, object]) -> Iterable[str]:
+    """Paths of undeclared keys and of values of another type than declared; any field may be null or absent."""
+    kind = event.get("kind")
+    if kind not in KINDS:
+        yield f"kind {kind!r}"
+        return
+    yield from _object(event, (*COMMON, *KINDS[str(kind)]), str(kind))
+
+
+def _object(value: object, fields: Sequence[Field], path: str) -> Iterable[str]:
+    if not isinstance(value, Mapping):
+        yield f"{path}: {value!r} is no object"
+        return
+    types = {field.name: field.type for field in fields}
+    for name, member in value.items():
+        if name not in types:
+            yield f"{path}.{name} is not declared"
+        elif member is not None:
+            yield from _value(member, types[name], f"{path}.{name}")
+
+
+def _value(value: object, declared: Type, path: str) -> Iterable[str]:
+    match declared:
+        case Struct(fields):
+            yield from _object(value, fields, path)
+        case ListOf(element):
+            if not isinstance(value, list):
+                yield f"{path}: {value!r} is no list"
+                return
+            for index, member in enumerate(value):
+                yield from _object(member, element.fields, f"{path}[{index}]")
+        case Counts():
+            counts = value.items() if isinstance(value, Mapping) else [("", value)]
+            yield from (f"{path}: {k!r}: {n!r} is no count" for k, n in counts if (type(k), type(n)) != (str, int))
+        case scalar:
+            # By its very type: in Python a boolean is an integer, in the schema it is not.
+            if type(value) is not _SCALARS[scalar]:
+                yield f"{path}: {value!r} is no {scalar}"
