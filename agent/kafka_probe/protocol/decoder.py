@@ -46,16 +46,17 @@ def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copie
         walk.fields(plan.steps)
     except _WalkError as stop:
         status = Status.TRUNCATED if stop.at_end and not copied_all else Status.MALFORMED
-        stopped_at = ".".join(walk.path)
+        stopped_at = ".".join(reversed(stop.path))
     facts = walk.found.facts(response, api_key, api_version, status, stopped_at)
     return Shape(facts, bytes(walk.mask), tuple(walk.found.measures))
 
 
 class _WalkError(Exception):
-    """Unwinds the walk; never leaves this file. `at_end`: more data might have helped."""
+    """Unwinds the walk; never leaves this file. `at_end`: more data might have helped; `path`: innermost first."""
 
     def __init__(self, *, at_end: bool) -> None:
         self.at_end = at_end
+        self.path: list[str] = []
 
 
 class _Walk:
@@ -65,14 +66,15 @@ class _Walk:
         self.data = data
         self.at = 0
         self.mask = bytearray(len(data))
-        self.path: list[str] = []
         self.found = Collector()
 
     def fields(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
-            self.path.append(step.name)
-            _WALKS[step.form](self, step)
-            self.path.pop()
+            try:
+                _WALKS[step.form](self, step)
+            except _WalkError as stop:
+                stop.path.append(step.name)
+                raise
 
     def fixed(self, step: Step) -> None:
         role = step.role
@@ -147,12 +149,14 @@ class _Walk:
 
     def _uvarint(self) -> int:
         value = 0
-        for place in range(_VARINT_MAX_BYTES):
-            byte = self._keep(1)[0]
+        encoded = self.data[self.at : self.at + _VARINT_MAX_BYTES]
+        for place, byte in enumerate(encoded):
             value |= (byte & 0x7F) << 7 * place
             if byte < 0x80:
+                self._keep(place + 1)
                 return value
-        raise _WalkError(at_end=False)
+        self._keep(len(encoded))
+        raise _WalkError(at_end=len(encoded) < _VARINT_MAX_BYTES)
 
     def _length(self, size: int) -> int:
         """A length or count, -1 for null. Null is accepted where Kafka's definition does not allow it."""
@@ -165,9 +169,9 @@ class _Walk:
 _WALKS: dict[Form, Callable[[_Walk, Step], None]] = {
     Form.FIXED: _Walk.fixed,
     Form.STRING: _Walk.string,
+    Form.RECORDS: _Walk.records,
     Form.ARRAY: _Walk.array,
     Form.STRUCT: _Walk.struct,
     Form.NULLABLE_STRUCT: _Walk.nullable_struct,
     Form.TAGS: _Walk.tags,
-    Form.RECORDS: _Walk.records,
 }

@@ -8,7 +8,7 @@ a frame is complete once its facts are. No field that we report is tagged, so ta
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum, IntEnum, StrEnum, auto
 from functools import cache
 
 from kafka_probe.protocol.facts import Status
@@ -16,7 +16,7 @@ from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
 
 
-class Form(Enum):
+class Form(IntEnum):
     """How a field stands on the wire."""
 
     FIXED = auto()
@@ -28,7 +28,7 @@ class Form(Enum):
     TAGS = auto()
 
 
-class Role(Enum):
+class Role(StrEnum):
     """What a value means to us. SCALARS are named after their attribute in Facts."""
 
     CLIENT_ID = "client_id"

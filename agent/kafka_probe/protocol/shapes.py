@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Encoding, Kind, Measure, Shape
+from kafka_probe.protocol.facts import Kind, Shape
+from kafka_probe.protocol.measures import Integers, MeasureReader, Rows
 
 Codes = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint64]
-Rows = npt.NDArray[np.uint8]
 Lengths = npt.NDArray[np.uint16]
-Integers = npt.NDArray[np.int64]
 Decode = Callable[[int, bytes], Shape]
 
 _WORD = 8
@@ -28,7 +27,6 @@ _LENGTH_BITS = 16
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
 _UNKNOWN = -1
-_LOW_7_BITS = np.arange(256) & 0x7F
 
 
 def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) -> int:
@@ -54,7 +52,7 @@ class ShapeTable:
         self._decode = decode
         self._limit = limit
         self._shapes: list[Shape] = []
-        self._readers: dict[int, _Reader] = {}
+        self._readers: dict[int, MeasureReader] = {}
         self._layouts: dict[int, list[_Layout]] = {}
         self.resets = 0
 
@@ -89,7 +87,7 @@ class ShapeTable:
         """The measures of frames of one shape, in its order: (k, W) uint8 to (k, measures) int64."""
         reader = self._readers.get(shape_id)
         if reader is None:
-            reader = self._readers[shape_id] = _Reader(self._shapes[shape_id].measures)
+            reader = self._readers[shape_id] = MeasureReader(self._shapes[shape_id].measures)
         return reader.read(rows)
 
     def _match_group(self, key: int, members: Integers, words: Words, ids: Integers) -> None:
@@ -116,7 +114,7 @@ class ShapeTable:
             if (layout.mask, layout.places) == (shape.mask, places):
                 break
         else:
-            layout = _Layout(shape.mask, places, _Reader(record_sets))
+            layout = _Layout(shape.mask, places, MeasureReader(record_sets))
             layouts.append(layout)
             del layouts[:-_LAYOUTS_PER_GROUP]
         layout.add(data, len(self._shapes))
@@ -130,7 +128,7 @@ class _Layout:
     # Unpredictable, so that no sender can craft collisions.
     _factors: Words = np.random.default_rng().integers(0, 1 << 64, 1 << _LENGTH_BITS - 2, np.uint64)
 
-    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], record_sets: _Reader) -> None:
+    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], record_sets: MeasureReader) -> None:
         self.mask = mask
         self.places = places
         self._record_sets = record_sets
@@ -162,39 +160,6 @@ class _Layout:
         # Halves, since of a product modulo 2**64 high bits of the word would only reach high bits of the hash.
         halves = masked.view(np.uint32)
         return halves @ self._factors[: halves.shape[1]]
-
-
-class _Reader:
-    """Reads measures out of rows, all of one width and encoding at once."""
-
-    def __init__(self, measures: tuple[Measure, ...]) -> None:
-        self._count = len(measures)
-        columns: dict[tuple[int, Encoding], list[int]] = {}
-        for column, measure in enumerate(measures):
-            columns.setdefault((measure.width, measure.encoding), []).append(column)
-        self._blocks = []
-        for (width, encoding), block in columns.items():
-            offsets = np.array([measures[column].offset for column in block])
-            # A big-endian integer is read as it stands; of a varint each byte gives 7 bits, the lowest first.
-            reading = np.dtype(f">i{width}") if encoding is Encoding.SIGNED else 1 << 7 * np.arange(width)
-            self._blocks.append((_as_slice(block), offsets[:, np.newaxis] + np.arange(width), reading))
-
-    def read(self, rows: Rows) -> Integers:
-        values = np.empty((len(rows), self._count), np.int64)
-        for columns, places, reading in self._blocks:
-            raw = rows.take(places, axis=1)
-            if isinstance(reading, np.dtype):
-                values[:, columns] = raw.view(reading)[..., 0]
-            else:
-                values[:, columns] = _LOW_7_BITS.take(raw) @ reading - 1
-        return values
-
-
-def _as_slice(columns: list[int]) -> slice | list[int]:
-    """Evenly spaced columns as a slice, which NumPy assigns to several times faster: most measures come in a rhythm."""
-    step = columns[1] - columns[0] if len(columns) > 1 else 1
-    evenly = range(columns[0], columns[-1] + 1, step)
-    return slice(evenly.start, evenly.stop, evenly.step) if list(evenly) == columns else columns
 
 
 def _words(data: bytes) -> Words:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Encoding, Kind, Shape, measure_values
-from kafka_probe.protocol.shapes import Codes, Lengths, Rows, ShapeTable, code_of, decode_code
+from kafka_probe.protocol.measures import Rows
+from kafka_probe.protocol.shapes import Codes, Lengths, ShapeTable, code_of, decode_code
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
 
 if TYPE_CHECKING:
@@ -141,16 +142,23 @@ def test_client_ids_share_a_layout_and_not_a_shape() -> None:
     ]
 
 
-def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistaken() -> None:
+def swapped_record_sets() -> list[Frame]:
+    """Two frames of one length, the set of one partition empty in each, that agree under the first one's mask."""
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     empty = bytes(4)
     one_old_message = (80).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + bytes(4)
     first = head + b"\x00\x00\x00\x00" + one_old_message + b"\x00\x00\x00\x01" + empty
     second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + one_old_message
     code = code_of(False, 0, 0, True)
+    return [(code, first), (code, second)]
+
+
+def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistaken() -> None:
+    frames = swapped_record_sets()
+    (code, first), (_, second) = frames
     mask = decode_code(code, first).mask
     assert all((a ^ b) & kept == 0 for a, b, kept in zip(first, second, mask, strict=True))
-    assert_matched_as_decoded(ShapeTable(), [(code, first), (code, second), (code, first), (code, second)])
+    assert_matched_as_decoded(ShapeTable(), frames * 2)
 
 
 def test_a_full_table_starts_anew_and_says_so() -> None:

@@ -1,0 +1,59 @@
+"""Finding the shape of one frame at a time is the same as decoding it, and bounded."""
+
+from __future__ import annotations
+
+import random
+
+from kafka_probe.protocol.facts import Shape, measure_values
+from kafka_probe.protocol.long_shapes import LongShapes
+from kafka_probe.protocol.shapes import code_of, decode_code
+from tests.unit.protocol.test_shapes import swapped_record_sets, variations
+
+
+def assert_found_as_decoded(shapes: LongShapes, code: int, data: bytes) -> None:
+    shape, values = shapes.find(code, data)
+    assert shape == decode_code(code, data)
+    assert values.tolist() == [measure_values(shape, data)]
+
+
+def test_finding_is_the_same_as_decoding() -> None:
+    shapes = LongShapes()
+    for code, data in variations(1500, seed=7):
+        assert_found_as_decoded(shapes, code, data)
+
+
+def test_a_frame_like_one_seen_before_is_not_decoded() -> None:
+    decoded = []
+
+    def counting(code: int, data: bytes) -> Shape:
+        decoded.append(data)
+        return decode_code(code, data)
+
+    shapes = LongShapes(counting)
+    code = code_of(False, 12, 0, True)
+    for generation in range(100):
+        shapes.find(code, b"\xff\xff\x00\x01g" + generation.to_bytes(4, "big") + b"\x00\x01m")
+    assert len(decoded) == 1
+
+
+def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistaken() -> None:
+    shapes = LongShapes()
+    for code, data in swapped_record_sets() * 2:
+        assert_found_as_decoded(shapes, code, data)
+
+
+def test_what_it_holds_is_bounded() -> None:
+    shapes = LongShapes(limit_bytes=10_000)
+    chosen = random.Random(3)
+    for _ in range(100):
+        client_id = chosen.randbytes(500).hex().encode()
+        assert_found_as_decoded(shapes, code_of(False, 12, 0, True), len(client_id).to_bytes(2, "big") + client_id)
+    assert shapes.resets > 5
+
+
+def test_more_layouts_than_are_remembered_are_still_decoded_right() -> None:
+    shapes = LongShapes()
+    for _ in range(2):
+        for size in range(1, 100):  # of one length, each with its own mask
+            names = b"".join(b"\x00" + bytes([n]) + b"t" * n for n in (size, 100 - size))
+            assert_found_as_decoded(shapes, code_of(False, 3, 0, True), b"\xff\xff\x00\x00\x00\x02" + names)
