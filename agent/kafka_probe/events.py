@@ -53,7 +53,7 @@ WORKLOAD = Struct(
         Field("start_time", "long", "start of the process, µs since epoch; with pid it survives reuse of the pid"),
         Field("comm", "string", "command name of the process's main thread"),
         Field("exe", "string", "path of the executable; null when the process ended before it was read"),
-        Field("cmdline", "string", "command line, arguments separated by spaces, cut at 128 bytes for ended processes"),
+        Field("cmdline", "string", "command line, arguments separated by spaces, cut at 96 bytes for ended processes"),
         Field("uid", "long", "real user id"),
         Field("cgroup", "string", "path of the cgroup below its mount point"),
         Field("cgroup_id", "long", "cgroup id as the kernel has it"),
@@ -99,7 +99,7 @@ COMMON = (
 )
 
 API = (
-    Field("api", "string", "name of the API, as in Kafka's message definitions; null for internal traffic"),
+    Field("api", "string", "name of the API as Kafka has it; null: internal, or answers whose request was not seen"),
     Field("api_key", "long", "API key"),
     Field("api_version", "long", "API version"),
 )
@@ -130,7 +130,7 @@ FLOW = (
     *API,
     Field("internal", "boolean", "true: the traffic of a kafka-probe agent itself, counted in one row without topics"),
     Field("requests", "long", "requests seen"),
-    Field("responses", "long", "responses seen and matched to their request"),
+    Field("responses", "long", "responses seen"),
     Field("request_bytes", "long", "size of the requests with their length prefix"),
     Field("response_bytes", "long", "size of the responses with their length prefix"),
     Field("errors", Counts(), "error code to count, over all levels of the responses, code 0 left out"),

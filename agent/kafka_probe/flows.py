@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import Flag
+from kafka_probe.capture.record import NO_API, Flag
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
@@ -36,7 +36,7 @@ class _Count:
     latency: Counter[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Topic:
     requests: int = 0
     partitions: set[int] = field(default_factory=set)
@@ -131,15 +131,19 @@ class Flows:
         if facts.response:
             flow.responses += count.frames
             flow.response_bytes += count.bytes
-            empty = facts.api_key == _FETCH and not facts.has_records
-            (flow.latency_empty if empty else flow.latency).update(count.latency)
+            if facts.api_key != NO_API:
+                empty = facts.api_key == _FETCH and not facts.has_records
+                (flow.latency_empty if empty else flow.latency).update(count.latency)
             for code, times in facts.errors:
                 flow.errors[code] += times * count.frames
         else:
             flow.requests += count.frames
             flow.request_bytes += count.bytes
             flow.groups.update(facts.groups)
-        topics = [self._topic(flow, topic, count) for topic in facts.topics] if with_topics else []
+        topics = [self._topic(flow, topic, count.frames) for topic in facts.topics] if with_topics else []
+        if not facts.response:
+            for topic in set(topics):  # a frame may name one twice
+                topic.requests += count.frames
         for measure, value in zip(count.shape.measures, count.values.tolist(), strict=True):
             if measure.kind is Kind.THROTTLE_MS:
                 flow.throttle_ms += value
@@ -150,12 +154,11 @@ class Flows:
             elif topics and measure.kind is Kind.UNCOUNTED_BYTES:
                 topics[measure.topic].uncounted_bytes += value
 
-    def _topic(self, flow: _Flow, facts: TopicFacts, count: _Count) -> _Topic:
+    def _topic(self, flow: _Flow, facts: TopicFacts, frames: int) -> _Topic:
         topic = flow.topics.setdefault(self._names.resolve(facts), _Topic())
-        topic.requests += 0 if count.shape.facts.response else count.frames
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:
-            topic.errors[code] += count.frames
+            topic.errors[code] += frames
         return topic
 
 
@@ -169,15 +172,15 @@ def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
 
 
 def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
-    internal = api_key == _INTERNAL
+    named = api_key not in (_INTERNAL, NO_API)
     api = apis().get(api_key)
     return {
         "kind": "flow",
         **connection.common(),
         "api": api.name if api else None,
-        "api_key": None if internal else api_key,
-        "api_version": None if internal else api_version,
-        "internal": internal,
+        "api_key": api_key if named else None,
+        "api_version": api_version if named else None,
+        "internal": api_key == _INTERNAL,
         "requests": flow.requests,
         "responses": flow.responses,
         "request_bytes": flow.request_bytes,

@@ -21,7 +21,7 @@ _ids = itertools.count(1)
 
 
 def frame(conn: int = 1, *, data: bytes = b"", record_bytes: int = DATA_BYTES, **fields: int) -> Records:
-    """The records of one frame: as many as its data need when each takes `record_bytes`. `fields` are those of RECORD."""
+    """The records of one frame, each with `record_bytes` of its data at most; `fields` are those of RECORD."""
     pieces = [data[at : at + record_bytes] for at in range(0, len(data), record_bytes)] or [b""]
     records = np.zeros(len(pieces), RECORD)
     records["conn"], records["kind"] = conn, Kind.FRAME

@@ -39,7 +39,14 @@ def test_how_a_connection_closed(first_state: int, error: int, closed_by: str, h
 
 
 def test_the_totals_are_those_of_the_kernel() -> None:
-    totals = {"sent_bytes": 2**40, "received_bytes": 3, "unacked_bytes": 4, "retransmits": 5, "srtt_us": 6, "in_flight": 7}
+    totals = {
+        "sent_bytes": 2**40,
+        "received_bytes": 3,
+        "unacked_bytes": 4,
+        "retransmits": 5,
+        "srtt_us": 6,
+        "in_flight": 7,
+    }
     facts = read_close(closed(idle_ns=540_000_000_999, **totals)[0])
     assert {name: facts[name] for name in totals} == totals
     assert facts["idle_us"] == 540_000_000

@@ -70,7 +70,9 @@ def test_frames_of_two_connections_and_both_directions_may_interleave() -> None:
 
 
 def test_frames_are_grouped_by_shape_in_the_order_of_their_records() -> None:
-    records = stream(*(request(METADATA, 12, conn, correlation_id=n) for n, conn in enumerate((1, 2, 1))), response(FETCH, 4))
+    records = stream(
+        *(request(METADATA, 12, conn, correlation_id=n) for n, conn in enumerate((1, 2, 1))), response(FETCH, 4)
+    )
     groups = {group.shape.facts.api_key: group for group in read(records)}
     assert groups[METADATA].column("correlation_id").tolist() == [0, 1, 2]
     assert groups[METADATA].column("conn").tolist() == [1, 2, 1]

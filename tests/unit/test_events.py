@@ -1,0 +1,96 @@
+"""The event schema: latency buckets that add up, and the declaration as documentation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_probe.events import COMMON, GAMMA, KINDS, Field, ListOf, Struct, bucket_middle_us, bucket_of
+from kafka_probe.flows import _buckets
+from tests.unit.schema import misfits
+
+LONGEST_US = 2**32 - 1
+RELATIVE_ERROR = (GAMMA - 1) / (GAMMA + 1)
+
+# Neighbours of every boundary, where rounding would show, and all short latencies.
+EDGES = {int(GAMMA**bucket) + around for bucket in range(bucket_of(LONGEST_US) + 1) for around in (-1, 0, 1, 2)} | set(
+    range(20_000)
+)
+LATENCIES = np.array(sorted(edge for edge in EDGES if 0 <= edge <= LONGEST_US), np.uint32)
+
+
+def fields(declared: tuple[Field, ...]) -> Iterator[Field]:
+    for field in declared:
+        yield field
+        inner = field.type.element if isinstance(field.type, ListOf) else field.type
+        if isinstance(inner, Struct):
+            yield from fields(inner.fields)
+
+
+def test_the_array_of_buckets_is_the_bucket_of_each() -> None:
+    assert _buckets(LATENCIES).tolist() == [bucket_of(latency) for latency in LATENCIES.tolist()]
+
+
+@given(st.integers(0, LONGEST_US))
+def test_any_latency_is_in_the_same_bucket_either_way(latency_us: int) -> None:
+    assert _buckets(np.array([latency_us], np.uint32)).tolist() == [bucket_of(latency_us)]
+
+
+def test_a_bucket_holds_the_latencies_between_its_bounds() -> None:
+    for latency in LATENCIES[1:].tolist():
+        bucket = bucket_of(latency)
+        assert GAMMA**bucket <= latency * (1 + 1e-12)
+        assert latency * (1 - 1e-12) < GAMMA ** (bucket + 1)
+
+
+def test_a_bucket_stands_for_each_of_its_latencies_within_the_error_promised() -> None:
+    errors = [abs(bucket_middle_us(bucket_of(latency)) / latency - 1) for latency in LATENCIES[1:].tolist()]
+    assert max(errors) <= RELATIVE_ERROR + 1e-12
+    assert RELATIVE_ERROR < 0.05
+
+
+@pytest.mark.parametrize("latency", [0, 0.4, 1])
+def test_what_took_no_time_counts_as_a_microsecond(latency: float) -> None:
+    assert bucket_of(latency) == 0
+
+
+def test_buckets_rise_with_latency() -> None:
+    buckets = _buckets(LATENCIES)
+    assert (np.diff(buckets) >= 0).all()
+    assert buckets[-1] == math.floor(math.log(LONGEST_US, GAMMA))
+
+
+def test_every_field_is_described_in_one_line() -> None:
+    for field in fields((*COMMON, *(field for declared in KINDS.values() for field in declared))):
+        assert field.doc
+        assert "\n" not in field.doc
+        assert "|" not in field.doc, "the documentation is a table"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_declares_each_name_once(kind: str) -> None:
+    names = [field.name for field in (*COMMON, *KINDS[kind])]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("event", "misfit"),
+    [
+        ({"kind": "flown"}, "kind 'flown'"),
+        ({"kind": "open", "surprise": 1}, "open.surprise is not declared"),
+        ({"kind": "open", "netns": "4026531840"}, "open.netns: '4026531840' is no long"),
+        ({"kind": "flow", "internal": 1}, "flow.internal: 1 is no boolean"),
+        ({"kind": "flow", "requests": True}, "flow.requests: True is no long"),
+        ({"kind": "flow", "errors": {3: 1}}, "flow.errors: 3: 1 is no count"),
+        ({"kind": "flow", "topics": {"topic": "orders"}}, "flow.topics: {'topic': 'orders'} is no list"),
+        ({"kind": "flow", "topics": [{"name": "orders"}]}, "flow.topics[0].name is not declared"),
+        ({"kind": "close", "client": {"library": "java"}}, "close.client.library is not declared"),
+    ],
+)
+def test_an_event_that_departs_from_the_schema_is_noticed(event: dict[str, object], misfit: str) -> None:
+    assert list(misfits(event)) == [misfit]

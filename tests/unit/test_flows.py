@@ -1,0 +1,250 @@
+"""Frames to `flow` events: what is counted, under which connection, and when."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import bucket_of
+from kafka_probe.flows import Flows
+from kafka_probe.workloads import WorkloadResolver
+from tests.unit.connections.records import (
+    Records,
+    closed,
+    fetched_nothing,
+    frame,
+    opened,
+    request,
+    response,
+    stream,
+)
+from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID
+from tests.unit.schema import assert_body_valid
+
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = 0, 1, 3, 8, 12, 9
+RESOLVER = WorkloadResolver()
+
+
+class Watched:
+    """Connections 1 and 2, and the flows of what is seen on them."""
+
+    def __init__(self) -> None:
+        self.tracker = Tracker(RESOLVER)
+        self.reader = FrameReader()
+        self.flows = Flows(self.tracker, TopicNames())
+        for conn in (1, 2):
+            self.tracker.take(opened(conn)[0])
+
+    def see(self, *records: Records) -> None:
+        for frames in self.reader.read(stream(*records)):
+            self.flows.add(frames)
+
+    def close(self, conn: int) -> None:
+        self.tracker.close(closed(conn)[0])
+        self.reader.forget(conn)
+
+    def report(self) -> list[dict[str, Any]]:
+        events = list(self.flows.report())
+        for event in events:
+            assert_body_valid(event)
+        return events
+
+    def flow(self) -> dict[str, Any]:
+        (event,) = self.report()
+        return event
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_requests_and_responses_of_one_api_and_version_are_one_flow(watched: Watched) -> None:
+    watched.see(*(request(METADATA, 12, frame_bytes=40) for _ in range(3)))
+    watched.see(response(METADATA, 12, frame_bytes=500))
+    flow = watched.flow()
+    assert (flow["api"], flow["api_key"], flow["api_version"]) == ("Metadata", METADATA, 12)
+    assert (flow["requests"], flow["responses"]) == (3, 1)
+    assert (flow["request_bytes"], flow["response_bytes"]) == (120, 500)
+    assert not flow["internal"]
+
+
+def test_connections_apis_and_versions_are_flows_of_their_own(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, 1), request(METADATA, 12, 2), request(METADATA, 11, 1), request(HEARTBEAT, 4, 1))
+    flows = [(flow["conn_id"], flow["api"], flow["api_version"], flow["requests"]) for flow in watched.report()]
+    one, two = f"{1:016x}", f"{2:016x}"
+    expected = {(one, "Metadata", 12, 1), (two, "Metadata", 12, 1), (one, "Metadata", 11, 1), (one, "Heartbeat", 4, 1)}
+    assert set(flows) == expected
+    assert len(flows) == len(expected)
+
+
+def test_an_interval_begins_with_nothing(watched: Watched) -> None:
+    watched.see(request(METADATA, 12))
+    assert watched.flow()["requests"] == 1
+    assert watched.report() == []
+    watched.see(request(METADATA, 12))
+    assert watched.flow()["requests"] == 1
+
+
+def test_many_frames_at_once_count_as_one_by_one() -> None:
+    records = [
+        built
+        for n in range(40)
+        for built in (
+            request(PRODUCE, 9, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=5000 + n),
+            response(PRODUCE, 9, 1 + n % 2, frame_bytes=90, latency_us=100 * n),
+            request(FETCH, 13, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=70),
+            response(FETCH, 13, 1 + n % 3 % 2, latency_us=7 * n),
+            fetched_nothing(1 + n % 2, latency_us=500_000 + n),
+            request(METADATA, 12, 1 + n % 2, client_id=f"client-{n % 2}"),
+        )
+    ]
+    at_once, one_by_one = Watched(), Watched()
+    at_once.see(*records)
+    for record in records:
+        one_by_one.see(record)
+
+    def flows(watched: Watched) -> list[dict[str, Any]]:
+        return sorted(watched.report(), key=lambda flow: (flow["conn_id"], flow["api_key"], flow["api_version"]))
+
+    assert flows(at_once) == flows(one_by_one)
+
+
+def test_what_is_produced_counts_by_topic(watched: Watched) -> None:
+    # The message names one topic twice: 40 records of 5000 bytes, 70 bytes that could not be counted, 3 of 200.
+    watched.see(request(PRODUCE, 9), request(PRODUCE, 9))
+    (topic,) = watched.flow()["topics"]
+    assert (topic["topic"], topic["topic_id"]) == (TOPIC, None)
+    assert topic["requests"] == 2
+    assert topic["partitions"] == 5
+    assert topic["records"] == 2 * (40 + 3)
+    assert topic["bytes"] == 2 * (5000 + 70 + 200)
+    assert topic["uncounted_bytes"] == 2 * 70
+
+
+def test_what_is_fetched_counts_by_topic(watched: Watched) -> None:
+    watched.see(request(FETCH, 12), response(FETCH, 12), response(FETCH, 12))
+    (topic,) = watched.flow()["topics"]
+    assert (topic["requests"], topic["partitions"]) == (1, 3)
+    assert (topic["records"], topic["bytes"], topic["uncounted_bytes"]) == (80, 2 * 100_064, 2 * 64)
+    assert topic["errors"] == {"1": 2}
+
+
+def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watched) -> None:
+    watched.see(request(FETCH, 13))
+    (topic,) = watched.flow()["topics"]
+    assert (topic["topic"], topic["topic_id"]) == (None, TOPIC_ID.hex)
+    watched.see(request(FETCH, 13, 1), response(METADATA, 12, 2))
+    fetched = next(flow for flow in watched.report() if flow["api"] == "Fetch")
+    assert [(t["topic"], t["topic_id"]) for t in fetched["topics"]] == [(TOPIC, TOPIC_ID.hex)]
+
+
+def test_latencies_fall_into_the_buckets_of_the_schema(watched: Watched) -> None:
+    watched.see(*(response(METADATA, 12, latency_us=us) for us in (0, 1, 250, 251, 2**32 - 1)))
+    assert watched.flow()["latency"] == {"0": 2, str(bucket_of(250)): 2, str(bucket_of(2**32 - 1)): 1}
+
+
+def test_a_fetch_that_waited_for_nothing_is_kept_apart(watched: Watched) -> None:
+    watched.see(response(FETCH, 12, latency_us=900), fetched_nothing(latency_us=500_000), fetched_nothing(latency_us=2))
+    flow = watched.flow()
+    assert flow["responses"] == 3
+    assert flow["latency"] == {str(bucket_of(900)): 1}
+    assert flow["latency_empty"] == {str(bucket_of(2)): 1, str(bucket_of(500_000)): 1}
+
+
+def test_a_response_to_an_unseen_request_has_no_api_and_no_latency(watched: Watched) -> None:
+    watched.see(request(METADATA, 12))
+    watched.see(frame(api_key=NO_API, flags=Flag.RESPONSE, frame_bytes=30))
+    unmatched = next(flow for flow in watched.report() if flow["responses"])
+    assert (unmatched["api"], unmatched["api_key"], unmatched["api_version"]) == (None, None, None)
+    assert (unmatched["responses"], unmatched["response_bytes"]) == (1, 30)
+    assert unmatched["latency"] == {}
+    assert not unmatched["internal"]
+
+
+def test_errors_and_throttle_times_add_up(watched: Watched) -> None:
+    watched.see(response(FETCH, 12), response(FETCH, 12), response(FETCH, 12))
+    flow = watched.flow()
+    assert flow["errors"] == {"1": 3, "71": 3}
+    assert flow["throttle_ms"] == 3 * 17
+
+
+def test_an_error_of_a_whole_topic_is_the_topics(watched: Watched) -> None:
+    watched.see(response(METADATA, 12))
+    errors = {topic["topic"]: topic["errors"] for topic in watched.flow()["topics"]}
+    assert errors == {"orders": {"9": 1}, "payments": {"3": 1}}
+
+
+def test_a_flow_has_the_group_that_its_requests_name(watched: Watched) -> None:
+    watched.see(request(OFFSET_COMMIT, 8), response(OFFSET_COMMIT, 8))
+    assert watched.flow()["group"] == GROUP
+
+
+def test_a_flow_that_names_several_groups_has_none(watched: Watched) -> None:
+    watched.see(request(OFFSET_FETCH, 8))
+    assert watched.flow()["group"] is None
+
+
+def test_frames_after_a_resync_count_only_when_the_connection_is_confirmed(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, flags=Flag.RESYNC))
+    assert watched.report() == []
+    watched.see(response(METADATA, 12))
+    flow = watched.flow()
+    assert (flow["requests"], flow["responses"]) == (1, 1)
+    assert watched.tracker.losses["frame_unconfirmed"] == 0
+
+
+def test_a_confirmed_connection_stays_so(watched: Watched) -> None:
+    watched.see(request(METADATA, 12))
+    watched.see(request(METADATA, 12, flags=Flag.RESYNC))
+    assert watched.flow()["requests"] == 2
+
+
+def test_frames_of_a_connection_that_ended_unconfirmed_are_counted_as_lost(watched: Watched) -> None:
+    watched.see(*(request(METADATA, 12, flags=Flag.RESYNC) for _ in range(3)))
+    watched.close(1)
+    assert watched.report() == []
+    assert watched.tracker.losses["frame_unconfirmed"] == 3
+    assert watched.report() == []
+    assert watched.tracker.losses["frame_unconfirmed"] == 3
+
+
+def test_frames_of_a_connection_that_ended_in_the_interval_are_reported(watched: Watched) -> None:
+    watched.see(request(METADATA, 12))
+    watched.close(1)
+    assert watched.flow()["requests"] == 1
+
+
+def test_frames_of_an_unknown_connection_are_counted_as_lost(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, 99), request(METADATA, 12, 99), request(METADATA, 12, 1))
+    assert watched.flow()["conn_id"] == f"{1:016x}"
+    assert watched.tracker.losses["connection_unknown"] == 2
+
+
+def test_what_a_kafka_probe_does_is_one_row_without_topics(watched: Watched) -> None:
+    agent = "kafka-probe-agent-node-1"
+    watched.see(request(METADATA, 12, client_id=agent), response(METADATA, 12))
+    watched.see(request(PRODUCE, 9, client_id=agent), response(PRODUCE, 9))
+    flow = watched.flow()
+    assert flow["internal"]
+    assert (flow["api"], flow["api_key"], flow["api_version"], flow["topics"]) == (None, None, None, [])
+    assert (flow["requests"], flow["responses"]) == (2, 2)
+
+
+def test_flows_are_the_same_whatever_the_order_of_connections_in_a_batch(watched: Watched) -> None:
+    records = stream(*(request(METADATA, 12, conn, frame_bytes=size) for conn, size in ((2, 10), (1, 20), (2, 30))))
+    watched.see(records)
+    by_conn = {flow["conn_id"]: flow["request_bytes"] for flow in watched.report()}
+    assert by_conn == {f"{1:016x}": 20, f"{2:016x}": 40}
+
+
+def test_sizes_beyond_32_bits_add_up(watched: Watched) -> None:
+    many = np.repeat(request(METADATA, 12, frame_bytes=2**30 - 1), 5)
+    watched.see(many)
+    assert watched.flow()["request_bytes"] == 5 * (2**30 - 1)
