@@ -195,7 +195,7 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 {
 	struct call *call = &c->call;
 	u32 left = call->end - c->next, position = c->next - call->start;
-	if (!call->readable) {
+	if (!call->readable || (s32)position < 0) {
 		unreadable(c);
 		return;
 	}
@@ -271,12 +271,19 @@ static inline int step(u64 sk, struct conn *conn, struct cursor *c, u8 direction
 	return 1;
 }
 
+// Bytes before the call that no hook saw: harmless inside a frame (splice takes a body from a socket unseen), where the cursor finds
+// them unreadable.
+static inline int gap(struct cursor *c)
+{
+	return (s32)(c->call.start - (c->state == HEAD ? c->next : c->frame_end)) > 0;
+}
+
 // Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
 static inline int begin(struct cursor *c, u32 end, s32 result)
 {
 	c->call.start = end - result;
 	c->call.end = end;
-	if (c->lock != SEEKING && (s32)(c->call.start - c->next) > 0) {
+	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
 		seek(c);
 	}

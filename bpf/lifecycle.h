@@ -4,6 +4,7 @@
 #include "sock.h"
 
 #define TCP_ESTABLISHED 1
+#define TCP_CLOSE 7
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
@@ -89,9 +90,15 @@ static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction
 
 static inline void state_changed(u64 sk, int from, int to)
 {
-	struct conn *conn = from == TCP_ESTABLISHED ? conns.lookup(&sk) : 0;
-	if (conn)
+	if (from != TCP_ESTABLISHED && to != TCP_CLOSE)
+		return;
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn)
+		return;
+	if (from == TCP_ESTABLISHED)
 		conn->first_state = to;
+	if (to == TCP_CLOSE) // later the caller may have read the error, or a close of its own have set one
+		conn->error = READ(u32, sk, OFFSET_SOCK_SK_ERR);
 }
 
 static inline void close_connection(u64 sk)
@@ -117,7 +124,7 @@ static inline void close_connection(u64 sk)
 			close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
 			close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
 			close->in_flight = conn->tail - conn->head + conn->overflowed;
-			close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR);
+			close->error = conn->error;
 			close->first_state = conn->first_state;
 			close->last_api_key = conn->last_api_key;
 			close->last_api_version = conn->last_api_version;

@@ -81,7 +81,8 @@ struct conn {
 	u8 last_api_key;
 	u8 last_api_version;
 	u8 from_start; // seen from its first byte
-	u8 pad[7];
+	u8 pad[3];
+	u32 error; // sk_err when the connection was closed
 	struct in_flight in_flight[IN_FLIGHT];
 	struct cursor cursors[2]; // by enum direction
 };

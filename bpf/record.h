@@ -70,7 +70,7 @@ struct close_data {
 	u32 retransmits;
 	u32 srtt_us;
 	u32 in_flight;
-	u32 error;      // sk_err
+	u32 error;      // sk_err when the state became CLOSE
 	u8 first_state; // the TCP state that ESTABLISHED changed to
 	u8 last_api_key;
 	u8 last_api_version;

@@ -6,7 +6,6 @@
 #define AF_INET 2
 #define AF_INET6 10
 #define IPPROTO_TCP 6
-#define RCV_SHUTDOWN 1
 
 #define READ(type, base, offset)                                                                                                 \
 	({                                                                                                                       \
@@ -66,13 +65,14 @@ static inline u32 send_base(u64 sk)
 	return base;
 }
 
-// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it.
+// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it; that a FIN
+// came shows in SOCK_DONE alone, for a reset shuts the socket down as well, with data still to be read.
 static inline u32 sequence_end(u64 sk, u8 direction)
 {
 	if (direction == SEND)
 		return READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
 	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
-	if ((READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) & RCV_SHUTDOWN) && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+	if (READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DONE & 1 && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
 		end--;
 	return end;
 }

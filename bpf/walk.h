@@ -248,7 +248,8 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 	}
 }
 
-// The bytes at the cursor are in no buffer that can be read. Inside a record set that is expected: it ends here, uncounted.
+// The bytes at the cursor are in no buffer that can be read, or were moved unseen. Inside a record set that is expected: it ends
+// here, uncounted.
 static inline void unreadable(struct cursor *c)
 {
 	if (c->state == BATCH) {

@@ -98,12 +98,12 @@ class Btf:
                     return found
         return None
 
-    def enumerator(self, name: str) -> int | None:
-        """The value of an enumerator of any enum, None if the kernel does not have it."""
+    def enumerator(self, name: str) -> int:
+        """The value of an enumerator of any enum."""
         for type_ in self._types:
             if type_.kind == _ENUM:
                 for i in range(type_.length):
                     name_at, value = _ENUMERATOR.unpack_from(self._blob, type_.at + _ENUMERATOR.size * i)
                     if self._string(name_at) == name:
                         return int(value)
-        return None
+        raise StartError(f"this kernel's BTF has no enumerator {name}: the kernel is not supported")

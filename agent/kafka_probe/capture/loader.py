@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from bcc import BPF
 
 RULES = 128 << 5
-# Steps of the cursor per run of a program, 33 runs per call at most. The verifier walks every step: 96 take it through three
-# quarters of its million instructions; with every port a candidate a step is longer.
+# Steps of the cursor per run of a program, 33 runs per call at most. The verifier walks every step: 96 take it through
+# three quarters of its million instructions; with every port a candidate a step is longer.
 STEPS = 96
 STEPS_ANY_PORT = 48
 
@@ -39,8 +39,9 @@ _MEMBERS = {
         "skc_v6_rcv_saddr",
         "skc_v6_daddr",
         "skc_net",
+        "skc_flags",
     ),
-    "sock": ("sk_protocol", "sk_shutdown", "sk_err"),
+    "sock": ("sk_protocol", "sk_err"),
     "tcp_sock": (
         "rcv_nxt",
         "bytes_received",
@@ -95,15 +96,11 @@ def _defines(options: Options, btf: Btf) -> dict[str, int | str]:
         for struct, members in _MEMBERS.items()
         for member in members
     }
-    subsystem = -1
-    if options.cgroup_subsystem is not None:
-        value = btf.enumerator(f"{options.cgroup_subsystem}_cgrp_id")
-        if value is None:
-            raise StartError(f"this kernel has no cgroup v1 controller {options.cgroup_subsystem}")
-        subsystem = value
+    controller = options.cgroup_subsystem
     return {
         **offsets,
-        "CGROUP_SUBSYSTEM": subsystem,
+        "CGROUP_SUBSYSTEM": -1 if controller is None else btf.enumerator(f"{controller}_cgrp_id"),
+        "SOCK_DONE": btf.enumerator("SOCK_DONE"),
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
         "WATCHED_ROLES": options.watch_connecting << 1 | options.watch_accepting << 2,
