@@ -14,21 +14,21 @@
 // What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
 enum state {
-	HEAD,        // size and header
-	BULK,        // bytes copied as they are
-	ACKS,        // Produce: acks and timeout
-	FETCH_HEAD,  // Fetch response: throttle time, error, session id
-	PARTITION,   // the fixed-size fields before the record set
-	REPLICA,     // Fetch response: preferred read replica
-	BATCH,       // peeked at, never copied
-	FINISHED,    // nothing: the record leaves
-	BODY,        // this and the following are where BULK and TAGS lead to: the first element of the body,
-	LIMITED,     // the body behind the client id,
-	COUNT_THEN,  // the element behind a string,
-	AFTER_SET,   // the partition's end,
-	AFTER_TAGS,  // the next partition,
-	AFTER_TOPIC, // the next topic,
-	REST,        // the frame's end
+	HEAD = CURSOR_AT_HEAD, // size and header
+	BULK,                  // bytes copied as they are
+	ACKS,                  // Produce: acks and timeout
+	FETCH_HEAD,            // Fetch response: throttle time, error, session id
+	PARTITION,             // the fixed-size fields before the record set
+	REPLICA,               // Fetch response: preferred read replica
+	BATCH,                 // peeked at, never copied
+	FINISHED,              // nothing: the record leaves
+	BODY,                  // this and the following are where BULK and TAGS lead to: the first element of the body,
+	LIMITED,               // the body behind the client id,
+	COUNT_THEN,            // the element behind a string,
+	AFTER_SET,             // the partition's end,
+	AFTER_TAGS,            // the next partition,
+	AFTER_TOPIC,           // the next topic,
+	REST,                  // the frame's end
 	TRANSACTIONAL_ID = NUMBER,
 	TOPICS,
 	TOPIC,
@@ -253,7 +253,7 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 // One step of the cursor through the running call. 0 when the call has nothing more for it.
 static inline int step(u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
-	if (c->state != BULK || c->bulk) {
+	if (c->state != FINISHED && (c->state != BULK || c->bulk)) {
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
 			return 0;
 		if (c->state == HEAD && !c->have)
@@ -278,6 +278,16 @@ static inline int gap(struct cursor *c)
 	return (s32)(c->call.start - (c->state == HEAD ? c->next : c->frame_end)) > 0;
 }
 
+// The position is lost. What was copied of a frame still leaves, with the next step.
+static inline void abandon(struct cursor *c)
+{
+	c->lock = SEEKING;
+	if (c->state == HEAD)
+		expect_head(c);
+	else
+		finish(c, FLAG_CUT);
+}
+
 // Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
 static inline int begin(struct cursor *c, u32 end, s32 result)
 {
@@ -285,10 +295,11 @@ static inline int begin(struct cursor *c, u32 end, s32 result)
 	c->call.end = end;
 	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
-		seek(c);
+		abandon(c);
 	}
 	if (c->lock == SEEKING && c->next != c->call.start) {
-		expect_head(c);
+		if (c->state != FINISHED)
+			expect_head(c);
 		c->next = c->call.start;
 	}
 	return (s32)(end - c->next) > 0;
@@ -299,5 +310,5 @@ static inline void out_of_steps(struct cursor *c)
 {
 	count(LOST_LIMIT, 1);
 	if ((s32)(c->call.end - c->next) > 0)
-		seek(c);
+		abandon(c);
 }
