@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import subprocess
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import orjson
@@ -12,6 +14,7 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
 from kafka_probe.config import Config
+from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, wait_until
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.
-pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")]
 
 AGENT = "agent-1"
 
@@ -149,7 +152,7 @@ def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_k
 
 
 def test_brokers_that_never_answer_cost_the_deadline_and_count_everything() -> None:
-    sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))  # type: ignore[arg-type]
+    sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     sink.send([event(seq) for seq in range(10)])
     started = time.monotonic()
     sink.close(0.5)
@@ -159,53 +162,82 @@ def test_brokers_that_never_answer_cost_the_deadline_and_count_everything() -> N
     assert total(sink) == 10
 
 
+@dataclass(frozen=True, slots=True)
+class Guarded:
+    """A broker with three listeners: one open, one that asks for a password, one with TLS."""
+
+    broker: Broker
+    sasl: str
+    tls: str
+    certificate: Path
+
+
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Broker, str]]:
-    """A broker whose second listener asks for a password; `agent` may do everything, `guest` may connect."""
-    port, sasl_port, controller_port = free_port(), free_port(), free_port()
-    users = 'user_agent="right" user_guest="right"'
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """The user `agent` may do everything, `guest` may only connect."""
+    directory = tmp_path_factory.mktemp("guarded")
+    certificate, both = directory / "certificate.pem", directory / "both.pem"
+    make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*make.split(), "-keyout", both, "-out", certificate], check=True, capture_output=True)
+    both.write_text(both.read_text() + certificate.read_text())
+    open_port, sasl_port, tls_port, controller_port = (free_port() for _ in range(4))
+    advertised = f"PLAINTEXT://127.0.0.1:{open_port},SASL://127.0.0.1:{sasl_port},TLS://127.0.0.1:{tls_port}"
     properties = {
-        "listeners": f"PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl_port},"
-        f"CONTROLLER://127.0.0.1:{controller_port}",
-        "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port},SASL://127.0.0.1:{sasl_port}",
+        "listeners": f"{advertised},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": advertised,
         "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL",
         "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        f"{users};",
+        'user_agent="right" user_guest="right";',
+        "listener.name.tls.ssl.keystore.type": "PEM",
+        "listener.name.tls.ssl.keystore.location": str(both),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:agent",
     }
-    with Broker(tmp_path_factory.mktemp("guarded"), port=port, properties=properties) as running:
-        yield running, f"127.0.0.1:{sasl_port}"
+    with Broker(directory / "broker", port=open_port, properties=properties) as running:
+        yield Guarded(running, f"127.0.0.1:{sasl_port}", f"127.0.0.1:{tls_port}", certificate)
 
 
 def credentials(servers: str, user: str, password: str) -> Config:
     return Config(
-        bootstrap_servers=servers,  # type: ignore[arg-type]
+        bootstrap_servers=servers,
         topic="guarded",
         security_protocol="SASL_PLAINTEXT",
         sasl_mechanism="PLAIN",
         sasl_plain_username=user,
-        sasl_plain_password=password,  # type: ignore[arg-type]
+        sasl_plain_password=password,
     )
 
 
-def test_security_settings_reach_the_brokers(guarded: tuple[Broker, str]) -> None:
-    broker, servers = guarded
-    sink = KafkaSink(credentials(servers, "agent", "right"))
+def test_a_user_with_a_password_may_write(guarded: Guarded) -> None:
+    sink = KafkaSink(credentials(guarded.sasl, "agent", "right"))
     sink.send([event(seq) for seq in range(5)])
     sink.close(30)
 
-    assert read_all(broker.bootstrap, "guarded") == list(range(5))
-    assert reach(credentials(servers, "agent", "right")) == "topic guarded exists"
+    assert read_all(guarded.broker.bootstrap, "guarded") == list(range(5))
+    assert reach(credentials(guarded.sasl, "agent", "right")) == "topic guarded exists"
+
+
+def test_events_travel_over_tls_to_a_broker_whose_certificate_is_trusted(guarded: Guarded) -> None:
+    settings = {"security_protocol": "SSL", "ssl_cafile": guarded.certificate}
+    sink = KafkaSink(Config(bootstrap_servers=guarded.tls, topic="over-tls", **settings))  # type: ignore[arg-type]
+    sink.send([event(seq) for seq in range(5)])
+    sink.close(30)
+
+    assert read_all(guarded.broker.bootstrap, "over-tls") == list(range(5))
+
+
+def test_a_certificate_that_is_not_trusted_is_named(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 1000)
+    with pytest.raises(ConnectionError, match=r"(?i)certificate"):
+        reach(Config(bootstrap_servers=guarded.tls, security_protocol="SSL"))
 
 
 def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
-    guarded: tuple[Broker, str], caplog: pytest.LogCaptureFixture
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, servers = guarded
-    sink = KafkaSink(credentials(servers, "guest", "right"))
+    sink = KafkaSink(credentials(guarded.sasl, "guest", "right"))
     for seq in range(3):
         sink.send([event(seq)])
     wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
@@ -217,10 +249,10 @@ def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
 
 
 def test_a_wrong_password_is_a_warning_that_names_the_user(
-    guarded: tuple[Broker, str], caplog: pytest.LogCaptureFixture
+    guarded: Guarded, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, servers = guarded
-    sink = KafkaSink(credentials(servers, "agent", "wrong"))
+    monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 1000)
+    sink = KafkaSink(credentials(guarded.sasl, "agent", "wrong"))
     sink.send([event(0)])
     wait_until(lambda: "do not take events" in caplog.text, "a warning", timeout_s=30)
     sink.close(0)
