@@ -8,6 +8,8 @@
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
+#define CURSOR_AT_HEAD 0 // the first of enum state: no frame has begun
+
 static inline void emit_owner(u64 sk, struct conn *conn, u8 kind)
 {
 	struct record *record = events.ringbuf_reserve(sizeof(struct record));
@@ -88,6 +90,18 @@ static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction
 	return conn;
 }
 
+// Sends off what was copied of a frame that will never be whole.
+static inline void send_unfinished(struct cursor *c)
+{
+	if (c->state != CURSOR_AT_HEAD) {
+		c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
+		if (events.ringbuf_output(&c->out, sizeof(c->out), wake_up()))
+			count(LOST_RING_FULL, 1);
+	} else if (c->have) {
+		count(LOST_HEADER_INCOMPLETE, 1);
+	}
+}
+
 static inline void state_changed(u64 sk, int from, int to)
 {
 	if (from != TCP_ESTABLISHED && to != TCP_CLOSE)
@@ -107,8 +121,8 @@ static inline void close_connection(u64 sk)
 	if (!conn)
 		return;
 	if (conn->announced) {
-		if (conn->cursors[SEND].have || conn->cursors[RECEIVE].have)
-			count(LOST_HEADER_INCOMPLETE, 1);
+		send_unfinished(&conn->cursors[SEND]);
+		send_unfinished(&conn->cursors[RECEIVE]);
 		struct record *record = events.ringbuf_reserve(sizeof(struct record));
 		if (record) {
 			__builtin_memset(record, 0, sizeof(*record));

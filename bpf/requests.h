@@ -127,6 +127,10 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	if (c->lock != LOCKED)
 		c->lock++; // SEEKING, TENTATIVE, LOCKED: two consistent frames
 	conn->is_kafka |= c->lock == LOCKED;
+	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
+		conn->rejected = 1;
+		return;
+	}
 	count(COUNT_REQUESTS, 1);
 	start_frame(conn, c, size, correlation_id);
 	c->out.api_key = api_key;
