@@ -6,6 +6,7 @@ ends the process at once. What a command does is in the room it imports, only wh
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kafka_probe.sinks import Sink
+
+log = logging.getLogger(__name__)
 
 CAPTURE_FIELDS = [name for name in Config.model_fields if name not in SinkConfig.model_fields]
 
@@ -84,11 +87,11 @@ def run(file: Path | None, **flags: str | None) -> None:
             raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
         from kafka_probe.sinks.kafka import KafkaSink
 
-        _watch(config, KafkaSink(config))
+        _watch(config, KafkaSink(config), log.info)
     else:
         from kafka_probe.sinks.stdout import StdoutSink
 
-        _watch(config, StdoutSink())
+        _watch(config, StdoutSink(), log.info)
 
 
 @commands.command(
@@ -168,7 +171,11 @@ def _configured(
     return config
 
 
-def _watch(config: Config, sink: Sink) -> None:
+def _to_stderr(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr) -> None:
     """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
     from kafka_probe.agent import Agent
 
@@ -180,7 +187,9 @@ def _watch(config: Config, sink: Sink) -> None:
             agent.run()
     finally:
         sink.close(config.flush_timeout_s)
-    click.echo(_in_words(agent.summary()), err=True)
+    for section, counts in agent.summary().items():
+        counted = [f"{name} {count}" for name, count in counts.items() if count]
+        say(f"{section}: {', '.join(counted) or 'none'}")
 
 
 @contextmanager
@@ -198,11 +207,3 @@ def _stopped_by_signal(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _in_words(summary: Mapping[str, Mapping[str, int]]) -> str:
-    lines = []
-    for section, counts in summary.items():
-        counted = [f"{name} {count}" for name, count in counts.items() if count]
-        lines.append(f"{section}: {', '.join(counted) or 'none'}")
-    return "\n".join(lines)

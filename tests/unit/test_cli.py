@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 
 SOURCES = Path(cli.__file__).parents[1]
 NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
+
+
+@pytest.fixture(autouse=True)
+def _logging_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that runs in this process sets up logging for its own standard error."""
+    root = logging.getLogger()
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(root, "level", root.level)
 
 
 def probe(*arguments: str, wrapper: Sequence[str] = (), **variables: str) -> subprocess.CompletedProcess[str]:
@@ -165,6 +174,16 @@ def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts(monk
     assert result.exit_code == 0, result.output
     assert result.stderr == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_daemon_logs_its_counts_in_the_form_of_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
+    result = CliRunner().invoke(cli.commands, ["run", "--sink", "stdout", "--log-format", "json"])
+    assert result.exit_code == 0, result.output
+    assert [orjson.loads(line)["message"] for line in result.stderr.splitlines()] == [
+        "losses: none",
+        "counters: events 7",
+    ]
 
 
 def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
