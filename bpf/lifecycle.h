@@ -6,10 +6,6 @@
 #define TCP_ESTABLISHED 1
 #define TCP_CLOSE 7
 
-enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
-
-#define CURSOR_AT_HEAD 0 // the first of enum state: no frame has begun
-
 static inline void emit_owner(u64 sk, struct conn *conn, u8 kind)
 {
 	struct record *record = events.ringbuf_reserve(sizeof(struct record));

@@ -26,6 +26,10 @@ struct call {
 	u32 readable;
 };
 
+enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
+
+#define CURSOR_AT_HEAD 0 // the first of enum state: no frame has begun
+
 // One direction of a connection: where the next Kafka frame starts, and what of the current one is still wanted.
 struct cursor {
 	u32 next;      // TCP sequence number of the next byte that is wanted

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The cursor's vocabulary: what it can want next, how that is said, and how bytes join the record being filled.
+#pragma once
+#include "lifecycle.h"
+
+#define MAX_FRAME_BYTES (1 << 30)
+#define MAX_APPENDED 32 // an element that is copied, or a record set's summary
+
+// What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
+#define NUMBER 0x80
+enum state {
+	HEAD = CURSOR_AT_HEAD, // size and header
+	BULK,                  // bytes copied as they are
+	ACKS,                  // Produce: acks and timeout
+	FETCH_HEAD,            // Fetch response: throttle time, error, session id
+	PARTITION,             // the fixed-size fields before the record set
+	REPLICA,               // Fetch response: preferred read replica
+	BATCH,                 // peeked at, never copied
+	FINISHED,              // nothing: the record leaves
+	BODY,                  // this and the following are where BULK and TAGS lead to: the first element of the body,
+	LIMITED,               // the body behind the client id,
+	COUNT_THEN,            // the element behind a string,
+	AFTER_SET,             // the partition's end,
+	AFTER_TAGS,            // the next partition,
+	AFTER_TOPIC,           // the next topic,
+	REST,                  // the frame's end
+	TRANSACTIONAL_ID = NUMBER,
+	TOPICS,
+	TOPIC,
+	PARTITIONS,
+	ABORTED, // Fetch response: aborted transactions
+	RECORD_SET,
+	TAGS, // tagged fields (KIP-482)
+	TAG,
+	TAG_BYTES,
+};
+
+enum { API_PRODUCE = 0, API_FETCH = 1, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+
+static inline u32 be32(const u8 *p)
+{
+	return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
+}
+
+static inline u16 be16(const u8 *p)
+{
+	return (u16)p[0] << 8 | p[1];
+}
+
+static inline void put_be32(u8 *p, u32 value)
+{
+	p[0] = value >> 24;
+	p[1] = value >> 16;
+	p[2] = value >> 8;
+	p[3] = value;
+}
+
+static inline int is_request(struct conn *conn, u8 direction)
+{
+	return (conn->role == ROLE_ACCEPTING) == (direction == RECEIVE);
+}
+
+static inline void expect(struct cursor *c, u8 state, u16 need)
+{
+	c->state = state;
+	c->need = need;
+	c->have = 0;
+	c->number = 0;
+	c->shift = 0;
+}
+
+// A length or count: `fixed` bytes, or a varint.
+static inline void expect_number(struct cursor *c, u8 state, u16 fixed)
+{
+	expect(c, state, c->flexible ? 1 : fixed);
+}
+
+static inline void expect_bulk(struct cursor *c, u32 bytes, u8 then)
+{
+	expect(c, BULK, 0);
+	c->bulk = bytes;
+	c->bulk_then = then;
+}
+
+static inline void expect_tags(struct cursor *c, u8 then)
+{
+	expect(c, TAGS, 1);
+	c->tags_then = then;
+}
+
+static inline void expect_head(struct cursor *c)
+{
+	expect(c, HEAD, 0); // what it needs depends on the connection: head_bytes
+}
+
+static inline void lost(struct cursor *c, u8 reason)
+{
+	c->lost = reason;
+}
+
+static inline void seek(struct cursor *c)
+{
+	c->lock = SEEKING;
+	expect_head(c);
+}
+
+// Ends the copy of the current frame; its remaining bytes are skipped. The next step sends it off.
+static inline void finish(struct cursor *c, u8 flags)
+{
+	c->out.flags |= flags | ((s32)(c->frame_end - c->next) > 0 ? FLAG_CUT : 0);
+	c->next = c->frame_end;
+	expect(c, FINISHED, 0);
+}
+
+static inline void malformed(struct cursor *c)
+{
+	lost(c, LOST_MALFORMED);
+	finish(c, FLAG_CUT);
+}
+
+// The bound checked next must hold for this very register: the compiler may neither read the value again nor check a copy. 64 bits
+// wide, because BCC's instruction set has no 32-bit comparisons.
+#define PINNED(value) asm volatile("" : "+r"(value))
+
+// What is read from memory again is any number to the verifier, so that the paths that led here are one path to it.
+#define FORGET asm volatile("" ::: "memory")
+
+// Every step starts with room for CHUNK bytes, enough for the two elements that one step appends at most.
+static inline void append(struct cursor *c, const void *bytes, u64 size)
+{
+	u64 at = c->out.size;
+	PINNED(at);
+	PINNED(size);
+	if (at > DATA_BYTES - MAX_APPENDED || size > MAX_APPENDED)
+		return;
+	bpf_probe_read_kernel(&c->out.data[at], size, bytes);
+	c->out.size = at + size;
+}
