@@ -101,15 +101,19 @@ class Agent:
         due = time.monotonic() + self._config.interval_s
         while not self._stopping:
             ring.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
+            # Before the ring is read: what ends after this moment may still be in it.
+            now = time.time_ns()
             self._drain(ring)
             if time.monotonic() >= due:
                 self._kernel = programs.counters()
-                since = self._report(since)
+                self._report(since, now)
+                since = now
                 due += self._config.interval_s
         programs.detach()
+        now = time.time_ns()
         self._drain(ring)
         self._kernel = programs.counters()
-        self._report(since)
+        self._report(since, now)
 
     def _drain(self, ring: RingBuffer) -> None:
         while len(records := ring.take(_BATCH_RECORDS)):
@@ -135,14 +139,12 @@ class Agent:
             if connection and self._exchanges:
                 self._send_stamped(self._wanted.of(self._exchanges.end(connection)))
 
-    def _report(self, since_ns: int) -> int:
+    def _report(self, since_ns: int, now_ns: int) -> None:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives."""
-        now_ns = time.time_ns()
         interval: Event = {"since": since_ns // 1000}
         self._send_stamped(self._tracker.report())
         self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
         self._send([{"kind": "agent", **interval, **self._state(now_ns)}], now_ns)
-        return now_ns
 
     def _state(self, now_ns: int) -> Event:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -164,7 +166,7 @@ class Agent:
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}
-        return {**kernel, "events": self._sent, **self._sink.counters()}
+        return {**kernel, **self._reader.counters, "events": self._sent, **self._sink.counters()}
 
     def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
         """Events with the kernel's monotonic time of their own."""

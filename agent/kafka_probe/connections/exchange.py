@@ -56,9 +56,10 @@ class Exchanges:
                 yield from self._take(connection, int(record["correlation_id"]), frame)
 
     def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
-        """The requests that the connection's end left unanswered."""
+        """The requests that the connection's end left unanswered, if it is known to have spoken Kafka."""
         for correlation_id, request in self._waiting.pop(connection.identity.conn, {}).items():
-            yield request.ts_ns, self._event(connection, correlation_id, request, None)
+            if connection.confirmed:
+                yield request.ts_ns, self._event(connection, correlation_id, request, None)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
         facts = frame.shape.facts

@@ -20,6 +20,8 @@ from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
+LOSSES = {"frame_incomplete": "frames that lost one of their records, and are not counted: see ring_full"}
+
 
 @dataclass(frozen=True, slots=True)
 class Frames:
@@ -52,7 +54,12 @@ class FrameReader:
     def __init__(self) -> None:
         self._table = ShapeTable()
         self._unfinished: dict[tuple[int, int], _Unfinished] = {}
-        self.losses = Counter({"frame_incomplete": 0, "shapes_reset": 0})
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was done since the start: how often the table of shapes was full and learned anew."""
+        return {"shapes_reset": self._table.resets}
 
     def read(self, records: Records) -> Iterator[Frames]:
         """The frames of a batch, grouped by shape; records: (n,) of RECORD, all of kind FRAME."""
@@ -76,7 +83,6 @@ class FrameReader:
         )
         data = np.ascontiguousarray(records["data"])
         ids = self._table.match(codes, data, records["size"])
-        self.losses["shapes_reset"] = self._table.resets
         order = np.argsort(ids, kind="stable")
         ordered = ids[order]
         for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,9 +60,10 @@ def test_an_end_is_printed_with_its_port(address: str, printed: str) -> None:
 
 def test_the_owner_is_the_process_as_the_kernel_saw_it() -> None:
     words = b"java\0-jar\0app.jar\0"
-    command_line = words.ljust(COMMAND_LINE_BYTES, b"~")
-    facts = {"start_ns": 5, "cgroup_id": 6, "tgid": 7, "uid": 8, "netns": 9, "comm": b"java"}
-    records = opened(**facts, command_line=list(command_line), command_line_size=len(words))
+    area = np.frombuffer(words.ljust(COMMAND_LINE_BYTES, b"~"), np.uint8)
+    records = opened(
+        start_ns=5, cgroup_id=6, tgid=7, uid=8, netns=9, comm=b"java", command_line=area, command_line_size=len(words)
+    )
     assert owner_of(records) == Owner(7, 5, b"java", 8, 9, 6, words)
     assert identity_of(records).netns == 9
 

@@ -56,15 +56,16 @@ def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_orde
 
 
 def test_both_events_say_whose_connection_it_was(tracker: Tracker) -> None:
-    owner = {"tgid": os.getpid(), "netns": 4026531840, "tx_base": 1, "rx_base": 2}
-    take(tracker, opened(0xABC, accepting=True, local=("10.0.0.1", 9092), peer=("10.0.0.7", 40001), **owner))
+    broker, client = ("10.0.0.1", 9092), ("10.0.0.7", 40001)
+    owner = os.getpid()
+    take(tracker, opened(0xABC, accepting=True, local=broker, peer=client, tgid=owner, netns=7, tx_base=1, rx_base=2))
     tracker.close(closed(0xABC)[0])
     for event in events(tracker):
         assert event["side"] == "accepting"
         assert (event["local"], event["peer"]) == ("10.0.0.1:9092", "10.0.0.7:40001")
         assert (event["flow_id"], event["conn_id"]) == ("0000000200000001", "0000000000000abc")
-        assert (event["netns"], event["found"]) == (4026531840, "start")
-        assert event["workload"]["pid"] == os.getpid()  # type: ignore[index]
+        assert (event["netns"], event["found"]) == (7, "start")
+        assert event["workload"]["pid"] == owner  # type: ignore[index]
 
 
 def test_a_connection_that_was_open_before_the_agent_was_found_midstream(tracker: Tracker) -> None:

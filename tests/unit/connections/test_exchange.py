@@ -1,0 +1,187 @@
+"""Requests with their responses: pairing, order, and what one event says of both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_probe.capture.record import Flag
+from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.workloads import WorkloadResolver
+from tests.unit.connections.records import (
+    Records,
+    closed,
+    opened,
+    produced_without_acks,
+    request,
+    response,
+    stream,
+)
+from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID, case
+from tests.unit.schema import assert_body_valid
+
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = 0, 1, 3, 8, 12
+
+
+class Watched:
+    """Connections 1 and 2, and the exchanges on them."""
+
+    def __init__(self) -> None:
+        self.tracker = Tracker(WorkloadResolver())
+        self.names = TopicNames()
+        self.reader = FrameReader()
+        self.exchanges = Exchanges(self.tracker, self.names)
+        for conn in (1, 2):
+            self.tracker.take(opened(conn)[0])
+
+    def see(self, *records: Records) -> list[dict[str, Any]]:
+        """The events of a batch, in their order; the frames of a connection confirm it as they do for flows."""
+        batch = list(self.reader.read(stream(*records)))
+        for group in batch:
+            for conn, flags in zip(group.column("conn").tolist(), group.column("flags").tolist(), strict=True):
+                connection = self.tracker.get(conn)
+                assert connection
+                connection.learn(group.shape.facts)
+                connection.confirmed |= not flags & Flag.RESYNC
+        return valid([event for _, event in self.exchanges.pair(batch)])
+
+    def close(self, conn: int) -> list[dict[str, Any]]:
+        connection = self.tracker.close(closed(conn)[0])
+        assert connection
+        return valid([event for _, event in self.exchanges.end(connection)])
+
+
+def valid(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    for event in events:
+        assert_body_valid(event)
+    return events
+
+
+@pytest.fixture
+def watched() -> Watched:
+    return Watched()
+
+
+def test_a_request_and_its_response_are_one_event(watched: Watched) -> None:
+    asked = request(METADATA, 12, correlation_id=5, frame_bytes=40, ts_ns=1_000_000)
+    answered = response(METADATA, 12, correlation_id=5, frame_bytes=500, latency_us=2000, ts_ns=3_000_000)
+    (event,) = watched.see(asked, answered)
+    assert (event["api"], event["api_key"], event["api_version"]) == ("Metadata", METADATA, 12)
+    assert (event["correlation_id"], event["latency_us"], event["throttle_ms"]) == (5, 2000, 17)
+    assert (event["request_bytes"], event["response_bytes"]) == (40, 500)
+    assert event["errors"] == {"3": 1, "9": 1}
+    assert event["status"] == "complete"
+    assert event["client"]["id"] == "billing-1"
+
+
+def test_the_response_may_come_in_a_later_batch(watched: Watched) -> None:
+    assert watched.see(request(METADATA, 12, correlation_id=5)) == []
+    assert len(watched.see(response(METADATA, 12, correlation_id=5))) == 1
+
+
+def test_equal_correlation_ids_of_two_connections_are_two_exchanges(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, 1, correlation_id=5), request(HEARTBEAT, 4, 2, correlation_id=5))
+    (event,) = watched.see(response(HEARTBEAT, 4, 2, correlation_id=5))
+    assert (event["api"], event["conn_id"]) == ("Heartbeat", f"{2:016x}")
+
+
+def test_exchanges_come_in_the_order_of_their_responses(watched: Watched) -> None:
+    requests = [request(METADATA, 12, correlation_id=n, ts_ns=n) for n in range(6)]
+    # Of three shapes, so that the batch is not in the order of time.
+    api = (METADATA, HEARTBEAT, METADATA, OFFSET_COMMIT, HEARTBEAT, METADATA)
+    responses = [response(key, 4, correlation_id=n, ts_ns=100 + n) for n, key in enumerate(api)]
+    assert [event["correlation_id"] for event in watched.see(*requests, *responses)] == list(range(6))
+
+
+def test_a_response_of_the_same_nanosecond_comes_after_its_request(watched: Watched) -> None:
+    (event,) = watched.see(
+        response(HEARTBEAT, 4, correlation_id=1, ts_ns=7), request(HEARTBEAT, 4, correlation_id=1, ts_ns=7)
+    )
+    assert event["api"] == "Heartbeat"
+
+
+def test_a_response_without_its_request_is_no_exchange(watched: Watched) -> None:
+    assert watched.see(response(METADATA, 12, correlation_id=5)) == []
+
+
+def test_a_produce_request_without_acks_waits_for_no_answer(watched: Watched) -> None:
+    (event,) = watched.see(produced_without_acks(correlation_id=5))
+    assert event["api"] == "Produce"
+    assert (event["response_bytes"], event["latency_us"], event["throttle_ms"]) == (None, None, None)
+    assert watched.close(1) == []
+
+
+def test_a_produce_request_with_acks_does(watched: Watched) -> None:
+    assert watched.see(request(PRODUCE, 9, correlation_id=5)) == []
+    assert len(watched.see(response(PRODUCE, 9, correlation_id=5))) == 1
+
+
+def test_what_the_end_of_a_connection_left_unanswered_is_told(watched: Watched) -> None:
+    watched.see(*(request(METADATA, 12, correlation_id=n, ts_ns=n) for n in (1, 2, 3)), request(METADATA, 12, 2))
+    watched.see(response(METADATA, 12, correlation_id=1))
+    left = watched.close(1)
+    assert [(event["correlation_id"], event["response_bytes"]) for event in left] == [(2, None), (3, None)]
+
+
+def test_what_looked_like_requests_on_a_connection_that_never_proved_to_be_kafka_is_not_told(watched: Watched) -> None:
+    assert watched.see(request(METADATA, 12, flags=Flag.RESYNC)) == []
+    assert watched.close(1) == []
+
+
+def test_our_own_traffic_is_not_told(watched: Watched) -> None:
+    asked = request(METADATA, 12, client_id="kafka-probe-agent-node-1")
+    assert watched.see(asked, response(METADATA, 12)) == []
+    assert watched.close(1) == []
+
+
+def test_a_produced_partition_has_its_records_offset_and_error(watched: Watched) -> None:
+    (event,) = watched.see(request(PRODUCE, 9), response(PRODUCE, 9))
+    partitions = {row["partition"]: row for row in event["topics"]}
+    assert all(row["topic"] == TOPIC for row in partitions.values())
+    written = {
+        n: (row.get("records"), row.get("bytes"), row.get("offset"), row["error"]) for n, row in partitions.items()
+    }
+    assert written == {
+        0: (40, 5000, 1234, 0),
+        1: (3, 200, None, 0),
+        7: (None, 70, -1, 6),
+        8: (None, None, None, 0),
+        9: (None, None, None, 0),
+    }
+
+
+def test_a_fetched_partition_has_the_offset_asked_for_and_the_records_given(watched: Watched) -> None:
+    (event,) = watched.see(request(FETCH, 12), response(FETCH, 12))
+    partition = next(row for row in event["topics"] if row["partition"] == 3)
+    assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 100_000)
+
+
+def test_a_topic_without_partitions_has_one_row(watched: Watched) -> None:
+    (event,) = watched.see(request(METADATA, 12), response(METADATA, 12))
+    missing = [(row["partition"], row["error"]) for row in event["topics"] if row["topic"] == "payments"]
+    assert missing == [(None, 3)]
+
+
+def test_topic_ids_have_their_names_once_they_are_known(watched: Watched) -> None:
+    watched.names.learn(case(METADATA, 12, response=True).facts)
+    (event,) = watched.see(request(FETCH, 13), response(FETCH, 13))
+    assert {(row["topic"], row["topic_id"]) for row in event["topics"]} == {(TOPIC, TOPIC_ID.hex)}
+
+
+def test_an_exchange_names_its_group(watched: Watched) -> None:
+    (event,) = watched.see(request(OFFSET_COMMIT, 8), response(OFFSET_COMMIT, 8))
+    assert event["group"] == GROUP
+    assert event["errors"] == {"25": 2}
+
+
+@pytest.mark.parametrize("cut", ["request", "response"])
+def test_a_frame_that_was_cut_gives_the_exchange_its_status(watched: Watched, cut: str) -> None:
+    frames = {"request": request(OFFSET_COMMIT, 8), "response": response(OFFSET_COMMIT, 8)}
+    frames[cut]["size"] = 20
+    frames[cut]["flags"] |= Flag.CUT
+    (event,) = watched.see(*frames.values())
+    assert event["status"] == "truncated"

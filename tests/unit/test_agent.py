@@ -1,0 +1,185 @@
+"""The agent between the ring and the sink: order, numbers and times of events, and which exchanges are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from kafka_probe.agent import Agent
+from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
+from kafka_probe.config import Config, RequestEvents
+from kafka_probe.sinks import Event
+from tests.unit.connections.records import Records, closed, opened, produced_without_acks, request, response, stream
+from tests.unit.schema import assert_valid
+
+METADATA, OFFSET_COMMIT, API_VERSIONS = 3, 8, 18
+SECOND_NS = 10**9
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def send(self, events: Sequence[Event]) -> None:
+        self.events += [dict(event) for event in events]
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing waits."""
+
+    def losses(self) -> Mapping[str, int]:
+        return {"sink_refused": 0}
+
+    def counters(self) -> Mapping[str, int]:
+        return {"sink_events": len(self.events)}
+
+
+class Fed:
+    """An agent that is given records instead of a ring."""
+
+    def __init__(self, requests: str = "off") -> None:
+        self.sink = Kept()
+        self.agent = Agent(Config(node="node-1", requests=RequestEvents.parse(requests)), self.sink)
+
+    def see(self, *records: Records) -> None:
+        self.agent._consume(stream(*records))
+
+    def report(self) -> None:
+        now = time.time_ns()
+        self.agent._report(now - SECOND_NS, now)
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        for event in self.sink.events:
+            assert_valid(event)
+        return [event for event in self.sink.events if kind in (None, event["kind"])]
+
+
+def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Records:
+    """A request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
+    both = {"correlation_id": correlation_id, "ts_ns": correlation_id * 1000}
+    return stream(request(api_key, version, **both), response(api_key, version, **both, latency_us=latency_us))
+
+
+def test_an_interval_is_told_as_open_close_flow_and_agent() -> None:
+    fed = Fed()
+    fed.see(opened(), request(METADATA, 12), response(METADATA, 12), closed())
+    fed.report()
+    assert [event["kind"] for event in fed.events()] == ["open", "close", "flow", "agent"]
+
+
+def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
+    fed = Fed("all")
+    fed.see(opened(1), request(METADATA, 12, 1), closed(1), opened(2), request(METADATA, 12, 2))
+    fed.report()
+    assert [event["response_bytes"] for event in fed.events("request")] == [None]
+    assert sorted(event["conn_id"] for event in fed.events("flow")) == [f"{1:016x}", f"{2:016x}"]
+    assert fed.events("agent")[0]["connections"] == 1
+    assert not any(fed.events("agent")[0]["losses"].values())
+
+
+def test_events_are_numbered_without_gaps_across_intervals() -> None:
+    fed = Fed("all")
+    for conn in range(1, 600):
+        fed.see(opened(conn), request(METADATA, 12, conn), response(METADATA, 12, conn))
+    fed.report()
+    fed.report()
+    events = fed.events()
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert len({event["agent_id"] for event in events}) == 1
+    assert {event["node"] for event in events} == {"node-1"}
+    assert fed.events("agent")[-1]["counters"]["events"] == len(events) - 1
+
+
+def test_two_runs_are_two_agents() -> None:
+    assert Fed().agent._id != Fed().agent._id
+
+
+def test_events_of_a_moment_have_the_time_of_the_kernel_as_time_of_day() -> None:
+    fed = Fed("all")
+    ten_s_ago = time.monotonic_ns() - 10 * SECOND_NS
+    fed.see(opened(ts_ns=ten_s_ago), exchange(1), closed(ts_ns=ten_s_ago + SECOND_NS))
+    fed.report()
+    now_us = time.time_ns() // 1000
+    ages = {event["kind"]: now_us - event["ts"] for event in fed.events()}
+    assert 10_000_000 <= ages["open"] < 11_000_000
+    assert 9_000_000 <= ages["close"] < 10_000_000
+    assert fed.events("close")[0]["age_us"] == 1_000_000
+
+
+def test_flows_and_agent_have_the_bounds_of_their_interval() -> None:
+    fed = Fed()
+    fed.see(opened(), request(METADATA, 12))
+    fed.report()
+    for event in (*fed.events("flow"), *fed.events("agent")):
+        assert event["ts"] - event["since"] == 1_000_000
+    (agent,) = fed.events("agent")
+    assert agent["complete_until"] == agent["ts"]
+
+
+def test_every_loss_and_counter_is_there_from_the_start() -> None:
+    fed = Fed()
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert set(agent["losses"]) >= {
+        *LOSSES,
+        "frame_incomplete",
+        "connection_unknown",
+        "frame_unconfirmed",
+        "sink_refused",
+    }
+    assert not any(agent["losses"].values())
+    assert set(agent["counters"]) >= {*COUNTERS, "events", "sink_events"}
+    assert fed.agent.summary()["losses"] == agent["losses"]
+
+
+def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
+    fed = Fed()
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert agent["cpu_us"] > 0
+    assert 10 << 20 < agent["rss_bytes"] < 1 << 30
+    assert agent["kernel"]
+    assert agent["version"]
+
+
+def test_losses_in_every_room_reach_the_agent_event() -> None:
+    fed = Fed()
+    fed.see(opened(1), request(METADATA, 12, 9), closed(8), response(METADATA, 12, 1)[:1], closed(1))
+    fed.report()
+    losses = {reason: count for reason, count in fed.events("agent")[0]["losses"].items() if count}
+    assert losses == {"connection_unknown": 2, "frame_incomplete": 1}
+
+
+def test_another_owner_is_the_owner_of_the_flows() -> None:
+    fed = Fed()
+    fed.see(opened(tgid=1), request(METADATA, 12), opened(tgid=2, kind=Kind.OWNER))
+    fed.report()
+    assert [event["workload"]["pid"] for event in fed.events("flow")] == [2]
+
+
+@pytest.mark.parametrize(
+    ("requests", "told"),
+    [
+        ("off", []),
+        ("all", [0, 1, 2, 3, 4, 5]),
+        ("errors", [2]),
+        ("slower:2", [4, 5]),
+        ("sample:3", [2, 5]),
+    ],
+)
+def test_which_exchanges_are_told(requests: str, told: list[int]) -> None:
+    fed = Fed(requests)
+    exchanges = [exchange(n, latency_us=us) for n, us in enumerate((0, 1, 100, 1999, 2000, 9000))]
+    exchanges[2] = exchange(2, api_key=OFFSET_COMMIT, version=8)
+    fed.see(opened(), *exchanges)
+    assert [event["correlation_id"] for event in fed.events()] == told
+
+
+def test_a_request_that_nobody_answered_is_not_slow() -> None:
+    fed = Fed("slower:0")
+    fed.see(opened(), produced_without_acks(correlation_id=1), exchange(2))
+    assert [event["correlation_id"] for event in fed.events("request")] == [2]
