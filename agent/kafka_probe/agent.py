@@ -63,7 +63,7 @@ class Agent:
         self._flows = Flows(self._tracker, names)
         self._exchanges = Exchanges(self._tracker, names) if config.requests.which != "off" else None
         self._wanted = _Wanted(config.requests)
-        self._kernel: dict[str, int] = dict.fromkeys(COUNTERS + LOSSES, 0)
+        self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
 
     def run(self) -> None:
         check.require_capture()

@@ -60,8 +60,9 @@ class Fed:
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Records:
     """A request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
-    both = {"correlation_id": correlation_id, "ts_ns": correlation_id * 1000}
-    return stream(request(api_key, version, **both), response(api_key, version, **both, latency_us=latency_us))
+    records = stream(request(api_key, version), response(api_key, version, latency_us=latency_us))
+    records["correlation_id"], records["ts_ns"] = correlation_id, correlation_id * 1000
+    return records
 
 
 def test_an_interval_is_told_as_open_close_flow_and_agent() -> None:

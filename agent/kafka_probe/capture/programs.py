@@ -76,7 +76,7 @@ class Programs:
 
     def counters(self) -> dict[str, int]:
         """All kernel counters by name, summed over the CPUs."""
-        return {name: self._counter(index) for index, name in enumerate(COUNTERS + LOSSES)}
+        return {name: self._counter(index) for index, name in enumerate((*COUNTERS, *LOSSES))}
 
     def detach(self) -> None:
         """Stop capturing."""

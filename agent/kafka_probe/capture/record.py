@@ -98,19 +98,19 @@ class Protocol(IntEnum):
     UNKNOWN = 2
 
 
-# The kernel's counters in the order of enum counter. LOSSES: what operators must know; the others: what was done.
+# The kernel's counters in the order of enum counter: what was done, then what operators must know, with its meaning.
 COUNTERS = ("requests", "responses", "records", "connections", "rejected")
-LOSSES = (
-    "ring_full",
-    "map_full",
-    "gap",
-    "resync",
-    "header_incomplete",
-    "buffer_unreadable",
-    "limit_reached",
-    "unknown_version",
-    "malformed",
-    "response_unmatched",
-    "request_unanswered",
-    "in_flight_forgotten",
-)
+LOSSES = {
+    "ring_full": "records that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
+    "map_full": "connections beyond the most that are followed at once: narrow `--ports` or `--side`",
+    "gap": "stretches that no hook saw, with the start of a frame in them; the frames in them are missing",
+    "resync": "calls skipped in search of a frame's start: expected on connections older than the agent, or after a gap",
+    "header_incomplete": "connections that ended inside a frame's header or its copied part: a client or broker that died",
+    "buffer_unreadable": "frames whose header could not be read in the program's memory: see Limits, io_uring and 32 bits",
+    "limit_reached": "frames or calls with more than can be followed, as thousands of partitions: the rest is left out",
+    "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
+    "malformed": "frames whose lengths contradict each other: not Kafka, or a bug worth a report if it goes on",
+    "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
+    "request_unanswered": "requests passed over by the answer to a later one, which Kafka does not do: see gap",
+    "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
+}

@@ -21,6 +21,11 @@ Event = dict[str, object]
 # Client ids of kafka-probe's own clients: the far end of an agent's sink is known by it (design contract 3.1).
 INTERNAL = "kafka-probe-"
 
+LOSSES = {
+    "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
+    "frame_unconfirmed": "frames, if they were any, of connections that ended before they proved to speak Kafka",
+}
+
 
 @dataclass(slots=True)
 class Connection:
@@ -75,7 +80,7 @@ class Tracker:
         self._connections: dict[int, Connection] = {}
         self._unreported: list[Connection] = []
         self._ended: list[tuple[int, Event]] = []
-        self.losses = Counter({"connection_unknown": 0, "frame_unconfirmed": 0})
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def __len__(self) -> int:
         return len(self._connections)

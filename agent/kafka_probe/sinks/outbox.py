@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 BATCH_BYTES = 256 << 10
 
+LOSSES = {
+    "sink_buffer_full": "events that found no room while the sink was away: raise `--sink-buffer-bytes`, repair the sink",
+    "sink_refused": "events that the brokers refused; the log says why",
+    "sink_send_failed": "events that could not be sent, or whose reader went away",
+    "sink_unsent_at_exit": "events that waited when the agent stopped: raise `--flush-timeout-s`",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -59,7 +66,7 @@ class Outbox:
         self._closed = False
         self.events_delivered = 0
         self.bytes_delivered = 0
-        self.lost = {"sink_buffer_full": 0, "sink_refused": 0, "sink_send_failed": 0, "sink_unsent_at_exit": 0}
+        self.lost = dict.fromkeys(LOSSES, 0)
 
     def put(self, events: Sequence[bytes]) -> None:
         """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`."""
