@@ -113,15 +113,16 @@ def _read_request(
         result.software[client_id] = body.client_software_name, body.client_software_version
     elif key == _PRODUCE:
         body = _body(schema, frame)
+        for name in {_topic(topic, "name") for topic in body.topic_data}:
+            traffic[client_id, "Produce", name].requests += 1
         for topic in body.topic_data:
-            count = traffic[client_id, "Produce", _topic(topic, "name")]
-            count.requests += 1
-            _add(count, topic.partition_data)
+            _add(traffic[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
         if body.acks == 0:
             return None
     elif key == _FETCH:
-        for topic in _body(schema, frame).topics:
-            traffic[client_id, "Fetch", _topic(topic, "topic")].requests += 1
+        # librdkafka names a topic again for each run of its partitions
+        for name in {_topic(topic, "topic") for topic in _body(schema, frame).topics}:
+            traffic[client_id, "Fetch", name].requests += 1
     return _Request(key, version, correlation_id, client_id)
 
 
