@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 BATCH_BYTES = 256 << 10
 
 LOSSES = {
-    "sink_buffer_full": "events that found no room while the sink was away: raise `--sink-buffer-bytes`, repair the sink",
+    "sink_buffer_full": "events that found no room while the sink was away: see `--sink-buffer-bytes`",
     "sink_refused": "events that the brokers refused; the log says why",
     "sink_send_failed": "events that could not be sent, or whose reader went away",
     "sink_unsent_at_exit": "events that waited when the agent stopped: raise `--flush-timeout-s`",
