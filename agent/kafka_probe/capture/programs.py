@@ -64,6 +64,7 @@ class Programs:
                 pass_fds=[theirs.fileno()],
                 capture_output=True,
                 timeout=_TIMEOUT_S,
+                start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
                 check=False,
             )
             theirs.close()
