@@ -94,6 +94,16 @@ def test_a_length_far_beyond_the_data_ends_at_once() -> None:
     assert (facts.status, len(facts.topics)) == (Status.MALFORMED, 10)
 
 
+def test_a_negative_length_is_malformed_however_much_was_copied() -> None:
+    assert decode(False, 3, 1, b"\xff\xff" + b"\xff\xff\xff\xfe", copied_all=False).facts.status is Status.MALFORMED
+
+
+def test_a_frame_is_complete_once_its_facts_are() -> None:
+    group_and_no_more = b"\xff\xff" + b"\x00\x07billing"
+    facts = decode(False, 11, 4, group_and_no_more, copied_all=False).facts
+    assert facts == Facts(False, 11, 4, Status.COMPLETE, groups=("billing",))
+
+
 def test_every_element_of_an_array_takes_bytes() -> None:
     def narrow(step: Step) -> bool:
         empty = step.form is Form.STRUCT and not step.inner

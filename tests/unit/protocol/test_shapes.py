@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Encoding, Kind, Shape, measure_values
+from kafka_probe.protocol.facts import Encoding, Kind, Shape, Status, measure_values
 from kafka_probe.protocol.measures import Rows
 from kafka_probe.protocol.shapes import Codes, Lengths, ShapeTable, code_of, decode_code
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
@@ -68,6 +68,15 @@ def test_strings_that_are_no_facts_decide_nothing(whole: Case) -> None:
     mask, start = shape_of(whole).mask, -1
     while (start := whole.data.find(SKIPPED.encode(), start + 1)) >= 0:
         assert not any(mask[start : start + len(SKIPPED)])
+
+
+def test_a_varint_that_the_data_cut_decides_by_being_unfinished() -> None:
+    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).mask == b"\xff" * 3
+
+
+def test_a_code_tells_a_cut_frame_from_a_broken_one() -> None:
+    cut, broken = (decode_code(code_of(False, 12, 0, copied_all), b"\xff\xff\x00") for copied_all in (False, True))
+    assert (cut.facts.status, broken.facts.status) == (Status.TRUNCATED, Status.MALFORMED)
 
 
 def variations(count: int, seed: int) -> list[Frame]:
@@ -176,12 +185,25 @@ def test_no_frames_and_frames_without_data_are_fine() -> None:
     assert_matched_as_decoded(table, [(code_of(True, 36, 2, False), b"")] * 2)
 
 
-def test_more_layouts_than_are_remembered_are_still_decoded_right() -> None:
-    code = code_of(False, 3, 0, True)
+def many_layouts() -> list[Frame]:
+    """OffsetCommit requests of one length: the longer the member id, which is skipped, the shorter the topic."""
     frames = []
-    for topics in range(1, 100):  # frames of one length whose names have different lengths, so that each has its mask
-        names = b"".join(b"\x00" + bytes([n]) + b"t" * n for n in (topics, 100 - topics))
-        frames.append((code, b"\xff\xff\x00\x00\x00\x02" + names))
-    table = ShapeTable()
+    for size in range(1, 100):
+        member, topic = (b"\x00" + bytes([n]) + b"x" * n for n in (size, 100 - size))
+        data = b"\xff\xff" + b"\x00\x01g" + bytes(4) + member + b"\x00\x00\x00\x01" + topic + bytes(4)
+        frames.append((code_of(False, 8, 1, True), data))
+    return frames
+
+
+def test_few_layouts_of_a_length_are_remembered_and_all_are_decoded_right() -> None:
+    decoded = []
+
+    def counting(code: int, data: bytes) -> Shape:
+        decoded.append(data)
+        return decode_code(code, data)
+
+    frames = many_layouts()
+    table = ShapeTable(counting)
     for _ in range(2):
         assert_matched_as_decoded(table, frames)
+    assert len(decoded) > len(frames)
