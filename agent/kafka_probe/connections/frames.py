@@ -14,13 +14,19 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, Flag
-from kafka_probe.protocol.facts import Shape, measure_values
-from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+from kafka_probe.protocol.facts import Shape, Status
+from kafka_probe.protocol.long_shapes import LongShapes
+from kafka_probe.protocol.shapes import ShapeTable, code_of
 
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 
-LOSSES = {"frame_incomplete": "frames that lost one of their records, and are not counted: see ring_full"}
+LOSSES = {
+    "frame_incomplete": "frames that lost one of their records, and are not counted: see ring_full",
+    "frame_truncated": "frames of which too little was copied for all their facts: counted, some topics may be missing",
+    "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
+}
+_JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +59,24 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._table = ShapeTable()
+        self._long = LongShapes()
         self._unfinished: dict[tuple[int, int], _Unfinished] = {}
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     @property
     def counters(self) -> dict[str, int]:
         """What was done since the start: how often the table of shapes was full and learned anew."""
-        return {"shapes_reset": self._table.resets}
+        return {"shapes_reset": self._table.resets + self._long.resets}
 
     def read(self, records: Records) -> Iterator[Frames]:
         """The frames of a batch, grouped by shape; records: (n,) of RECORD, all of kind FRAME."""
+        for frames in self._read(records):
+            status = frames.shape.facts.status
+            if status in _JUDGED:
+                self.losses[_JUDGED[status]] += len(frames.index)
+            yield frames
+
+    def _read(self, records: Records) -> Iterator[Frames]:
         alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
         if alone.all():
             yield from self._match(records)
@@ -112,10 +126,8 @@ class FrameReader:
         if record["flags"] & Flag.MORE:
             self._unfinished[key] = unfinished
             return None
-        whole = bytes(unfinished.data)
         code = code_of(bool(key[1]), int(record["api_key"]), int(record["api_version"]), not record["flags"] & Flag.CUT)
-        shape = decode_code(code, whole)
-        values = np.array([measure_values(shape, whole)], np.int64)
+        shape, values = self._long.find(code, bytes(unfinished.data))
         return Frames(shape, unfinished.first.reshape(1), np.zeros(1, np.int64), values)
 
     def forget(self, conn: int) -> None:

@@ -83,10 +83,12 @@ def test_no_records_are_no_frames() -> None:
     assert read(np.zeros(0, RECORD)) == []
 
 
-def test_a_frame_that_was_not_copied_to_its_end_is_truncated() -> None:
+def test_a_frame_that_was_not_copied_to_its_end_is_truncated_and_counted_so() -> None:
     whole = case(METADATA, 12, response=True)
-    (group,) = read(message(Case(whole.data[:40], whole.facts, []), flags=Flag.CUT))
+    reader = FrameReader()
+    (group,) = reader.read(message(Case(whole.data[:40], whole.facts, []), flags=Flag.CUT))
     assert group.shape.facts.status.value == "truncated"
+    assert reader.losses["frame_truncated"] == 1
 
 
 @pytest.mark.parametrize("missing", range(4))
