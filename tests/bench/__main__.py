@@ -1,0 +1,160 @@
+"""`make bench`: what the agent costs, beside tcpdump and tshark on the same load, in one run, interleaved.
+
+Every round runs the load without an observer twice and with each observer once, in changing order, and each ratio is of
+two runs of the same round; without against without is the noise. ROUNDS sets the number of rounds, SECONDS the length
+of a run. Writes build/bench.json: per figure min, median and max over the rounds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from itertools import cycle, islice, permutations
+from pathlib import Path
+from statistics import median
+
+from tests.bench.load import TOPIC, Load, run_load
+from tests.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
+from tests.lab.broker import Broker
+from tests.lab.product import losses_by_agent, read_events
+from tests.lab.topics import create_topics
+
+ROOT = Path(__file__).parents[2]
+DIRECTORY = ROOT / "build" / "bench"
+RESULT = ROOT / "build" / "bench.json"
+ROUNDS = int(os.environ.get("ROUNDS", "12"))
+SECONDS = float(os.environ.get("SECONDS", "4"))
+STATS_ROUNDS = 3
+WARM_UP_RECORDS = 20_000
+
+Start = Callable[[], AbstractContextManager[Observer | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One load under one observer; CPU in µs per request, memory in MiB, kernel time in ns per call."""
+
+    load: Load
+    cpu_us_per_request: float = 0.0
+    rss_mb: float = 0.0
+    kernel_ns_per_call: float = 0.0
+    kernel_ns_per_request: float = 0.0
+
+
+def main() -> int:
+    """Run all rounds; returns the exit status."""
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    with Broker(DIRECTORY / "watched") as broker, Broker(DIRECTORY / "sink", heap_mb=256) as sink:
+        create_topics(broker.bootstrap, [TOPIC], partitions=1)
+        records = calibrate(broker)
+        observers: dict[str, Start] = {
+            "none": nullcontext,
+            "none again": nullcontext,
+            "agent": lambda: agent(DIRECTORY, broker, sink, "accepting"),
+            "agent, both ends": lambda: agent(DIRECTORY, broker, sink, "both"),
+            "tcpdump": lambda: tcpdump(DIRECTORY, broker),
+            "tshark": lambda: tshark(DIRECTORY, broker),
+        }
+        rounds = []
+        for number, order in enumerate(orders(), 1):
+            rounds.append({name: measure(broker, records, observers[name]) for name in order})
+            print(f"round {number}/{ROUNDS}: {line(rounds[-1])}", flush=True)
+        with bpf_stats():
+            kernel = [measure(broker, records, observers["agent"]) for _ in range(min(STATS_ROUNDS, ROUNDS))]
+        lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
+    figures = figures_of(rounds, kernel, lost)
+    RESULT.write_text(json.dumps(figures, indent=2) + "\n")
+    show(figures)
+    return 0
+
+
+def calibrate(broker: Broker) -> int:
+    """Warm the broker up; returns how many records make a run of SECONDS."""
+    run_load(broker, WARM_UP_RECORDS)
+    return int(run_load(broker, WARM_UP_RECORDS).records_per_s * SECONDS)
+
+
+def orders() -> Iterable[tuple[str, ...]]:
+    """Per round: the runs to compare side by side, in every order in turn, and the others after them."""
+    compared = cycle(permutations(("none", "agent", "none again")))
+    return ((*order, "agent, both ends", "tcpdump", "tshark") for order in islice(compared, ROUNDS))
+
+
+def measure(broker: Broker, records: int, start: Start) -> Run:
+    """One load under one observer, from the quiet after its start to the quiet after the load."""
+    with start() as observer:
+        if observer is None:
+            return Run(run_load(broker, records))
+        observer.wait_until_quiet()
+        before = observer.cpu_us
+        time_before, calls_before = observer.kernel_time_and_calls
+        load = run_load(broker, records)
+        observer.wait_until_quiet()
+        time_after, calls_after = observer.kernel_time_and_calls
+        kernel_ns, calls = time_after - time_before, calls_after - calls_before
+        return Run(
+            load,
+            (observer.cpu_us - before) / load.requests,
+            observer.peak_rss_mb,
+            kernel_ns / calls if calls else 0.0,
+            kernel_ns / load.requests,
+        )
+
+
+def figures_of(rounds: list[dict[str, Run]], kernel: list[Run], lost: list[int]) -> dict[str, dict[str, float]]:
+    """Min, median and max of each figure over the rounds."""
+
+    def throughput_ratio(name: str) -> list[float]:
+        return [runs[name].load.records_per_s / runs["none"].load.records_per_s for runs in rounds]
+
+    def p99_ratio(name: str) -> list[float]:
+        return [runs[name].load.p99_ms / runs["none"].load.p99_ms for runs in rounds]
+
+    def cpu(name: str) -> list[float]:
+        return [runs[name].cpu_us_per_request for runs in rounds]
+
+    figures: dict[str, list[float]] = {
+        "throughput_ratio": throughput_ratio("agent"),
+        "throughput_ratio_noise": throughput_ratio("none again"),
+        "p99_ratio": p99_ratio("agent"),
+        "p99_ratio_noise": p99_ratio("none again"),
+        "agent_cpu_us_per_request": cpu("agent"),
+        "agent_both_ends_cpu_us_per_request": cpu("agent, both ends"),
+        "tcpdump_cpu_us_per_request": cpu("tcpdump"),
+        "tshark_cpu_us_per_request": cpu("tshark"),
+        "agent_rss_mb": [runs["agent"].rss_mb for runs in rounds],
+        "tshark_rss_mb": [runs["tshark"].rss_mb for runs in rounds],
+        "records_lost": [float(count) for count in lost],
+        "kernel_ns_per_call": [run.kernel_ns_per_call for run in kernel],
+        "kernel_ns_per_request": [run.kernel_ns_per_request for run in kernel],
+        "requests_per_s": [runs["none"].load.records_per_s for runs in rounds],
+    }
+    return {
+        name: {"min": min(values), "median": median(values), "max": max(values)} for name, values in figures.items()
+    }
+
+
+def line(runs: dict[str, Run]) -> str:
+    """A round in one line."""
+    return ", ".join(
+        f"{name} {run.load.records_per_s:,.0f}/s"
+        + (f" {run.cpu_us_per_request:.2f} µs" if run.cpu_us_per_request else "")
+        for name, run in runs.items()
+    )
+
+
+def show(figures: dict[str, dict[str, float]]) -> None:
+    """Print the table."""
+    print(f"\n{'':36}{'min':>12}{'median':>12}{'max':>12}")
+    for name, spread in figures.items():
+        print(f"{name:36}" + "".join(f"{spread[column]:12,.3f}" for column in ("min", "median", "max")))
+    print(f"\n{ROUNDS} rounds. The same as JSON: {RESULT.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

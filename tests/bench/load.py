@@ -1,0 +1,39 @@
+"""The load: Kafka's own generator with small records and no batching, as fast as the broker answers.
+
+One record is one request, five are in flight, and the producer holds few more, so that latency is the broker's and not
+that of a long queue.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+
+from tests.lab.broker import Broker
+from tests.lab.java import java
+
+TOPIC = "load"
+_PROPERTIES = ("acks=1", "linger.ms=0", "batch.size=0", "buffer.memory=32768", "client.id=load")
+_RESULT = re.compile(r"^\d+ records sent, ([\d.]+) records/sec .* (\d+) ms 99th", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the generator measured, and how many requests the broker answered meanwhile."""
+
+    records_per_s: float
+    p99_ms: float
+    requests: int
+
+
+def run_load(broker: Broker, records: int) -> Load:
+    """Send `records` records of 100 bytes."""
+    flags = ["--bootstrap-server", broker.bootstrap, "--topic", TOPIC, "--num-records", str(records)]
+    flags += ["--record-size", "100", "--throughput", "-1", "--command-property", *_PROPERTIES]
+    before = sum(broker.request_counts().values())
+    command = java("org.apache.kafka.tools.ProducerPerformance", *flags)
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    # The summary comes last; the lines before it are about parts of the run.
+    rate, p99 = _RESULT.findall(answer.stdout)[-1]
+    return Load(float(rate), float(p99), sum(broker.request_counts().values()) - before)

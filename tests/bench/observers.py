@@ -1,0 +1,128 @@
+"""Who watches the load: the agent, tcpdump or tshark, each in a cgroup of its own that counts its CPU time.
+
+The cgroup holds the observer's whole process tree. Start-up does not count: the mark is set when it has gone quiet.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.lab.broker import Broker
+from tests.lab.cgroups import cgroup
+from tests.lab.processes import start, stop, wait_until
+from tests.lab.product import Agent
+
+_QUIET_S = 1.0
+_QUIET_SHARE = 0.02
+_STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """A running observer."""
+
+    cgroup: Path
+
+    @property
+    def cpu_us(self) -> int:
+        """CPU time of its processes since they started, in µs."""
+        return _number("usage_usec", self.cgroup / "cpu.stat")
+
+    @property
+    def peak_rss_mb(self) -> float:
+        """Peak resident memory of its processes, added up, in MiB."""
+        return sum(_number("VmHWM:", Path("/proc", pid, "status")) for pid in self._pids) / 1024
+
+    @property
+    def kernel_time_and_calls(self) -> tuple[int, int]:
+        """Run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
+        programs = [
+            text
+            for pid in self._pids
+            for descriptor in Path("/proc", pid, "fdinfo").iterdir()
+            if "prog_id:" in (text := descriptor.read_text())
+        ]
+        return tuple(sum(int(_value(name, text)) for text in programs) for name in ("run_time_ns:", "run_cnt:"))  # type: ignore[return-value]
+
+    def wait_until_quiet(self) -> None:
+        """Return when it has used next to no CPU for a second: nothing of what it saw is left to do."""
+        marks = [(time.monotonic(), self.cpu_us)]
+
+        def quiet() -> bool:
+            now = time.monotonic()
+            marks.append((now, self.cpu_us))
+            while len(marks) > 2 and marks[1][0] < now - _QUIET_S:
+                marks.pop(0)
+            (since, before), (_, after) = marks[0], marks[-1]
+            return now - since >= _QUIET_S and after - before < _QUIET_SHARE * 1e6 * (now - since)
+
+        wait_until(quiet, f"{self.cgroup.name} to go quiet")
+
+    @property
+    def _pids(self) -> list[str]:
+        return (self.cgroup / "cgroup.procs").read_text().split()
+
+
+@contextmanager
+def agent(directory: Path, broker: Broker, sink: Broker, side: str) -> Iterator[Observer]:
+    """The agent as it runs in production, its events going to a broker that it does not watch."""
+    flags = ("--ports", str(broker.port), "--side", side, "--bootstrap-servers", sink.bootstrap)
+    with cgroup(f"agent-{side}") as group, Agent(directory, *flags, inside=group):
+        yield Observer(group)
+
+
+def tcpdump(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
+    """Raw capture to a file: the least that anybody can pay."""
+    command = ["tcpdump", "-i", "lo", "-s", "0", "-n", "-Z", "root", "-w", str(directory / "load.pcap")]
+    return _program([*command, f"tcp port {broker.port}"], directory / "tcpdump.log", "listening on")
+
+
+def tshark(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
+    """Decoding of every request to one line of text."""
+    fields = [
+        part for name in ("api_key", "api_version", "client_id", "topic_name") for part in ("-e", f"kafka.{name}")
+    ]
+    command = ["tshark", "-i", "lo", "-f", f"tcp port {broker.port}", "-d", f"tcp.port=={broker.port},kafka"]
+    return _program([*command, "-Y", "kafka", "-T", "fields", *fields], directory / "tshark.log", "Capturing on")
+
+
+@contextmanager
+def bpf_stats() -> Iterator[None]:
+    """The kernel measures the run time of BPF programs meanwhile."""
+    before = _STATS.read_text()
+    _STATS.write_text("1")
+    try:
+        yield
+    finally:
+        _STATS.write_text(before)
+
+
+@contextmanager
+def _program(command: list[str], log: Path, ready: str) -> Iterator[Observer]:
+    log.unlink(missing_ok=True)
+    output = log.with_suffix(".out")
+    with cgroup(command[0]) as group:
+        process = start(command, log=log, stdout=output, inside=group)
+        try:
+            wait_until(lambda: ready in log.read_text(), f"{command[0]} to capture")
+            yield Observer(group)
+        finally:
+            stop(process, by=signal.SIGINT)
+            for written in (output, log.parent / "load.pcap"):
+                written.unlink(missing_ok=True)
+
+
+def _number(name: str, file: Path) -> int:
+    return int(_value(name, file.read_text()))
+
+
+def _value(name: str, text: str) -> str:
+    found = re.search(rf"^{name}\s+(\d+)", text, re.MULTILINE)
+    assert found is not None, f"no {name} in {text}"
+    return found[1]
