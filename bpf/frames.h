@@ -170,10 +170,12 @@ static inline int begin(struct cursor *c, u32 end, s32 result)
 	return (s32)(end - c->next) > 0;
 }
 
-// The verifier's limit: what is left of the call is skipped and the next frame searched for.
+// The verifier's limit. Inside a frame the rest of the frame is skipped; else the rest of the call, and the next frame searched for.
 static inline void out_of_steps(struct cursor *c)
 {
 	count(LOST_LIMIT, 1);
-	if ((s32)(c->call.end - c->next) > 0)
+	if (c->state != HEAD && (s32)(c->frame_end - c->call.end) >= 0)
+		finish(c, FLAG_CUT);
+	else if ((s32)(c->call.end - c->next) > 0)
 		abandon(c);
 }

@@ -87,13 +87,13 @@ static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction
 }
 
 // Sends off what was copied of a frame that will never be whole.
-static inline void send_unfinished(struct cursor *c)
+static inline void send_unfinished(struct conn *conn, struct cursor *c)
 {
 	if (c->state != CURSOR_AT_HEAD) {
 		c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
 		if (events.ringbuf_output(&c->out, sizeof(c->out), wake_up()))
 			count(LOST_RING_FULL, 1);
-	} else if (c->have) {
+	} else if (c->have && !conn->rejected) {
 		count(LOST_HEADER_INCOMPLETE, 1);
 	}
 }
@@ -117,8 +117,8 @@ static inline void close_connection(u64 sk)
 	if (!conn)
 		return;
 	if (conn->announced) {
-		send_unfinished(&conn->cursors[SEND]);
-		send_unfinished(&conn->cursors[RECEIVE]);
+		send_unfinished(conn, &conn->cursors[SEND]);
+		send_unfinished(conn, &conn->cursors[RECEIVE]);
 		struct record *record = events.ringbuf_reserve(sizeof(struct record));
 		if (record) {
 			__builtin_memset(record, 0, sizeof(*record));
@@ -129,7 +129,7 @@ static inline void close_connection(u64 sk)
 			close->idle_ns = record->ts_ns - conn->last_ns;
 			close->sent_bytes =
 				READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
-			close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
+			close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
 			close->unacked_bytes = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
 			close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
 			close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;

@@ -35,6 +35,12 @@ static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u3
 	c->out.correlation_id = correlation_id;
 }
 
+// As a size it would be one of 350 MB, with some hellos before the API, version and correlation id of a fetch.
+static inline int starts_tls(struct cursor *c)
+{
+	return c->element[0] == 0x16 && c->element[1] == 3; // a handshake, of SSL 3.0 or later
+}
+
 // Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
 static inline void reject(struct conn *conn, struct cursor *c)
 {
@@ -43,7 +49,7 @@ static inline void reject(struct conn *conn, struct cursor *c)
 		return;
 	count(COUNT_REJECTED, 1);
 	start_record(conn, c, RECORD_REJECT);
-	c->out.api_key = c->element[0] == 0x16 && c->element[1] == 3 ? PROTOCOL_TLS : PROTOCOL_UNKNOWN; // 0x16: a TLS handshake
+	c->out.api_key = starts_tls(c) ? PROTOCOL_TLS : PROTOCOL_UNKNOWN;
 	expect(c, FINISHED, 0);
 }
 
@@ -104,6 +110,10 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	}
 	if (c->have == 4) {
 		c->need = REQUEST_HEAD;
+		return;
+	}
+	if (!conn->is_kafka && starts_tls(c)) {
+		not_a_frame(conn, c);
 		return;
 	}
 	u32 api_key = be16(c->element + 4), api_version = be16(c->element + 6), correlation_id = be32(c->element + 8);

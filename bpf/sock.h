@@ -65,14 +65,20 @@ static inline u32 send_base(u64 sk)
 	return base;
 }
 
-// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it; that a FIN
-// came shows in SOCK_DONE alone, for a reset shuts the socket down as well, with data still to be read.
+// Whether the peer's FIN has come: it has a sequence number, and is counted as a byte received. It shows in SOCK_DONE alone: a reset
+// and the caller shut the socket down as well, with data still to be read.
+static inline int fin_received(u64 sk)
+{
+	return READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DONE & 1;
+}
+
+// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it.
 static inline u32 sequence_end(u64 sk, u8 direction)
 {
 	if (direction == SEND)
 		return READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
 	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
-	if (READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DONE & 1 && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+	if (fin_received(sk) && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
 		end--;
 	return end;
 }
