@@ -131,7 +131,7 @@ def shortcomings(rows: Sequence[dict[str, Any]], started: Sequence[RunningClient
             for name, value in truth.items():
                 if row[name] != value:
                     sentences.append(f"{client.client_id}: {name} should be {value}, the table says {row[name]}")
-            if row["records"] != RECORDS:
+            if row["records"] < RECORDS:  # a consumer may fetch some twice
                 sentences.append(f"{client.client_id}: {row['records']} records of {topic} instead of {RECORDS}")
     return sentences
 

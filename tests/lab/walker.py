@@ -26,11 +26,15 @@ _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """What one client did to one topic: requests that name it, and the record sets sent or, by Fetch, received."""
+    """What one client did to one topic: requests that name it, and the record sets sent or, by Fetch, received.
+
+    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance.
+    """
 
     requests: int = 0
     records: int = 0
     bytes: int = 0
+    again: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -73,9 +77,7 @@ class _Frames:
 
 def walk(pcap: Path, port: int) -> Walk:
     """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
-    result = Walk()
-    names: dict[uuid.UUID, str] = {}
-    traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic] = defaultdict(TopicTraffic)
+    counts = _Counts()
     frames: dict[tuple[Address, Address], _Frames] = {}
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
     for segment in segments(pcap):
@@ -83,65 +85,77 @@ def walk(pcap: Path, port: int) -> Walk:
         if segment.restarts or way not in frames:
             frames[way] = _Frames()
             waiting.pop(way, None)
-        to_broker = segment.target[1] == port
         for frame in frames[way].feed(frames[way].stream.feed(segment)):
-            if to_broker:
-                request = _read_request(frame, result, traffic)
-                if request is not None:
+            if segment.target[1] == port:
+                if (request := counts.add_request(frame)) is not None:
                     waiting[way].append(request)
             else:
-                _read_response(frame, waiting[segment.target, segment.source].popleft(), names, traffic)
-    for (client_id, api, topic), count in traffic.items():
-        name = names[topic] if isinstance(topic, uuid.UUID) else topic
-        total = result.topics.setdefault((client_id, api, name), TopicTraffic())
-        total.requests += count.requests
-        total.records += count.records
-        total.bytes += count.bytes
-    return result
+                counts.add_response(frame, waiting[segment.target, segment.source].popleft())
+    return counts.result()
 
 
-def _read_request(
-    frame: bytes, result: Walk, traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic]
-) -> _Request | None:
-    """Count a request; returns it if it will be answered."""
-    key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
-    client_id = frame[10 : 10 + length].decode() if length >= 0 else None
-    schema = load_request_schema(key, version)
-    result.requests[schema.__name__.removesuffix("Request"), version, client_id] += 1
-    if key == _API_VERSIONS and version >= 3:
-        body = _body(schema, frame)
-        result.software[client_id] = body.client_software_name, body.client_software_version
-    elif key == _PRODUCE:
-        body = _body(schema, frame)
-        for name in {_topic(topic, "name") for topic in body.topic_data}:
-            traffic[client_id, "Produce", name].requests += 1
-        for topic in body.topic_data:
-            _add(traffic[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
-        if body.acks == 0:
-            return None
-    elif key == _FETCH:
-        # librdkafka names a topic again for each run of its partitions
-        for name in {_topic(topic, "topic") for topic in _body(schema, frame).topics}:
-            traffic[client_id, "Fetch", name].requests += 1
-    return _Request(key, version, correlation_id, client_id)
+class _Counts:
+    """The counts while the topics are still ids here and names there."""
 
+    def __init__(self) -> None:
+        self._walk = Walk()
+        self._names: dict[uuid.UUID, str] = {}
+        self._topics: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic] = defaultdict(TopicTraffic)
+        self._fetched: set[tuple[str | None, str | uuid.UUID, int, int]] = set()
 
-def _read_response(
-    frame: bytes,
-    request: _Request,
-    names: dict[uuid.UUID, str],
-    traffic: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic],
-) -> None:
-    """Count a response to a Fetch, learn topic names from one to Metadata."""
-    assert int.from_bytes(frame[:4], "big", signed=True) == request.correlation_id
-    if request.key not in (_FETCH, _METADATA):
-        return
-    body = _body(load_response_schema(request.key, request.version), frame)
-    if request.key == _METADATA:
-        names.update({topic.topic_id: topic.name for topic in body.topics if getattr(topic, "topic_id", None)})
-    else:
+    def result(self) -> Walk:
+        for (client_id, api, topic), count in self._topics.items():
+            name = self._names[topic] if isinstance(topic, uuid.UUID) else topic
+            total = self._walk.topics.setdefault((client_id, api, name), TopicTraffic())
+            total.requests += count.requests
+            total.records += count.records
+            total.bytes += count.bytes
+            total.again += count.again
+        return self._walk
+
+    def add_request(self, frame: bytes) -> _Request | None:
+        """Count a request; returns it if it will be answered."""
+        key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
+        client_id = frame[10 : 10 + length].decode() if length >= 0 else None
+        schema = load_request_schema(key, version)
+        self._walk.requests[schema.__name__.removesuffix("Request"), version, client_id] += 1
+        if key == _API_VERSIONS and version >= 3:
+            body = _body(schema, frame)
+            self._walk.software[client_id] = body.client_software_name, body.client_software_version
+        elif key == _PRODUCE:
+            body = _body(schema, frame)
+            for name in {_topic(topic, "name") for topic in body.topic_data}:
+                self._topics[client_id, "Produce", name].requests += 1
+            for topic in body.topic_data:
+                _add(self._topics[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
+            if body.acks == 0:
+                return None
+        elif key == _FETCH:
+            # librdkafka names a topic again for each run of its partitions
+            for name in {_topic(topic, "topic") for topic in _body(schema, frame).topics}:
+                self._topics[client_id, "Fetch", name].requests += 1
+        return _Request(key, version, correlation_id, client_id)
+
+    def add_response(self, frame: bytes, request: _Request) -> None:
+        """Count the record sets of a response to Fetch, learn topic names from one to Metadata."""
+        assert int.from_bytes(frame[:4], "big", signed=True) == request.correlation_id
+        if request.key not in (_FETCH, _METADATA):
+            return
+        body = _body(load_response_schema(request.key, request.version), frame)
+        if request.key == _METADATA:
+            self._names.update(
+                {topic.topic_id: topic.name for topic in body.topics if getattr(topic, "topic_id", None)}
+            )
+            return
         for topic in body.responses:
-            _add(traffic[request.client_id, "Fetch", _topic(topic, "topic")], topic.partitions)
+            name = _topic(topic, "topic")
+            count = self._topics[request.client_id, "Fetch", name]
+            _add(count, topic.partitions)
+            for partition in topic.partitions:
+                for offset, records in _batches(partition):
+                    place = request.client_id, name, partition.partition_index, offset
+                    count.again += records if place in self._fetched else 0
+                    self._fetched.add(place)
 
 
 def _body(schema: type[RequestPayload | ResponsePayload], frame: bytes) -> Any:
@@ -161,18 +175,19 @@ def _topic(entity: Any, name_field: str) -> str | uuid.UUID:
 def _add(count: TopicTraffic, partitions: Any) -> None:
     """Add the record sets of partitions."""
     for partition in partitions:
-        record_set = bytes(partition.records or b"")
-        count.bytes += len(record_set)
-        count.records += sum(_records_in_batches(record_set))
+        count.bytes += len(partition.records or b"")
+        count.records += sum(records for _, records in _batches(partition))
 
 
-def _records_in_batches(record_set: bytes) -> Iterator[int]:
-    """The record count of each whole batch of magic 2; a broker may cut the last one of a Fetch response."""
+def _batches(partition: Any) -> Iterator[tuple[int, int]]:
+    """Base offset and record count of each whole batch; a broker may cut the last one of a Fetch response."""
+    record_set = bytes(partition.records or b"")
     start = 0
     while start + _BATCH_OVERHEAD <= len(record_set):
         end = start + _BATCH_OVERHEAD + int.from_bytes(record_set[start + 8 : start + 12], "big")
         if end > len(record_set):
             return
         assert record_set[start + 16] == 2, f"record batch of magic {record_set[start + 16]}"
-        yield int.from_bytes(record_set[start + 57 : start + 61], "big")
+        offset, records = record_set[start : start + 8], record_set[start + 57 : start + 61]
+        yield int.from_bytes(offset, "big"), int.from_bytes(records, "big")
         start = end
