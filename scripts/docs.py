@@ -1,0 +1,104 @@
+"""Writes the parts of README.md that the code knows best, each between `<!-- generated: NAME -->` and `<!-- end -->`.
+
+`docs.py` brings them up to date, `docs.py --check` only says which are not and exits with 1. Another file may be named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from kafka_probe import config, events
+from kafka_probe.capture import record
+from kafka_probe.connections import frames, tracker
+from kafka_probe.sinks import outbox
+from kafka_probe_pipeline.config import Config as PipelineConfig
+from kafka_probe_pipeline.config import flag_of
+
+README = Path(__file__).parents[1] / "README.md"
+PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+WHEN = {
+    "flow": "once per interval, per connection, API and version",
+    "request": "per exchange, with `--requests`",
+    "open": "when a connection is seen first",
+    "close": "when a connection ends",
+    "agent": "once per interval, after all others",
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", nargs="?", type=Path, default=README)
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would change")
+    arguments = parser.parse_args()
+    text = arguments.file.read_text()
+    stale = [name for start, name, end in PART.findall(text) if f"{start}\n{PARTS[name]}\n{end}" not in text]
+    if arguments.check:
+        for name in stale:
+            print(f"{arguments.file.name}: the part `{name}` is out of date; run `make docs`", file=sys.stderr)
+        return 1 if stale else 0
+    arguments.file.write_text(PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]}\n{part[3]}", text))
+    return 0
+
+
+def event_tables() -> str:
+    sections = [
+        ("all events", "", events.COMMON),
+        *((kind, WHEN[kind], fields) for kind, fields in events.KINDS.items()),
+    ]
+    return "\n".join(
+        f"#### {title}{f': {when}' if when else ''}\n\n" + table(("field", "type", "meaning"), rows(fields))
+        for title, when, fields in sections
+    )
+
+
+def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+    """A row per field; those inside objects and lists follow with their path."""
+    for field in fields:
+        name = f"{prefix}{field.name}"
+        match field.type:
+            case events.Struct(inner):
+                yield f"`{name}`", "object", field.doc
+                yield from rows(inner, f"{name}.")
+            case events.ListOf(element):
+                yield f"`{name}`", "list of objects", field.doc
+                yield from rows(element.fields, f"{name}[].")
+            case events.Counts():
+                yield f"`{name}`", "object of counts", field.doc
+            case scalar:
+                yield f"`{name}`", "integer" if scalar == "long" else scalar, field.doc
+
+
+def loss_table() -> str:
+    losses = {**record.LOSSES, **frames.LOSSES, **tracker.LOSSES, **outbox.LOSSES}
+    return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
+
+
+def pipeline_table() -> str:
+    fields = PipelineConfig.model_fields.items()
+    defaults = ("" if field.default in (None, "", {}) else f"`{str(field.default).lower()}`" for _, field in fields)
+    named = ((f"`{flag_of(name)}`", field.description or "") for name, field in fields)
+    return table(
+        ("flag", "default", "meaning"),
+        ((flag, default, text) for (flag, text), default in zip(named, defaults, strict=True)),
+    )
+
+
+def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+PARTS = {
+    "events": event_tables(),
+    "configuration": config.markdown(),
+    "losses": loss_table(),
+    "pipeline": pipeline_table(),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""Every command in README.md is run: here, beside a real broker with a client at work, or by the test named below."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+
+from tests.lab.broker import Broker
+from tests.lab.processes import wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.broker]
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
+
+# What takes minutes, or is the caller of this very test: the files that run the same.
+ELSEWHERE = {
+    "make demo": "tests/e2e/test_counts.py",
+    "make test": "tests/e2e/test_readme.py",
+    "make setup": "tests/unit/test_setup.py",
+    ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
+    ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
+    ".venv/bin/spark-submit": "tests/pipeline/test_job.py",
+}
+AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
+PATIENCE_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """A broker with a client at work."""
+    with Broker(tmp_path_factory.mktemp("broker")) as running:
+        over = threading.Event()
+        client = threading.Thread(target=_produce, args=(running.bootstrap, over))
+        client.start()
+        try:
+            yield running
+        finally:
+            over.set()
+            client.join()
+
+
+def _produce(bootstrap: str, over: threading.Event) -> None:
+    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="readme")
+    while not over.wait(0.05):
+        producer.send("orders", b"one").get(timeout=PATIENCE_S)
+    producer.close()
+
+
+@pytest.mark.parametrize("command", ELSEWHERE)
+def test_what_runs_elsewhere_is_in_the_readme_and_its_test_is_there(command: str) -> None:
+    assert any(line.startswith(command) for line in COMMANDS)
+    assert (ROOT / ELSEWHERE[command]).exists()
+
+
+@pytest.mark.parametrize("target", [command.split()[1] for command in ELSEWHERE if command.startswith("make ")])
+def test_make_has_the_target(target: str) -> None:
+    subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", AGENT)
+def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    here = {
+        "sudo .venv/bin/": f"{Path(sys.executable).parent}/",
+        "/etc/kafka-probe.toml": str(settings_file(broker, tmp_path)),
+        "kafka-1:9092": broker.bootstrap,
+    }
+    for told, used in here.items():
+        command = command.replace(told, used)
+    variables = {
+        "KAFKA_PROBE_PORTS": str(broker.port),
+        "KAFKA_PROBE_READY_FILE": str(ready),
+        "PATH": os.environ["PATH"],
+    }
+    piped = "|" in command
+    with subprocess.Popen(
+        ["bash", "-c", f"set -o pipefail; {command}" if piped else f"exec {command}"],
+        env=variables,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            wait_until(lambda: ready.exists() or process.poll() is not None, command, timeout_s=PATIENCE_S)
+            if not piped:
+                process.send_signal(signal.SIGINT)
+            output, log = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0, log
+    assert output or "losses: " in log
+
+
+def settings_file(broker: Broker, directory: Path) -> Path:
+    """The file of the README as it stands, but for a broker that has another name and no users."""
+    block = re.search(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    assert block
+    text = re.sub(r"kafka-[12]:9092", broker.bootstrap, block[1])
+    file = directory / "kafka-probe.toml"
+    file.write_text(re.sub(r"^(security|sasl)_.*\n", "", text, flags=re.MULTILINE))
+    return file

@@ -1,0 +1,65 @@
+"""README.md says what the code says: its generated parts are up to date, and a stale one is noticed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.config import Config
+from kafka_probe.events import KINDS
+
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
+
+
+def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "scripts" / "docs.py", *arguments]
+    return subprocess.run(command, check=False, capture_output=True, text=True)
+
+
+def test_the_generated_parts_are_up_to_date() -> None:
+    checked = docs("--check")
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_every_setting_and_every_kind_of_event_is_in_the_readme() -> None:
+    text = README.read_text()
+    assert [name for name in Config.model_fields if f"| `{name}` |" not in text] == []
+    assert [kind for kind in KINDS if f"#### {kind}: " not in text] == []
+
+
+@pytest.mark.parametrize("part", ["events", "configuration", "losses", "pipeline"])
+def test_a_stale_part_is_named_and_brought_up_to_date(tmp_path: Path, part: str) -> None:
+    copy = tmp_path / "README.md"
+    start = f"<!-- generated: {part} -->"
+    copy.write_text(README.read_text().replace(start, f"{start}\nsomething older\n"))
+    checked = docs("--check", copy)
+    assert checked.returncode == 1
+    assert f"`{part}`" in checked.stderr
+    assert len(checked.stderr.splitlines()) == 1
+    assert docs(copy).returncode == 0
+    assert copy.read_text() == README.read_text()
+
+
+def test_every_message_that_it_explains_is_one_that_we_print() -> None:
+    sources = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("pipeline/**/*.py"), ROOT / "scripts/setup.sh"]
+    # As one text, with the pieces of a string literal that stands on several lines put together.
+    text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(source.read_text() for source in sources))
+    troubleshooting = README.read_text().partition("## Troubleshooting")[2].partition("| what you see |")[0]
+    messages = re.findall(r"^\| `(.+?)` \|", troubleshooting, re.MULTILINE)
+    assert len(messages) > 10
+    parts = {part.strip(" .:;") for message in messages for part in message.split("...")}
+    assert sorted(part for part in parts if part not in text) == []
+
+
+def test_the_links_lead_somewhere() -> None:
+    text = README.read_text()
+    headings = {
+        re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    }
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert target.removeprefix("#") in headings if target.startswith("#") else (ROOT / target).exists(), target
