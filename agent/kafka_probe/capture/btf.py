@@ -45,13 +45,17 @@ class Btf:
                 f"cannot read the kernel's BTF at {path} ({error.strerror}): "
                 "a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
             ) from None
-        magic, _, _, header, types_at, types_size, strings_at, _ = _HEADER.unpack_from(self._blob)
+        self._types = [_Type(0, 0, 0, False, 0, 0)]
+        self._names: dict[tuple[int, int], int] = {}
+        try:
+            magic, _, _, header, types_at, types_size, strings_at, _ = _HEADER.unpack_from(self._blob)
+            if magic == 0xEB9F:
+                self._index(header + types_at, header + types_at + types_size)
+        except struct.error:  # it ends too early
+            magic = 0
         if magic != 0xEB9F:
             raise StartError(f"{path} is not BTF of this machine's byte order")
         self._strings = header + strings_at
-        self._types = [_Type(0, 0, 0, False, 0, 0)]
-        self._names: dict[tuple[int, int], int] = {}
-        self._index(header + types_at, header + types_at + types_size)
 
     def _index(self, at: int, end: int) -> None:
         while at < end:
