@@ -1,0 +1,106 @@
+"""bpf/record.h and its NumPy twin say the same, by the layout that the compiler gives the C structs."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from kafka_probe.capture import record
+from kafka_probe.capture.loader import sources
+from kafka_probe.protocol.decoder import _STUB_COUNT_BYTES, _STUB_STATUS, STUB_BYTES, RecordSet
+
+if TYPE_CHECKING:
+    from tests.unit.capture.conftest import Compile
+
+STRUCTS = {"record": record.RECORD, "open_data": record.OPEN_DATA, "close_data": record.CLOSE_DATA}
+HEADER = (sources() / "record.h").read_text()
+# Enumerators of enum counter whose counter has another name than their own in lower case.
+RENAMED = {
+    "unreadable": "buffer_unreadable",
+    "limit": "limit_reached",
+    "unmatched": "response_unmatched",
+    "unanswered": "request_unanswered",
+    "overflow": "in_flight_forgotten",
+}
+
+Layout = dict[str, tuple[int, int]]
+
+
+def enumerators(name: str) -> dict[str, int]:
+    """Names and values of an enum of record.h."""
+    body = re.search(rf"enum {name} {{(.*?)}}", HEADER, re.DOTALL)
+    assert body
+    values: dict[str, int] = {}
+    for found in re.finditer(
+        r"^\s*(\w+)(?: = (\d+))?,|(\w+)(?: = (\d+))?,?", re.sub(r"//.*", "", body[1]), re.MULTILINE
+    ):
+        enumerator, value = found[1] or found[3], found[2] or found[4]
+        values[enumerator] = int(value) if value else max(values.values(), default=-1) + 1
+    return values
+
+
+def without_prefix(values: dict[str, int]) -> dict[str, int]:
+    return {name.split("_", 1)[1]: value for name, value in values.items()}
+
+
+def c_layout(leaf: Any) -> Layout:
+    """Offset and size of each member of a struct."""
+    return {name: (getattr(leaf, name).offset, getattr(leaf, name).size) for name, *_ in leaf._fields_}
+
+
+def numpy_layout(dtype: np.dtype[Any]) -> Layout:
+    assert dtype.fields
+    return {name: (field[1], field[0].itemsize) for name, field in dtype.fields.items()}
+
+
+@pytest.mark.root
+def test_structs_agree_in_every_field(compile_bpf: Compile) -> None:
+    tables = "\n".join(f"BPF_ARRAY({name}s, struct {name}, 1);" for name in [*STRUCTS, "set_summary"])
+    bpf = compile_bpf(tables)
+    for name, dtype in STRUCTS.items():
+        leaf = bpf[f"{name}s".encode()].Leaf
+        assert numpy_layout(dtype) == c_layout(leaf)
+        assert dtype.itemsize == ctypes.sizeof(leaf)
+    summary = bpf[b"set_summarys"].Leaf
+    assert ctypes.sizeof(summary) == STUB_BYTES
+    assert c_layout(summary)["records"] == (0, _STUB_COUNT_BYTES)
+    assert c_layout(summary)["status"] == (_STUB_STATUS, 1)
+
+
+def test_a_slot_fills_the_ring_evenly() -> None:
+    assert record.SLOT.itemsize == 256
+    assert record.OPEN_DATA.itemsize <= record.DATA_BYTES
+    assert record.CLOSE_DATA.itemsize <= record.DATA_BYTES
+
+
+def test_constants_agree() -> None:
+    defines = dict(re.findall(r"#define (\w+) (\d+)", HEADER))
+    names = ("DATA_BYTES", "COMMAND_LINE_BYTES", "NO_API")
+    assert {name: int(defines[name]) for name in names} == {name: getattr(record, name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("c_name", "python"),
+    [
+        ("record_kind", record.Kind),
+        ("record_flag", record.Flag),
+        ("protocol", record.Protocol),
+        ("set_status", RecordSet),
+    ],
+)
+def test_enums_agree(c_name: str, python: Any) -> None:
+    assert without_prefix(enumerators(c_name)) == {member.name: member.value for member in python}
+
+
+def test_counters_stand_in_the_order_of_their_names() -> None:
+    in_kernel = enumerators("counter")
+    assert in_kernel.pop("COUNTERS") == len(in_kernel)
+    done = [name[6:].lower() for name in in_kernel if name.startswith("COUNT_")]
+    lost = [name[5:].lower() for name in in_kernel if name.startswith("LOST_")]
+    assert [*done, *lost] == [name.split("_", 1)[1].lower() for name in in_kernel]
+    assert tuple(done) == record.COUNTERS
+    assert [RENAMED.get(name, name) for name in lost] == list(record.LOSSES)
