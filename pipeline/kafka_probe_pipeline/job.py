@@ -18,7 +18,6 @@ import click
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from rich.console import Console
 
 from kafka_probe_pipeline import report, session, source, topics
 from kafka_probe_pipeline.config import Config, load
@@ -57,7 +56,7 @@ class Step:
         self.malformed.update(counts)
         log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), _listed("malformed", counts))
         if self.config.console:
-            report.print_tables(report.totals(rows).collect(), Console())
+            report.print_tables(report.totals(rows).collect(), sys.stdout)
 
 
 def start_query(spark: SparkSession, config: Config, step: Step) -> StreamingQuery:
@@ -143,7 +142,7 @@ def show(as_json: bool, **given: object) -> None:
     if as_json:
         report.print_json(rows, sys.stdout)
     else:
-        report.print_tables(rows, Console())
+        report.print_tables(rows, sys.stdout)
 
 
 def main() -> None:

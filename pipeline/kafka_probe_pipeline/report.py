@@ -16,6 +16,8 @@ from rich.table import Table
 
 from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles
 
+FILE_WIDTH = 200
+
 Cells = dict[str, Callable[[Row], object]]
 
 
@@ -33,8 +35,9 @@ def print_json(totals: Iterable[Row], output: TextIO) -> None:
     output.writelines(json.dumps(row.asDict(recursive=True), separators=(",", ":")) + "\n" for row in totals)
 
 
-def print_tables(totals: Iterable[Row], console: Console) -> None:
-    """A table of APIs and a table of topics; numbers are right-aligned."""
+def print_tables(totals: Iterable[Row], output: TextIO) -> None:
+    """A table of APIs and a table of topics; as wide as the terminal, or `FILE_WIDTH` where there is none."""
+    console = Console(file=output, width=None if output.isatty() else FILE_WIDTH)
     rows = list(totals)
     for level, numbers in (("api", _API), ("topic", _TOPIC)):
         table = Table(title=f"Traffic by {level}", title_justify="left")
