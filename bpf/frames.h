@@ -154,7 +154,7 @@ static inline void abandon(struct cursor *c)
 }
 
 // Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
-static inline int begin(struct cursor *c, u32 end, s32 result)
+static inline int begin(struct cursor *c, u8 direction, u32 end, s32 result)
 {
 	c->call.start = end - result;
 	c->call.end = end;
@@ -162,7 +162,9 @@ static inline int begin(struct cursor *c, u32 end, s32 result)
 		count(LOST_GAP, 1);
 		abandon(c);
 	}
-	if (c->lock == SEEKING && c->next != c->call.start) {
+	// A search starts anew with each call: only a size that was read by itself, as Java does, waits for its header.
+	int size_alone = direction == RECEIVE && c->state == HEAD && c->have == 4 && c->next == c->call.start;
+	if (c->lock == SEEKING && !size_alone) {
 		if (c->state != FINISHED)
 			expect_head(c);
 		c->next = c->call.start;

@@ -25,7 +25,7 @@ static inline int moved(struct bpf_raw_tracepoint_args *ctx, u8 direction)
 		return 0;
 	struct cursor *c = &conn->cursors[direction & 1];
 	c->call = call;
-	if (begin(c, sequence_end(sk, direction), result))
+	if (begin(c, direction, sequence_end(sk, direction), result))
 		continuations.call(ctx, direction);
 	return 0;
 }

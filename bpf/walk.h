@@ -256,7 +256,7 @@ static inline void unreadable(struct cursor *c)
 		end_set(c, SET_UNREADABLE);
 		return;
 	}
-	lost(c, LOST_UNREADABLE);
+	lost(c, c->lock == SEEKING ? LOST_RESYNC : LOST_UNREADABLE);
 	if (c->state == HEAD) {
 		c->next = c->call.end;
 		seek(c);
