@@ -51,7 +51,7 @@ def event_tables() -> str:
         *((kind, WHEN[kind], fields) for kind, fields in events.KINDS.items()),
     ]
     return "\n".join(
-        f"#### {title}{f': {when}' if when else ''}\n\n" + table(("field", "type", "meaning"), rows(fields))
+        f"### {title}{f': {when}' if when else ''}\n\n" + table(("field", "type", "meaning"), rows(fields))
         for title, when, fields in sections
     )
 

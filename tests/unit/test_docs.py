@@ -29,7 +29,7 @@ def test_the_generated_parts_are_up_to_date() -> None:
 def test_every_setting_and_every_kind_of_event_is_in_the_readme() -> None:
     text = README.read_text()
     assert [name for name in Config.model_fields if f"| `{name}` |" not in text] == []
-    assert [kind for kind in KINDS if f"#### {kind}: " not in text] == []
+    assert [kind for kind in KINDS if f"### {kind}: " not in text] == []
 
 
 @pytest.mark.parametrize("part", ["events", "configuration", "losses", "pipeline"])
