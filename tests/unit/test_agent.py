@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from kafka_probe.agent import Agent
-from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
+from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD, Kind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
 from tests.unit.connections.records import Records, closed, opened, produced_without_acks, request, response, stream
@@ -184,3 +185,50 @@ def test_a_request_that_nobody_answered_is_not_slow() -> None:
     fed = Fed("slower:0")
     fed.see(opened(), produced_without_acks(correlation_id=1), exchange(2))
     assert [event["correlation_id"] for event in fed.events("request")] == [2]
+
+
+class LateRing:
+    """A ring into which a connection's end is written in the moment after each reading, for the next one to find."""
+
+    def __init__(self, readings: int, then: Callable[[], None]) -> None:
+        self._readings = readings
+        self._then = then
+        self._waiting = np.zeros(0, RECORD)
+
+    def wait(self, _timeout_s: float) -> None:
+        """There is always something."""
+
+    def take(self, _most: int) -> Records:
+        if not len(self._waiting):
+            self._readings -= 1
+            if self._readings == 0:
+                self._then()
+            conn = 1 + self._readings
+            self._waiting = stream(opened(conn), closed(conn, ts_ns=time.monotonic_ns()))
+            return np.zeros(0, RECORD)
+        taken, self._waiting = self._waiting, np.zeros(0, RECORD)
+        return taken
+
+
+class NoPrograms:
+    """Programs that count nothing."""
+
+    def counters(self) -> dict[str, int]:
+        return dict.fromkeys((*COUNTERS, *LOSSES), 0)
+
+    def detach(self) -> None:
+        """Nothing is attached."""
+
+
+def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
+    sink = Kept()
+    agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
+    agent._loop(NoPrograms(), LateRing(20, agent.stop))  # type: ignore[arg-type]  # stands in for the kernel
+    complete_until, closes = 0, 0
+    for event in sink.events:
+        if event["kind"] == "agent":
+            complete_until = event["complete_until"]
+        elif event["kind"] == "close":
+            closes += 1
+            assert event["ts"] >= complete_until
+    assert closes >= 10
