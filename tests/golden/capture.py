@@ -1,0 +1,131 @@
+"""What the real capture makes of a conversation: programs in the kernel, ring buffer and frame reader, end by end."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_probe.agent import _rules
+from kafka_probe.capture.options import Options
+from kafka_probe.capture.programs import Programs
+from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
+from kafka_probe.capture.ringbuf import RingBuffer
+from kafka_probe.connections.closing import read_close
+from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.workloads import Owner
+from tests.golden.conversation import Conversation
+from tests.golden.wire import MARKER, Seen
+from tests.lab.processes import wait_until
+
+RING_BYTES = 1 << 24
+
+
+@dataclass(slots=True)
+class End:
+    """What was seen at one end of a connection."""
+
+    identity: Identity
+    owners: list[Owner]
+    frames: list[Seen] = field(default_factory=list)
+    opaque: Protocol | None = None
+    closed: dict[str, object] | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        return {owner.pid for owner in self.owners}
+
+
+class Capture:
+    """Attached programs. `ports` empty: every port."""
+
+    def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
+        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES)
+        self._programs = Programs.load("tracepoint", options, _rules())
+        self._ring = RingBuffer(self._programs.ring_fd, RING_BYTES)
+        self.begin()
+
+    def begin(self) -> None:
+        """Forget everything seen so far."""
+        while len(self._ring.take(1 << 20)):
+            pass
+        self._before = Counter(self._programs.counters())
+        self._reader = FrameReader()
+        self._ends: dict[int, End] = {}
+
+    def close(self) -> None:
+        self._ring.close()
+        self._programs.close()
+
+    @property
+    def links(self) -> list[int]:
+        """File descriptors of what holds the programs attached."""
+        return self._programs._links
+
+    @property
+    def ends(self) -> list[End]:
+        """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
+        while len(records := self._ring.take(1 << 20)):
+            assert MARKER not in records.tobytes()
+            for record in records:
+                self._take(record)
+        return list(self._ends.values())
+
+    def ends_of(self, talk: Conversation) -> list[End]:
+        """The client's end and the server's, those of them that were seen."""
+        local = {end.identity.local: end for end in self.ends}
+        return [local[name] for name in talk.names if name in local]
+
+    def lost(self) -> dict[str, int]:
+        """All losses that are not zero, by reason."""
+        counters = self._programs.counters()
+        losses = {name: counters[name] - self._before[name] for name in LOSSES} | self._reader.losses
+        return {name: count for name, count in losses.items() if count}
+
+    def saw(self, talk: Conversation) -> bool:
+        """Assert that both ends saw exactly what was said, owned by this process, and that nothing was lost."""
+        ends = self.ends_of(talk)
+        assert [end.identity.accepting for end in ends] == [False, True]
+        for end in ends:
+            assert end.frames == talk.said
+            assert end.pids == {os.getpid()}
+        assert ends[0].identity.flow_id == ends[1].identity.flow_id
+        assert self.lost() == {}
+        return True
+
+    def wait_closed(self, talk: Conversation) -> list[End]:
+        """Both ends, once both are gone."""
+        wait_until(lambda: all(end.closed for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
+        return self.ends_of(talk)
+
+    def _take(self, record: Any) -> None:
+        conn = int(record["conn"])
+        match Kind(record["kind"]):
+            case Kind.OPEN:
+                identity, owner = read_open(record)
+                self._ends[conn] = End(identity, [owner])
+            case Kind.OWNER if conn in self._ends:
+                self._ends[conn].owners.append(read_open(record)[1])
+            case Kind.REJECT if conn in self._ends:
+                self._ends[conn].opaque = Protocol(record["api_key"])
+            case Kind.CLOSE:
+                self._reader.forget(conn)
+                if conn in self._ends:
+                    self._ends[conn].closed = read_close(record)
+            case Kind.FRAME:
+                for frames in self._reader.read(record.reshape(1)):
+                    if conn in self._ends:
+                        self._ends[conn].frames.append(_seen(frames))
+
+
+def _seen(frames: Frames) -> Seen:
+    (record,), (values,) = frames.batch[frames.index], frames.values.tolist()
+    return Seen(
+        frames.shape.facts,
+        int(record["correlation_id"]),
+        int(record["frame_bytes"]),
+        tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
+        unsure=bool(record["flags"] & Flag.RESYNC),
+    )

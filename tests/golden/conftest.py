@@ -1,0 +1,31 @@
+"""The programs are compiled once for all conversations on one port; a test sees only what it said itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.lab.processes import free_port
+
+
+@pytest.fixture(scope="session")
+def port() -> int:
+    """The watched port, of both ends."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def attached(port: int) -> Iterator[Capture]:
+    with closing(Capture(port)) as capture:
+        yield capture
+
+
+@pytest.fixture
+def capture(attached: Capture) -> Iterator[Capture]:
+    """The running capture, with nothing seen and nothing lost so far."""
+    attached.begin()
+    yield attached
+    _ = attached.ends  # what no test has looked at may hold no MARKER either

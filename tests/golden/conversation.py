@@ -1,0 +1,116 @@
+"""Two connected sockets over loopback, and ways to move bytes between them."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Thread
+
+from kafka_probe.connections.identity import endpoint
+from tests.golden.wire import METADATA, Frame, Seen, joined, request, response
+
+BUFFER_BYTES = 1 << 16  # what surely fits between the two sockets
+TIMEOUT_S = 10.0
+
+Write = Callable[[socket.socket, bytes], object]
+Read = Callable[[socket.socket, int], object]
+
+
+def send_all(sock: socket.socket, data: bytes) -> None:
+    sock.sendall(data)
+
+
+def receive_all(sock: socket.socket, size: int) -> None:
+    while size:
+        received = len(sock.recv(min(size, 1 << 20)))
+        assert received
+        size -= received
+
+
+def receive_pieces(*sizes: int) -> Read:
+    """Reads of these sizes, then the rest in one."""
+
+    def receive(sock: socket.socket, size: int) -> None:
+        for piece in (*sizes, size - sum(sizes)):
+            receive_all(sock, piece)
+
+    return receive
+
+
+def send_pieces(*sizes: int) -> Write:
+    """Writes of these sizes, then the rest in one."""
+
+    def send(sock: socket.socket, data: bytes) -> None:
+        for size in sizes:
+            sock.sendall(data[:size])
+            data = data[size:]
+        sock.sendall(data)
+
+    return send
+
+
+def transfer(
+    sender: socket.socket,
+    receiver: socket.socket,
+    data: bytes,
+    write: Write = send_all,
+    read: Read = receive_all,
+) -> None:
+    """Move the bytes; what fits between the sockets is written before the first read."""
+    writer = Thread(target=write, args=(sender, data))
+    writer.start()
+    if len(data) <= BUFFER_BYTES:
+        writer.join(TIMEOUT_S)
+    read(receiver, len(data))
+    writer.join(TIMEOUT_S)
+    assert not writer.is_alive()
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A client and a server, connected, and what they said so far. names: local addresses, the client's first."""
+
+    client: socket.socket
+    server: socket.socket
+    names: tuple[str, str]
+    said: list[Seen] = field(default_factory=list)
+
+    def ask(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
+        """Requests, all of them before the first is read."""
+        transfer(self.client, self.server, joined(frames), write, read)
+        self.said += [frame.seen for frame in frames]
+
+    def answer(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
+        transfer(self.server, self.client, joined(frames), write, read)
+        self.said += [frame.seen for frame in frames]
+
+
+@contextmanager
+def conversation(port: int, *, server: str = "127.0.0.1", client: str | None = None) -> Iterator[Conversation]:
+    """A new connection to a listener of our own; both ends are closed at the end, the client's first."""
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    with socket.create_server((server, port), family=family, dualstack_ipv6=server == "::") as listener:
+        listener.settimeout(TIMEOUT_S)
+        with socket.create_connection((client or server, port), TIMEOUT_S) as connected:
+            accepted, _ = listener.accept()
+            listener.close()
+            with accepted:
+                for sock in (connected, accepted):
+                    sock.settimeout(TIMEOUT_S)
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                yield Conversation(connected, accepted, (_name(connected), _name(accepted)))
+                connected.close()
+
+
+def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> None:
+    """Metadata requests, each answered before the next."""
+    for correlation_id in correlation_ids:
+        talk.ask(request(METADATA, 12, correlation_id))
+        talk.answer(response(METADATA, 12, correlation_id))
+
+
+def _name(sock: socket.socket) -> str:
+    address, port = sock.getsockname()[:2]
+    return endpoint(sock.family, socket.inet_pton(sock.family, address), port)

@@ -1,0 +1,87 @@
+"""With every port watched, Kafka is found by what it says, on the side that asks; nothing else is found at all."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, exchange, transfer
+from tests.golden.test_strangers import FIRST_WORDS
+from tests.golden.wire import METADATA, request, response
+from tests.lab.processes import free_port
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture(scope="module")
+def older() -> Iterator[Conversation]:
+    """A connection that was there before the capture."""
+    with conversation(free_port()) as talk:
+        exchange(talk)
+        yield talk
+
+
+@pytest.fixture(scope="module")
+def attached_to_all(older: Conversation) -> Iterator[Capture]:
+    assert older.said
+    with closing(Capture()) as capture:
+        yield capture
+
+
+@pytest.fixture
+def any_port(attached_to_all: Capture) -> Capture:
+    attached_to_all.begin()
+    return attached_to_all
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_kafka_is_found_by_who_asks(any_port: Capture, backwards: bool) -> None:
+    with conversation(free_port()) as talk:
+        if backwards:  # the Kafka client is the end that accepted the connection
+            talk.client, talk.server, talk.names = talk.server, talk.client, talk.names[::-1]
+        exchange(talk)
+    client, server = any_port.ends_of(talk)
+    assert (client.identity.accepting, server.identity.accepting) == (False, True)
+    assert (client.frames, server.frames) == (talk.said, talk.said)
+
+
+def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port: Capture, older: Conversation) -> None:
+    older.said.clear()
+    for correlation_id in (3, 4, 5):
+        older.answer(response(METADATA, 12, correlation_id))
+    exchange(older, range(6, 20))
+    for end in any_port.ends_of(older):
+        sure = [seen for seen in end.frames if not seen.unsure]
+        assert sure == older.said[-len(sure) :]
+        assert len(sure) > 20
+
+
+@pytest.mark.parametrize("protocol", FIRST_WORDS)
+def test_other_protocols_are_not_found(any_port: Capture, protocol: str) -> None:
+    words, _ = FIRST_WORDS[protocol]
+    with conversation(free_port()) as talk:
+        for _ in range(3):
+            transfer(talk.client, talk.server, words)
+            transfer(talk.server, talk.client, b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+    assert any_port.ends_of(talk) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_are_not_found(any_port: Capture, seed: int) -> None:
+    noise = random.Random(seed)
+    with conversation(free_port()) as talk:
+        for _ in range(20):
+            transfer(talk.client, talk.server, noise.randbytes(noise.randint(1, 3000)))
+            transfer(talk.server, talk.client, noise.randbytes(noise.randint(1, 3000)))
+    assert any_port.ends_of(talk) == []
+
+
+def test_good_connections_are_found_beside_them(any_port: Capture) -> None:
+    with conversation(free_port()) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.answer(response(METADATA, 12, 1))
+    assert any_port.saw(talk)

@@ -1,0 +1,114 @@
+"""However a program cuts its reads and writes, both ends show the same frames, each exactly as it was encoded."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from kafka_probe.protocol.facts import Facts
+from tests.golden import wire
+from tests.golden.capture import Capture
+from tests.golden.conversation import Read, conversation, receive_all, receive_pieces, send_pieces
+from tests.golden.wire import (
+    API_VERSIONS,
+    METADATA,
+    SASL_HANDSHAKE,
+    Frame,
+    fetched,
+    produce,
+    request,
+    response,
+    some_records,
+)
+from tests.unit.protocol.messages import CASES
+
+pytestmark = pytest.mark.root
+
+RAW_TOKENS = (SASL_HANDSHAKE, 0)  # opens another kind of conversation: test_records.py
+FRAMES_PER_CALL = 1000  # of ApiVersions; the kernel's limit lies a little above
+
+
+def frame_like(facts: Facts, correlation_id: int) -> Frame:
+    """A frame of the same API and version: one of the decoder's tests, or one with real record sets."""
+    key, version = facts.api_key, facts.api_version
+    topics = {"orders": {0: some_records(version), 1: None}}
+    match key, facts.response:
+        case wire.PRODUCE, False:
+            return produce(version, topics, correlation_id=correlation_id)
+        case wire.FETCH, True:
+            return fetched(version, topics, correlation_id=correlation_id)
+        case _, True:
+            return response(key, version, correlation_id)
+    return request(key, version, correlation_id)
+
+
+def size_then_body(sock: socket.socket, size: int) -> None:
+    """As Kafka's Java code reads."""
+    while size:
+        body = int.from_bytes(sock.recv(4), "big")
+        receive_all(sock, body)
+        size -= 4 + body
+
+
+def byte_by_byte(sock: socket.socket, size: int) -> None:
+    for _ in range(size):
+        receive_all(sock, 1)
+
+
+@pytest.mark.parametrize("read", [receive_all, size_then_body, byte_by_byte])
+def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: Read) -> None:
+    facts = [case.facts for case in CASES if (case.facts.api_key, case.facts.api_version) != RAW_TOKENS]
+    answers = {(answer.api_key, answer.api_version): answer for answer in facts if answer.response}
+    with conversation(port) as talk:
+        for correlation_id, asked in enumerate(asked for asked in facts if not asked.response):
+            talk.ask(frame_like(asked, correlation_id), read=read)
+            talk.answer(frame_like(answers[asked.api_key, asked.api_version], correlation_id), read=read)
+    assert len(talk.said) > 200
+    assert capture.saw(talk)
+
+
+def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        for at in range(1, 17):
+            talk.ask(request(METADATA, 12, at), write=send_pieces(at), read=receive_pieces(at))
+            talk.ask(request(API_VERSIONS, 3, at + 100), read=receive_pieces(at))
+            talk.answer(response(METADATA, 12, at), read=receive_pieces(at))
+            talk.answer(response(API_VERSIONS, 3, at + 100), write=send_pieces(at))
+    assert capture.saw(talk)
+
+
+def test_a_record_set_split_at_each_of_its_bytes(capture: Capture, port: int) -> None:
+    frame = produce(9, {"orders": {0: some_records(9), 1: some_records(9)}})
+    with conversation(port) as talk:
+        for at in range(16, len(frame), 5):
+            talk.ask(frame, write=send_pieces(at), read=receive_pieces(at, 3))
+    assert capture.saw(talk)
+
+
+def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))
+        for first in range(0, FRAMES_PER_CALL, 100):
+            talk.answer(*(response(API_VERSIONS, 3, n) for n in range(first, first + 100)))
+    assert capture.saw(talk)
+
+
+def test_more_frames_than_one_call_can_show_are_counted_and_the_next_call_is_right(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(*(request(API_VERSIONS, 3, n) for n in range(1500)))
+        talk.ask(request(METADATA, 12, 1500))
+        talk.ask(request(METADATA, 12, 1501))
+    for end in capture.ends_of(talk):
+        seen = [frame.correlation_id for frame in end.frames]
+        assert seen[:FRAMES_PER_CALL] == list(range(FRAMES_PER_CALL))
+        assert seen[-2:] == [1500, 1501]
+    assert capture.lost() == {"limit_reached": 2, "frame_truncated": 2}
+
+
+def test_a_call_that_ends_inside_the_next_header(capture: Capture, port: int) -> None:
+    first, second = request(METADATA, 12, 1), request(API_VERSIONS, 3, 2)
+    with conversation(port) as talk:
+        for extra in range(1, 13):
+            talk.ask(first, second, write=send_pieces(len(first) + extra), read=receive_pieces(len(first) + extra))
+    assert capture.saw(talk)

@@ -1,0 +1,178 @@
+"""Record sets leave as counts, credentials not at all; what stands around them is seen exactly.
+
+Every record holds MARKER, and the capture refuses any record of the ring with MARKER in it.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from kafka_probe.protocol.facts import Facts, Status
+from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, receive_pieces, send_pieces
+from tests.golden.wire import (
+    API_VERSIONS,
+    FETCH,
+    MARKER,
+    METADATA,
+    SASL_AUTHENTICATE,
+    SASL_HANDSHAKE,
+    Frame,
+    Seen,
+    Set,
+    answer,
+    batch,
+    fetched,
+    header_only,
+    produce,
+    records_of,
+    request,
+    response,
+)
+
+pytestmark = pytest.mark.root
+
+GZIP = 1
+EMPTY = Set(b"", 0)
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_produce_with_many_topics_partitions_and_batches(capture: Capture, port: int, version: int) -> None:
+    magic = 2 if version >= 3 else version // 2
+    several = records_of(1, 20, 3, magic=magic)
+    orders = {0: several, 7: records_of(5, magic=magic), 8: EMPTY, 9: None}
+    with conversation(port) as talk:
+        talk.ask(produce(version, {"orders": orders, "nothing": {}, "payments": {1: several}}))
+        talk.ask(request(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("version", range(18))
+def test_fetch_with_many_topics_partitions_and_batches(capture: Capture, port: int, version: int) -> None:
+    several = records_of(1, 20, 3, magic=2 if version >= 4 else 1)
+    orders = {0: several, 3: EMPTY, 4: several}
+    with conversation(port) as talk:
+        talk.ask(request(FETCH, version, 1), request(METADATA, 12, 2))
+        talk.answer(fetched(version, {"orders": orders, "nothing": {}, "payments": {1: several}}, aborted=3))
+        talk.answer(response(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_a_compressed_message_set_hides_its_count(capture: Capture, port: int, magic: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(produce(2, {"orders": {0: Set(batch(5, magic=magic, codec=GZIP), None)}}))
+    assert capture.saw(talk)
+
+
+def test_a_compressed_batch_says_its_count(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(produce(9, {"orders": {0: Set(batch(500, codec=GZIP), 500)}}))
+    assert capture.saw(talk)
+
+
+def test_a_fetch_that_ends_inside_a_batch_counts_the_whole_ones(capture: Capture, port: int) -> None:
+    whole, last = batch(3), batch(4)
+    with conversation(port) as talk:
+        for correlation_id, kept in enumerate(range(1, len(last), 4)):
+            cut = Set(whole + last[:kept], 3)
+            talk.ask(request(FETCH, 12, correlation_id))
+            talk.answer(fetched(12, {"orders": {0: cut, 1: records_of(2)}}, correlation_id=correlation_id))
+    assert capture.saw(talk)
+
+
+PARTITIONS = {f"topic-{n}": {p: records_of(2) for p in range(32)} for n in range(32)}
+CALL_BYTES = 1 << 15  # of a frame with small record sets, what one call can show
+
+
+def in_calls(frame: Frame) -> list[int]:
+    return [CALL_BYTES] * (len(frame) // CALL_BYTES)
+
+
+def test_a_thousand_partitions_in_one_request(capture: Capture, port: int) -> None:
+    frame = produce(9, PARTITIONS)
+    with conversation(port) as talk:
+        talk.ask(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
+        talk.ask(request(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+def test_a_thousand_partitions_in_one_response(capture: Capture, port: int) -> None:
+    frame = fetched(12, PARTITIONS)
+    with conversation(port) as talk:
+        talk.ask(request(FETCH, 12, 1))
+        talk.answer(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
+        talk.ask(request(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+def test_more_partitions_than_one_call_can_show(capture: Capture, port: int) -> None:
+    many = produce(9, {f"topic-{n}": {p: records_of(1) for p in range(1000)} for n in range(2)})
+    with conversation(port) as talk:
+        talk.ask(many)
+        talk.ask(request(METADATA, 12, 2))
+    for end in capture.ends_of(talk):
+        shown, following = end.frames
+        assert (shown.facts.status, shown.frame_bytes) == (Status.TRUNCATED, len(many))
+        assert shown.values == many.seen.values[: len(shown.values)]
+        assert following == talk.said[1]
+    lost = capture.lost()
+    assert lost.pop("frame_truncated") == 2
+    assert lost.pop("limit_reached") >= 1
+    assert lost == {}
+
+
+def test_a_produce_that_wants_no_answer(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        for correlation_id in range(40):
+            talk.ask(produce(9, {"orders": {0: records_of(1)}}, correlation_id=correlation_id, acks=0))
+        talk.ask(request(METADATA, 12, 40))
+        talk.answer(response(METADATA, 12, 40))
+    assert capture.saw(talk)
+
+
+def test_more_requests_in_flight_than_a_connection_remembers_itself(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        for correlation_id in range(100):
+            talk.ask(request(METADATA, 12, correlation_id))
+        for correlation_id in range(100):
+            talk.answer(response(METADATA, 12, correlation_id))
+        talk.ask(request(API_VERSIONS, 3, 100))
+        talk.answer(response(API_VERSIONS, 3, 100))
+    assert capture.saw(talk)
+
+
+def raw_token(talk: Conversation, token: bytes) -> None:
+    """A SASL token without a Kafka header, and the server's answer to it: neither may be seen."""
+    frame = Frame(len(token).to_bytes(4, "big") + token, Seen(Facts(False, 0, 0, Status.COMPLETE), 0, 0))
+    talk.ask(frame)
+    talk.answer(frame)
+    del talk.said[-2:]
+
+
+@pytest.mark.parametrize(
+    ("handshake", "following"),
+    [(1, 2), (1, 0), (0x7FFFFFF1, 0), (2147483647, 5)],
+    ids=["counted on", "from zero", "java", "java, reauthenticated"],
+)
+def test_raw_sasl_tokens_stay_in_the_kernel(capture: Capture, port: int, handshake: int, following: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(SASL_HANDSHAKE, 0, handshake))
+        talk.answer(response(SASL_HANDSHAKE, 0, handshake))
+        for token in (b"n,,n=alice,r=" + MARKER, b"\0alice\0" + MARKER, b"", b"\0\0\0\1\0\1\0\0\0\1" + MARKER):
+            raw_token(talk, token)
+        talk.ask(request(METADATA, 12, following))
+        talk.answer(response(METADATA, 12, following))
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_sasl_authenticate_leaves_by_its_header(capture: Capture, port: int, version: int) -> None:
+    token = b"\0alice\0" + MARKER
+    with conversation(port) as talk:
+        talk.ask(
+            header_only(SASL_AUTHENTICATE, version, 1, bytes(3) + bytes([len(token)]) + token, flexible=version > 1)
+        )
+        talk.answer(answer(SASL_AUTHENTICATE, version, 1, bytes(8) + MARKER))
+        talk.ask(request(METADATA, 12, 2))
+    assert capture.saw(talk)

@@ -1,0 +1,124 @@
+"""What speaks no plain Kafka on a watched port is named for what it is, and disturbs nobody."""
+
+from __future__ import annotations
+
+import random
+import socket
+import ssl
+from contextlib import suppress
+
+import pytest
+
+from kafka_probe.capture.record import Protocol
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, transfer
+from tests.golden.wire import METADATA, request, response
+
+pytestmark = pytest.mark.root
+
+HTTP = b"GET / HTTP/1.1\r\nHost: localhost:9092\r\nUser-Agent: curl/8\r\nAccept: */*\r\n\r\n"
+
+
+# A ClientHello padded to 512 bytes, as OpenSSL and browsers send it: read as Kafka, a Fetch request of version 1.
+PADDED_HELLO = bytes.fromhex("1603010200 010001fc 0303") + bytes(507)
+
+
+def client_hello() -> bytes:
+    outgoing = ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(ssl.MemoryBIO(), outgoing, server_hostname="localhost")
+    with suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+FIRST_WORDS = {
+    "HTTP": (HTTP, Protocol.UNKNOWN),
+    "TLS": (client_hello(), Protocol.TLS),
+    "TLS, padded": (PADDED_HELLO, Protocol.TLS),
+    "2 GB": ((0x7FFFFFFF).to_bytes(4, "big") + bytes.fromhex("0012000300000001") + bytes(20), Protocol.UNKNOWN),
+    "1 GiB": ((1 << 30).to_bytes(4, "big") + bytes.fromhex("0012000300000001") + bytes(20), Protocol.UNKNOWN),
+    "a negative length": (b"\xff" * 20, Protocol.UNKNOWN),
+    "zeros": (bytes(64), Protocol.UNKNOWN),
+    "an API that does not exist": (bytes.fromhex("00000020 7000 0000 00000001") + bytes(24), Protocol.UNKNOWN),
+    "a version that does not exist": (bytes.fromhex("00000020 0003 0063 00000001") + bytes(24), Protocol.UNKNOWN),
+}
+
+
+def assert_a_good_connection_works(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.answer(response(METADATA, 12, 1))
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("protocol", FIRST_WORDS)
+def test_first_words_that_are_not_kafka(capture: Capture, port: int, protocol: str) -> None:
+    words, expected = FIRST_WORDS[protocol]
+    with conversation(port) as talk:
+        transfer(talk.client, talk.server, words)
+        transfer(talk.server, talk.client, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+        transfer(talk.client, talk.server, request(METADATA, 12, 1).wire)
+    for end in capture.wait_closed(talk):
+        assert (end.opaque, end.frames) == (expected, [])
+    assert_a_good_connection_works(capture, port)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes(capture: Capture, port: int, seed: int) -> None:
+    noise = random.Random(seed)
+    with conversation(port) as talk:
+        for _ in range(20):
+            transfer(talk.client, talk.server, noise.randbytes(noise.randint(1, 3000)))
+            transfer(talk.server, talk.client, noise.randbytes(noise.randint(1, 3000)))
+    for end in capture.wait_closed(talk):
+        assert (end.opaque, end.frames) == (Protocol.UNKNOWN, [])
+    assert_a_good_connection_works(capture, port)
+
+
+@pytest.mark.parametrize("banner", [b"220 mail ESMTP\r\n", b"\0\0\0\x20" + bytes(32), b"x"])
+def test_a_server_that_speaks_first(capture: Capture, port: int, banner: bytes) -> None:
+    with conversation(port) as talk:
+        transfer(talk.server, talk.client, banner)
+        transfer(talk.client, talk.server, b"EHLO localhost\r\n")
+        transfer(talk.server, talk.client, b"250 HELP, or more words than a header has\r\n")
+    for end in capture.wait_closed(talk):
+        assert (end.opaque, end.frames) == (Protocol.UNKNOWN, [])
+    assert_a_good_connection_works(capture, port)
+
+
+@pytest.mark.parametrize("size", range(1, 14))
+def test_less_than_a_header(capture: Capture, port: int, size: int) -> None:
+    with conversation(port) as talk:
+        transfer(talk.client, talk.server, request(METADATA, 12, 1).wire[:size])
+    for end in capture.wait_closed(talk):
+        assert (end.opaque, end.frames) == (None, [])
+    assert capture.lost() == {"header_incomplete": 2}
+
+
+def test_a_connection_without_a_word_is_not_seen(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        pass
+    assert capture.ends_of(talk) == []
+    assert_a_good_connection_works(capture, port)
+
+
+def test_words_that_stop_being_kafka_are_counted(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.answer(response(METADATA, 12, 1))
+        transfer(talk.client, talk.server, b"\xff" * 100)
+        transfer(talk.client, talk.server, b"\xff" * 100)
+        for correlation_id in (2, 3, 4):
+            talk.ask(request(METADATA, 12, correlation_id))
+    for end in capture.ends_of(talk):
+        assert [frame.correlation_id for frame in end.frames if not frame.unsure] == [1, 1, 3, 4]
+    assert capture.lost() == {"malformed": 2, "resync": 2, "frame_truncated": 2}
+
+
+def test_a_socket_of_another_kind_on_the_port(capture: Capture, port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
+        receiver.bind(("127.0.0.1", port))
+        sender.sendto(request(METADATA, 12, 1).wire, ("127.0.0.1", port))
+        assert receiver.recv(1000)
+    assert capture.ends == []
+    assert_a_good_connection_works(capture, port)

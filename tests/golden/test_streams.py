@@ -1,0 +1,164 @@
+"""What happens to the stream itself: peeks, ends, resets, gigantic frames, and captures that come late."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import tempfile
+import threading
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, receive_all, receive_pieces, send_all
+from tests.golden.test_calls import uncounted
+from tests.golden.wire import (
+    API_VERSIONS,
+    METADATA,
+    Set,
+    batch,
+    produce,
+    records_of,
+    request,
+    response,
+)
+
+pytestmark = pytest.mark.root
+
+HUGE_BYTES = 100 << 20
+ORDERS = {"orders": {0: records_of(3)}}
+
+
+def peek_at_every_step(sock: socket.socket, size: int) -> None:
+    while size:
+        assert sock.recv(2 * size, socket.MSG_PEEK)
+        receive_all(sock, step := min(size, 3))
+        size -= step
+
+
+def test_peeking_takes_nothing(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1), produce(9, ORDERS, correlation_id=2), read=peek_at_every_step)
+        talk.answer(response(METADATA, 12, 1), read=peek_at_every_step)
+    assert capture.saw(talk)
+
+
+def test_records_that_are_dropped_by_their_reader_count_by_their_length(capture: Capture, port: int) -> None:
+    frame = produce(8, ORDERS)
+    start = frame.wire.index(ORDERS["orders"][0].data)
+
+    def receive(sock: socket.socket, size: int) -> None:
+        receive_all(sock, start)
+        sock.recv(size - start, socket.MSG_TRUNC)
+
+    with conversation(port) as talk:
+        talk.ask(frame, read=receive)
+        talk.ask(request(METADATA, 12, 2))
+    client, server = capture.ends_of(talk)
+    assert client.frames == talk.said
+    assert server.frames == [uncounted(frame.seen), talk.said[1]]
+    assert capture.lost() == {}
+
+
+@pytest.mark.parametrize("pieces", [(), (4,), (1, 2, 30)])
+def test_an_end_in_the_segment_of_the_last_bytes(capture: Capture, port: int, pieces: tuple[int, ...]) -> None:
+    def send_and_end(sock: socket.socket, data: bytes) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.ask(
+            request(METADATA, 12, 2),
+            produce(9, ORDERS, correlation_id=3),
+            write=send_and_end,
+            read=receive_pieces(*pieces),
+        )
+        assert talk.server.recv(1) == b""
+        talk.answer(response(METADATA, 12, 1))
+        talk.answer(response(METADATA, 12, 2))
+    assert capture.saw(talk)
+    client, server = capture.wait_closed(talk)
+    assert client.closed
+    assert server.closed
+    assert (client.closed["closed_by"], client.closed["how"], client.closed["in_flight"]) == ("local", "fin", 1)
+    assert (server.closed["closed_by"], server.closed["how"], server.closed["in_flight"]) == ("peer", "fin", 1)
+    assert client.closed["sent_bytes"] == server.closed["received_bytes"]
+
+
+def test_reading_on_after_a_shutdown_of_our_own(capture: Capture, port: int) -> None:
+    def shut_down_and_read(sock: socket.socket, size: int) -> None:
+        sock.shutdown(socket.SHUT_RD)
+        receive_all(sock, 4)
+        receive_all(sock, size - 4)
+
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1), produce(9, ORDERS, correlation_id=2), read=shut_down_and_read)
+        talk.answer(response(METADATA, 12, 1))
+    assert capture.saw(talk)
+
+
+def test_a_reset(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        talk.client.close()
+        with pytest.raises(ConnectionResetError):
+            talk.server.recv(1)
+    assert capture.saw(talk)
+    client, server = capture.wait_closed(talk)
+    assert client.closed
+    assert server.closed
+    assert (client.closed["closed_by"], client.closed["how"]) == ("local", "rst_sent")
+    assert (server.closed["closed_by"], server.closed["how"]) == ("peer", "rst_received")
+
+
+def test_a_connection_that_ends_inside_a_header(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.client.sendall(request(METADATA, 12, 2).wire[:9])
+        receive_all(talk.server, 9)
+    assert [end.frames for end in capture.wait_closed(talk)] == [talk.said, talk.said]
+    assert capture.lost() == {"header_incomplete": 2}
+
+
+def test_a_frame_of_a_hundred_megabytes(capture: Capture, port: int) -> None:
+    huge = bytearray(batch(7))
+    huge[8:12] = struct.pack(">i", HUGE_BYTES - 12)
+    with tempfile.TemporaryFile() as file:
+        file.write(huge)
+        file.truncate(HUGE_BYTES)
+        frame = produce(8, {"orders": {0: Set(bytes(huge) + bytes(HUGE_BYTES - len(huge)), 7)}})
+        start = len(frame) - HUGE_BYTES
+
+        def send(sock: socket.socket, data: bytes) -> None:
+            send_all(sock, data[:start])
+            sock.sendfile(file, 0, HUGE_BYTES)
+
+        with conversation(port) as talk:
+            talk.ask(frame, write=send)
+            talk.ask(request(METADATA, 12, 2))
+    client, server = capture.ends_of(talk)
+    assert client.frames == [uncounted(frame.seen), talk.said[1]]
+    assert server.frames == talk.said
+    assert capture.lost() == {}
+
+
+def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
+    def write_both(sock: socket.socket, data: bytes) -> None:
+        half = len(data) // 2
+        threads = [threading.Thread(target=sock.sendall, args=(part,)) for part in (data[:half], data[half:])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    with conversation(port) as talk:
+        for n in range(0, 400, 2):
+            talk.ask(request(METADATA, 12, n), request(METADATA, 12, n + 1), write=write_both)
+        talk.ask(request(API_VERSIONS, 3, 1000))
+    client, server = capture.ends_of(talk)
+    assert sorted(frame.correlation_id for frame in server.frames) == [*range(400), 1000]
+    assert client.frames[-1] == talk.said[-1]
+    assert all(frame in talk.said for frame in client.frames)

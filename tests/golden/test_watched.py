@@ -1,0 +1,115 @@
+"""Which connections are watched, whose they are, and that nothing of them stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, exchange, receive_all
+from tests.golden.wire import METADATA, request
+from tests.lab.processes import free_port, wait_until
+
+pytestmark = pytest.mark.root
+
+CLIENT = """
+import socket, sys
+sock = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+sock.sendall(bytes.fromhex(sys.argv[2]))
+sys.stdin.read()
+"""
+
+# Accepts a connection of its own when told to, as an agent whose sink is on the watched port.
+AGENT = """
+import socket, sys
+frame = sys.stdin.buffer.read()
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
+    client = socket.create_connection(listener.getsockname())
+    server, _ = listener.accept()
+    client.sendall(frame)
+    assert server.recv(1000) == frame
+"""
+
+
+def test_one_side_only_and_not_the_agents_own_sockets() -> None:
+    port, elsewhere = free_port(), free_port()
+    with (
+        subprocess.Popen([sys.executable, "-c", AGENT, str(port)], stdin=subprocess.PIPE) as agent,
+        closing(Capture(port, connecting=False, agent_pid=agent.pid)) as capture,
+    ):
+        with conversation(elsewhere) as talk:
+            exchange(talk)
+        with conversation(port) as talk:
+            exchange(talk)
+        agent.communicate(request(METADATA, 12, 1).wire)
+        assert agent.returncode == 0
+        (end,) = capture.ends
+    assert (end.identity.accepting, end.frames, end.pids) == (True, talk.said, {os.getpid()})
+
+
+def test_a_client_that_vanishes(capture: Capture, port: int) -> None:
+    frame = request(METADATA, 12, 1)
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        client = subprocess.Popen([sys.executable, "-c", CLIENT, str(port), frame.wire.hex()], stdin=subprocess.PIPE)
+        accepted, _ = listener.accept()
+        with accepted, client:
+            receive_all(accepted, len(frame))
+            client.kill()
+            assert accepted.recv(1) == b""
+    wait_until(lambda: len(capture.ends) == 2 and all(end.closed for end in capture.ends), "both ends to close")
+    (vanished,) = (end for end in capture.ends if not end.identity.accepting)
+    assert (vanished.pids, vanished.frames) == ({client.pid}, [frame.seen])
+    assert vanished.closed
+    assert (vanished.closed["closed_by"], vanished.closed["how"], vanished.closed["in_flight"]) == ("local", "fin", 1)
+
+
+def test_a_socket_handed_to_another_process_changes_its_owner(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        child = os.fork()
+        if not child:
+            talk.client.send(request(METADATA, 12, 2).wire)
+            os._exit(0)
+        assert os.waitpid(child, 0) == (child, 0)
+        receive_all(talk.server, len(request(METADATA, 12, 2)))
+    client, server = capture.ends_of(talk)
+    assert [owner.pid for owner in client.owners] == [os.getpid(), child]
+    assert server.pids == {os.getpid()}
+    assert len(client.frames) == 2
+
+
+def test_closed_connections_leave_nothing_in_the_kernel(capture: Capture, port: int) -> None:
+    for _ in range(200):
+        with conversation(port) as talk:
+            exchange(talk)
+    capture.wait_closed(talk)
+    wait_until(lambda: all(end.closed for end in capture.ends), "all ends to close")
+    assert len(capture.ends) == 400
+    assert entries("conns", capture) == 0
+    assert capture.lost() == {}
+
+
+def entries(map_name: str, capture: Capture) -> int:
+    """Entries of a map of the attached programs, as bpftool counts them."""
+    (program_id,) = re.findall(
+        r"^prog_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{capture.links[0]}").read_text(), re.MULTILINE
+    )
+    maps = [
+        bpftool("map", "show", "id", str(map_id)) for map_id in bpftool("prog", "show", "id", program_id)["map_ids"]
+    ]
+    (wanted,) = (found["id"] for found in maps if found["name"] == map_name)
+    return len(bpftool("map", "dump", "id", str(wanted)))
+
+
+def bpftool(*arguments: str) -> Any:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    return json.loads(subprocess.check_output(["bpftool", "--json", *arguments], env=environment))
