@@ -42,13 +42,13 @@ class Observer:
     @property
     def kernel_time_and_calls(self) -> tuple[int, int]:
         """Run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
-        programs = [
-            text
-            for pid in self._pids
-            for descriptor in Path("/proc", pid, "fdinfo").iterdir()
-            if "prog_id:" in (text := descriptor.read_text())
-        ]
-        return tuple(sum(int(_value(name, text)) for text in programs) for name in ("run_time_ns:", "run_cnt:"))  # type: ignore[return-value]
+        time_ns = calls = 0
+        for pid in self._pids:
+            for descriptor in Path("/proc", pid, "fdinfo").iterdir():
+                if "run_cnt:" in (text := descriptor.read_text()):
+                    time_ns += int(_value("run_time_ns:", text))
+                    calls += int(_value("run_cnt:", text))
+        return time_ns, calls
 
     def wait_until_quiet(self) -> None:
         """Return when it has used next to no CPU for a second: nothing of what it saw is left to do."""
