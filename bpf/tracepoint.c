@@ -45,30 +45,34 @@ static inline int follow_frames(struct bpf_raw_tracepoint_args *ctx, u8 directio
 	return 0;
 }
 
-RAW_TRACEPOINT_PROBE(sock_send_length)
-{
-	return moved(ctx, SEND);
-}
-RAW_TRACEPOINT_PROBE(sock_recv_length)
-{
-	return moved(ctx, RECEIVE);
-}
 int follow_send(struct bpf_raw_tracepoint_args *ctx)
 {
 	return follow_frames(ctx, SEND);
 }
+
 int follow_receive(struct bpf_raw_tracepoint_args *ctx)
 {
 	return follow_frames(ctx, RECEIVE);
 }
 
-RAW_TRACEPOINT_PROBE(inet_sock_set_state)
+// on_NAME is attached to the raw tracepoint NAME, by the loader and only when the maps are filled.
+int on_sock_send_length(struct bpf_raw_tracepoint_args *ctx)
+{
+	return moved(ctx, SEND);
+}
+
+int on_sock_recv_length(struct bpf_raw_tracepoint_args *ctx)
+{
+	return moved(ctx, RECEIVE);
+}
+
+int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)
 {
 	state_changed(ctx->args[0], ctx->args[1], ctx->args[2]);
 	return 0;
 }
 
-RAW_TRACEPOINT_PROBE(tcp_destroy_sock)
+int on_tcp_destroy_sock(struct bpf_raw_tracepoint_args *ctx)
 {
 	close_connection(ctx->args[0]);
 	return 0;

@@ -29,6 +29,9 @@ RULES = 128 << 5
 STEPS = 96
 STEPS_ANY_PORT = 48
 
+# In the order of attaching: what ends a connection is watched before any is followed.
+TRACEPOINTS = (b"tcp_destroy_sock", b"inet_sock_set_state", b"sock_recv_length", b"sock_send_length")
+
 # Every struct member that the programs read, as OFFSET_<STRUCT>_<MEMBER>.
 _MEMBERS = {
     "sock_common": (
@@ -122,11 +125,14 @@ def load(backend: str, options: Options, rules: Iterable[Rule]) -> BPF:
         bpf: BPF = bpf_class(text=flatten(source / f"{backend}.c").encode(), cflags=flags)
         for index, name in enumerate((b"follow_send", b"follow_receive")):
             bpf["continuations"][index] = bpf.load_func(name, bpf_class.RAW_TRACEPOINT)
+        table = bpf["rules"]
+        for rule in rules:
+            limits = table.Leaf(rule.request_limit, rule.response_limit, rule.flags)
+            table[rule.api_key << 5 | rule.api_version] = limits
+        for tracepoint in TRACEPOINTS:
+            bpf.attach_raw_tracepoint(tp=tracepoint, fn_name=b"on_" + tracepoint)
     except Exception as error:  # bcc raises bare Exception; its reason goes to standard error
         raise StartError(f"the {backend} programs could not be loaded: {error}") from error
-    table = bpf["rules"]
-    for rule in rules:
-        table[rule.api_key << 5 | rule.api_version] = table.Leaf(rule.request_limit, rule.response_limit, rule.flags)
     return bpf
 
 
