@@ -13,7 +13,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline.traffic import KEYS
+from kafka_probe_pipeline.traffic import KEYS, with_percentiles
 
 # A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
 DEAD_LETTER_CHARACTERS = 100_000
@@ -66,8 +66,11 @@ class Table:
 
 
 def traffic_letters(rows: DataFrame, batch_id: int) -> DataFrame:
-    """Rows of one batch as Kafka records: the value is JSON, the key a hash of window, dimensions and batch."""
-    numbered = rows.withColumn("batch_id", F.lit(batch_id))
+    """Rows of one batch as Kafka records: the value is JSON, the key a hash of window, dimensions and batch.
+
+    Each has the percentiles of its own histogram; of several rows add the histograms, never the percentiles.
+    """
+    numbered = rows.transform(with_percentiles).withColumn("batch_id", F.lit(batch_id))
     return numbered.select(
         F.sha2(F.to_json(F.struct(*KEYS, "batch_id")), 256).alias("key"),
         F.to_json(F.struct(*numbered.columns)).alias("value"),
