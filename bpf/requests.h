@@ -63,8 +63,12 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c)
 	}
 	lost(c, c->lock == LOCKED ? LOST_MALFORMED : LOST_RESYNC);
 	seek(c);
-	if (ANY_PORT && !conn->is_kafka)
-		conn->role = ROLE_UNKNOWN;
+	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
+		conn->role = ROLE_CONNECTING + ROLE_ACCEPTING - conn->role;
+		conn->cursors[SEND].lock = SEEKING;
+		conn->cursors[RECEIVE].lock = SEEKING;
+		conn->head = conn->tail;
+	}
 }
 
 static inline void remember(struct conn *conn, struct record *request)
@@ -134,8 +138,10 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	}
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
-	if (c->lock != LOCKED)
-		c->lock++; // SEEKING, TENTATIVE, LOCKED: two consistent frames
+	// SEEKING, TENTATIVE, LOCKED: two consistent frames. Where the role is a guess they prove nothing, for responses with low
+	// correlation ids look like Produce requests: it takes an answer.
+	if (c->lock == SEEKING || (c->lock == TENTATIVE && (!ANY_PORT || conn->is_kafka)))
+		c->lock++;
 	conn->is_kafka |= c->lock == LOCKED;
 	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
 		conn->rejected = 1;
@@ -220,7 +226,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	s32 ahead = correlation_id - request.correlation_id;
 	if (!matched && request.api_key != NO_API && ahead > 0 && ahead < IN_ORDER_WINDOW) {
 		conn->head++;
-		lost(c, LOST_UNANSWERED);
+		lost(c, conn->is_kafka ? LOST_UNANSWERED : LOST_RESYNC);
 		c->next -= 4; // reads the correlation id once more, against the next request in flight
 		c->have -= 4;
 		return;
