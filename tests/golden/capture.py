@@ -44,6 +44,7 @@ class Capture:
     def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
         options = Options(ports, connecting, accepting, agent_pid, RING_BYTES)
         self._programs = Programs.load("tracepoint", options, _rules())
+        self._ports = ports
         self._ring = RingBuffer(self._programs.ring_fd, RING_BYTES)
         self.begin()
 
@@ -114,10 +115,10 @@ class Capture:
                 self._reader.forget(conn)
                 if conn in self._ends:
                     self._ends[conn].closed = read_close(record)
-            case Kind.FRAME:
-                for frames in self._reader.read(record.reshape(1)):
-                    if conn in self._ends:
-                        self._ends[conn].frames.append(_seen(frames))
+            case Kind.FRAME if conn in self._ends:
+                end = self._ends[conn]
+                if self._ports or os.getpid() in end.pids:  # with every port watched, others may be busy here, too
+                    end.frames += map(_seen, self._reader.read(record.reshape(1)))
 
 
 def _seen(frames: Frames) -> Seen:
