@@ -111,6 +111,6 @@ LOSSES = {
     "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
     "malformed": "frames whose lengths contradict each other: not Kafka, or a bug worth a report if it goes on",
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
-    "request_unanswered": "requests passed over by the answer to a later one: expected just after the start, else see gap",
+    "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
 }
