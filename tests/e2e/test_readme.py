@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from kafka import KafkaProducer
 
 from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
+from tests.unit.schema import assert_valid
 
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 
@@ -101,6 +103,9 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
             process.kill()
     assert process.returncode == 0, log
     assert output or "losses: " in log
+    for line in output.splitlines():
+        if line.startswith("{"):
+            assert_valid(json.loads(line))
 
 
 def settings_file(broker: Broker, directory: Path) -> Path:
