@@ -19,6 +19,7 @@ enum direction { SEND, RECEIVE };
 
 // The role of a candidate connection, or -1. A configured port belongs to the accepting side; with every port a candidate the
 // role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of comparisons, or 1.
+// A reset takes the local port away while data may still be read (tcp_done, inet_put_port): then the connection is a known one.
 static inline int candidate(u64 sk)
 {
 	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
@@ -31,6 +32,8 @@ static inline int candidate(u64 sk)
 		role = ROLE_ACCEPTING;
 	else if (PORT_MATCH(peer))
 		role = ROLE_CONNECTING;
+	else if (!local)
+		return conns.lookup(&sk) ? ROLE_ACCEPTING : -1;
 	if (role < 0 || (role && !(WATCHED_ROLES & (1 << role))))
 		return -1;
 

@@ -114,6 +114,20 @@ def test_a_reset(capture: Capture, port: int) -> None:
     assert (server.closed["closed_by"], server.closed["how"]) == ("peer", "rst_received")
 
 
+def test_what_is_read_after_the_reset_still_counts(capture: Capture, port: int) -> None:
+    def send_and_reset(sock: socket.socket, data: bytes) -> None:
+        sock.sendall(data)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        sock.close()
+
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.ask(request(METADATA, 12, 2), write=send_and_reset)
+        with pytest.raises(ConnectionResetError):
+            talk.server.recv(1)
+    assert capture.saw(talk)
+
+
 def test_a_connection_that_ends_inside_a_header(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))
