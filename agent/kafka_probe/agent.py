@@ -111,13 +111,16 @@ class Agent:
                 due += self._config.interval_s
         programs.detach()
         now = time.time_ns()
-        self._drain(ring)
         self._kernel = programs.counters()
+        self._drain(ring)
         self._report(since, now)
 
     def _drain(self, ring: RingBuffer) -> None:
+        """All that waits now. What arrives meanwhile is the next batch's: else batches would shrink to a few records."""
         while len(records := ring.take(_BATCH_RECORDS)):
             self._consume(records)
+            if len(records) < _BATCH_RECORDS:
+                return
 
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""

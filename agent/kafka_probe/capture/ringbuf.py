@@ -33,7 +33,8 @@ class RingBuffer:
         self._written = np.frombuffer(self._writers, np.uint64, 1)
         self._slots = np.frombuffer(self._writers, SLOT, 2 * size_bytes // SLOT.itemsize, _PAGE)
         self._poll = select.epoll()
-        self._poll.register(map_fd, select.EPOLLIN)
+        # Edge-triggered: else what came meanwhile would end every wait at once, and batches would be of a few records.
+        self._poll.register(map_fd, select.EPOLLIN | select.EPOLLET)
 
     def wait(self, timeout_s: float) -> None:
         """Return when the kernel has written enough to be worth a look, or after the time."""
