@@ -116,7 +116,7 @@ class Agent:
         self._report(since, now)
 
     def _drain(self, ring: RingBuffer) -> None:
-        """All that waits now. What arrives meanwhile is the next batch's: else batches would shrink to a few records."""
+        """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
         while len(records := ring.take(_BATCH_RECORDS)):
             self._consume(records)
             if len(records) < _BATCH_RECORDS:
