@@ -119,15 +119,6 @@ def bpfcc(host: Host) -> Finding:
     return Finding("bpfcc", True, version[1] if version else "version unknown")
 
 
-def tracefs(host: Host) -> Finding:
-    """Where the kernel describes its tracepoints; the agent mounts it if it may."""
-    if (host.root / "sys/kernel/tracing/events").exists():
-        return Finding("tracefs", True, "mounted on /sys/kernel/tracing")
-    if host.has_capability(CAP_SYS_ADMIN):
-        return Finding("tracefs", True, "not mounted; the agent will mount it")
-    return Finding("tracefs", False, "not mounted", "sudo mount -t tracefs tracefs /sys/kernel/tracing")
-
-
 def cgroups(host: Host) -> Finding:
     """Which cgroup hierarchies there are: containers are named after them."""
     kinds = {line.split()[2] for line in (host.read("proc/mounts") or "").splitlines() if len(line.split()) > 2}
@@ -165,7 +156,7 @@ def brokers(config: Config) -> Finding:
         return Finding("brokers", False, f"{servers}: {error}", remedy)
 
 
-CAPTURE = (system, btf, kernel, privileges, lockdown, bpfcc, tracefs)
+CAPTURE = (system, btf, kernel, privileges, lockdown, bpfcc)
 
 
 def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:

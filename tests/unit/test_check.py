@@ -32,7 +32,6 @@ def host(tmp_path: Path) -> Host:
         BTF: "...btf_trace_sock_recv_length...btf_trace_sock_send_length...",
         STATUS: capabilities(check.CAP_SYS_ADMIN),
         "sys/kernel/security/lockdown": "none [integrity] confidentiality\n",
-        "sys/kernel/tracing/events/enable": "0",
         "proc/mounts": "tmpfs / tmpfs rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
         "python/bcc/__init__.py": "raise AssertionError('imported')",
         "python/bcc/libbcc.py": "",
@@ -60,7 +59,6 @@ def test_a_host_with_everything_can_capture(host: Host) -> None:
         ("privileges", True),
         ("lockdown", True),
         ("bpfcc", True),
-        ("tracefs", True),
     ]
     assert found(host, "bpfcc").detail == "0.26.0"
     require_capture(host)
@@ -126,14 +124,6 @@ def test_a_missing_bcc_is_refused_with_the_packages_of_the_distributions(host: H
 def test_the_other_project_called_bcc_is_not_taken_for_it(host: Host) -> None:
     (host.root / "python/bcc/libbcc.py").unlink()
     refused(host, "bpfcc", "python3-bpfcc")
-
-
-def test_tracefs_that_is_not_mounted_is_refused_only_without_the_right_to_mount(host: Host) -> None:
-    (host.root / "sys/kernel/tracing/events/enable").unlink()
-    (host.root / "sys/kernel/tracing/events").rmdir()
-    assert found(host, "tracefs").ok
-    write(host.root, STATUS, capabilities(check.CAP_BPF, check.CAP_PERFMON))
-    refused(host, "tracefs", "mount -t tracefs")
 
 
 @pytest.mark.parametrize(
