@@ -39,7 +39,7 @@ Event = dict[str, object]
 Records = npt.NDArray[Any]
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
-_BATCH_S = 0.5
+_BATCH_S = 1.0
 _BATCH_RECORDS = 1 << 14
 _EVENTS_AT_ONCE = 1024
 
