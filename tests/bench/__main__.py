@@ -31,6 +31,7 @@ ROUNDS = int(os.environ.get("ROUNDS", "12"))
 SECONDS = float(os.environ.get("SECONDS", "4"))
 STATS_ROUNDS = 3
 WARM_UP_RECORDS = 20_000
+FIRST_RECORDS = 1_000  # an observer's first look at the load belongs to its start-up
 
 Start = Callable[[], AbstractContextManager[Observer | None]]
 
@@ -86,10 +87,11 @@ def orders() -> Iterable[tuple[str, ...]]:
 
 
 def measure(broker: Broker, records: int, start: Start) -> Run:
-    """One load under one observer, from the quiet after its start to the quiet after the load."""
+    """One load under one observer that is warm, from the quiet before the load to the quiet after it."""
     with start() as observer:
         if observer is None:
             return Run(run_load(broker, records))
+        run_load(broker, FIRST_RECORDS)
         observer.wait_until_quiet()
         before = observer.cpu_us
         time_before, calls_before = observer.kernel_time_and_calls
