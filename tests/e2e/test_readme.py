@@ -28,7 +28,7 @@ COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line and 
 
 # What takes minutes, or is the caller of this very test: the files that run the same.
 ELSEWHERE = {
-    "make demo": "tests/e2e/test_counts.py",
+    "make demo": "tests/e2e/test_demo.py",
     "make test": "tests/e2e/test_readme.py",
     "make setup": "tests/unit/test_setup.py",
     ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
