@@ -99,6 +99,7 @@ class Agent:
     def _loop(self, programs: Programs, ring: RingBuffer) -> None:
         since = time.time_ns()
         due = time.monotonic() + self._config.interval_s
+        self._report(since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             ring.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
             # Before the ring is read: what ends after this moment may still be in it.

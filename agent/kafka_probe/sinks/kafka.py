@@ -45,7 +45,7 @@ class KafkaSink:
         self._warned: dict[str, float] = {}
         self._client_says = _LastWords()
         self._outbox = Outbox(config.sink_buffer_bytes)
-        self._worker = Worker("kafka-sink", self._outbox, self._deliver, self._begin)
+        self._worker = Worker("kafka-sink", self._outbox, self._deliver)
 
     def send(self, events: Sequence[Event]) -> None:
         if events:
@@ -68,15 +68,6 @@ class KafkaSink:
             "sink_bytes": self._outbox.bytes_delivered,
             "sink_waiting_bytes": self._outbox.waiting_bytes,
         }
-
-    def _begin(self) -> None:
-        """Connect before there is anything to deliver, so that a wrong address or password is told at once."""
-        from kafka import errors
-
-        try:
-            self._producer = self._connect()
-        except (errors.KafkaError, OSError) as error:
-            self._warn_away(error)
 
     def _deliver(self, batch: Batch) -> None:
         """Settle the batch, or leave it for the next attempt if no part of it can have reached a broker."""

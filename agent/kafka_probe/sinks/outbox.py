@@ -122,20 +122,16 @@ class Outbox:
 
 
 class Worker:
-    """The thread that empties an outbox; `begin` is called first, then `deliver` gets each batch and settles it."""
+    """The thread that empties an outbox; `deliver` gets each batch and settles it."""
 
-    def __init__(
-        self, name: str, outbox: Outbox, deliver: Callable[[Batch], None], begin: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, name: str, outbox: Outbox, deliver: Callable[[Batch], None]) -> None:
         self._outbox = outbox
         self._deliver = deliver
-        self._begin = begin
         # A daemon: a far end that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        self._begin()
         while (batch := self._outbox.head()) is not None:
             self._deliver(batch)
 
