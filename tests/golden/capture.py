@@ -66,6 +66,11 @@ class Capture:
         return self._programs._links
 
     @property
+    def backend(self) -> str:
+        """The way in which the kernel is hooked."""
+        return "tracepoint"
+
+    @property
     def ends(self) -> list[End]:
         """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
         while len(records := self._ring.take(1 << 20)):

@@ -8,6 +8,8 @@ from contextlib import closing
 import pytest
 
 from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, receive_all
+from tests.golden.test_late import FRAME
 from tests.lab.processes import free_port
 
 
@@ -18,7 +20,17 @@ def port() -> int:
 
 
 @pytest.fixture(scope="session")
-def attached(port: int) -> Iterator[Capture]:
+def older(port: int) -> Iterator[Conversation]:
+    """A connection that the capture finds inside a frame, at both ends."""
+    with conversation(port) as talk:
+        talk.client.sendall(FRAME.wire[:200])
+        receive_all(talk.server, 100)
+        yield talk
+
+
+@pytest.fixture(scope="session")
+def attached(port: int, older: Conversation) -> Iterator[Capture]:
+    assert older.said == []
     with closing(Capture(port)) as capture:
         yield capture
 
