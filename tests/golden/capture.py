@@ -71,6 +71,11 @@ class Capture:
         return "tracepoint"
 
     @property
+    def instructions(self) -> dict[str, int]:
+        """How many instructions the verifier went through, by program."""
+        return {}
+
+    @property
     def ends(self) -> list[End]:
         """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
         while len(records := self._ring.take(1 << 20)):

@@ -87,7 +87,6 @@ def test_a_record_set_split_at_each_of_its_bytes(capture: Capture, port: int) ->
     assert capture.saw(talk)
 
 
-@pytest.mark.kernel
 def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))

@@ -89,7 +89,6 @@ def test_a_socket_handed_to_another_process_changes_its_owner(capture: Capture, 
     assert len(client.frames) == 2
 
 
-@pytest.mark.kernel
 def test_closed_connections_leave_nothing_in_the_kernel(capture: Capture, port: int) -> None:
     for _ in range(200):
         with conversation(port) as talk:

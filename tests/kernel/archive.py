@@ -95,7 +95,8 @@ def _fetch(series: str) -> Kernel:
         folder.mkdir()
         (image,) = {path.resolve() for path in tree.rglob("vmlinuz*") if path.is_file()}
         (folder / "vmlinux").write_bytes(unpacked(image.read_bytes()))
-        shutil.copy(tree / "bin" / "busybox", folder)
+        (busybox,) = tree.rglob("bin/busybox")
+        shutil.copy(busybox, folder)
         modules = module_order(tree, BOOT_MODULES)
         for name, content in modules.items():
             (folder / f"{name}.ko").write_bytes(content)

@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from tests.golden.capture import Capture
 
 RESULTS = Path("/results")
+FLAGS = ("--color=no", "--durations=8", "-p", "no:cacheprovider")
 
 
 def main() -> int:
     programs._TIMEOUT_S = 600  # the verifier takes its time, too
-    statuses = [_run(*name.split("-")) for name in sys.argv[1:]]
-    return max(statuses)
+    selection, *names = sys.argv[1:]
+    failed = [name for name in names if _run(selection, *name.split("-"))]
+    return int(bool(failed))
 
 
-def _run(backend: str, buffer: str) -> int:
+def _run(selection: str, backend: str, buffer: str) -> int:
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     os.environ.update(GOLDEN_BACKEND=backend, GOLDEN_BUFFER=buffer)
     recorder = Recorder()
     print(f"{backend}, {buffer}", flush=True)
-    status = pytest.main(["-p", "no:cacheprovider", "--color=no", "-m", "kernel", "tests/golden"], [recorder])
+    status = pytest.main([*FLAGS, "-m", selection, "tests/golden"], [recorder])
     (RESULTS / f"{backend}-{buffer}.json").write_text(json.dumps(recorder.report(int(status))))
     sys.stdout.flush()
     os._exit(status)
@@ -52,7 +54,7 @@ class Recorder:
         self._start = time.monotonic()
         self._tests: dict[str, str] = {}
         self._failures: dict[str, str] = {}
-        self._seen: dict[str, list[list[object]]] = {}
+        self._seen: dict[str, object] = {}
         self._instructions: dict[str, int] = {}
 
     def report(self, status: int) -> dict[str, object]:
@@ -68,23 +70,25 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call" or not report.passed:
             self._tests[report.nodeid] = report.outcome
-        if not report.passed:
+        if report.failed:
             self._failures[report.nodeid] = report.longreprtext
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Function) -> Generator[None, Any, Any]:
         result = yield
-        if capture := item.funcargs.get("capture"):
-            self._instructions = getattr(capture._programs, "instructions", {})
+        capture: Any = item.funcargs.get("capture")
+        if capture:
+            self._instructions = capture.instructions
             if not item.get_closest_marker("racing"):
-                self._seen[item.nodeid] = _said(capture)
+                self._seen[item.nodeid] = _told(capture)
         return result
 
 
-def _said(capture: Capture) -> list[list[object]]:
-    """What was seen of a conversation at its ends, the client's first, without times and addresses."""
+def _told(capture: Capture) -> dict[str, object]:
+    """What was seen of a conversation at its ends, the client's first, without times and addresses; what was lost."""
     ends = sorted(capture.ends, key=lambda end: end.identity.accepting)
-    return [[end.identity.accepting, end.opaque, *map(repr, end.frames)] for end in ends]
+    seen = [[end.identity.accepting, str(end.opaque), *map(repr, end.frames)] for end in ends]
+    return {"seen": seen, "lost": capture.lost()}
 
 
 if __name__ == "__main__":
