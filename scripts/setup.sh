@@ -28,6 +28,10 @@ requirements=(
 [ "$what" = demo ] || requirements+=(
     "has tcpdump|tcpdump|tcpdump"
     "has tshark|tshark|wireshark-cli"
+    "has ip|iproute2|iproute"
+    "has nft|nftables|nftables"
+    "has shellcheck|shellcheck|ShellCheck"
+    "has vagrant && ruby -e 'gem %q(vagrant-libvirt)'|vagrant-libvirt|vagrant-libvirt"
 )
 
 debian=() fedora=()

@@ -15,7 +15,7 @@ HEADINGS = ("THE BROKER SEES", "IT IS", "FLOW ID", "NODE", "PID", "COMM", "CGROU
 def main() -> None:
     """Read all events, then print the table."""
     ends: dict[tuple[str, str], dict[str, Any]] = {}
-    for line in sys.stdin:
+    for line in filter(str.strip, sys.stdin):  # kcat sets records apart by empty lines
         event = json.loads(line)
         if event.get("flow_id"):
             known = {name: value for name, value in event.items() if value is not None}
