@@ -32,8 +32,11 @@ requirements=(
     "has qemu-system-x86_64|qemu-system-x86|qemu-system-x86-core"
     "has mke2fs|e2fsprogs|e2fsprogs"
     "has zstd|zstd|zstd"
-    "has nft|nftables|nftables"
     "test -e /usr/share/keyrings/debian-archive-keyring.gpg|debian-archive-keyring|debian-keyring"
+    "has ip|iproute2|iproute"
+    "has nft|nftables|nftables"
+    "has shellcheck|shellcheck|ShellCheck"
+    "has vagrant && ruby -e 'gem %q(vagrant-libvirt)'|vagrant-libvirt|vagrant-libvirt"
 )
 
 debian=() fedora=()
