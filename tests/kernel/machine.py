@@ -40,14 +40,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Tap:
-    """A network device of the host's that the guest has as eth0, and the network namespace that it is in."""
-
-    device: str
-    namespace: str
-
-
-@dataclass(frozen=True, slots=True)
 class Outcome:
     """How a job ended, and what it left in /results by name."""
 
@@ -55,8 +47,10 @@ class Outcome:
     results: Mapping[str, bytes]
 
 
-def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, tap: Tap | None = None) -> Outcome:
+def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, tap: str | None = None) -> Outcome:
     """Boot, run the job, return its outcome; `log` has the console, from the kernel's messages to the job's output.
+
+    `tap` is a device of this network namespace, which the guest has as eth0.
 
     Raises:
         LabError: no emulator, or the guest did not end in order within the time; the text ends with the log's tail.
@@ -73,8 +67,6 @@ def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, ta
         first = Path(scratch) / "initramfs"
         first.write_bytes(initramfs(kernel))
         command = [emulator, *_arguments(kernel.vmlinux, first, disks, tap)]
-        if tap:
-            command = ["ip", "netns", "exec", tap.namespace, *command]
         process = start(command, log=log)
         try:
             exit_status = process.wait(timeout_s)
@@ -89,7 +81,7 @@ def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, ta
     return Outcome(said, found)
 
 
-def _arguments(kernel: Path, first: Path, disks: list[Path], tap: Tap | None) -> list[str]:
+def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None) -> list[str]:
     machine = ["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", str(CPUS), "-m", str(MEMORY_MB)]
     bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]
     port = ["-device", f"isa-debug-exit,iobase={_DEBUG_PORT:#x},iosize=1"]
@@ -101,7 +93,7 @@ def _arguments(kernel: Path, first: Path, disks: list[Path], tap: Tap | None) ->
         drives += ["-device", f"virtio-blk-pci,drive={name}"]
     network = []
     if tap:
-        network = ["-netdev", f"tap,id=net,ifname={tap.device},script=no,downscript=no"]
+        network = ["-netdev", f"tap,id=net,ifname={tap},script=no,downscript=no"]
         network += ["-device", "virtio-net-pci,netdev=net,romfile="]
     return [*machine, *bare, *port, *boot, *drives, *network]
 

@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from tests.kernel.archive import CACHE
 from tests.lab.processes import LabError
 
-_DEBIAN = ("python3-bpfcc", "bpftool", "dash", "coreutils", "iproute2")
+_DEBIAN = ("python3-bpfcc", "bpftool", "bash", "dash", "coreutils", "iproute2")
 _PYTHON = ("kafka-probe", "pytest", "kio")  # kio: the decoder's test messages, which the conversations are made of
 _LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|perl)(/|$)|/__pycache__/|/usr/(bin|lib/\S+)/perl")
 _FOLDERS = ("proc", "sys", "dev", "tmp", "run", "root", "etc")
