@@ -62,14 +62,14 @@ class Tried:
 
 
 def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFERS, *, long: bool) -> list[Tried]:
-    """Try the kernels. Each backend has a machine of its own, and as many run at once as there are processors.
+    """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
 
     Raises:
         LabError: something that the machines are made of is missing.
     """
     kernels = [kernel(name) for name in series]
     root = root_disk()
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a machine keeps one busy
+    with ThreadPoolExecutor(max(len(BACKENDS), os.cpu_count() or 1)) as pool:
 
         def start(found: Kernel, backend: str) -> Any:
             return pool.submit(_try_backend, found, root, backend, buffers, long)
@@ -79,44 +79,45 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class Seen:
     """A run, and of each of its conversations what was seen and lost."""
 
     run: Run
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str], long: bool) -> list[_Seen]:
+def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str], long: bool) -> list[Seen]:
     if backend == "tracepoint" and (absent := [name for name in TRACEPOINTS if not found.knows(name)]):
         reason = f"no {absent[0].decode().removeprefix('btf_trace_')}"
-        return [_Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
+        return [Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
     selection = "kernel" if long else "kernel and not long"
     arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
     log = LOGS / f"{found.series}-{backend}.log"
     try:
         outcome = run(found, root, Job(_FILES, _SCRIPT.format(arguments=arguments)), log, timeout_s=TIMEOUT_S)
     except LabError as error:
-        return [_Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
+        return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
     return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]
 
 
-def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> _Seen:
+def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> Seen:
     if report is None:
-        return _Seen(Run(backend, buffer, "failed", f"it ended without a report, see {log}"))
+        return Seen(Run(backend, buffer, "failed", f"it ended without a report, see {log}"))
     said = json.loads(report)
     failures = [f"{name}:\n{text}" for name, text in said["failures"].items()]
     result = "failed" if said["status"] or failures else "passed"
     facts = len(said["tests"]), said["seconds"], said["instructions"]
-    return _Seen(Run(backend, buffer, result, "\n".join(failures), *facts), said["seen"])
+    return Seen(Run(backend, buffer, result, "\n".join(failures), *facts), said["seen"])
 
 
-def _tried(found: Kernel, lanes: Iterable[list[_Seen]]) -> Tried:
+def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
     runs = [seen for lane in lanes for seen in lane]
-    differences = list(_differences(runs))
-    return Tried(found.series, found.release, found.package_version, [seen.run for seen in runs], differences)
+    unlike = list(differences(runs))
+    return Tried(found.series, found.release, found.package_version, [seen.run for seen in runs], unlike)
 
 
-def _differences(runs: Sequence[_Seen]) -> Iterator[str]:
+def differences(runs: Sequence[Seen]) -> Iterator[str]:
+    """The conversations that runs have seen in different ways, without having counted anything unreadable."""
     for name in sorted({name for seen in runs for name in seen.seen}):
         told = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
         whole = {run: what for run, what in told.items() if _UNREADABLE.isdisjoint(what["lost"])}

@@ -6,7 +6,7 @@ import pytest
 
 from tests.kernel.archive import kernel
 from tests.kernel.machine import Job, run
-from tests.kernel.matrix import BACKENDS, LOGS, matrix
+from tests.kernel.matrix import BACKENDS, LOGS, Run, Seen, differences, matrix
 from tests.kernel.root import root_disk
 from tests.lab.processes import LabError
 
@@ -22,6 +22,23 @@ def test_every_backend_sees_the_same_on_a_production_kernel() -> None:
     ]
     assert tried.differences == []
     assert all(found.tests > 50 for found in tried.runs)
+
+
+def seen(backend: str, *frames: str, **lost: int) -> Seen:
+    return Seen(Run(backend, "ring", "passed"), {"test_split": {"seen": [[False, *frames]], "lost": lost}})
+
+
+def test_backends_that_see_something_else_are_named() -> None:
+    alike = [seen("fentry", "a", "b"), seen("kprobe", "a", "b")]
+    assert list(differences(alike)) == []
+    assert list(differences([*alike, seen("tracepoint", "a")])) == [
+        "test_split: tracepoint-ring saw something else than fentry-ring"
+    ]
+    assert list(differences([*alike, seen("tracepoint", "a", malformed=1)])) != []
+
+
+def test_a_backend_that_says_what_it_could_not_read_may_see_less() -> None:
+    assert list(differences([seen("fentry", "a", "b"), seen("tracepoint", "a", buffer_unreadable=1)])) == []
 
 
 def test_a_job_ends_with_its_status_and_its_results() -> None:
