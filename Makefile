@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test lint format bench schemas docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format bench schemas docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -19,6 +19,9 @@ demo: setup ## a real broker, real clients, the agent and the pipeline for a min
 
 test: setup-tests lint ## lint, then all tests
 	$(BIN)/python -m pytest
+
+test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
+	@$(BIN)/python -m tests.kernel
 
 lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
 	$(BIN)/ruff check
@@ -39,6 +42,7 @@ schemas: setup ## generate the protocol's tables from the definitions inside Kaf
 	@$(BIN)/python -m kafka_probe.protocol.generate
 
 docs: setup ## generate the parts of README.md that the code knows best
+	@[ ! -e build/kernels.json ] || cp build/kernels.json docs/
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay

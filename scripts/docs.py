@@ -6,10 +6,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 from kafka_probe import config, events
 from kafka_probe.capture import record
@@ -19,6 +21,7 @@ from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
 
 README = Path(__file__).parents[1] / "README.md"
+KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 WHEN = {
@@ -88,6 +91,24 @@ def pipeline_table() -> str:
     )
 
 
+def kernel_table() -> str:
+    found = json.loads(KERNELS.read_text())
+    head = ("Debian's kernel", "fentry", "kprobe", "tracepoint", "longest program")
+    rows = table(head, map(kernel_row, found["kernels"]))
+    return f"Tried on {found['date']}.\n\n{rows}"
+
+
+def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:
+    """What each backend did, by buffer, and the most instructions of a program that the verifier went through."""
+    cells = []
+    for backend in ("fentry", "kprobe", "tracepoint"):
+        runs = [run for run in kernel["runs"] if run["backend"] == backend]
+        reasons = {f"{run['result']}: {run['reason']}" for run in runs if run["result"] == "absent"}
+        cells.append(", ".join(reasons or (f"{run['buffer']} {run['result']}" for run in runs)))
+    most = max((count for run in kernel["runs"] for count in run["instructions"].values()), default=0)
+    return f"{kernel['release']} ({kernel['package_version']})", *cells, f"{most:,}"
+
+
 def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -98,6 +119,7 @@ PARTS = {
     "configuration": config.markdown(),
     "losses": loss_table(),
     "pipeline": pipeline_table(),
+    "kernels": kernel_table(),
 }
 
 if __name__ == "__main__":

@@ -28,6 +28,15 @@ requirements=(
 [ "$what" = demo ] || requirements+=(
     "has tcpdump|tcpdump|tcpdump"
     "has tshark|tshark|wireshark-cli"
+    "has bpftool|bpftool|bpftool"
+    "has qemu-system-x86_64|qemu-system-x86|qemu-system-x86-core"
+    "has mke2fs|e2fsprogs|e2fsprogs"
+    "has zstd|zstd|zstd"
+    "test -e /usr/share/keyrings/debian-archive-keyring.gpg|debian-archive-keyring|debian-keyring"
+    "has ip|iproute2|iproute"
+    "has nft|nftables|nftables"
+    "has shellcheck|shellcheck|ShellCheck"
+    "has vagrant && ruby -e 'gem %q(vagrant-libvirt)'|vagrant-libvirt|vagrant-libvirt"
 )
 
 debian=() fedora=()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kafka_probe.agent import _rules
@@ -20,9 +21,10 @@ from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
-# The matrix of kernels sets these in its guests.
+# The matrix of kernels sets these in its guests, where a compiler would take minutes: programs come with the job.
 BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
 BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
+KEPT = Path(os.environ["GOLDEN_KEPT"]) if "GOLDEN_KEPT" in os.environ else None
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Capture:
 
     def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
         options = Options(ports, connecting, accepting, agent_pid, RING_BYTES)
-        self._programs = Programs.load(BACKEND, BUFFER, options, _rules())
+        self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
         self._ports = ports
         self.begin()
 
@@ -64,6 +66,16 @@ class Capture:
     def links(self) -> list[int]:
         """File descriptors of what holds the programs attached."""
         return self._programs._links
+
+    @property
+    def backend(self) -> str:
+        """The way in which the kernel is hooked."""
+        return self._programs.backend
+
+    @property
+    def instructions(self) -> dict[str, int]:
+        """How many instructions the verifier went through, by program."""
+        return self._programs.instructions
 
     @property
     def ends(self) -> list[End]:

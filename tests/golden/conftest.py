@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, receive_all
+from tests.golden.test_late import FRAME
 from tests.lab.processes import free_port
 
 
 @pytest.fixture(scope="session")
 def port() -> int:
     """The watched port, of both ends."""
-    return free_port()
+    return int(os.environ.get("GOLDEN_PORT", 0)) or free_port()
 
 
 @pytest.fixture(scope="session")
-def attached(port: int) -> Iterator[Capture]:
+def older(port: int) -> Iterator[Conversation]:
+    """A connection that the capture finds inside a frame, at both ends."""
+    with conversation(port) as talk:
+        talk.client.sendall(FRAME.wire[:200])
+        receive_all(talk.server, 100)
+        yield talk
+
+
+@pytest.fixture(scope="session")
+def attached(port: int, older: Conversation) -> Iterator[Capture]:
+    assert older.said == []
     with closing(Capture(port)) as capture:
         yield capture
 

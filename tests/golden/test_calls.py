@@ -17,7 +17,7 @@ from tests.golden.capture import Capture
 from tests.golden.conversation import Read, Write, conversation, receive_all, send_all
 from tests.golden.wire import API_VERSIONS, METADATA, Frame, Seen, fetched, produce, records_of, request, response
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 MESSAGES = 4

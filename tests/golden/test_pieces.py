@@ -68,6 +68,7 @@ def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: R
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         for at in range(1, 17):
@@ -94,6 +95,7 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int) -> None:
     records = some_records(9)
     with conversation(port) as talk:
@@ -104,6 +106,7 @@ def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_more_frames_than_one_call_can_show_are_counted_and_the_next_call_is_right(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(*(request(API_VERSIONS, 3, n) for n in range(1500)))
@@ -116,6 +119,7 @@ def test_more_frames_than_one_call_can_show_are_counted_and_the_next_call_is_rig
     assert capture.lost() == {"limit_reached": 2, "frame_truncated": 2}
 
 
+@pytest.mark.kernel
 def test_a_call_that_ends_inside_the_next_header(capture: Capture, port: int) -> None:
     first, second = request(METADATA, 12, 1), request(API_VERSIONS, 3, 2)
     with conversation(port) as talk:

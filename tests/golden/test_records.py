@@ -89,6 +89,7 @@ def in_calls(frame: Frame) -> list[int]:
     return [CALL_BYTES] * (len(frame) // CALL_BYTES)
 
 
+@pytest.mark.kernel
 def test_a_thousand_partitions_in_one_request(capture: Capture, port: int) -> None:
     frame = produce(9, PARTITIONS)
     with conversation(port) as talk:
@@ -97,6 +98,7 @@ def test_a_thousand_partitions_in_one_request(capture: Capture, port: int) -> No
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_a_thousand_partitions_in_one_response(capture: Capture, port: int) -> None:
     frame = fetched(12, PARTITIONS)
     with conversation(port) as talk:
@@ -131,6 +133,7 @@ def test_a_produce_that_wants_no_answer(capture: Capture, port: int) -> None:
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_more_requests_in_flight_than_a_connection_remembers_itself(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         for correlation_id in range(100):
@@ -150,6 +153,7 @@ def raw_token(talk: Conversation, token: bytes) -> None:
     del talk.said[-2:]
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize(
     ("handshake", "following"),
     [(1, 2), (1, 0), (0x7FFFFFF1, 0), (2147483647, 5)],

@@ -51,6 +51,7 @@ def assert_a_good_connection_works(capture: Capture, port: int) -> None:
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("protocol", FIRST_WORDS)
 def test_first_words_that_are_not_kafka(capture: Capture, port: int, protocol: str) -> None:
     words, expected = FIRST_WORDS[protocol]
@@ -102,6 +103,7 @@ def test_a_connection_without_a_word_is_not_seen(capture: Capture, port: int) ->
     assert_a_good_connection_works(capture, port)
 
 
+@pytest.mark.kernel
 def test_words_that_stop_being_kafka_are_counted(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))

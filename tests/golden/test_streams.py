@@ -36,6 +36,7 @@ def peek_at_every_step(sock: socket.socket, size: int) -> None:
         size -= step
 
 
+@pytest.mark.kernel
 def test_peeking_takes_nothing(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1), produce(9, ORDERS, correlation_id=2), read=peek_at_every_step)
@@ -43,6 +44,7 @@ def test_peeking_takes_nothing(capture: Capture, port: int) -> None:
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_records_that_are_dropped_by_their_reader_count_by_their_length(capture: Capture, port: int) -> None:
     frame = produce(8, ORDERS)
     start = frame.wire.index(ORDERS["orders"][0].data)
@@ -60,6 +62,7 @@ def test_records_that_are_dropped_by_their_reader_count_by_their_length(capture:
     assert capture.lost() == {}
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("pieces", [(), (4,), (1, 2, 30)])
 def test_an_end_in_the_segment_of_the_last_bytes(capture: Capture, port: int, pieces: tuple[int, ...]) -> None:
     def send_and_end(sock: socket.socket, data: bytes) -> None:
@@ -87,6 +90,7 @@ def test_an_end_in_the_segment_of_the_last_bytes(capture: Capture, port: int, pi
     assert client.closed["sent_bytes"] == server.closed["received_bytes"]
 
 
+@pytest.mark.kernel
 def test_reading_on_after_a_shutdown_of_our_own(capture: Capture, port: int) -> None:
     def shut_down_and_read(sock: socket.socket, size: int) -> None:
         sock.shutdown(socket.SHUT_RD)
@@ -99,6 +103,7 @@ def test_reading_on_after_a_shutdown_of_our_own(capture: Capture, port: int) -> 
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_a_reset(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))
@@ -114,6 +119,7 @@ def test_a_reset(capture: Capture, port: int) -> None:
     assert (server.closed["closed_by"], server.closed["how"]) == ("peer", "rst_received")
 
 
+@pytest.mark.kernel
 def test_what_is_read_after_the_reset_still_counts(capture: Capture, port: int) -> None:
     def send_and_reset(sock: socket.socket, data: bytes) -> None:
         sock.sendall(data)
@@ -128,6 +134,7 @@ def test_what_is_read_after_the_reset_still_counts(capture: Capture, port: int) 
     assert capture.saw(talk)
 
 
+@pytest.mark.kernel
 def test_a_connection_that_ends_inside_a_header(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))
@@ -159,6 +166,8 @@ def test_a_frame_of_a_hundred_megabytes(capture: Capture, port: int) -> None:
     assert capture.lost() == {}
 
 
+@pytest.mark.kernel
+@pytest.mark.racing
 def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
     def write_both(sock: socket.socket, data: bytes) -> None:
         half = len(data) // 2

@@ -56,6 +56,7 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
     assert (end.identity.accepting, end.frames, end.pids) == (True, talk.said, {os.getpid()})
 
 
+@pytest.mark.kernel
 def test_a_client_that_vanishes(capture: Capture, port: int) -> None:
     frame = request(METADATA, 12, 1)
     with socket.create_server(("127.0.0.1", port)) as listener:
@@ -72,6 +73,7 @@ def test_a_client_that_vanishes(capture: Capture, port: int) -> None:
     assert (vanished.closed["closed_by"], vanished.closed["how"], vanished.closed["in_flight"]) == ("local", "fin", 1)
 
 
+@pytest.mark.kernel
 def test_a_socket_handed_to_another_process_changes_its_owner(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))

@@ -32,7 +32,7 @@ def test_every_setting_and_every_kind_of_event_is_in_the_readme() -> None:
     assert [kind for kind in KINDS if f"### {kind}: " not in text] == []
 
 
-@pytest.mark.parametrize("part", ["events", "configuration", "losses", "pipeline"])
+@pytest.mark.parametrize("part", ["events", "configuration", "losses", "pipeline", "kernels"])
 def test_a_stale_part_is_named_and_brought_up_to_date(tmp_path: Path, part: str) -> None:
     copy = tmp_path / "README.md"
     start = f"<!-- generated: {part} -->"

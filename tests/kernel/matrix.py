@@ -1,0 +1,150 @@
+"""The golden conversations on other kernels, with every backend and buffer: what passed, failed, or cannot be there.
+
+What is seen of a conversation must be the same with every backend and buffer of a kernel, except where a backend has
+counted that it could not read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.compiler import compile_programs
+from kafka_probe.capture.options import Options
+from tests.golden.capture import RING_BYTES
+from tests.kernel.archive import CACHE, SUITES, Kernel, kernel
+from tests.kernel.machine import Job, run
+from tests.kernel.root import root_disk
+from tests.lab.processes import LabError
+
+ROOT = Path(__file__).parents[2]
+LOGS = CACHE / "logs"
+BACKENDS = ("fentry", "kprobe", "tracepoint")
+BUFFERS = ("ring", "perf")
+TIMEOUT_S = 1200  # a bound for a machine that hangs; several share the processors with whatever else runs here
+PORT = 9092
+TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
+_UNREADABLE = {"buffer_unreadable", "gap"}
+_FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
+_SCRIPT = """
+export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:. PYTHONUNBUFFERED=1
+export GOLDEN_PORT={port} GOLDEN_KEPT=$PWD/programs
+exec python3 -m tests.kernel.guest {arguments}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What became of a backend with a buffer: passed, failed or absent. instructions: verified, by program."""
+
+    backend: str
+    buffer: str
+    result: str
+    reason: str = ""
+    tests: int = 0
+    seconds: float = 0.0
+    instructions: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A kernel and the runs on it. differences: conversations that two runs did not see alike."""
+
+    series: str
+    release: str
+    package_version: str
+    runs: Sequence[Run]
+    differences: Sequence[str]
+
+    @property
+    def passed(self) -> bool:
+        return not self.differences and not any(run.result == "failed" for run in self.runs)
+
+
+def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFERS, *, long: bool) -> list[Tried]:
+    """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
+
+    Raises:
+        LabError: something that the machines are made of is missing.
+    """
+    kernels = [kernel(name) for name in series]
+    for found in kernels:
+        _compile(found, buffers)
+    root = root_disk()
+    with ThreadPoolExecutor(max(len(BACKENDS), os.cpu_count() or 1)) as pool:
+
+        def start(found: Kernel, backend: str) -> Any:
+            return pool.submit(_try_backend, found, root, backend, buffers, long)
+
+        lanes = [(found, [start(found, backend) for backend in BACKENDS]) for found in kernels]
+        return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
+
+
+def _programs(found: Kernel) -> Path:
+    return found.folder / "programs"
+
+
+def _compile(found: Kernel, buffers: Sequence[str]) -> None:
+    """The programs that the guest will ask for: emulated, the compiler would take longer than all the rest."""
+    _programs(found).mkdir(exist_ok=True)
+    types = Btf(found.btf)
+    options = Options((PORT,), watch_connecting=True, watch_accepting=True, agent_tgid=0, ring_bytes=RING_BYTES)
+    for backend in BACKENDS:
+        for buffer in buffers:
+            by_cpu = {0: 0} if buffer == "perf" else {}  # that there are any is all that the compiler asks
+            compile_programs(backend, replace(options, perf_buffers=by_cpu), types, _programs(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A run, and of each of its conversations what was seen and lost."""
+
+    run: Run
+    seen: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str], long: bool) -> list[Seen]:
+    if backend == "tracepoint" and (absent := [name for name in TRACEPOINTS if not found.knows(name)]):
+        reason = f"no {absent[0].decode().removeprefix('btf_trace_')}"
+        return [Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
+    selection = "kernel" if long else "kernel and not long"
+    arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
+    log = LOGS / f"{found.series}-{backend}.log"
+    files = {**_FILES, "programs": _programs(found)}
+    try:
+        outcome = run(found, root, Job(files, _SCRIPT.format(arguments=arguments, port=PORT)), log, timeout_s=TIMEOUT_S)
+    except LabError as error:
+        return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
+    return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]
+
+
+def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> Seen:
+    if report is None:
+        return Seen(Run(backend, buffer, "failed", f"it ended without a report, see {log}"))
+    said = json.loads(report)
+    failures = [f"{name}:\n{text}" for name, text in said["failures"].items()]
+    result = "failed" if said["status"] or failures else "passed"
+    facts = len(said["tests"]), said["seconds"], said["instructions"]
+    return Seen(Run(backend, buffer, result, "\n".join(failures), *facts), said["seen"])
+
+
+def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
+    runs = [seen for lane in lanes for seen in lane]
+    unlike = list(differences(runs))
+    return Tried(found.series, found.release, found.package_version, [seen.run for seen in runs], unlike)
+
+
+def differences(runs: Sequence[Seen]) -> Iterator[str]:
+    """The conversations that runs have seen in different ways, without having counted anything unreadable."""
+    for name in sorted({name for seen in runs for name in seen.seen}):
+        told = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
+        whole = {run: what for run, what in told.items() if _UNREADABLE.isdisjoint(what["lost"])}
+        first = next(iter(whole.values()), None)
+        if unlike := [run for run, what in whole.items() if what != first]:
+            yield f"{name}: {', '.join(unlike)} saw something else than {next(iter(whole))}"

@@ -1,0 +1,65 @@
+"""One kernel of the matrix with all its backends; the others run by `make test-kernels`."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernel.archive import kernel
+from tests.kernel.machine import Job, run
+from tests.kernel.matrix import BACKENDS, LOGS, Run, Seen, differences, matrix
+from tests.kernel.root import root_disk
+from tests.lab.processes import LabError
+
+pytestmark = pytest.mark.root
+
+SERIES = "6.12"
+
+
+def test_every_backend_sees_the_same_on_a_production_kernel() -> None:
+    (tried,) = matrix([SERIES], ["ring"], long=False)
+    assert [(found.backend, found.result, found.reason) for found in tried.runs] == [
+        (backend, "passed", "") for backend in BACKENDS
+    ]
+    assert tried.differences == []
+    assert all(found.tests > 50 for found in tried.runs)
+
+
+def seen(backend: str, *frames: str, **lost: int) -> Seen:
+    return Seen(Run(backend, "ring", "passed"), {"test_split": {"seen": [[False, *frames]], "lost": lost}})
+
+
+def test_backends_that_see_something_else_are_named() -> None:
+    alike = [seen("fentry", "a", "b"), seen("kprobe", "a", "b")]
+    assert list(differences(alike)) == []
+    assert list(differences([*alike, seen("tracepoint", "a")])) == [
+        "test_split: tracepoint-ring saw something else than fentry-ring"
+    ]
+    assert list(differences([*alike, seen("tracepoint", "a", malformed=1)])) != []
+
+
+def test_a_backend_that_says_what_it_could_not_read_may_see_less() -> None:
+    assert list(differences([seen("fentry", "a", "b"), seen("tracepoint", "a", buffer_unreadable=1)])) == []
+
+
+def test_a_job_ends_with_its_status_and_its_results() -> None:
+    outcome = run(
+        kernel(SERIES), root_disk(), Job({}, "uname -r >/results/release; exit 7"), LOGS / "job.log", timeout_s=120
+    )
+    assert (outcome.status, outcome.results["release"].decode().strip()) == (7, kernel(SERIES).release)
+
+
+def test_a_guest_that_panics_is_no_success() -> None:
+    with pytest.raises(LabError, match=r"did not end in order(.|\n)*sysrq"):
+        run(kernel(SERIES), root_disk(), Job({}, "echo c >/proc/sysrq-trigger"), LOGS / "panic.log", timeout_s=120)
+
+
+def test_a_guest_that_hangs_is_stopped() -> None:
+    with pytest.raises(LabError, match="not done after 1 s"):
+        run(kernel(SERIES), root_disk(), Job({}, "read never"), LOGS / "hang.log", timeout_s=1)
+
+
+def test_a_missing_emulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, found = root_disk(), kernel(SERIES)
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LabError, match="qemu-system-x86_64 is missing: install qemu-system-x86"):
+        run(found, disk, Job({}, "exit 0"), LOGS / "missing.log", timeout_s=1)

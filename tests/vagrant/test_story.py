@@ -1,0 +1,129 @@
+"""Who is behind the NAT: a real broker sees the gateway, the agent names the client. The story of vagrant/README.md."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.cgroups import cgroup, path_of
+from tests.lab.java import JARS
+from tests.lab.network import SCRIPTS, Namespace, nat
+from tests.lab.processes import listens, start, stop, tail, wait_until
+from tests.lab.product import Agent
+from tests.lab.topics import create_topics
+
+pytestmark = [pytest.mark.root, pytest.mark.broker]
+
+Event = dict[str, Any]
+
+PORT = 9092
+RECORDS = 50
+LIBRARIES = {"kafka_python": "kafka-python", "librdkafka": "confluent-kafka-python"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A client that has run behind the gateway: what is true about it."""
+
+    library: str
+    role: str
+    pid: int
+    cgroup: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What ran where, and the events of one agent: it sees every network namespace of its host."""
+
+    programs: Sequence[Program]
+    broker_pid: int
+    gateway_address: str
+    output: Path
+
+    def opened(self, pid: int) -> dict[str, Event]:
+        """The ends of connections that a process owns, by flow_id."""
+        events = (json.loads(line) for line in self.output.read_text().splitlines())
+        return {e["flow_id"]: e for e in events if e["kind"] == "open" and e["workload"]["pid"] == pid}
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    directory = tmp_path_factory.mktemp("story")
+    agent = Agent(directory, "--sink", "stdout", "--ports", str(PORT))
+    with nat(clients=2) as network, agent, broker(network.broker, directory) as broker_pid:
+        bootstrap = f"{network.broker.address}:{PORT}"
+        with network.broker.inside():
+            create_topics(bootstrap, ["orders"], partitions=1)
+        producer = run(network.clients[0], "kafka_python", "produce", bootstrap, directory)
+        consumer = run(network.clients[1], "librdkafka", "consume", bootstrap, directory)
+    return Story((producer, consumer), broker_pid, network.gateway_address, agent.output)
+
+
+@contextmanager
+def broker(namespace: Namespace, directory: Path) -> Iterator[int]:
+    """A broker in the namespace, by the script that runs it on a machine; gives its process id."""
+    node = {"NODE_ID": "1", "ADDRESS": namespace.address, "VOTERS": f"1@{namespace.address}:9093"}
+    places = {"DATA": str(directory / "data"), "JARS": str(JARS)}
+    log = directory / "broker.log"
+    with namespace.inside():
+        process = start(["bash", SCRIPTS / "broker.sh"], log=log, env=node | places)
+        try:
+            wait_until(lambda: process.poll() is not None or listens(namespace.address, PORT), "the broker")
+            assert process.poll() is None, tail(log)
+            yield process.pid
+        finally:
+            stop(process)
+
+
+def run(namespace: Namespace, library: str, role: str, bootstrap: str, directory: Path) -> Program:
+    """Run a client in the namespace to its end, by the script that runs it on a machine."""
+    log, report = directory / f"{role}.log", directory / f"{role}.json"
+    program = {"LIBRARY": library, "ROLE": role, "BOOTSTRAP": bootstrap, "PYTHON": sys.executable}
+    bounds = {"RECORDS": str(RECORDS), "RATE": "50", "REPORT": str(report)}
+    with namespace.inside(), cgroup(f"orders-{role}r") as place:
+        process = start(["bash", SCRIPTS / "client.sh"], log=log, env=program | bounds, inside=place)
+        try:
+            status = process.wait(timeout=60)
+        finally:
+            stop(process)
+        assert status == 0, tail(log)
+        assert json.loads(report.read_text())["orders"]["records"] == RECORDS
+        return Program(library, role, process.pid, path_of(place), namespace.address)
+
+
+def test_the_broker_has_every_client_by_the_gateways_address(story: Story) -> None:
+    accepted = story.opened(story.broker_pid)
+    for program in story.programs:
+        connected = story.opened(program.pid)
+        assert connected
+        assert connected.keys() <= accepted.keys()
+        for flow_id, end in connected.items():
+            assert (end["side"], accepted[flow_id]["side"]) == ("connecting", "accepting")
+            assert host(end["local"]) == program.address
+            assert host(accepted[flow_id]["peer"]) == story.gateway_address
+
+
+def test_the_table_names_process_cgroup_and_library_of_each_connection(story: Story) -> None:
+    with story.output.open() as events:
+        who = subprocess.run([sys.executable, SCRIPTS / "who.py"], stdin=events, capture_output=True, text=True)
+    assert who.returncode == 0, who.stderr
+    rows = [line.split() for line in who.stdout.splitlines()]
+    for program in story.programs:
+        mine = [row for row in rows if program.cgroup in row]
+        assert len(mine) == len(story.opened(program.pid))
+        for peer, local, *names in mine:
+            assert (host(peer), host(local)) == (story.gateway_address, program.address)
+            assert {str(program.pid), f"orders-{program.role}r", LIBRARIES[program.library]} <= {*names}
+
+
+def host(endpoint: str) -> str:
+    return endpoint.rpartition(":")[0]

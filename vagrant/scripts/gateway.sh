@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Makes this machine, or network namespace, a NAT gateway from clients to brokers with a firewall that forgets connections:
+# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either end.
+#
+#   IDLE_S    seconds of silence after which a connection is forgotten
+#   CLIENTS   network of the clients, as 10.57.1.0/24
+#   BROKERS   network of the brokers
+#
+# It is told by networks, not by interfaces: these have other names on each hypervisor. It may run again at any time.
+set -euo pipefail
+: "${IDLE_S:?}" "${CLIENTS:?}" "${BROKERS:?}"
+
+# The first two lines make the rest a replacement, all or nothing.
+nft -f - <<RULES
+table ip kafka-probe-lab
+delete table ip kafka-probe-lab
+table ip kafka-probe-lab {
+    chain translate {
+        type nat hook postrouting priority srcnat;
+        ip saddr $CLIENTS ip daddr $BROKERS masquerade random
+    }
+    # Before routing: a broker's segment on a forgotten connection is addressed to the gateway itself, which would answer RST.
+    # Only these networks: a quiet ssh session to the gateway goes on.
+    chain forgotten {
+        type filter hook prerouting priority filter;
+        ip saddr { $CLIENTS, $BROKERS } ct state invalid counter drop
+    }
+}
+RULES
+
+# Connection tracking has its settings only once a rule uses it. Not loose: a segment in mid-stream opens no new entry.
+echo 0 >/proc/sys/net/netfilter/nf_conntrack_tcp_loose
+echo "$IDLE_S" >/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established
+echo 1 >/proc/sys/net/ipv4/ip_forward

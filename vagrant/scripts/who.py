@@ -1,0 +1,50 @@
+"""Who is behind the NAT: kafka-probe's events on standard input, one line per connection that a broker accepted.
+
+The two ends of a connection have different addresses and the same flow_id. Only Python's own library is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+HEADINGS = ("THE BROKER SEES", "IT IS", "FLOW ID", "NODE", "PID", "COMM", "CGROUP", "CLIENT ID", "LIBRARY")
+
+
+def main() -> None:
+    """Read all events, then print the table."""
+    ends: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in filter(str.strip, sys.stdin):  # kcat sets records apart by empty lines
+        event = json.loads(line)
+        if event.get("flow_id"):
+            known = {name: value for name, value in event.items() if value is not None}
+            ends.setdefault((event["flow_id"], event["side"]), {}).update(known)
+    # Not those of the agents themselves.
+    accepted = [(flow, end) for (flow, side), end in ends.items() if side == "accepting" and not end.get("internal")]
+    rows = [HEADINGS, *(row(end, ends.get((flow, "connecting"), {})) for flow, end in accepted)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for cells in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
+
+
+def row(accepting: dict[str, Any], connecting: dict[str, Any]) -> tuple[str, ...]:
+    """One connection; a dash where no agent watched the connecting end."""
+    workload, client = connecting.get("workload", {}), connecting.get("client", {})
+    library = [client[name] for name in ("software_name", "software_version") if client.get(name)]
+    cells = (
+        accepting["peer"],
+        connecting.get("local"),
+        accepting["flow_id"],
+        connecting.get("node"),
+        workload.get("pid"),
+        workload.get("comm"),
+        workload.get("cgroup"),
+        client.get("id"),
+        " ".join(library),
+    )
+    return tuple(str(cell or "-") for cell in cells)
+
+
+if __name__ == "__main__":
+    main()
