@@ -183,8 +183,19 @@ static inline void out_of_steps(struct cursor *c)
 		abandon(c);
 }
 
+// The record leaves, unless it is a guess.
+static inline void leave(void *ctx, u64 sk, struct conn *conn, struct cursor *c)
+{
+	if (ANY_PORT && !conn->is_kafka)
+		return;
+	if (ANY_PORT) // else done when the connection was opened
+		announce(ctx, sk, conn);
+	send_record(ctx, &c->out);
+}
+
 // The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so
-// a thousand times. BCC inlines every call, so the loader links these: capture/link.py knows the names and numbers.
+// a thousand times. BCC inlines every call, so the loader links these: capture/link.py knows the names and numbers. A perf buffer
+// is written by the caller, for it takes the program's context.
 static inline int run(u64 sk, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
@@ -193,13 +204,13 @@ static inline int run(u64 sk, u8 direction)
 	struct cursor *c = &conn->cursors[direction];
 	if (c->leaving)
 		left(c);
+	int outcome = MORE;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < STEPS; i++) {
-		int outcome = step(conn, c, direction);
-		if (outcome != MORE)
-			return outcome;
-	}
-	return MORE;
+	for (int i = 0; i < STEPS && outcome == MORE; i++)
+		outcome = step(conn, c, direction);
+	if (!PERF_BUFFER && outcome == LEAVES)
+		leave(0, sk, conn, c);
+	return outcome;
 }
 
 int run_send(u64 sk)
@@ -229,11 +240,8 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 		int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
 		if (outcome == DONE)
 			return;
-		if (outcome == LEAVES && (!ANY_PORT || conn->is_kafka)) { // else it is a guess
-			if (ANY_PORT)                                     // else announced when it was opened
-				announce(ctx, sk, conn);
-			send_record(ctx, &c->out);
-		}
+		if (PERF_BUFFER && outcome == LEAVES)
+			leave(ctx, sk, conn, c);
 	}
 	out_of_steps(c);
 }
