@@ -39,28 +39,6 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		fields_complete(conn, c);
 }
 
-// Sends off the record: the frame's last, or one that is full.
-static inline void flush(u64 sk, struct conn *conn, struct cursor *c)
-{
-	struct record *out = &c->out;
-	if (ANY_PORT && !conn->is_kafka) { // a guess
-		out->size = 0;
-		if (c->state == FINISHED)
-			expect_head(c);
-		return;
-	}
-	if (ANY_PORT) // else done when the connection was opened
-		announce(sk, conn);
-	int more = c->state != FINISHED;
-	out->flags = more ? out->flags | FLAG_MORE : out->flags & ~FLAG_MORE;
-	if (events.ringbuf_output(out, sizeof(*out), wake_up()))
-		lost(c, LOST_RING_FULL);
-	out->part++;
-	out->size = 0;
-	if (!more)
-		expect_head(c);
-}
-
 // Reads what the cursor wants, as much of it as the current segment of the caller's buffer holds.
 static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 {
@@ -121,25 +99,40 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 		element_complete(conn, c, direction);
 }
 
-// One step of the cursor through the running call. 0 when the call has nothing more for it.
-static inline int step(u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+enum outcome { DONE, MORE, LEAVES };
+
+// One step of the cursor through the running call. DONE when the call has nothing more for it, LEAVES when the record shall leave:
+// the frame's last, or one that is full.
+static inline int step(struct conn *conn, struct cursor *c, u8 direction)
 {
 	if (c->state != FINISHED && (c->state != BULK || c->bulk)) {
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
-			return 0;
+			return DONE;
 		if (c->state == HEAD && !c->have)
 			c->need = head_bytes(conn, direction);
 		collect(conn, c, direction);
 	}
 	if (c->state == BULK && !c->bulk)
 		follow(conn, c, c->bulk_then);
-	if (c->state == FINISHED || c->out.size > DATA_BYTES - CHUNK)
-		flush(sk, conn, c);
 	if (c->lost) {
 		count(c->lost, 1);
 		c->lost = 0;
 	}
-	return 1;
+	if (c->state != FINISHED && c->out.size <= DATA_BYTES - CHUNK)
+		return MORE;
+	c->out.flags = c->state == FINISHED ? c->out.flags & ~FLAG_MORE : c->out.flags | FLAG_MORE;
+	c->leaving = 1;
+	return LEAVES;
+}
+
+// The record has left: the next one of the frame, or the next frame.
+static inline void left(struct cursor *c)
+{
+	c->leaving = 0;
+	c->out.part++;
+	c->out.size = 0;
+	if (c->state == FINISHED)
+		expect_head(c);
 }
 
 // Bytes before the call that no hook saw: harmless inside a frame (splice takes a body from a socket unseen), where the cursor finds
@@ -182,8 +175,65 @@ static inline int begin(struct cursor *c, u8 direction, u32 end, s32 result)
 static inline void out_of_steps(struct cursor *c)
 {
 	count(LOST_LIMIT, 1);
+	if (c->leaving)
+		left(c);
 	if (c->state != HEAD && (s32)(c->frame_end - c->call.end) >= 0)
 		finish(c, FLAG_CUT);
 	else if ((s32)(c->call.end - c->next) > 0)
 		abandon(c);
+}
+
+// The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so
+// a thousand times. BCC inlines every call, so the loader links these: capture/link.py knows the names and numbers.
+static inline int run(u64 sk, u8 direction)
+{
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn)
+		return DONE;
+	struct cursor *c = &conn->cursors[direction];
+	if (c->leaving)
+		left(c);
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < STEPS; i++) {
+		int outcome = step(conn, c, direction);
+		if (outcome != MORE)
+			return outcome;
+	}
+	return MORE;
+}
+
+int run_send(u64 sk)
+{
+	return run(sk, SEND);
+}
+
+int run_receive(u64 sk)
+{
+	return run(sk, RECEIVE);
+}
+
+static int (*call_run_send)(u64 sk) = (void *)CALL_RUN_SEND;
+static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
+
+// A call moved [end - result, end): follows the frames in it.
+static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
+{
+	struct conn *conn = connection(ctx, sk, role, end - result, direction);
+	if (!conn || conn->rejected)
+		return;
+	struct cursor *c = &conn->cursors[direction];
+	c->call = *call;
+	if (!begin(c, direction, end, result))
+		return;
+	for (int i = 0; i < RUNS; i++) {
+		int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
+		if (outcome == DONE)
+			return;
+		if (outcome == LEAVES && (!ANY_PORT || conn->is_kafka)) { // else it is a guess
+			if (ANY_PORT)                                     // else announced when it was opened
+				announce(ctx, sk, conn);
+			send_record(ctx, &c->out);
+		}
+	}
+	out_of_steps(c);
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The caller's buffer: one segment at a time of what a call sent or received. Who fills struct call is the backend's affair.
+// The caller's buffer: one segment at a time of what a call sent or received. Who fills struct call is the backend's affair, and
+// whose memory holds its vector: READ_IOVEC is the helper that reads it.
 #pragma once
 #include "sock.h"
 
@@ -12,7 +13,7 @@ struct user_iovec {
 static inline int next_segment(struct call *call)
 {
 	struct user_iovec iov = {};
-	if (!call->iov_left || bpf_probe_read_user(&iov, sizeof(iov), (void *)call->iov))
+	if (!call->iov_left || READ_IOVEC(&iov, sizeof(iov), (void *)call->iov))
 		return 0;
 	call->iov += sizeof(iov);
 	call->iov_left--;

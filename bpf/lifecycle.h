@@ -6,17 +6,25 @@
 #define TCP_ESTABLISHED 1
 #define TCP_CLOSE 7
 
-static inline void emit_owner(u64 sk, struct conn *conn, u8 kind)
+static inline struct record *notice(struct conn *conn, u8 kind)
 {
-	struct record *record = events.ringbuf_reserve(sizeof(struct record));
-	if (!record) {
-		count(LOST_RING_FULL, 1);
-		return;
-	}
+	struct record *record = &conn->notice;
 	__builtin_memset(record, 0, sizeof(*record));
 	record->ts_ns = bpf_ktime_get_ns();
 	record->conn = conn->id;
 	record->kind = kind;
+	return record;
+}
+
+static inline void send_record(void *ctx, struct record *record)
+{
+	if (emit(ctx, record))
+		count(LOST_RING_FULL, 1);
+}
+
+static inline void emit_owner(void *ctx, u64 sk, struct conn *conn, u8 kind)
+{
+	struct record *record = notice(conn, kind);
 	struct open_data *open = (struct open_data *)record->data;
 	fill_addresses(sk, open);
 	fill_owner(open);
@@ -25,20 +33,20 @@ static inline void emit_owner(u64 sk, struct conn *conn, u8 kind)
 	open->accepting = conn->role == ROLE_ACCEPTING;
 	open->from_start = conn->from_start;
 	record->size = sizeof(*open);
-	events.ringbuf_submit(record, wake_up());
+	send_record(ctx, record);
 }
 
 // Tells user space of the connection, once.
-static inline void announce(u64 sk, struct conn *conn)
+static inline void announce(void *ctx, u64 sk, struct conn *conn)
 {
 	if (conn->announced)
 		return;
 	conn->announced = 1;
 	count(COUNT_CONNECTIONS, 1);
-	emit_owner(sk, conn, RECORD_OPEN);
+	emit_owner(ctx, sk, conn, RECORD_OPEN);
 }
 
-static inline struct conn *open_connection(u64 sk, int role, u32 start, u8 direction)
+static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction)
 {
 	u32 zero = 0;
 	struct conn *blank_conn = blank.lookup(&zero);
@@ -64,16 +72,16 @@ static inline struct conn *open_connection(u64 sk, int role, u32 start, u8 direc
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
 	if (!ANY_PORT)
-		announce(sk, conn);
+		announce(ctx, sk, conn);
 	return conn;
 }
 
-// The connection of a call that moved bytes, with its present owner.
-static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction)
+// The connection of a call that moved the bytes from `start` on, with its present owner.
+static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn)
-		conn = open_connection(sk, role, sequence_end(sk, direction) - result, direction);
+		conn = open_connection(ctx, sk, role, start, direction);
 	if (!conn)
 		return 0;
 	conn->last_ns = bpf_ktime_get_ns();
@@ -81,18 +89,17 @@ static inline struct conn *connection(u64 sk, int role, s32 result, u8 direction
 	if (tgid != conn->tgid) {
 		conn->tgid = tgid;
 		if (conn->announced)
-			emit_owner(sk, conn, RECORD_OWNER);
+			emit_owner(ctx, sk, conn, RECORD_OWNER);
 	}
 	return conn;
 }
 
 // Sends off what was copied of a frame that will never be whole.
-static inline void send_unfinished(struct conn *conn, struct cursor *c)
+static inline void send_unfinished(void *ctx, struct conn *conn, struct cursor *c)
 {
 	if (c->state != CURSOR_AT_HEAD) {
 		c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
-		if (events.ringbuf_output(&c->out, sizeof(c->out), wake_up()))
-			count(LOST_RING_FULL, 1);
+		send_record(ctx, &c->out);
 	} else if (c->have && !conn->rejected) {
 		count(LOST_HEADER_INCOMPLETE, 1);
 	}
@@ -111,38 +118,42 @@ static inline void state_changed(u64 sk, int from, int to)
 		conn->error = READ(u32, sk, OFFSET_SOCK_SK_ERR);
 }
 
-static inline void close_connection(u64 sk)
+static inline void close_connection(void *ctx, u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn)
 		return;
 	if (conn->announced) {
-		send_unfinished(conn, &conn->cursors[SEND]);
-		send_unfinished(conn, &conn->cursors[RECEIVE]);
-		struct record *record = events.ringbuf_reserve(sizeof(struct record));
-		if (record) {
-			__builtin_memset(record, 0, sizeof(*record));
-			record->ts_ns = bpf_ktime_get_ns();
-			record->conn = conn->id;
-			record->kind = RECORD_CLOSE;
-			struct close_data *close = (struct close_data *)record->data;
-			close->idle_ns = record->ts_ns - conn->last_ns;
-			close->sent_bytes =
-				READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
-			close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
-			close->unacked_bytes = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
-			close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
-			close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
-			close->in_flight = conn->tail - conn->head + conn->overflowed;
-			close->error = conn->error;
-			close->first_state = conn->first_state;
-			close->last_api_key = conn->last_api_key;
-			close->last_api_version = conn->last_api_version;
-			record->size = sizeof(*close);
-			events.ringbuf_submit(record, wake_up());
-		} else {
-			count(LOST_RING_FULL, 1);
-		}
+		send_unfinished(ctx, conn, &conn->cursors[SEND]);
+		send_unfinished(ctx, conn, &conn->cursors[RECEIVE]);
+		struct record *record = notice(conn, RECORD_CLOSE);
+		struct close_data *close = (struct close_data *)record->data;
+		close->idle_ns = record->ts_ns - conn->last_ns;
+		close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS);
+		close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
+		close->unacked_bytes = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
+		close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
+		close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
+		close->in_flight = conn->tail - conn->head + conn->overflowed;
+		close->error = conn->error;
+		close->first_state = conn->first_state;
+		close->last_api_key = conn->last_api_key;
+		close->last_api_version = conn->last_api_version;
+		record->size = sizeof(*close);
+		send_record(ctx, record);
 	}
 	conns.delete(&sk);
+}
+
+// on_NAME is attached to the raw tracepoint NAME, by every backend: what begins and ends a connection.
+int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)
+{
+	state_changed(ctx->args[0], ctx->args[1], ctx->args[2]);
+	return 0;
+}
+
+int on_tcp_destroy_sock(struct bpf_raw_tracepoint_args *ctx)
+{
+	close_connection(ctx, ctx->args[0]);
+	return 0;
 }

@@ -5,6 +5,7 @@
 
 #define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
 #define CHUNK 64     // bytes moved by one step of the cursor at most
+#define WAKE_UP_RECORDS 2048
 
 struct in_flight {
 	u32 correlation_id;
@@ -55,9 +56,9 @@ struct cursor {
 	u8 shift;
 	u8 flexible;
 	u8 walk;
-	u8 lost; // enum counter: to be counted at the end of the step
-	u8 pad0;
-	u16 need; // size of the element being collected in `element`, and how much of it is there
+	u8 lost;    // enum counter: to be counted at the end of the step
+	u8 leaving; // `out` was sent off
+	u16 need;   // size of the element being collected in `element`, and how much of it is there
 	u16 have;
 	u16 take; // what the current step reads, and to where
 	u16 at;
@@ -86,7 +87,8 @@ struct conn {
 	u8 last_api_version;
 	u8 from_start; // seen from its first byte
 	u8 pad[3];
-	u32 error; // sk_err when the connection was closed
+	u32 error;            // sk_err when the connection was closed
+	struct record notice; // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];
 	struct cursor cursors[2]; // by enum direction
 };
@@ -118,7 +120,7 @@ struct mmsg {
 
 // sock address → connection. Inserted by the first call that moves bytes of a candidate, deleted by tcp_destroy_sock: every
 // TCP socket is destroyed, so no entry can outlive its socket, and an address is free again only after that.
-BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, BPF_F_NO_PREALLOC);
+BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(blank, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that
@@ -128,24 +130,33 @@ BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
 BPF_ARRAY(rules, struct rule, RULES);
 BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
+#if PERF_BUFFER
+BPF_PERF_OUTPUT(events);
+#else
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
-// The programs that go on where a run of the verifier's size ended; index: enum direction.
-BPF_PROG_ARRAY(continuations, 2);
+#endif
 
+// Atomic, because an fexit program can be preempted by another on its CPU.
 static inline void count(u32 which, u64 n)
 {
 	u64 *value = counters.lookup(&which);
 	if (value)
-		*value += n;
+		__sync_fetch_and_add(value, n);
 }
 
-#define WAKE_UP_RECORDS 2048
-
-// Counts a record that is about to leave. A wake-up costs more than a record: the reader looks by itself every so often, and is
-// woken when one CPU has written this many.
-static inline u64 wake_up(void)
+// Sends off a record; not 0 when there is no room. A wake-up costs more than a record: the reader looks by itself every so
+// often, and is woken when one CPU has written many.
+static inline int emit(void *ctx, struct record *record)
 {
 	u32 which = COUNT_RECORDS;
 	u64 *written = counters.lookup(&which);
-	return written && ++*written % WAKE_UP_RECORDS == 0 ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	if (!written)
+		return -1;
+	__sync_fetch_and_add(written, 1);
+#if PERF_BUFFER
+	return events.perf_submit(ctx, record, sizeof(*record));
+#else
+	return events.ringbuf_output(record, sizeof(*record),
+				     *written % WAKE_UP_RECORDS ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+#endif
 }

@@ -14,6 +14,9 @@
 		value_;                                                                                                          \
 	})
 
+#define MSG_IGNORED (0x2 | 0x2000) // MSG_PEEK, MSG_ERRQUEUE: nothing of the stream was moved
+#define MSG_TRUNC 0x20             // the bytes were dropped: there is no buffer
+
 enum role { ROLE_UNKNOWN, ROLE_CONNECTING, ROLE_ACCEPTING };
 enum direction { SEND, RECEIVE };
 
@@ -40,6 +43,11 @@ static inline int candidate(u64 sk)
 	u16 family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
 	u16 protocol = READ(u16, sk, OFFSET_SOCK_SK_PROTOCOL);
 	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP ? role : -1;
+}
+
+static inline int is_agent(void)
+{
+	return bpf_get_current_pid_tgid() >> 32 == AGENT_TGID;
 }
 
 // Initial sequence numbers from counters, for connections of any age. A softirq may move the pair between the two reads, so

@@ -2,6 +2,7 @@
 // For hooks without the message at hand: the buffer is found in the arguments of the running system call, which the kernel saved
 // on the task's stack. x86-64.
 #pragma once
+#define READ_IOVEC bpf_probe_read_user
 #include "iov.h"
 
 enum {

@@ -21,6 +21,7 @@ import numpy.typing as npt
 import kafka_probe
 from kafka_probe import check
 from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
@@ -76,14 +77,13 @@ class Agent:
             ring_bytes=config.ring_size_bytes,
             cgroup_subsystem=self._subsystem.name if self._subsystem else None,
         )
-        programs = Programs.load("tracepoint", options, _rules())
+        programs = Programs.load(config.backend, config.buffer, options, _rules())
         try:
-            ring = RingBuffer(programs.ring_fd, config.ring_size_bytes)
-            log.info("attached by %s to %s", "tracepoint", platform.release())
+            not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
+            log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
             if config.ready_file:
                 config.ready_file.touch()
-            self._loop(programs, ring)
-            ring.close()
+            self._loop(programs)
         finally:
             programs.close()
         log.info("detached")
@@ -96,15 +96,15 @@ class Agent:
         """What was lost and what was done since the start, by name."""
         return {"losses": self._losses(), "counters": self._counters()}
 
-    def _loop(self, programs: Programs, ring: RingBuffer) -> None:
+    def _loop(self, programs: Programs) -> None:
         since = time.time_ns()
         due = time.monotonic() + self._config.interval_s
         self._report(since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
-            ring.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
-            # Before the ring is read: what ends after this moment may still be in it.
+            programs.buffer.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
+            # Before the buffer is read: what ends after this moment may still be in it.
             now = time.time_ns()
-            self._drain(ring)
+            self._drain(programs.buffer)
             if time.monotonic() >= due:
                 self._kernel = programs.counters()
                 self._report(since, now)
@@ -113,12 +113,12 @@ class Agent:
         programs.detach()
         now = time.time_ns()
         self._kernel = programs.counters()
-        self._drain(ring)
+        self._drain(programs.buffer)
         self._report(since, now)
 
-    def _drain(self, ring: RingBuffer) -> None:
+    def _drain(self, buffer: RingBuffer | PerfBuffers) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
-        while len(records := ring.take(_BATCH_RECORDS)):
+        while len(records := buffer.take(_BATCH_RECORDS)):
             self._consume(records)
             if len(records) < _BATCH_RECORDS:
                 return

@@ -1,7 +1,8 @@
 """What the agent needs from the host, each thing as a finding: ok, or what to do.
 
 `findings` is what `kafka-probe check` prints; `require_capture` is the part without which `run` cannot start. Nothing
-here loads BPF or imports BCC: the answers come from files, so that a test can put a tree of its own in their place.
+here imports BCC, and but for `backends`, which asks the kernel itself, the answers come from files, so that a test can
+put a tree of its own in their place.
 """
 
 from __future__ import annotations
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 # Bits of the effective set in /proc/self/status, as in linux/capability.h.
 CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
-
-TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
-TRACEPOINTS_SINCE = (6, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class Host:
 
 
 def system(host: Host) -> Finding:
-    """Linux on x86_64: the backend reads a system call's arguments from the registers of this architecture."""
+    """Linux on x86_64: the backends read arguments from the registers of this architecture."""
     ok = (host.system, host.machine) == ("Linux", "x86_64")
     return Finding("system", ok, f"{host.system} {host.machine}", "kafka-probe captures on Linux x86_64 only")
 
@@ -74,19 +72,6 @@ def btf(host: Host) -> Finding:
     if not path.exists():
         return Finding("btf", False, f"{path} is absent", remedy)
     return Finding("btf", True, f"{path}, {path.stat().st_size >> 10} KiB")
-
-
-def kernel(host: Host) -> Finding:
-    """The two tracepoints of the `tracepoint` backend: looked up in BTF, as distributions port things back."""
-    since = ".".join(map(str, TRACEPOINTS_SINCE))
-    remedy = f"boot a kernel {since} or newer: older ones lack the tracepoints sock_send_length and sock_recv_length"
-    version = re.match(r"(\d+)\.(\d+)", host.release)
-    ok = version is not None and (int(version[1]), int(version[2])) >= TRACEPOINTS_SINCE
-    path = host.root / "sys/kernel/btf/vmlinux"
-    if path.exists():
-        types = path.read_bytes()
-        ok = all(name in types for name in TRACEPOINTS)
-    return Finding("kernel", ok, host.release, remedy)
 
 
 def privileges(host: Host) -> Finding:
@@ -128,6 +113,21 @@ def cgroups(host: Host) -> Finding:
     return Finding("cgroups", mode is not None, mode or "no hierarchy is mounted: containers stay unnamed", remedy)
 
 
+def backends() -> Finding:
+    """Which ways to hook the kernel there are: each is tried by attaching a program that does nothing."""
+    from kafka_probe.capture.backends import BACKENDS, refusal
+    from kafka_probe.capture.btf import Btf
+
+    try:
+        types = Btf()
+    except StartError as error:
+        return Finding("backends", False, str(error), "see btf")
+    refused = {backend: refusal(backend, types) for backend in BACKENDS}
+    detail = "; ".join(f"not {backend}: {why}" if why else backend for backend, why in refused.items())
+    remedy = "boot a kernel 5.10 or newer with CONFIG_KPROBES=y, or 6.3 or newer"
+    return Finding("backends", not all(refused.values()), detail, remedy)
+
+
 def packages() -> Finding:
     """The Python packages of the agent."""
     names = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
@@ -156,7 +156,7 @@ def brokers(config: Config) -> Finding:
         return Finding("brokers", False, f"{servers}: {error}", remedy)
 
 
-CAPTURE = (system, btf, kernel, privileges, lockdown, bpfcc)
+CAPTURE = (system, btf, privileges, lockdown, bpfcc)
 
 
 def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
@@ -164,6 +164,7 @@ def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
     host = host or Host()
     for look in (*CAPTURE, cgroups):
         yield look(host)
+    yield backends()
     yield packages()
     yield brokers(config)
 

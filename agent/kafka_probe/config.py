@@ -177,10 +177,12 @@ class Config(SinkConfig):
     """ports of the brokers' listeners, or auto: look at every connection"""
     side: Literal["both", "accepting", "connecting"] = "both"
     """which end of a connection to watch"""
-    backend: Literal["auto", "tracepoint"] = "auto"
-    """how to hook the kernel"""
+    backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
+    """how to hook the kernel; auto: the first of them that it takes"""
+    buffer: Literal["auto", "ring", "perf"] = "auto"
+    """how records reach the agent; auto: by a ring buffer, by perf buffers where the kernel has none"""
     ring_size_bytes: ByteSize = ByteSize(8 * MIB)
-    """size of the ring between kernel and agent, a power of two"""
+    """size of the buffer between kernel and agent, a power of two; perf buffers share it"""
     node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""
     interval_s: float = Field(5.0, gt=0, le=3600)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kafka_probe.agent import _rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
-from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames
 from kafka_probe.connections.identity import Identity, read_open
@@ -21,6 +21,10 @@ from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
+# The matrix of kernels sets these in its guests, where a compiler would take minutes: programs come with the job.
+BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
+BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
+KEPT = Path(os.environ["GOLDEN_KEPT"]) if "GOLDEN_KEPT" in os.environ else None
 
 
 @dataclass(slots=True)
@@ -43,21 +47,19 @@ class Capture:
 
     def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
         options = Options(ports, connecting, accepting, agent_pid, RING_BYTES)
-        self._programs = Programs.load("tracepoint", options, _rules())
+        self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
         self._ports = ports
-        self._ring = RingBuffer(self._programs.ring_fd, RING_BYTES)
         self.begin()
 
     def begin(self) -> None:
         """Forget everything seen so far."""
-        while len(self._ring.take(1 << 20)):
+        while len(self._programs.buffer.take(1 << 20)):
             pass
         self._before = Counter(self._programs.counters())
         self._reader = FrameReader()
         self._ends: dict[int, End] = {}
 
     def close(self) -> None:
-        self._ring.close()
         self._programs.close()
 
     @property
@@ -68,17 +70,17 @@ class Capture:
     @property
     def backend(self) -> str:
         """The way in which the kernel is hooked."""
-        return "tracepoint"
+        return self._programs.backend
 
     @property
     def instructions(self) -> dict[str, int]:
         """How many instructions the verifier went through, by program."""
-        return {}
+        return self._programs.instructions
 
     @property
     def ends(self) -> list[End]:
         """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
-        while len(records := self._ring.take(1 << 20)):
+        while len(records := self._programs.buffer.take(1 << 20)):
             assert MARKER not in records.tobytes()
             for record in records:
                 self._take(record)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -16,7 +17,7 @@ from tests.lab.processes import free_port
 @pytest.fixture(scope="session")
 def port() -> int:
     """The watched port, of both ends."""
-    return free_port()
+    return int(os.environ.get("GOLDEN_PORT", 0)) or free_port()
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.kernel.images import module_order, unpacked
+from tests.kernel.images import module_order, section, unpacked
 from tests.lab.processes import LabError
 
 CACHE = Path(__file__).parents[2] / "build" / "kernels"
@@ -51,6 +51,14 @@ class Kernel:
     @property
     def vmlinux(self) -> Path:
         return self.folder / "vmlinux"
+
+    @property
+    def btf(self) -> Path:
+        """The kernel's type information, as it shows in /sys/kernel/btf/vmlinux."""
+        file = self.folder / "btf"
+        if not file.exists():
+            file.write_bytes(section(self.vmlinux.read_bytes(), b".BTF"))
+        return file
 
     @property
     def busybox(self) -> Path:

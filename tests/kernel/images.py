@@ -61,7 +61,7 @@ def module_order(tree: Path, wanted: Iterable[str]) -> dict[str, bytes]:
 
 
 def _needs(module: bytes) -> Iterator[str]:
-    for entry in _section(module, b".modinfo").decode().split("\0"):
+    for entry in section(module, b".modinfo").decode().split("\0"):
         match entry.partition("="):
             case "depends", _, names if names:
                 yield from (name.replace("-", "_") for name in names.split(","))
@@ -69,7 +69,7 @@ def _needs(module: bytes) -> Iterator[str]:
                 yield from (name.replace("-", "_") for name in names.split()[1:])
 
 
-def _section(elf: bytes, name: bytes) -> bytes:
+def section(elf: bytes, name: bytes) -> bytes:
     """The content of a section of a 64-bit ELF file."""
     (headers_at,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)

@@ -10,11 +10,14 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from kafka_probe.check import TRACEPOINTS
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.compiler import compile_programs
+from kafka_probe.capture.options import Options
+from tests.golden.capture import RING_BYTES
 from tests.kernel.archive import CACHE, SUITES, Kernel, kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.root import root_disk
@@ -25,10 +28,13 @@ LOGS = CACHE / "logs"
 BACKENDS = ("fentry", "kprobe", "tracepoint")
 BUFFERS = ("ring", "perf")
 TIMEOUT_S = 1200  # a bound for a machine that hangs; several share the processors with whatever else runs here
+PORT = 9092
+TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
 _UNREADABLE = {"buffer_unreadable", "gap"}
 _FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
 _SCRIPT = """
 export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:. PYTHONUNBUFFERED=1
+export GOLDEN_PORT={port} GOLDEN_KEPT=$PWD/programs
 exec python3 -m tests.kernel.guest {arguments}
 """
 
@@ -68,6 +74,8 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
         LabError: something that the machines are made of is missing.
     """
     kernels = [kernel(name) for name in series]
+    for found in kernels:
+        _compile(found, buffers)
     root = root_disk()
     with ThreadPoolExecutor(max(len(BACKENDS), os.cpu_count() or 1)) as pool:
 
@@ -76,6 +84,21 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
 
         lanes = [(found, [start(found, backend) for backend in BACKENDS]) for found in kernels]
         return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
+
+
+def _programs(found: Kernel) -> Path:
+    return found.folder / "programs"
+
+
+def _compile(found: Kernel, buffers: Sequence[str]) -> None:
+    """The programs that the guest will ask for: emulated, the compiler would take longer than all the rest."""
+    _programs(found).mkdir(exist_ok=True)
+    types = Btf(found.btf)
+    options = Options((PORT,), watch_connecting=True, watch_accepting=True, agent_tgid=0, ring_bytes=RING_BYTES)
+    for backend in BACKENDS:
+        for buffer in buffers:
+            by_cpu = {0: 0} if buffer == "perf" else {}  # that there are any is all that the compiler asks
+            compile_programs(backend, replace(options, perf_buffers=by_cpu), types, _programs(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +116,9 @@ def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]
     selection = "kernel" if long else "kernel and not long"
     arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
     log = LOGS / f"{found.series}-{backend}.log"
+    files = {**_FILES, "programs": _programs(found)}
     try:
-        outcome = run(found, root, Job(_FILES, _SCRIPT.format(arguments=arguments)), log, timeout_s=TIMEOUT_S)
+        outcome = run(found, root, Job(files, _SCRIPT.format(arguments=arguments, port=PORT)), log, timeout_s=TIMEOUT_S)
     except LabError as error:
         return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
     return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]

@@ -213,6 +213,9 @@ class LateRing:
 class NoPrograms:
     """Programs that count nothing."""
 
+    def __init__(self, buffer: LateRing) -> None:
+        self.buffer = buffer
+
     def counters(self) -> dict[str, int]:
         return dict.fromkeys((*COUNTERS, *LOSSES), 0)
 
@@ -223,7 +226,7 @@ class NoPrograms:
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
-    agent._loop(NoPrograms(), LateRing(20, agent.stop))  # type: ignore[arg-type]  # stands in for the kernel
+    agent._loop(NoPrograms(LateRing(20, agent.stop)))  # type: ignore[arg-type]  # stands in for the kernel
     complete_until, closes = 0, 0
     for event in sink.events:
         if event["kind"] == "agent":

@@ -55,7 +55,6 @@ def test_a_host_with_everything_can_capture(host: Host) -> None:
     assert [(finding.name, finding.ok) for look in CAPTURE for finding in (look(host),)] == [
         ("system", True),
         ("btf", True),
-        ("kernel", True),
         ("privileges", True),
         ("lockdown", True),
         ("bpfcc", True),
@@ -86,15 +85,6 @@ def test_another_architecture_is_refused(host: Host) -> None:
 def test_a_kernel_without_type_information_is_refused(host: Host) -> None:
     (host.root / BTF).unlink()
     refused(host, "btf", "CONFIG_DEBUG_INFO_BTF")
-
-
-def test_a_kernel_without_the_tracepoints_is_refused_with_its_version(host: Host) -> None:
-    write(host.root, BTF, "btf_trace_sock_send_length only")
-    refused(replace(host, release="6.1.0-30-amd64"), "kernel", "6.1.0-30-amd64", "6.3")
-
-
-def test_an_older_version_with_the_tracepoints_ported_back_will_do(host: Host) -> None:
-    assert found(replace(host, release="5.14.0-570.el9"), "kernel").ok
 
 
 def test_missing_rights_are_refused_with_the_command(host: Host) -> None:

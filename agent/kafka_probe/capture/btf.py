@@ -17,10 +17,11 @@ _HEADER = struct.Struct("<HBBIIIII")
 _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _ENUMERATOR = struct.Struct("<Ii")
+_PARAMETER = struct.Struct("<II")
 # Bytes that follow a type of the kind, per element (vlen) or once.
 _PER_ELEMENT = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
 _ONCE = {1: 4, 3: 12, 14: 4, 17: 4}
-_STRUCT, _ENUM = 4, 6
+_STRUCT, _ENUM, _FUNCTION = 4, 6, 12
 _MODIFIERS = {8, 9, 10, 11, 18}  # typedef, volatile, const, restrict, type tag
 
 
@@ -35,7 +36,7 @@ class _Type:
 
 
 class Btf:
-    """The types of one kernel. `offset` and `enumerator` raise StartError for names that this kernel does not have."""
+    """The types of one kernel. What is asked for by name raises StartError if this kernel does not have it."""
 
     def __init__(self, path: Path = VMLINUX) -> None:
         try:
@@ -62,7 +63,7 @@ class Btf:
             name, info, size_or_type = _TYPE.unpack_from(self._blob, at)
             at += _TYPE.size
             kind, length = info >> 24 & 0x1F, info & 0xFFFF
-            if kind in (_STRUCT, _ENUM):
+            if kind in (_STRUCT, _ENUM, _FUNCTION):
                 self._names.setdefault((kind, name), len(self._types))
             self._types.append(_Type(name, kind, length, bool(info >> 31), size_or_type, at))
             at += _PER_ELEMENT.get(kind, 0) * length + _ONCE.get(kind, 0)
@@ -71,15 +72,15 @@ class Btf:
         start = self._strings + at
         return self._blob[start : self._blob.index(b"\0", start)].decode()
 
-    def _named(self, kind: int, name: str) -> _Type:
+    def _id(self, kind: int, name: str) -> int:
         # A name stands once in the string section: its offset identifies it.
         at = self._blob.index(b"\0" + name.encode() + b"\0", self._strings) + 1 - self._strings
-        return self._types[self._names[kind, at]]
+        return self._names[kind, at]
 
     def offset(self, struct_name: str, member: str) -> int:
         """Byte offset of a member, looking into anonymous structs and unions."""
         try:
-            found = self._find(self._named(_STRUCT, struct_name), member, 0)
+            found = self._find(self._types[self._id(_STRUCT, struct_name)], member, 0)
         except (ValueError, KeyError):
             found = None
         if found is None:
@@ -101,6 +102,27 @@ class Btf:
                 if found is not None:
                     return found
         return None
+
+    def has_member(self, struct_name: str, member: str) -> bool:
+        """Whether `offset` would find it."""
+        try:
+            self.offset(struct_name, member)
+        except StartError:
+            return False
+        return True
+
+    def function(self, name: str) -> int:
+        """The id of a function's type."""
+        try:
+            return self._id(_FUNCTION, name)
+        except (ValueError, KeyError):
+            raise StartError(f"this kernel's BTF has no function {name}: the kernel is not supported") from None
+
+    def parameters(self, function: str) -> list[str]:
+        """The names of a function's parameters, in order."""
+        prototype = self._types[self._types[self.function(function)].size_or_type]
+        places = (prototype.at + _PARAMETER.size * i for i in range(prototype.length))
+        return [self._string(_PARAMETER.unpack_from(self._blob, at)[0]) for at in places]
 
     def enumerator(self, name: str) -> int:
         """The value of an enumerator of any enum."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+# Places in the kernel's map of rules: api_key << 5 | api_version.
+RULES = 128 << 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +21,16 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller that gives cgroup ids."""
+    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller that gives cgroup ids.
+
+    perf_buffers: the descriptors of the perf buffers by CPU, if records leave through these and not through a ring.
+    """
 
     ports: tuple[int, ...]
     watch_connecting: bool
     watch_accepting: bool
     agent_tgid: int
     ring_bytes: int
+    perf_buffers: dict[int, int] = field(default_factory=dict)
     cgroup_subsystem: str | None = None
     max_connections: int = 131072

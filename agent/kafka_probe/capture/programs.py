@@ -1,4 +1,4 @@
-"""The loaded and attached programs, held by file descriptors.
+"""The loaded and attached programs, held by file descriptors, and the buffer by which their records come.
 
 BCC and its LLVM need 100 MB and some seconds: they live in a process of their own, which compiles, attaches, hands the
 descriptors over and ends. What is attached lasts as long as the agent holds them, so its end, in any way, detaches.
@@ -11,69 +11,65 @@ import json
 import os
 import re
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
+from kafka_probe.capture import bpf
+from kafka_probe.capture.btf import VMLINUX
 from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.record import COUNTERS, LOSSES
+from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.errors import StartError
 
-_MAPS = 3  # ring, counters, continuations
+ORDER = ("fentry", "kprobe", "tracepoint")
+_MAPS = 2  # events, counters
+_COUNTERS = 1
 _MOST_DESCRIPTORS = 32
-_SYS_BPF = 321  # x86-64
-_BPF_MAP_LOOKUP_ELEM = 1
 _TIMEOUT_S = 120
 _LOG_LINES = 5
 
 
-class _MapElement(ctypes.Structure):
-    """union bpf_attr of the map element commands (include/uapi/linux/bpf.h)."""
-
-    _fields_ = (
-        ("map_fd", ctypes.c_uint64),
-        ("key", ctypes.c_uint64),
-        ("value", ctypes.c_uint64),
-        ("flags", ctypes.c_uint64),
-    )
-
-
 class Programs:
-    """Attached until `detach`; the maps stay readable until `close`."""
+    """Attached until `detach`; the maps stay readable until `close`.
 
-    def __init__(self, maps: list[int], links: list[int]) -> None:
-        self.ring_fd, self._counters_fd, _ = self._maps = maps
+    backend: which one was taken; refused: why not those before it; instructions: what the verifier went through.
+    """
+
+    def __init__(
+        self, answer: dict[str, Any], maps: list[int], links: list[int], buffer: RingBuffer | PerfBuffers
+    ) -> None:
+        self.backend: str = answer["backend"]
+        self.refused: dict[str, str] = answer["refused"]
+        self.instructions: dict[str, int] = answer["instructions"]
+        self.buffer = buffer
+        self._maps = maps
         self._links = links
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._per_cpu = np.zeros(_possible_cpus(), np.uint64)
+        self._per_cpu = ctypes.create_string_buffer(8 * _possible_cpus())
 
     @classmethod
-    def load(cls, backend: str, options: Options, rules: Iterable[Rule]) -> Self:
-        """Compile and attach the programs of a backend; StartError says why that did not work."""
-        request = {"backend": backend, "options": asdict(options), "rules": [asdict(rule) for rule in rules]}
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with ours, theirs:
-            loader = subprocess.run(
-                [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
-                input=json.dumps(request).encode(),
-                pass_fds=[theirs.fileno()],
-                capture_output=True,
-                timeout=_TIMEOUT_S,
-                start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
-                check=False,
-            )
-            theirs.close()
-            message, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, _MOST_DESCRIPTORS)
-        if loader.returncode == 0:
-            return cls(descriptors[:_MAPS], descriptors[_MAPS:])
-        said = loader.stderr.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
-        reason = message.decode() or f"the loader ended with status {loader.returncode}"
-        raise StartError(reason if not said else f"{reason} ({' / '.join(said)})")
+    def load(cls, backend: str, buffer: str, options: Options, rules: Iterable[Rule], kept: Path | None = None) -> Self:
+        """Compile and attach the programs of a backend; auto: of the first that works. StartError says why none does.
+
+        buffer: ring, perf, or auto: a ring where the kernel has it. kept: a folder that keeps compiled programs.
+        """
+        if buffer == "perf" or (buffer == "auto" and not has_ring_buffer()):
+            with ExitStack() as unless_loaded:
+                perf = PerfBuffers(options.ring_bytes)
+                unless_loaded.callback(perf.close)
+                answer, maps, links = _attach(backend, replace(options, perf_buffers=perf.descriptors), rules, kept)
+                unless_loaded.pop_all()
+            return cls(answer, maps, links, perf)
+        answer, maps, links = _attach(backend, options, rules, kept)
+        return cls(answer, maps, links, RingBuffer(maps[0], options.ring_bytes))
 
     def counters(self) -> dict[str, int]:
         """All kernel counters by name, summed over the CPUs."""
@@ -87,15 +83,49 @@ class Programs:
     def close(self) -> None:
         """Detach and free everything."""
         self.detach()
+        self.buffer.close()
         while self._maps:
             os.close(self._maps.pop())
 
     def _counter(self, index: int) -> int:
-        key = ctypes.c_uint32(index)
-        element = _MapElement(self._counters_fd, ctypes.addressof(key), self._per_cpu.ctypes.data, 0)
-        if self._libc.syscall(_SYS_BPF, _BPF_MAP_LOOKUP_ELEM, ctypes.byref(element), ctypes.sizeof(element)):
-            raise OSError(ctypes.get_errno(), f"cannot read the kernel counter {index}")
-        return int(self._per_cpu.sum())
+        bpf.read_map(self._maps[_COUNTERS], struct.pack("<I", index), self._per_cpu)
+        return int(np.frombuffer(self._per_cpu.raw, np.uint64).sum())
+
+
+def _attach(
+    backend: str, options: Options, rules: Iterable[Rule], kept: Path | None
+) -> tuple[dict[str, Any], list[int], list[int]]:
+    """What the loader's process answers, and the descriptors of maps and of what is attached."""
+    backends = ORDER if backend == "auto" else (backend,)
+    request = {
+        "backends": backends,
+        "options": asdict(options),
+        "rules": [asdict(rule) for rule in rules],
+        "kept": kept and str(kept),
+    }
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    with ours, theirs:
+        loader = subprocess.run(
+            [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
+            input=json.dumps(request).encode(),
+            pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
+            capture_output=True,
+            timeout=_TIMEOUT_S,
+            start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
+            check=False,
+        )
+        theirs.close()
+        message, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, _MOST_DESCRIPTORS)
+    if loader.returncode == 0:
+        return json.loads(message), descriptors[:_MAPS], descriptors[_MAPS:]
+    said = loader.stderr.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
+    reason = message.decode() or f"the loader ended with status {loader.returncode}"
+    raise StartError(reason if not said else f"{reason} ({' / '.join(said)})")
+
+
+def has_ring_buffer() -> bool:
+    """Whether this kernel knows the BPF ring buffer (5.8, or ported back)."""
+    return b"BPF_MAP_TYPE_RINGBUF" in VMLINUX.read_bytes()
 
 
 def _possible_cpus() -> int:

@@ -28,6 +28,19 @@ RECORD = np.dtype(
     ]
 )
 
+# What a perf buffer holds of a record: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and its raw data, padded.
+SAMPLE = np.dtype(
+    [
+        ("type", "<u4"),
+        ("misc", "<u2"),
+        ("size", "<u2"),
+        ("time", "<u8"),
+        ("raw_size", "<u4"),
+        ("record", RECORD),
+        ("pad", "<u4"),
+    ]
+)
+
 # A slot of the ring: the ring buffer's header (length with busy and discard bits, page offset) and the record.
 SLOT = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", RECORD)])
 
@@ -113,4 +126,5 @@ LOSSES = {
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
+    "return_missed": "sends whose end the kernel did not tell, while too many others waited; see gap for what it cost",
 }

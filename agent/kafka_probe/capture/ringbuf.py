@@ -23,7 +23,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class RingBuffer:
-    """The reading end. `size_bytes` is the map's size, a power of two."""
+    """The reading end. `size_bytes` is the map's size, a power of two. Same interface as PerfBuffers."""
 
     def __init__(self, map_fd: int, size_bytes: int) -> None:
         self._size = size_bytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.capture.loader import flatten, sources
+from kafka_probe.capture.compiler import flatten, sources
 
 Compile = Callable[[str], Any]
 

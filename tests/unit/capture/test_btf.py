@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.capture.btf import VMLINUX, Btf
-from kafka_probe.capture.loader import _MEMBERS
+from kafka_probe.capture.compiler import _MEMBERS
 from kafka_probe.errors import StartError
 
 WANTED = [(struct, member) for struct, members in _MEMBERS.items() for member in members]
@@ -31,6 +31,9 @@ class Dump:
         self.members: dict[str, list[tuple[str, str, int]]] = {}
         self.enumerators = {
             name: int(value) for name, value in re.findall(r"^\t'(\w+)' val=(\d+)$", text, re.MULTILINE)
+        }
+        self.functions = {
+            name: int(number) for number, name in re.findall(r"^\[(\d+)\] FUNC '(\w+)'", text, re.MULTILINE)
         }
         members: list[tuple[str, str, int]] = []
         for line in text.splitlines():
@@ -96,3 +99,18 @@ def test_what_is_no_btf_is_refused(tmp_path: Path, garbage: bytes) -> None:
     (tmp_path / "vmlinux").write_bytes(garbage)
     with pytest.raises(StartError, match="vmlinux is not BTF of this machine's byte order"):
         Btf(tmp_path / "vmlinux")
+
+
+def test_parameters_are_those_of_the_prototype() -> None:
+    assert kernel().parameters("tcp_sendmsg") == ["sk", "msg", "size"]
+    assert "flags" in kernel().parameters("tcp_recvmsg")
+
+
+def test_the_id_of_a_function_is_that_which_bpftool_shows() -> None:
+    shown = dump().functions["tcp_recvmsg"]
+    assert kernel().function("tcp_recvmsg") == shown
+
+
+def test_a_function_that_this_kernel_does_not_have_is_named() -> None:
+    with pytest.raises(StartError, match=r"no function no_such_function: the kernel is not supported$"):
+        kernel().function("no_such_function")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kafka_probe.capture import record
-from kafka_probe.capture.loader import sources
+from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.decoder import _STUB_COUNT_BYTES, _STUB_STATUS, STUB_BYTES, RecordSet
 
 if TYPE_CHECKING:

@@ -1,0 +1,126 @@
+"""The ways to hook the kernel: which program of which C file goes where, in the order of preference.
+
+`refusal` asks the kernel itself, by attaching a program that does nothing: neither its version nor its configuration
+tells for sure. Used in the loader's process only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from kafka_probe.capture import bpf, link
+from kafka_probe.capture.btf import Btf
+from kafka_probe.errors import StartError
+
+_KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
+_TRACING = 26  # enum bpf_prog_type
+_TRACE_FEXIT = 25  # enum bpf_attach_type
+_RETURN_0 = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
+
+
+class RefusedError(Exception):
+    """The kernel does not take a program, or not at that place; the text says which and why."""
+
+
+class Type(Enum):
+    """What a hook is: the kernel's number of its program type, and its name."""
+
+    KPROBE = 2, "kprobe"
+    KRETPROBE = 2, "kretprobe"
+    RAW_TRACEPOINT = 17, "raw tracepoint"
+    FEXIT = _TRACING, "fexit"
+
+
+@dataclass(frozen=True, slots=True)
+class Hook:
+    """A program, by its name in C, and the place where it is attached."""
+
+    program: str
+    type: Type
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.type.value[1]} {self.target}"
+
+
+# In the order of attaching: what ends a connection is watched before any is followed.
+_LIFECYCLE = (
+    Hook("on_tcp_destroy_sock", Type.RAW_TRACEPOINT, "tcp_destroy_sock"),
+    Hook("on_inet_sock_set_state", Type.RAW_TRACEPOINT, "inet_sock_set_state"),
+)
+BACKENDS = {
+    "fentry": (
+        *_LIFECYCLE,
+        Hook("on_tcp_recvmsg", Type.FEXIT, "tcp_recvmsg"),
+        Hook("on_tcp_sendmsg", Type.FEXIT, "tcp_sendmsg"),
+    ),
+    "kprobe": (
+        *_LIFECYCLE,
+        Hook("on_tcp_rcv_space_adjust", Type.KPROBE, "tcp_rcv_space_adjust"),
+        Hook("on_tcp_recvmsg", Type.KPROBE, "tcp_recvmsg"),
+        Hook("on_tcp_sendmsg_return", Type.KRETPROBE, "tcp_sendmsg"),
+        Hook("on_tcp_sendmsg", Type.KPROBE, "tcp_sendmsg"),
+    ),
+    "tracepoint": (
+        *_LIFECYCLE,
+        Hook("on_sock_recv_length", Type.RAW_TRACEPOINT, "sock_recv_length"),
+        Hook("on_sock_send_length", Type.RAW_TRACEPOINT, "sock_send_length"),
+    ),
+}
+
+
+def load(hook: Hook, code: link.Linked, btf: Btf) -> bpf.Program:
+    """A program for a hook, not attached yet.
+
+    Raises:
+        RefusedError: with the last lines of the verifier's log.
+    """
+    kind, _ = hook.type.value
+    types = 0
+    try:
+        types = bpf.load_btf(link.btf()) if code.functions else 0
+        target = {"attach_type": _TRACE_FEXIT, "attach_btf_id": btf.function(hook.target)} if kind == _TRACING else {}
+        return bpf.load_program(hook.program, kind, code.code, btf=types, functions=code.functions, **target)
+    except (OSError, StartError) as error:
+        raise RefusedError(f"{hook}: {_reason(error)}") from None
+    finally:
+        if types:
+            os.close(types)
+
+
+def attach(hook: Hook, program: bpf.Program) -> int:
+    """Attach a program; it runs as long as somebody holds the descriptor that is returned. Else RefusedError."""
+    try:
+        match hook.type:
+            case Type.RAW_TRACEPOINT:
+                return bpf.attach(program.fd, hook.target)
+            case Type.FEXIT:
+                return bpf.attach(program.fd, None)
+            case _:
+                if not _KPROBE_PMU.exists():
+                    raise RefusedError(f"{hook}: this kernel has no kprobes")
+                pmu = int(_KPROBE_PMU.read_text())
+                return bpf.attach_kprobe(program.fd, pmu, hook.target, returns=hook.type is Type.KRETPROBE)
+    except OSError as error:
+        raise RefusedError(f"{hook}: {_reason(error)}") from None
+
+
+def refusal(backend: str, btf: Btf) -> str:
+    """Why this kernel cannot have the backend; empty if it can."""
+    for hook in BACKENDS[backend]:
+        try:
+            program = load(hook, link.Linked(_RETURN_0), btf)
+            try:
+                os.close(attach(hook, program))
+            finally:
+                os.close(program.fd)
+        except RefusedError as refused:
+            return str(refused)
+    return ""
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,142 @@
+"""The system calls behind BPF: bpf(2) and perf_event_open(2), x86-64. Numbers and layouts are those of include/uapi.
+
+All raise OSError; what loads a program adds the last lines of the verifier's log to it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import struct
+from dataclasses import dataclass
+
+_SYS_BPF, _SYS_PERF_EVENT_OPEN = 321, 298
+_MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _BTF_LOAD = 0, 1, 2, 5, 17, 18
+_CLOSE_ON_EXEC = 8
+_ENABLE, _SET_BPF = 0x2400, 0x40042408  # PERF_EVENT_IOC_
+
+_LOG_BYTES = 1 << 20
+_LOG_LINES = 5
+_LOG_STATISTICS = 4  # what the verifier processed, and its reason if it refuses
+
+# union bpf_attr, as far as each command reads it.
+_MAP = struct.Struct("<IIIIIII16s")
+_ELEMENT = struct.Struct("<I4xQQQ")
+_PROGRAM = struct.Struct("<IIQQIIQII16sIIIIQIIQIII4x")
+_BTF = struct.Struct("<QQIIII")
+_TRACEPOINT = struct.Struct("<QI4x")
+# struct perf_event_attr up to clockid: type, size, config, sample period, sample type, read format, flags, wake-up
+# events, config1, config2, clockid.
+_EVENT = struct.Struct("<IIQQQQQI4xQQ20xi16x")
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A loaded program. instructions: how many the verifier went through."""
+
+    fd: int
+    instructions: int
+
+
+def create_map(name: str, type_: int, key_bytes: int, value_bytes: int, entries: int, flags: int) -> int:
+    """Create a map. type_: enum bpf_map_type; of a name the first 15 characters count."""
+    return _bpf(_MAP_CREATE, _MAP.pack(type_, key_bytes, value_bytes, entries, flags, 0, 0, name[:15].encode()))
+
+
+def read_map(fd: int, key: bytes, value: ctypes.Array[ctypes.c_char]) -> None:
+    """Read one element into `value`, which has the size of the map's values, once for each CPU of a per-CPU map."""
+    held = ctypes.create_string_buffer(key, len(key))
+    _bpf(_MAP_LOOKUP, _ELEMENT.pack(fd, ctypes.addressof(held), ctypes.addressof(value), 0))
+
+
+def write_map(fd: int, key: bytes, value: bytes) -> None:
+    keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
+    _bpf(_MAP_UPDATE, _ELEMENT.pack(fd, ctypes.addressof(keys), ctypes.addressof(values), 0))
+
+
+def load_btf(blob: bytes) -> int:
+    held = ctypes.create_string_buffer(blob, len(blob))
+    return _bpf(_BTF_LOAD, _BTF.pack(ctypes.addressof(held), 0, len(blob), 0, 0, 0))
+
+
+def load_program(
+    name: str,
+    kind: int,
+    code: bytes,
+    *,
+    btf: int = 0,
+    functions: bytes = b"",
+    attach_type: int = 0,
+    attach_btf_id: int = 0,
+) -> Program:
+    """Load a program. kind: enum bpf_prog_type; functions: (n,) struct bpf_func_info, of the types in `btf`."""
+    instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
+    infos, log = ctypes.create_string_buffer(functions, len(functions) or 1), ctypes.create_string_buffer(_LOG_BYTES)
+    attributes = _PROGRAM.pack(
+        *(kind, len(code) // 8, ctypes.addressof(instructions), ctypes.addressof(licence)),
+        *(_LOG_STATISTICS, _LOG_BYTES, ctypes.addressof(log), 0, 0, name[:15].encode(), 0, attach_type),
+        *(btf, 8 if functions else 0, ctypes.addressof(infos) if functions else 0, len(functions) // 8),
+        *(0, 0, 0, attach_btf_id, 0),
+    )
+    try:
+        fd = _bpf(_PROG_LOAD, attributes)
+    except OSError as error:
+        said = " / ".join(log.value.decode(errors="replace").strip().splitlines()[-_LOG_LINES:])
+        raise OSError(error.errno, f"{error.strerror} ({said})" if said else error.strerror) from None
+    processed = re.search(rb"processed (\d+) insns", log.value)
+    return Program(fd, int(processed[1]) if processed else 0)
+
+
+def attach(program: int, raw_tracepoint: str | None) -> int:
+    """Attach a program to a raw tracepoint, or where it was loaded for; the descriptor holds it there."""
+    name = ctypes.create_string_buffer((raw_tracepoint or "").encode())
+    return _bpf(_RAW_TRACEPOINT_OPEN, _TRACEPOINT.pack(ctypes.addressof(name) if raw_tracepoint else 0, program))
+
+
+def attach_kprobe(program: int, pmu: int, function: str, *, returns: bool) -> int:
+    """Attach a program to a kernel function's entry or return by the kprobe PMU, whose probes end with their holder."""
+    name = ctypes.create_string_buffer(function.encode())
+    fd = perf_event_open(pmu, int(returns), config1=ctypes.addressof(name))
+    for request, argument in ((_SET_BPF, program), (_ENABLE, 0)):
+        if _libc.ioctl(fd, request, argument):
+            number = ctypes.get_errno()
+            os.close(fd)
+            raise OSError(number, os.strerror(number))
+    return fd
+
+
+def perf_event_open(
+    type_: int,
+    config: int,
+    *,
+    cpu: int = 0,
+    sample_type: int = 0,
+    flags: int = 0,
+    wake_up_events: int = 0,
+    config1: int = 0,
+    clock: int = 0,
+) -> int:
+    """A perf event of every process on one CPU, disabled."""
+    attributes = _EVENT.pack(*(type_, _EVENT.size, config, 1, sample_type, 0, flags, wake_up_events, config1, 0, clock))
+    held = ctypes.create_string_buffer(attributes, len(attributes))
+    fd = _libc.syscall(_SYS_PERF_EVENT_OPEN, held, -1, cpu, -1, ctypes.c_ulong(_CLOSE_ON_EXEC))
+    return _checked(fd)
+
+
+def enable(event: int) -> None:
+    _checked(_libc.ioctl(event, _ENABLE, 0))
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    held = ctypes.create_string_buffer(attributes, len(attributes))
+    return _checked(_libc.syscall(_SYS_BPF, command, held, len(attributes)))
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result

@@ -1,0 +1,77 @@
+"""Programs of several functions: joins what BCC compiles one by one, with the BTF that the kernel wants of them.
+
+A global function (kernel 5.6) is verified once, for any argument, and not again with each call: so a program can call
+the cursor's steps a thousand times. BCC knows no calls between functions. In C such a call is one of a helper with a
+number of our own; here it becomes the call of the function that is put behind the program.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+# Helper numbers that the kernel does not have, by the function that is meant.
+CALLS = {"run_send": 0x4B500001, "run_receive": 0x4B500002}
+
+_INSTRUCTION = struct.Struct("<BBhi")
+_CALL, _LOAD_64 = 0x85, 0x18
+# In the place of the source register.
+_FUNCTION, _MAP = 1 << 4, 1 << 4  # BPF_PSEUDO_CALL, BPF_PSEUDO_MAP_FD
+
+_STRINGS = b"\0int\0u64\0argument\0main\0run\0"
+_INT, _U64, _POINTER, _TAKES_POINTER, _TAKES_U64, _MAIN, _GLOBAL = range(1, 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """A program as the kernel loads it. functions: (n,) struct bpf_func_info; empty if it has only one."""
+
+    code: bytes
+    functions: bytes = b""
+
+
+def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> Linked:
+    """The program with those of the other functions that it calls. maps: descriptors by the numbers in the code."""
+    wanted = {number: others[name] for name, number in CALLS.items() if name in others}
+    linked, starts = bytearray(code), dict[int, int]()
+    at = 0
+    while at < len(linked):
+        operation, registers, offset, number = _INSTRUCTION.unpack_from(linked, at)
+        if operation == _LOAD_64 and registers & 0xF0 == _MAP:
+            _INSTRUCTION.pack_into(linked, at, operation, registers, offset, maps[number])
+        elif operation == _CALL and not registers and number in wanted:
+            if number not in starts:
+                starts[number] = len(linked) // _INSTRUCTION.size
+                linked += wanted[number]
+            distance = starts[number] - at // _INSTRUCTION.size - 1
+            _INSTRUCTION.pack_into(linked, at, operation, _FUNCTION, offset, distance)
+        at += _INSTRUCTION.size
+    infos = [(0, _MAIN), *((start, _GLOBAL) for start in starts.values())]
+    return Linked(bytes(linked), b"".join(struct.pack("<II", *info) for info in infos) if starts else b"")
+
+
+def btf() -> bytes:
+    """Types of linked programs: a main function of a pointer, and global functions of an integer.
+
+    Layout: Documentation/bpf/btf.rst. Kinds: integer 1, pointer 2, function 12, prototype 13.
+    """
+    argument = _STRINGS.index(b"argument")
+    types = b"".join(
+        (
+            *(_type("int", 1, 0, 4), struct.pack("<I", 1 << 24 | 32)),
+            *(_type("u64", 1, 0, 8), struct.pack("<I", 64)),
+            _type("", 2, 0, 0),
+            *(_type("", 13, 1, _INT), struct.pack("<II", argument, _POINTER)),
+            *(_type("", 13, 1, _INT), struct.pack("<II", argument, _U64)),
+            _type("main", 12, 0, _TAKES_POINTER),
+            _type("run", 12, 1, _TAKES_U64),
+        )
+    )
+    header = struct.pack("<HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(types), len(types), len(_STRINGS))
+    return header + types + _STRINGS
+
+
+def _type(name: str, kind: int, length: int, size_or_type: int) -> bytes:
+    at = _STRINGS.index(f"\0{name}\0".encode()) + 1 if name else 0
+    return struct.pack("<III", at, kind << 24 | length, size_or_type)

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The `fentry` backend: fexit programs on tcp_sendmsg and tcp_recvmsg. Their arguments and, behind them, the result are in `args`;
+// how many there are differs between kernels: ARGUMENTS_ and ARGUMENT_ are from BTF.
+#include "message.h"
+#include "frames.h"
+
+static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
+{
+	u64 sk = READ(u64, (u64)args, 0); // a number, where args[0] is a pointer that no function takes
+	int role = candidate(sk);
+	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent())
+		return 0;
+	struct call call = {};
+	if (!(flags & MSG_TRUNC))
+		find_buffer(&call, args[1], result);
+	moved(args, sk, role, &call, sequence_end(sk, direction), result, direction);
+	return 0;
+}
+
+int on_tcp_sendmsg(u64 *args)
+{
+	return called(args, 0, args[ARGUMENTS_TCP_SENDMSG], SEND);
+}
+
+int on_tcp_recvmsg(u64 *args)
+{
+	return called(args, args[ARGUMENT_TCP_RECVMSG_FLAGS], args[ARGUMENTS_TCP_RECVMSG], RECEIVE);
+}

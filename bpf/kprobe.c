@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The `kprobe` backend, for every kernel that the agent supports. x86-64.
+//
+// A receive may wait for hours, and a kretprobe has few instances: while as many readers wait, every other return is missed. So
+// what a receive moved is taken where the kernel has just copied it, in tcp_rcv_space_adjust, which tcp_recvmsg calls for each
+// segment. Sends wait seldom; a return that is missed shows at the thread's next send, and in the sequence numbers.
+#include "message.h"
+#include "frames.h"
+
+#define ARGUMENT_1 OFFSET_PT_REGS_DI
+#define ARGUMENT_2 OFFSET_PT_REGS_SI
+#define ARGUMENT_3 OFFSET_PT_REGS_DX
+#define ARGUMENT_4 OFFSET_PT_REGS_CX
+#define ARGUMENT_5 OFFSET_PT_REGS_R8
+#define REGISTER(ctx, offset) (*(u64 *)((void *)(ctx) + (offset)))
+
+struct sending {
+	u64 sk;
+	u64 message;
+	u64 running;
+};
+
+struct receiving {
+	u64 sk;
+	u64 message;
+	u64 left;     // room in the message's buffer
+	u32 sequence; // and copied_seq when that was so
+	u32 flags;
+};
+
+// thread → its last call on a candidate. LRU: a thread may end at any time.
+BPF_TABLE("lru_hash", u64, struct sending, sends, 16384);
+BPF_TABLE("lru_hash", u64, struct receiving, receives, 16384);
+
+static inline u64 room(u64 message)
+{
+	return READ(u64, message, OFFSET_MSGHDR_MSG_ITER + OFFSET_IOV_ITER_COUNT);
+}
+
+int on_tcp_sendmsg(void *ctx)
+{
+	u64 sk = REGISTER(ctx, ARGUMENT_1), thread = bpf_get_current_pid_tgid();
+	if (candidate(sk) < 0 || is_agent())
+		return 0;
+	struct sending *last = sends.lookup(&thread);
+	if (last && last->running)
+		count(LOST_RETURN_MISSED, 1);
+	struct sending call = { .sk = sk, .message = REGISTER(ctx, ARGUMENT_2), .running = 1 };
+	sends.update(&thread, &call);
+	return 0;
+}
+
+int on_tcp_sendmsg_return(void *ctx)
+{
+	u64 thread = bpf_get_current_pid_tgid();
+	struct sending *sending = sends.lookup(&thread);
+	if (!sending || !sending->running)
+		return 0;
+	sending->running = 0;
+	u64 sk = sending->sk;
+	s32 result = REGISTER(ctx, OFFSET_PT_REGS_AX);
+	int role = candidate(sk);
+	if (role < 0 || result <= 0)
+		return 0;
+	struct call call = {};
+	find_buffer(&call, sending->message, result);
+	moved(ctx, sk, role, &call, sequence_end(sk, SEND), result, SEND);
+	return 0;
+}
+
+int on_tcp_recvmsg(void *ctx)
+{
+	u64 sk = REGISTER(ctx, ARGUMENT_1), message = REGISTER(ctx, ARGUMENT_2), thread = bpf_get_current_pid_tgid();
+	if (candidate(sk) < 0 || is_agent())
+		return 0;
+	struct receiving call = { .sk = sk,
+				  .message = message,
+				  .left = room(message),
+				  .sequence = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ),
+				  .flags = REGISTER(ctx, RECEIVE_FLAGS) };
+	receives.update(&thread, &call);
+	return 0;
+}
+
+int on_tcp_rcv_space_adjust(void *ctx)
+{
+	u64 sk = REGISTER(ctx, ARGUMENT_1), thread = bpf_get_current_pid_tgid();
+	int role = candidate(sk);
+	struct receiving *receiving = role < 0 ? 0 : receives.lookup(&thread);
+	if (!receiving || receiving->sk != sk || (receiving->flags & MSG_IGNORED))
+		return 0;
+	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
+	s32 result = end - receiving->sequence;
+	u64 left = room(receiving->message);
+	if (result <= 0)
+		return 0;
+	// Only when the message took what the socket gave is the message that of this call, and of no other thread.
+	struct call call = {};
+	if (receiving->left - left == result)
+		find_buffer(&call, receiving->message, result);
+	receiving->sequence = end;
+	receiving->left = left;
+	moved(ctx, sk, role, &call, end, result, RECEIVE);
+	return 0;
+}
