@@ -18,6 +18,7 @@ from tests.golden.capture import Capture
 from tests.golden.conversation import TIMEOUT_S, Conversation, conversation, exchange, receive_all
 from tests.golden.io_uring import Ring, io_uring
 from tests.golden.test_late import FRAME, assert_soon_right
+from tests.golden.test_pieces import FRAMES_PER_CALL
 from tests.golden.wire import API_VERSIONS, METADATA, Frame, produce, records_of, request, response
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
@@ -61,6 +62,12 @@ def test_partial_sends(capture: Capture, port: int) -> None:
         talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         frames = [produce(9, {"orders": {0: records}}, correlation_id=n) for n in range(150)]
         talk.ask(*frames, write=send_what_fits)
+    assert capture.saw(talk)
+
+
+def test_a_thousand_frames_in_one_call(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))
     assert capture.saw(talk)
 
 

@@ -106,7 +106,6 @@ def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int
     assert capture.saw(talk)
 
 
-@pytest.mark.kernel
 def test_more_frames_than_one_call_can_show_are_counted_and_the_next_call_is_right(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(*(request(API_VERSIONS, 3, n) for n in range(1500)))
