@@ -51,7 +51,7 @@ def connection(network: Network, of: Namespace | None = None) -> Iterator[Ends]:
 
 
 def arrives(sender: socket.socket, receiver: socket.socket) -> bool:
-    """Whether what one end writes reaches the other. A reset is an exception."""
+    """Whether what one end writes reaches the other."""
     sender.sendall(b"data")
     try:
         return receiver.recv(4) == b"data"
@@ -90,6 +90,7 @@ def test_a_connection_that_was_silent_too_long_is_dropped_without_a_word_to_eith
 
         assert not arrives(ends.client, ends.broker)
         assert not arrives(ends.broker, ends.client)
+        assert [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for sock in (ends.client, ends.broker)] == [0, 0]
         assert dropped(network) > before
 
 

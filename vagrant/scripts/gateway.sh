@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes this machine, or network namespace, a NAT gateway from clients to brokers, whose firewall forgets connections:
-# brokers see the gateway's address, and what comes on a connection idle for longer than IDLE_S is dropped without a word.
+# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either.
 #
 #   IDLE_S    seconds of silence after which a connection is forgotten
 #   CLIENTS   network of the clients, as 10.57.1.0/24
