@@ -39,13 +39,14 @@ def network() -> Iterator[Network]:
 @contextmanager
 def connection(network: Network, of: Namespace | None = None) -> Iterator[Ends]:
     with network.broker.inside(), socket.create_server((network.broker.address, 0)) as listener:
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(10)
         with (of or network.clients[0]).inside():
-            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            client = socket.create_connection(listener.getsockname(), timeout=10)
         broker, (peer, _) = listener.accept()
-    broker.settimeout(PATIENCE_S)
     with client, broker:
-        for sock in (client, broker):  # closed at once, whatever was not delivered: it would hold the namespaces
+        for sock in (client, broker):
+            sock.settimeout(PATIENCE_S)
+            # Closed at once, whatever was not delivered: it would hold the namespaces.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         yield Ends(client, broker, peer)
 
