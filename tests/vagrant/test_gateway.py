@@ -39,19 +39,20 @@ def network() -> Iterator[Network]:
 @contextmanager
 def connection(network: Network, of: Namespace | None = None) -> Iterator[Ends]:
     with network.broker.inside(), socket.create_server((network.broker.address, 0)) as listener:
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(10)
         with (of or network.clients[0]).inside():
-            client = socket.create_connection(listener.getsockname(), PATIENCE_S)
+            client = socket.create_connection(listener.getsockname(), timeout=10)
         broker, (peer, _) = listener.accept()
-    broker.settimeout(PATIENCE_S)
     with client, broker:
-        for sock in (client, broker):  # closed at once, whatever was not delivered: it would hold the namespaces
+        for sock in (client, broker):
+            sock.settimeout(PATIENCE_S)
+            # Closed at once, whatever was not delivered: it would hold the namespaces.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         yield Ends(client, broker, peer)
 
 
 def arrives(sender: socket.socket, receiver: socket.socket) -> bool:
-    """Whether what one end writes reaches the other. A reset is an exception."""
+    """Whether what one end writes reaches the other."""
     sender.sendall(b"data")
     try:
         return receiver.recv(4) == b"data"
@@ -90,6 +91,7 @@ def test_a_connection_that_was_silent_too_long_is_dropped_without_a_word_to_eith
 
         assert not arrives(ends.client, ends.broker)
         assert not arrives(ends.broker, ends.client)
+        assert [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for sock in (ends.client, ends.broker)] == [0, 0]
         assert dropped(network) > before
 
 

@@ -52,7 +52,8 @@ class Story:
     def opened(self, pid: int) -> dict[str, Event]:
         """The ends of connections that a process owns, by flow_id."""
         events = (json.loads(line) for line in self.output.read_text().splitlines())
-        return {e["flow_id"]: e for e in events if e["kind"] == "open" and e["workload"]["pid"] == pid}
+        opened = (event for event in events if event["kind"] == "open")
+        return {event["flow_id"]: event for event in opened if (event["workload"] or {}).get("pid") == pid}
 
 
 @pytest.fixture(scope="module")

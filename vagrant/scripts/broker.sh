@@ -31,7 +31,8 @@ share.coordinator.state.topic.replication.factor=$replicas
 share.coordinator.state.topic.min.isr=$in_sync
 PROPERTIES
 
-kafka=(java "-Xmx${HEAP:-512m}" -Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dlog4j2.statusLoggerLevel=OFF -cp "$JARS/*")
+quiet=(-Dorg.slf4j.simpleLogger.defaultLogLevel=warn -Dlog4j2.statusLoggerLevel=OFF)
+kafka=(java "-Xmx${HEAP:-512m}" "${quiet[@]}" -cp "$JARS/*")
 # All nodes of a cluster have the same id, 16 bytes in base64.
 "${kafka[@]}" kafka.tools.StorageTool format --ignore-formatted \
     --cluster-id=kafka-probe-lab-00000A --config="$DATA/server.properties"

@@ -13,4 +13,5 @@ set -euo pipefail
 
 cd "$(dirname "$0")/../.."
 exec "$PYTHON" -m "tests.lab.${LIBRARY}_client" "$ROLE" --bootstrap "$BOOTSTRAP" --client-id "orders-${ROLE}r" \
-    --topics orders --group orders --records "${RECORDS:-1000000000}" --rate "${RATE:-5}" --report "${REPORT:-/dev/null}"
+    --topics orders --group orders --records "${RECORDS:-1000000000}" --rate "${RATE:-5}" \
+    --report "${REPORT:-/dev/null}"

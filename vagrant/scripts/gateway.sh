@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes this machine, or network namespace, a NAT gateway from clients to brokers with a firewall that forgets connections:
-# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either end.
+# Makes this machine, or network namespace, a NAT gateway from clients to brokers, whose firewall forgets connections:
+# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either.
 #
 #   IDLE_S    seconds of silence after which a connection is forgotten
 #   CLIENTS   network of the clients, as 10.57.1.0/24
@@ -19,7 +19,7 @@ table ip kafka-probe-lab {
         type nat hook postrouting priority srcnat;
         ip saddr $CLIENTS ip daddr $BROKERS masquerade random
     }
-    # Before routing: a broker's segment on a forgotten connection is addressed to the gateway itself, which would answer RST.
+    # Before routing: a broker's segment on a forgotten connection is for the gateway itself, which would answer RST.
     # Only these networks: a quiet ssh session to the gateway goes on.
     chain forgotten {
         type filter hook prerouting priority filter;

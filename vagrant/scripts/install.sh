@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs on a fresh Debian machine what its role in the lab needs. The namespace lab does without: `make setup` was there.
+# Installs on a fresh Debian machine what its role in the lab needs. The namespace lab has it from `make setup`.
 # Usage: KAFKA=VERSION KAFKA_PYTHON=VERSION CONFLUENT_KAFKA=VERSION install.sh broker|gateway|client
 set -euo pipefail
 

@@ -1,0 +1,40 @@
+"""who.py on events as agents write them: what it joins, and what it leaves out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from tests.lab.network import SCRIPTS
+
+ACCEPTED = {"kind": "open", "side": "accepting", "flow_id": "00000001ffffffff", "peer": "10.57.2.2:7935"}
+CONNECTED = {"kind": "open", "side": "connecting", "flow_id": "00000001ffffffff", "local": "10.57.1.11:44724"}
+WORKLOAD = {"pid": 42, "comm": "python", "cgroup": "/system.slice/orders-producer.service"}
+CLIENT = {"id": "orders-producer", "software_name": "kafka-python", "software_version": "3.0.12"}
+
+
+def table(*events: dict[str, Any]) -> list[list[str]]:
+    """The rows below the headings, for these events in records of one event each."""
+    records = "\n\n".join(json.dumps(event) for event in events)
+    who = subprocess.run(
+        [sys.executable, SCRIPTS / "who.py"], input=records, capture_output=True, text=True, check=True
+    )
+    return [line.split() for line in who.stdout.splitlines()[1:]]
+
+
+def test_both_ends_are_one_row_whatever_came_first_and_whatever_became_known_later() -> None:
+    found = {**CONNECTED, "node": "client-1", "workload": WORKLOAD, "client": None}
+    flow = {**CONNECTED, "kind": "flow", "client": CLIENT}
+    where = ["10.57.2.2:7935", "10.57.1.11:44724", "00000001ffffffff", "client-1"]
+    who = ["42", "python", "/system.slice/orders-producer.service", "orders-producer", "kafka-python", "3.0.12"]
+    assert table(found, ACCEPTED, flow) == [[*where, *who]]
+
+
+def test_where_no_agent_watches_the_client_its_columns_are_dashes() -> None:
+    assert table(ACCEPTED) == [["10.57.2.2:7935", "-", "00000001ffffffff", *"------"]]
+
+
+def test_the_agents_own_connections_and_the_agents_are_no_rows() -> None:
+    assert table({"kind": "agent", "side": None, "flow_id": None}, ACCEPTED, {**ACCEPTED, "internal": True}) == []
