@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kafka_probe.agent import _rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
 from kafka_probe.connections.closing import read_close
-from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.workloads import Owner
 from tests.golden.conversation import Conversation
@@ -82,8 +86,13 @@ class Capture:
         """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
         while len(records := self._programs.buffer.take(1 << 20)):
             assert MARKER not in records.tobytes()
-            for record in records:
-                self._take(record)
+            whole = (records["kind"] == Kind.FRAME) & (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
+            for some in np.split(np.arange(len(records)), np.flatnonzero(whole[1:] != whole[:-1]) + 1):
+                if whole[some[0]]:
+                    self._take_frames(records[some])
+                else:
+                    for record in records[some]:
+                        self._take(record)
         return list(self._ends.values())
 
     def ends_of(self, talk: Conversation) -> list[End]:
@@ -127,18 +136,28 @@ class Capture:
                 self._reader.forget(conn)
                 if conn in self._ends:
                     self._ends[conn].closed = read_close(record)
-            case Kind.FRAME if conn in self._ends:
-                end = self._ends[conn]
-                if self._ports or os.getpid() in end.pids:  # with every port watched, others may be busy here, too
-                    end.frames += map(_seen, self._reader.read(record.reshape(1)))
+            case Kind.FRAME:
+                self._take_frames(record.reshape(1))
+
+    def _take_frames(self, records: Records) -> None:
+        """Frames, in the order of their records; of long ones, one record at a time."""
+        seen = [found for frames in self._reader.read(records) for found in _seen(frames)]
+        for _, conn, frame in sorted(seen, key=itemgetter(0)):
+            end = self._ends.get(conn)
+            # With every port watched, others may be busy here, too.
+            if end and (self._ports or os.getpid() in end.pids):
+                end.frames.append(frame)
 
 
-def _seen(frames: Frames) -> Seen:
-    (record,), (values,) = frames.batch[frames.index], frames.values.tolist()
-    return Seen(
-        frames.shape.facts,
-        int(record["correlation_id"]),
-        int(record["frame_bytes"]),
-        tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
-        unsure=bool(record["flags"] & Flag.RESYNC),
-    )
+def _seen(frames: Frames) -> Iterator[tuple[int, int, Seen]]:
+    """Each frame with its place in the batch and its connection."""
+    for place, values in zip(frames.index.tolist(), frames.values.tolist(), strict=True):
+        record = frames.batch[place]
+        seen = Seen(
+            frames.shape.facts,
+            int(record["correlation_id"]),
+            int(record["frame_bytes"]),
+            tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
+            unsure=bool(record["flags"] & Flag.RESYNC),
+        )
+        yield place, int(record["conn"]), seen

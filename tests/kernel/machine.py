@@ -99,9 +99,9 @@ def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None) ->
 
 
 def _write_job(job: Job, disk: Path) -> None:
-    def own(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def own(entry: tarfile.TarInfo) -> tarfile.TarInfo:
         entry.uid = entry.gid = 0
-        return None if entry.name.endswith("__pycache__") else entry
+        return entry
 
     with tarfile.open(disk, "w") as archive:
         for name, path in job.files.items():
