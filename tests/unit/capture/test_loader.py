@@ -1,0 +1,47 @@
+"""What is said when the kernel refuses a backend: once, with the verifier's last words, and what was tried instead."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.compiler import Compiled, compile_programs
+from kafka_probe.capture.options import Options
+from kafka_probe.capture.programs import ORDER, Programs
+from kafka_probe.errors import StartError
+
+pytestmark = pytest.mark.root
+
+OPTIONS = Options((9,), watch_connecting=True, watch_accepting=True, agent_tgid=0, ring_bytes=1 << 16)
+NO_RESULT = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])  # returns what it never set
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    """A folder of compiled programs, one function of which no verifier accepts."""
+    compiled = compile_programs("tracepoint", OPTIONS, Btf(), tmp_path)
+    (file,) = tmp_path.iterdir()
+    assert Compiled.from_json(file.read_text()) == compiled
+    file.write_text(dataclasses.replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT}).to_json())
+    return tmp_path
+
+
+def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(kept: Path) -> None:
+    with pytest.raises(StartError) as error:
+        Programs.load("tracepoint", "ring", OPTIONS, [], kept)
+    sentence = str(error.value)
+    assert sentence.startswith("No backend works on this kernel: tracepoint: raw tracepoint sock_send_length: ")
+    assert sentence.count("R0 !read_ok") == 1
+    assert "\n" not in sentence
+
+
+def test_the_first_backend_that_works_is_taken_and_why_not_the_others_is_known() -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+        tried = [*programs.refused, programs.backend]
+        assert tried == list(ORDER[: len(tried)])
+        assert all(programs.refused.values())
+        assert all(programs.instructions.values())
