@@ -198,6 +198,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 def test_a_killed_agent_leaves_nothing_attached(capture: Capture, port: int) -> None:
     before, kprobes = programs(), kernel_list("kprobes/list")
     command = [sys.executable, "-c", LOAD_AND_WAIT, str(port)]

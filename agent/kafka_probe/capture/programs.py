@@ -34,7 +34,7 @@ ORDER = ("fentry", "kprobe", "tracepoint")
 _MAPS = 2  # events, counters
 _COUNTERS = 1
 _MOST_DESCRIPTORS = 32
-_TIMEOUT_S = 120
+_TIMEOUT_S = 600
 _LOG_LINES = 5
 
 
