@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import signal
 import socket
 import struct
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -189,28 +188,32 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
         assert end.frames[-4:] == talk.said[-4:]
 
 
-LOAD_AND_WAIT = """
-import sys
-from tests.golden.capture import Capture
-capture = Capture(int(sys.argv[1]))
-print("attached", flush=True)
-sys.stdin.read()
-"""
-
-
 @pytest.mark.long
 def test_a_killed_agent_leaves_nothing_attached(capture: Capture, port: int) -> None:
     before, kprobes = programs(), kernel_list("kprobes/list")
-    command = [sys.executable, "-c", LOAD_AND_WAIT, str(port)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
-        assert agent.stdout
-        assert agent.stdout.readline() == "attached\n"
+    with attached_elsewhere(port) as agent:
         its_own = programs() - before
         assert len(its_own) >= len(capture.instructions)
-        agent.kill()
+        os.kill(agent, signal.SIGKILL)
     wait_until(lambda: not its_own & programs(), "the kernel to drop what the killed agent held", timeout_s=10)
     assert kernel_list("kprobes/list") == kprobes
     assert kernel_list("tracing/kprobe_events") == []
+
+
+@contextmanager
+def attached_elsewhere(port: int) -> Iterator[int]:
+    """A process with a capture of its own, which has to be killed meanwhile; gives its id."""
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        capture = Capture(port)
+        os.write(writer, capture.backend.encode())
+        signal.pause()
+        os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 100)
+    os.close(reader)
+    yield child
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
 def programs() -> set[int]:
