@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -106,7 +107,7 @@ def client(namespace: Namespace, library: str, role: str, bootstrap: str, direct
     """A client at work in the namespace, by the script that runs it on a machine."""
     variables = {"LIBRARY": library, "ROLE": role, "BOOTSTRAP": bootstrap, "PYTHON": sys.executable}
     log = directory / f"{role}.log"
-    with cgroup(f"orders-{role}r") as place:
+    with cgroup(f"orders-{role}r-{os.getpid()}") as place:  # of our own: the lab may be up twice on a host
         with namespace.inside():
             process = start(["bash", SCRIPTS / "client.sh"], log=log, env=variables, inside=place)
         try:
