@@ -11,13 +11,18 @@ import json
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice, permutations
 from pathlib import Path
 from statistics import median
 
+from kafka_probe.capture.backends import refusal
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.programs import ORDER
 from tests.bench.load import TOPIC, Load, run_load
 from tests.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
 from tests.lab.broker import Broker
@@ -31,6 +36,7 @@ ROUNDS = int(os.environ.get("ROUNDS", "12"))
 SECONDS = float(os.environ.get("SECONDS", "4"))
 STATS_ROUNDS = 3
 WARM_UP_RECORDS = 20_000
+UNUSED_PORT = 1
 FIRST_RECORDS = 1_000  # an observer's first look at the load belongs to its start-up
 
 Start = Callable[[], AbstractContextManager[Observer | None]]
@@ -56,8 +62,8 @@ def main() -> int:
         observers: dict[str, Start] = {
             "none": nullcontext,
             "none again": nullcontext,
-            "agent": lambda: agent(DIRECTORY, broker, sink, "accepting"),
-            "agent, both ends": lambda: agent(DIRECTORY, broker, sink, "both"),
+            "agent": lambda: agent(DIRECTORY, broker.port, sink, "accepting"),
+            "agent, both ends": lambda: agent(DIRECTORY, broker.port, sink, "both"),
             "tcpdump": lambda: tcpdump(DIRECTORY, broker),
             "tshark": lambda: tshark(DIRECTORY, broker),
         }
@@ -65,8 +71,7 @@ def main() -> int:
         for number, order in enumerate(orders(), 1):
             rounds.append({name: measure(broker, records, observers[name]) for name in order})
             print(f"round {number}/{ROUNDS}: {line(rounds[-1])}", flush=True)
-        with bpf_stats():
-            kernel = [measure(broker, records, observers["agent"]) for _ in range(min(STATS_ROUNDS, ROUNDS))]
+        kernel = measure_kernel(broker, sink, records)
         lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
     figures = figures_of(rounds, kernel, lost)
     RESULT.write_text(json.dumps(figures, indent=2) + "\n")
@@ -108,7 +113,27 @@ def measure(broker: Broker, records: int, start: Start) -> Run:
         )
 
 
-def figures_of(rounds: list[dict[str, Run]], kernel: list[Run], lost: list[int]) -> dict[str, dict[str, float]]:
+def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list[float]]:
+    """What the hooks cost by each backend that this kernel has, on Kafka's sockets and, beside it, on others."""
+    types = Btf()
+    figures: dict[str, list[float]] = defaultdict(list)
+    with bpf_stats():
+        for backend in (name for name in ORDER if not refusal(name, types)):
+            for _ in range(min(STATS_ROUNDS, ROUNDS)):
+                run, other = (
+                    measure(broker, records, partial(agent, DIRECTORY, port, sink, "accepting", backend))
+                    for port in (broker.port, UNUSED_PORT)
+                )
+                figures[f"kernel_ns_per_call_{backend}"].append(run.kernel_ns_per_call)
+                figures[f"kernel_ns_per_request_{backend}"].append(run.kernel_ns_per_request)
+                figures[f"kernel_ns_per_other_call_{backend}"].append(other.kernel_ns_per_call)
+    first = next(iter(figures))  # of the backend that an agent takes by itself
+    return {"kernel_ns_per_call": figures[first], **figures}
+
+
+def figures_of(
+    rounds: list[dict[str, Run]], kernel: dict[str, list[float]], lost: list[int]
+) -> dict[str, dict[str, float]]:
     """Min, median and max of each figure over the rounds."""
 
     def throughput_ratio(name: str) -> list[float]:
@@ -132,8 +157,7 @@ def figures_of(rounds: list[dict[str, Run]], kernel: list[Run], lost: list[int])
         "agent_rss_mb": [runs["agent"].rss_mb for runs in rounds],
         "tshark_rss_mb": [runs["tshark"].rss_mb for runs in rounds],
         "records_lost": [float(count) for count in lost],
-        "kernel_ns_per_call": [run.kernel_ns_per_call for run in kernel],
-        "kernel_ns_per_request": [run.kernel_ns_per_request for run in kernel],
+        **kernel,
         "requests_per_s": [runs["none"].load.records_per_s for runs in rounds],
     }
     return {

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.lab.bpf_programs import loaded
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup
 from tests.lab.processes import start, stop, wait_until
@@ -29,9 +30,10 @@ _STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 @dataclass(frozen=True, slots=True)
 class Observer:
-    """A running observer."""
+    """A running observer. programs: the ids of its BPF programs."""
 
     cgroup: Path
+    programs: frozenset[int] = frozenset()
 
     @property
     def cpu_us(self) -> int:
@@ -46,9 +48,7 @@ class Observer:
     @property
     def kernel_time_and_calls(self) -> tuple[int, int]:
         """Run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
-        held = [text.read_text() for pid in self._pids for text in Path("/proc", pid, "fdinfo").iterdir()]
-        ids = {int(_value("prog_id:", text)) for text in held if "prog_id:" in text}
-        programs = [_program_info(number) for number in ids]
+        programs = [_program_info(number) for number in self.programs]
         times, calls = ([int(_value(name, text)) for text in programs] for name in ("run_time_ns:", "run_cnt:"))
         return sum(times), sum(calls)
 
@@ -72,11 +72,12 @@ class Observer:
 
 
 @contextmanager
-def agent(directory: Path, broker: Broker, sink: Broker, side: str) -> Iterator[Observer]:
+def agent(directory: Path, port: int, sink: Broker, side: str, backend: str = "auto") -> Iterator[Observer]:
     """The agent as it runs in production, its events going to a broker that it does not watch."""
-    flags = ("--ports", str(broker.port), "--side", side, "--bootstrap-servers", sink.bootstrap)
+    flags = ("--ports", str(port), "--side", side, "--backend", backend, "--bootstrap-servers", sink.bootstrap)
+    before = loaded()
     with cgroup(f"agent-{side}") as group, Agent(directory, *flags, inside=group):
-        yield Observer(group)
+        yield Observer(group, frozenset(loaded() - before))
 
 
 def tcpdump(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import select
 import signal
@@ -24,6 +23,7 @@ from tests.golden.io_uring import Ring, io_uring
 from tests.golden.test_late import FRAME, assert_soon_right
 from tests.golden.test_pieces import FRAMES_PER_CALL
 from tests.golden.wire import API_VERSIONS, METADATA, Frame, produce, records_of, request, response
+from tests.lab.bpf_programs import loaded
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
@@ -130,8 +130,7 @@ def test_io_uring(capture: Capture, port: int, ring: Ring) -> None:
 
 
 BLOCKED = 64  # many more than a kretprobe has instances
-SENDTO, RECVFROM, BPF = 44, 45, 321  # system calls of x86-64
-PROG_GET_NEXT_ID = 11
+SENDTO, RECVFROM = 44, 45  # system calls of x86-64
 
 
 @contextmanager
@@ -190,12 +189,12 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
 
 @pytest.mark.long
 def test_a_killed_agent_leaves_nothing_attached(capture: Capture, port: int) -> None:
-    before, kprobes = programs(), kernel_list("kprobes/list")
+    before, kprobes = loaded(), kernel_list("kprobes/list")
     with attached_elsewhere(port) as agent:
-        its_own = programs() - before
+        its_own = loaded() - before
         assert len(its_own) >= len(capture.instructions)
         os.kill(agent, signal.SIGKILL)
-    wait_until(lambda: not its_own & programs(), "the kernel to drop what the killed agent held", timeout_s=10)
+    wait_until(lambda: not its_own & loaded(), "the kernel to drop what the killed agent held", timeout_s=10)
     assert kernel_list("kprobes/list") == kprobes
     assert kernel_list("tracing/kprobe_events") == []
 
@@ -214,21 +213,6 @@ def attached_elsewhere(port: int) -> Iterator[int]:
     os.close(reader)
     yield child
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
-
-
-def programs() -> set[int]:
-    """The ids of all BPF programs in the kernel."""
-    ids = [0]
-    while (following := next_program(ids[-1])) is not None:
-        ids.append(following)
-    return set(ids[1:])
-
-
-def next_program(after: int) -> int | None:
-    """BPF_PROG_GET_NEXT_ID (include/uapi/linux/bpf.h)."""
-    attributes = ctypes.create_string_buffer(struct.pack("<III", after, 0, 0), 12)
-    failed = ctypes.CDLL(None).syscall(BPF, PROG_GET_NEXT_ID, attributes, len(attributes))
-    return None if failed else int(struct.unpack_from("<I", attributes, 4)[0])
 
 
 def kernel_list(name: str) -> list[str]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kafka_probe.capture.backends import SAFE_TRAMPOLINES
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import compile_programs
 from kafka_probe.capture.options import Options
@@ -110,8 +111,7 @@ class Seen:
 
 
 def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str], long: bool) -> list[Seen]:
-    if backend == "tracepoint" and (absent := [name for name in TRACEPOINTS if not found.knows(name)]):
-        reason = f"no {absent[0].decode().removeprefix('btf_trace_')}"
+    if reason := _absence(found, backend):
         return [Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
     selection = "kernel" if long else "kernel and not long"
     arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
@@ -122,6 +122,14 @@ def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]
     except LabError as error:
         return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
     return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]
+
+
+def _absence(found: Kernel, backend: str) -> str:
+    """What the kernel lacks for a backend, by its type information."""
+    if backend == "fentry" and not found.knows(SAFE_TRAMPOLINES.encode()):
+        return f"no {SAFE_TRAMPOLINES}"
+    lacks = [name for name in TRACEPOINTS if not found.knows(name)]
+    return f"no {lacks[0].decode().removeprefix('btf_trace_')}" if backend == "tracepoint" and lacks else ""
 
 
 def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> Seen:

@@ -18,6 +18,8 @@ from kafka_probe.errors import StartError
 _KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 _TRACING = 26  # enum bpf_prog_type
 _TRACE_FEXIT = 25  # enum bpf_attach_type
+# Only where the kernel has it may a trampoline be freed while it runs.
+SAFE_TRAMPOLINES = "__bpf_tramp_image_put_rcu"
 _RETURN_0 = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
 
 
@@ -110,6 +112,8 @@ def attach(hook: Hook, program: bpf.Program) -> int:
 
 def refusal(backend: str, btf: Btf) -> str:
     """Why this kernel cannot have the backend; empty if it can."""
+    if backend == "fentry" and not btf.has_function(SAFE_TRAMPOLINES):
+        return "its trampolines crash when one is freed that still runs (mended by e21d2b92354b, 5.12)"
     for hook in BACKENDS[backend]:
         try:
             program = load(hook, link.Linked(_RETURN_0), btf)

@@ -111,6 +111,14 @@ class Btf:
             return False
         return True
 
+    def has_function(self, name: str) -> bool:
+        """Whether `function` would find it."""
+        try:
+            self.function(name)
+        except StartError:
+            return False
+        return True
+
     def function(self, name: str) -> int:
         """The id of a function's type."""
         try:

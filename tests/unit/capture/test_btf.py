@@ -112,5 +112,6 @@ def test_the_id_of_a_function_is_that_which_bpftool_shows() -> None:
 
 
 def test_a_function_that_this_kernel_does_not_have_is_named() -> None:
+    assert not kernel().has_function("no_such_function")
     with pytest.raises(StartError, match=r"no function no_such_function: the kernel is not supported$"):
         kernel().function("no_such_function")
