@@ -112,6 +112,5 @@ enum counter {
 	LOST_UNMATCHED,         // responses whose request was not seen
 	LOST_UNANSWERED,        // requests whose response was not seen
 	LOST_OVERFLOW,          // requests in flight that were forgotten
-	LOST_RETURN_MISSED,     // sends whose return the kernel did not tell
 	COUNTERS,
 };

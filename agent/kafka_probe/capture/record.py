@@ -126,5 +126,4 @@ LOSSES = {
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
-    "return_missed": "sends whose end the kernel did not tell, while too many others waited; see gap for what it cost",
 }
