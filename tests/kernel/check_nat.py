@@ -1,4 +1,7 @@
-"""A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree."""
+"""A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree.
+
+Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, which takes minutes there.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def test_flow_ids_agree_through_a_nat(tmp_path: Path) -> None:
         places = {"address": client.address, "address_of_broker": broker.host, "port": broker.port}
         script = SCRIPT.format(gateway=give_to_guest(client), **places)
         with Agent(tmp_path, "--sink", "stdout", "--ports", str(broker.port)) as agent, client.inside():
-            outcome = run(found, disk, Job(FILES, script), LOGS / "nat.log", timeout_s=400, tap=TAP)
+            outcome = run(found, disk, Job(FILES, script), LOGS / "nat.log", timeout_s=900, tap=TAP)
     assert outcome.status == 0
     connecting = opened(outcome.results["events"].splitlines())
     accepting = opened(agent.output.read_bytes().splitlines())
