@@ -22,6 +22,7 @@ test: setup-tests lint ## lint, then all tests
 
 test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
 	@$(BIN)/python -m tests.kernel
+	$(BIN)/python -m pytest tests/kernel/check_nat.py
 
 lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
 	$(BIN)/ruff check

@@ -1,4 +1,7 @@
-"""A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree."""
+"""A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree.
+
+Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, which takes minutes there.
+"""
 
 from __future__ import annotations
 
