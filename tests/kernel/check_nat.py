@@ -1,6 +1,6 @@
 """A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree.
 
-Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, which takes minutes there.
+Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, where that takes minutes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import lzma
 import struct
 import subprocess
@@ -28,9 +27,7 @@ def unpacked(image: bytes) -> bytes:
 
 
 def _decompress(data: bytes) -> bytes:
-    if data.startswith(b"\x1f\x8b"):
-        return gzip.decompress(data)
-    if data.startswith((b"\xfd7zXZ\0", b"\x5d\0\0")):
+    if data.startswith(b"\xfd7zXZ\0"):
         return lzma.LZMADecompressor().decompress(data)
     tool = _TOOLS[data[:4]]
     try:

@@ -82,6 +82,8 @@ def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, ta
 
 
 def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None) -> list[str]:
+    # One thread for all processors: with one for each, a processor may still run what another has patched half-way, and
+    # the kernel dies of an int3 that is no longer there.
     machine = ["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", str(CPUS), "-m", str(MEMORY_MB)]
     bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]
     port = ["-device", f"isa-debug-exit,iobase={_DEBUG_PORT:#x},iosize=1"]
