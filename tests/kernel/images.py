@@ -10,31 +10,23 @@ from pathlib import Path
 
 from tests.lab.processes import LabError
 
-_TOOLS = {b"\x28\xb5\x2f\xfd": "zstd", b"\x02\x21\x4c\x18": "lz4"}
-
 
 def unpacked(image: bytes) -> bytes:
     """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): it boots by PVH, 2 s faster than its wrapping.
 
     Raises:
-        LabError: the tool for its compression is missing.
+        LabError: zstd is missing.
     """
     sectors = image[0x1F1] or 4
     offset, length = struct.unpack_from("<II", image, 0x248)
     start = (sectors + 1) * 512 + offset
-    payload = image[start : start + length]
-    return _decompress(payload[:-4])  # behind the compressed data stands its unpacked size
-
-
-def _decompress(data: bytes) -> bytes:
-    if data.startswith(b"\xfd7zXZ\0"):
-        return lzma.LZMADecompressor().decompress(data)
-    tool = _TOOLS[data[:4]]
+    packed = image[start : start + length - 4]  # behind it stands its unpacked size
+    if packed.startswith(b"\xfd7zXZ\0"):
+        return lzma.LZMADecompressor().decompress(packed)
     try:
-        elf = subprocess.run([tool, "-dc"], input=data, capture_output=True, check=True).stdout
+        return subprocess.run(["zstd", "-dc"], input=packed, capture_output=True, check=True).stdout
     except FileNotFoundError:
-        raise LabError(f"{tool} is missing: the kernel is packed with it") from None
-    return elf
+        raise LabError("zstd is missing: the kernel is packed with it") from None
 
 
 def module_order(tree: Path, wanted: Iterable[str]) -> dict[str, bytes]:
