@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from tests.kernel import archive
 from tests.kernel.archive import kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.matrix import BACKENDS, LOGS, Run, Seen, differences, matrix
@@ -56,6 +59,20 @@ def test_a_guest_that_panics_is_no_success() -> None:
 def test_a_guest_that_hangs_is_stopped() -> None:
     with pytest.raises(LabError, match="not done after 1 s"):
         run(kernel(SERIES), root_disk(), Job({}, "read never"), LOGS / "hang.log", timeout_s=1)
+
+
+def test_a_kernel_that_was_fetched_needs_nothing_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = kernel(SERIES)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert kernel(SERIES) == found
+
+
+def test_without_the_keys_of_the_archive_nothing_is_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(archive, "CACHE", tmp_path)
+    monkeypatch.setattr(archive, "KEYRING", tmp_path / "keyring.gpg")
+    with pytest.raises(LabError, match=r"keyring.gpg is missing: install debian-archive-keyring$"):
+        kernel(SERIES)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_emulator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
