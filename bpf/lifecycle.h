@@ -59,6 +59,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 		return 0;
 	}
 	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and tells nothing of the kernel
+	conn->sk = sk;
 	conn->role = role ? role : direction == RECEIVE ? ROLE_ACCEPTING : ROLE_CONNECTING; // in Kafka the client speaks first
 	conn->tgid = bpf_get_current_pid_tgid() >> 32;
 	conn->rx_base = receive_base(sk);

@@ -69,6 +69,7 @@ struct cursor {
 
 struct conn {
 	u64 id;
+	u64 sk;
 	u64 last_ns; // last payload in either direction
 	u32 tgid;
 	u32 rx_base;

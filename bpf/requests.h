@@ -53,15 +53,24 @@ static inline void reject(struct conn *conn, struct cursor *c)
 	expect(c, FINISHED, 0);
 }
 
-// The bytes at the cursor are no frame. At the start of a stream that settles it; later the start is searched for again.
-static inline void not_a_frame(struct conn *conn, struct cursor *c)
+// Whether the client has said nothing yet: not even something that no hook saw.
+static inline int nothing_asked(struct conn *conn)
+{
+	if (conn->role == ROLE_ACCEPTING)
+		return !READ(u64, conn->sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
+	return READ(u32, conn->sk, OFFSET_TCP_SOCK_WRITE_SEQ) - conn->tx_base <= 1;
+}
+
+// The bytes at the cursor are no frame. At the start of a stream that settles it, unless what they answer was missed; later the
+// start is searched for again.
+static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 {
 	c->next = c->call.end; // no second guess within this call
-	if (c->lock == LOCKED && !conn->is_kafka) {
+	if (c->lock == LOCKED && !conn->is_kafka && settles) {
 		reject(conn, c);
 		return;
 	}
-	lost(c, c->lock == LOCKED ? LOST_MALFORMED : LOST_RESYNC);
+	lost(c, c->lock == LOCKED && conn->is_kafka ? LOST_MALFORMED : LOST_RESYNC);
 	seek(c);
 	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
 		conn->role = ROLE_CONNECTING + ROLE_ACCEPTING - conn->role;
@@ -109,7 +118,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		if (conn->sasl_raw && size < MAX_FRAME_BYTES)
 			skip_token(c);
 		else
-			not_a_frame(conn, c);
+			not_a_frame(conn, c, 1);
 		return;
 	}
 	if (c->have == 4) {
@@ -117,7 +126,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	if (!conn->is_kafka && starts_tls(c)) {
-		not_a_frame(conn, c);
+		not_a_frame(conn, c, 1);
 		return;
 	}
 	u32 api_key = be16(c->element + 4), api_version = be16(c->element + 6), correlation_id = be32(c->element + 8);
@@ -133,7 +142,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	if (!flags && !(must_start && api_key < NO_API && api_version < 256)) {
-		not_a_frame(conn, c);
+		not_a_frame(conn, c, 1);
 		return;
 	}
 	if (!flags)
@@ -213,7 +222,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	if (size < 4 || size >= MAX_FRAME_BYTES) {
-		not_a_frame(conn, c);
+		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
 	if (c->have == 4) {
@@ -232,7 +241,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	if (!matched && !(c->lock == LOCKED && conn->is_kafka)) {
-		not_a_frame(conn, c);
+		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
 	if (c->lock != LOCKED)
