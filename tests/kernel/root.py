@@ -22,7 +22,7 @@ from tests.lab.processes import LabError
 
 _DEBIAN = ("python3-bpfcc", "bpftool", "bash", "dash", "coreutils", "iproute2")
 _PYTHON = ("kafka-probe", "pytest", "kio")  # kio: the decoder's test messages, which the conversations are made of
-_LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian|perl)(/|$)|/__pycache__/|/usr/(bin|lib/\S+)/perl")
+_LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian)(/|$)|/__pycache__/")
 _FOLDERS = ("proc", "sys", "dev", "tmp", "run", "root", "etc")
 _SPARE_BYTES = 64 << 20
 _SOURCE = Path(__file__)
@@ -35,8 +35,8 @@ def root_disk() -> Path:
         LabError: a package or mke2fs is missing.
     """
     packages = dict(_closure(_DEBIAN))
-    distributions = list(_distributions(_PYTHON))
-    contents = [*packages.items(), *((found.name, found.version) for found in distributions)]
+    distributions = {found.name: found for found in _distributions(_PYTHON)}
+    contents = [*packages.items(), *((name, found.version) for name, found in distributions.items())]
     key = hashlib.sha256(_SOURCE.read_bytes() + repr(sorted(contents)).encode()).hexdigest()[:12]
     image = CACHE / f"root-{key}.ext4"
     if not image.exists():
@@ -46,7 +46,7 @@ def root_disk() -> Path:
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             tree = Path(scratch) / "root"
             _copy_packages(packages, tree)
-            _copy_distributions(distributions, tree)
+            _copy_distributions(distributions.values(), tree)
             _complete(tree)
             _make_image(tree, Path(scratch) / "image").rename(image)
     return image
