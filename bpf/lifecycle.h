@@ -64,6 +64,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	conn->tgid = bpf_get_current_pid_tgid() >> 32;
 	conn->rx_base = receive_base(sk);
 	conn->tx_base = send_base(sk);
+	conn->write_end = sequence_end(sk, SEND);
 
 	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
@@ -107,10 +108,11 @@ static inline void send_unfinished(void *ctx, struct conn *conn, struct cursor *
 }
 
 // What was sent last without a hook's knowing shows at the end only; a FIN counts as a byte.
-static inline int sent_unseen(u64 sk, struct cursor *c)
+static inline int sent_unseen(struct conn *conn)
 {
+	struct cursor *c = &conn->cursors[SEND];
 	u32 known = c->state == CURSOR_AT_HEAD ? c->next : c->frame_end;
-	return c->lock != SEEKING && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ) - 1 - known) > 0;
+	return c->lock != SEEKING && (s32)(conn->write_end - 1 - known) > 0;
 }
 
 static inline void state_changed(u64 sk, int from, int to)
@@ -125,8 +127,7 @@ static inline void state_changed(u64 sk, int from, int to)
 	if (to != TCP_CLOSE)
 		return;
 	conn->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the caller may have read it, or a close of its own have set one
-	if (conn->announced && !conn->rejected && sent_unseen(sk, &conn->cursors[SEND]))
-		count(LOST_GAP, 1);
+	conn->write_end = sequence_end(sk, SEND);        // and a disconnect have moved it
 }
 
 static inline void close_connection(void *ctx, u64 sk)
@@ -135,6 +136,8 @@ static inline void close_connection(void *ctx, u64 sk)
 	if (!conn)
 		return;
 	if (conn->announced) {
+		if (!conn->rejected && sent_unseen(conn)) // now that a call in which the connection was reset has returned, too
+			count(LOST_GAP, 1);
 		send_unfinished(ctx, conn, &conn->cursors[SEND]);
 		send_unfinished(ctx, conn, &conn->cursors[RECEIVE]);
 		struct record *record = notice(conn, RECORD_CLOSE);

@@ -89,6 +89,7 @@ struct conn {
 	u8 from_start; // seen from its first byte
 	u8 pad[3];
 	u32 error;            // sk_err when the connection was closed
+	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
 	struct record notice; // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];
 	struct cursor cursors[2]; // by enum direction

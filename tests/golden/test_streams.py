@@ -136,6 +136,17 @@ def test_what_is_read_after_the_reset_still_counts(capture: Capture, port: int) 
 
 
 @pytest.mark.kernel
+def test_a_reset_that_comes_while_the_call_runs(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.client.close()  # it refuses the answer: over loopback before the sender's call is back
+        talk.server.sendall(response(METADATA, 12, 1).wire)
+    client, server = capture.wait_closed(talk)
+    assert (client.frames, server.frames) == (talk.said, [*talk.said, response(METADATA, 12, 1).seen])
+    assert capture.lost() == {}
+
+
+@pytest.mark.kernel
 def test_a_connection_that_ends_inside_a_header(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1))
