@@ -78,8 +78,8 @@ CLIENT = Struct(
 
 COMMON = (
     Field("v", "long", f"version of this schema: {SCHEMA_VERSION}"),
-    Field("kind", "string", "flow, request, open, close or agent"),
-    Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow and agent"),
+    Field("kind", "string", "flow, request, open, close, topics or agent"),
+    Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow, topics and agent"),
     Field("node", "string", "name of the node"),
     Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
     Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
@@ -137,7 +137,11 @@ FLOW = (
     Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch: answered with data"),
     Field("latency_empty", Counts(), f"Fetch answered without data after its wait, {LATENCY}"),
     Field("throttle_ms", "long", "sum of the throttle times that the broker named"),
-    Field("group", "string", "consumer group, where the API names it"),
+    Field(
+        "group",
+        "string",
+        "consumer group, where the API names it; of Fetch the one that its client named elsewhere",
+    ),
     Field("topics", ListOf(FLOW_TOPIC), "what was done to which topic"),
 )
 
@@ -160,7 +164,7 @@ REQUEST = (
     Field("response_bytes", "long", "size of the response with its length prefix; null: not answered (acks=0)"),
     Field("latency_us", "long", "request seen to response seen, µs"),
     Field("throttle_ms", "long", "throttle time that the broker named"),
-    Field("group", "string", "consumer group"),
+    Field("group", "string", "consumer group, as in flow"),
     Field("status", "string", "complete, or what kept the frames from being decoded in full"),
     Field("errors", Counts(), "error code to count, code 0 left out"),
     Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
@@ -183,6 +187,17 @@ CLOSE = (
     Field("srtt_us", "long", "smoothed round-trip time, µs"),
 )
 
+NAMED_TOPIC = Struct(
+    (
+        Field("topic", "string", "topic name"),
+        Field("topic_id", "string", "topic id, 32 hexadecimal digits; it never gets another name"),
+    )
+)
+
+TOPICS = (
+    Field("topics", ListOf(NAMED_TOPIC), "ids whose names this agent learned, from messages or from a broker's files"),
+)
+
 AGENT = (
     Field("since", "long", "start of the interval, µs since epoch"),
     Field("complete_until", "long", "all closes up to this time have been sent, µs since epoch"),
@@ -201,6 +216,7 @@ KINDS: dict[str, tuple[Field, ...]] = {
     "request": REQUEST,
     "open": OPEN,
     "close": CLOSE,
+    "topics": TOPICS,
     "agent": AGENT,
 }
 

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
@@ -63,9 +64,10 @@ class _Flow:
 class Flows:
     """Counts of the running interval."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames) -> None:
+    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles) -> None:
         self._tracker = tracker
         self._names = names
+        self._brokers = brokers
         self._counts: dict[tuple[int, int], _Count] = {}
 
     def add(self, frames: Frames) -> None:
@@ -83,7 +85,9 @@ class Flows:
             count = self._count(int(conns[start]), shape, ends[i] - start)
             if count is None:
                 continue
-            count.connection.confirmed |= confirmed[i]
+            if count.frames == 0 or (confirmed[i] and not count.connection.confirmed):
+                count.connection.confirmed |= confirmed[i]
+                self._brokers.see(count.connection, shape.facts)
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
@@ -97,7 +101,7 @@ class Flows:
             if connection is None:
                 self._tracker.losses["connection_unknown"] += frames
                 return None
-            connection.learn(shape.facts)
+            self._tracker.learn(connection, shape.facts)
             self._names.learn(shape.facts)
             # The shape is kept by its count, so its id stays its own.
             count = _Count(connection, shape, 0, 0, np.zeros(len(shape.measures), np.int64), Counter())
@@ -189,7 +193,7 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
         "latency": _counts(flow.latency),
         "latency_empty": _counts(flow.latency_empty),
         "throttle_ms": flow.throttle_ms,
-        "group": next(iter(flow.groups)) if len(flow.groups) == 1 else None,
+        "group": connection.group(api_key, flow.groups),
         "topics": [
             {
                 "topic": name,

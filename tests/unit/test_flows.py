@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -37,7 +38,8 @@ class Watched:
     def __init__(self) -> None:
         self.tracker = Tracker(RESOLVER)
         self.reader = FrameReader()
-        self.flows = Flows(self.tracker, TopicNames())
+        names = TopicNames()
+        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER))
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 

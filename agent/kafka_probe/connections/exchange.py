@@ -88,7 +88,7 @@ class Exchanges:
             "response_bytes": response.size_bytes if response else None,
             "latency_us": response.latency_us if response else None,
             "throttle_ms": _throttle_ms(response) if response else None,
-            "group": facts.group,
+            "group": connection.group(facts.api_key, facts.groups),
             "status": _status(facts, answered),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
             "topics": self._topics(request, response),
