@@ -134,8 +134,7 @@ class Agent:
             if record["kind"] != Kind.CLOSE:
                 self._tracker.take(record)
         batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
-        for frames in batch:
-            self._flows.add(frames)
+        self._flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
             self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))

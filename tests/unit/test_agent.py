@@ -13,8 +13,17 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD, Kind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
-from tests.unit.connections.records import Records, closed, opened, produced_without_acks, request, response, stream
-from tests.unit.protocol.messages import TOPIC, TOPIC_ID
+from tests.unit.connections.records import (
+    Records,
+    closed,
+    message,
+    opened,
+    produced_without_acks,
+    request,
+    response,
+    stream,
+)
+from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 from tests.unit.schema import assert_valid
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = 3, 8, 18
@@ -163,7 +172,8 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
 
 def test_losses_in_every_room_reach_the_agent_event() -> None:
     fed = Fed()
-    fed.see(opened(1), request(METADATA, 12, 9), closed(8), response(METADATA, 12, 1)[:1], closed(1))
+    unfinished = message(case(METADATA, 12, response=True), record_bytes=20)[:1]
+    fed.see(opened(1), request(METADATA, 12, 9), closed(8), unfinished, closed(1))
     fed.report()
     losses = {reason: count for reason, count in fed.events("agent")[0]["losses"].items() if count}
     assert losses == {"connection_unknown": 2, "frame_incomplete": 1}

@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
+from kafka_probe.connections.sessions import FETCH
+
 if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
     from kafka_probe.protocol.facts import Facts
 
-FETCH = 1
 # OffsetCommit, OffsetFetch, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat,
 # StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
 _OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))

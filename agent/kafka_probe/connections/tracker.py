@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from kafka_probe.capture.record import Kind, Protocol
-from kafka_probe.connections.clients import FETCH, Client, Clients
+from kafka_probe.connections.clients import Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.sessions import FETCH, FetchSession
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import WorkloadResolver
 
@@ -42,6 +43,7 @@ class Connection:
     opaque: str | None = None
     confirmed: bool = False
     client: Client | None = None
+    sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
 
     @property
     def internal(self) -> bool:

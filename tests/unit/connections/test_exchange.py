@@ -157,7 +157,7 @@ def test_a_produced_partition_has_its_records_offset_and_error(watched: Watched)
 def test_a_fetched_partition_has_the_offset_asked_for_and_the_records_given(watched: Watched) -> None:
     (event,) = watched.see(request(FETCH, 12), response(FETCH, 12))
     partition = next(row for row in event["topics"] if row["partition"] == 3)
-    assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 100_000)
+    assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 5000)
 
 
 def test_a_topic_without_partitions_has_one_row(watched: Watched) -> None:
