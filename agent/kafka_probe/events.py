@@ -137,7 +137,7 @@ FLOW = (
     Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch and ShareFetch: answered with data"),
     Field("latency_empty", Counts(), f"Fetch or ShareFetch answered without data after its wait, {LATENCY}"),
     Field("throttle_ms", "long", "sum of the throttle times that the broker named"),
-    Field("acks", Counts(), "Produce: acks asked for (0, 1, or -1 for all replicas in sync) to count of requests"),
+    Field("acks", "long", "Produce: 0, 1, or -1 for all replicas in sync; null where requests differed"),
     Field(
         "group",
         "string",

@@ -6,7 +6,7 @@ What a shape says is looked at once per interval, so that a frame costs only its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kafka_probe.capture.record import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Naming, Times, naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Naming, Places, Times, naming
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import GAMMA, codec_name
@@ -23,6 +23,7 @@ from kafka_probe.protocol.facts import Kind, SetStatus, Shape, TopicFacts
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
+Fetches = tuple[Naming, Times, Places]
 
 
 @dataclass(slots=True)
@@ -57,7 +58,7 @@ class _Flow:
     errors: Counter[int] = field(default_factory=Counter)
     latency: Counter[int] = field(default_factory=Counter)
     latency_empty: Counter[int] = field(default_factory=Counter)
-    acks: Counter[int] = field(default_factory=Counter)
+    acks: set[int] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     transactional_ids: set[str] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
@@ -73,16 +74,16 @@ class Flows:
         self._counts: dict[tuple[int, int], _Count] = {}
 
     def add(self, batch: Iterable[Frames]) -> None:
-        """Count the frames of a batch, whose order matters to fetch sessions only."""
-        fetches: dict[tuple[int, int], list[tuple[Naming, Times]]] = {}
-        for frames in batch:
+        """Count the frames of a batch. Their order matters only to what is learned from them."""
+        fetches: dict[tuple[int, int], list[Fetches]] = {}
+        for frames in sorted(batch, key=_first_seen):
             self._add(frames, fetches)
         for (conn, api_key), groups in fetches.items():
             connection = self._tracker.get(conn)
             if connection:
                 connection.sessions.setdefault(api_key, FetchSession()).see(groups)
 
-    def _add(self, frames: Frames, fetches: dict[tuple[int, int], list[tuple[Naming, Times]]]) -> None:
+    def _add(self, frames: Frames, fetches: dict[tuple[int, int], list[Fetches]]) -> None:
         """Count frames of one shape, of any number of connections."""
         shape, conns = frames.shape, frames.column("conn")
         order = np.argsort(conns, kind="stable")
@@ -104,8 +105,9 @@ class Flows:
             count.bytes += sizes[i]
             count.values += values[i]
             if count.naming:
-                times = frames.column("ts_ns")[order[start : ends[i]]]
-                fetches.setdefault((int(conns[start]), shape.facts.api_key), []).append((count.naming, times))
+                places = frames.index[order[start : ends[i]]]
+                group = count.naming, frames.batch["ts_ns"][places], places
+                fetches.setdefault((int(conns[start]), shape.facts.api_key), []).append(group)
             if buckets is not None:
                 count.latency.update(buckets[start : ends[i]].tolist())
 
@@ -167,7 +169,7 @@ class Flows:
             flow.groups.update(facts.groups)
             flow.transactional_ids.update(facts.transactional_ids)
             if facts.acks is not None:
-                flow.acks[facts.acks] += count.frames
+                flow.acks.add(facts.acks)
         sums = list(zip(count.shape.measures, count.values.tolist(), strict=True))
         flow.throttle_ms += sum(value for measure, value in sums if measure.kind is Kind.THROTTLE_MS)
         if not with_topics:
@@ -200,6 +202,10 @@ _OF_TOPICS = {
 }
 
 
+def _first_seen(frames: Frames) -> int:
+    return int(frames.batch["ts_ns"][frames.index[0]])
+
+
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     """events.bucket_of for an array."""
     buckets: npt.NDArray[np.int64] = (np.log(np.maximum(latency_us, 1)) / np.log(GAMMA)).astype(np.int64)
@@ -224,9 +230,9 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
         "latency": _counts(flow.latency),
         "latency_empty": _counts(flow.latency_empty),
         "throttle_ms": flow.throttle_ms,
-        "acks": _counts(flow.acks),
+        "acks": _only(flow.acks),
         "group": connection.group(api_key, flow.groups),
-        "transactional_id": next(iter(flow.transactional_ids)) if len(flow.transactional_ids) == 1 else None,
+        "transactional_id": _only(flow.transactional_ids),
         "topics": [
             {
                 "topic": name,
@@ -240,6 +246,10 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
             for (name, topic_id), topic in flow.topics.items()
         ],
     }
+
+
+def _only(values: Collection[object]) -> object:
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _counts(counter: Counter[int]) -> dict[str, int]:

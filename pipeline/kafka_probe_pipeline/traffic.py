@@ -26,7 +26,7 @@ DIMENSIONS = {
     "client_id": "client.id",
     "software_name": "client.software_name",
     "software_version": "client.software_version",
-    **{name: name for name in ("api", "api_key", "api_version", "group", "transactional_id")},
+    **{name: name for name in ("api", "api_key", "api_version", "acks", "group", "transactional_id")},
     **{name: name for name in ("internal", "opaque")},
 }
 LEVEL = ("level", "topic", "topic_id")
@@ -50,7 +50,6 @@ HISTOGRAMS = {
     "errors": ("errors", "errors"),
     "latency": ("latency", None),
     "latency_empty": ("latency_empty", None),
-    "acks": ("acks", None),
     "codecs": (None, "codecs"),
 }
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}

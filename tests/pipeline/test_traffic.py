@@ -37,7 +37,6 @@ def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_le
         throttle_ms=5,
         errors={"3": 1},
         latency={"70": 1},
-        acks={"-1": 2},
         topics=[orders, sales],
     )
     assertDataFrameEqual(
@@ -46,9 +45,9 @@ def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_le
         .select("level", "topic", *(name for name in COUNTS), *(name for name in HISTOGRAMS)),
         spark.createDataFrame(
             [
-                ("api", None, 2, 1, 1500, 90, 14, 6, 1300, 7, 5, {"3": 1}, {"70": 1}, None, {"-1": 2}, None),
-                ("topic", "orders", 2, None, None, None, 10, 6, 1000, 7, None, {"3": 1}, None, None, None, {"zstd": 6}),
-                ("topic", "sales", 1, None, None, None, 4, None, 300, 0, None, None, None, None, None, None),
+                ("api", None, 2, 1, 1500, 90, 14, 6, 1300, 7, 5, {"3": 1}, {"70": 1}, None, None),
+                ("topic", "orders", 2, None, None, None, 10, 6, 1000, 7, None, {"3": 1}, None, None, {"zstd": 6}),
+                ("topic", "sales", 1, None, None, None, 4, None, 300, 0, None, None, None, None, None),
             ],
             "level string, topic string, "
             + ", ".join(f"{name} long" for name in COUNTS)

@@ -22,6 +22,7 @@ FETCH, SHARE_FETCH = 1, 78
 
 Topic = tuple[str | None, str | None]
 Times = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
 
 # Far more than one client reads, far less than a hostile one could name.
 _PARTITIONS = 1 << 17
@@ -79,18 +80,20 @@ class FetchSession:
         self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
         self._asked: Counter[tuple[int, Topic]] = Counter()
 
-    def see(self, groups: list[tuple[Naming, Times]]) -> None:
-        """The frames of one batch, in groups that say the same, with their times."""
-        if all(self._stays(frame) for frame, _ in groups):
-            for frame, times in groups:
+    def see(self, groups: list[tuple[Naming, Times, Places]]) -> None:
+        """The frames of one batch, in groups that say the same, with their times and their places in the batch."""
+        if all(self._stays(frame) for frame, _, _ in groups):
+            for frame, times, _ in groups:
                 self._ask(frame, len(times))
             return
-        # In the order of time; where the clock cannot tell, an answer comes after its request.
+        # A frame of many records has a batch of its own: it finds its place by time only.
         order = sorted(
-            (time, frame.role is Role.ANSWER, n) for n, (frame, times) in enumerate(groups) for time in times.tolist()
+            (time, place, n)
+            for n, (_, times, places) in enumerate(groups)
+            for time, place in zip(times.tolist(), places.tolist(), strict=True)
         )
         for *_, n in order:
-            frame, _ = groups[n]
+            frame, *_ = groups[n]
             if not self._stays(frame):
                 self._settle()
                 self._change(frame)
