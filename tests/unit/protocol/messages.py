@@ -24,12 +24,12 @@ TOPIC_ID = UUID("0123456789abcdef0123456789abcdef")
 SKIPPED = "~skip~"
 
 _NAMED: Tree = {"Name": TOPIC, "Topic": TOPIC, "TopicId": TOPIC_ID.bytes}
-_BROKER: Tree = {"NodeId": 3, "Host": "broker-3", "Port": 9092, "Rack": SKIPPED}
+_BROKER: Tree = {"NodeId": 3, "Host": "broker-3.kafka.example.org", "Port": 9092, "Rack": SKIPPED}
 _LEADER: Tree = {"LeaderId": 3, "LeaderEpoch": 9}
 _MEMBER: Tree = {"GroupId": GROUP, "MemberId": MEMBER}
-_COUNTED = Records(b"\xa1" * 5000)
-_UNREADABLE = Records(b"\xa2" * 70, status=SetStatus.UNREADABLE)
-_CUT = Records(b"\xa3" * 200, records=3, status=SetStatus.PARTIAL)
+_COUNTED = Records(bytes(5000))
+_UNREADABLE = Records(bytes(70), status=SetStatus.UNREADABLE)
+_CUT = Records(bytes(200), records=3, status=SetStatus.PARTIAL)
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,11 @@ def _fetched(_version: int) -> Tree:
         {
             "PartitionIndex": 3,
             "AbortedTransactions": [{"ProducerId": 5, "FirstOffset": 6}],
-            "Records": _COUNTED,
+            "Records": Records(bytes(100_000)),
             "CurrentLeader": _LEADER,
         },
         {"PartitionIndex": 4, "ErrorCode": 1},
-        {"PartitionIndex": 5, "Records": _UNREADABLE},
+        {"PartitionIndex": 5, "Records": Records(bytes(64), status=SetStatus.UNREADABLE)},
     ]
     topics = [{**_NAMED, "Partitions": partitions}]
     return {**_error(71), "SessionId": 99, "Responses": topics, "NodeEndpoints": [_BROKER]}
@@ -96,7 +96,7 @@ def _described(_version: int) -> Tree:
         for index, code in enumerate((0, 9, 0))
     ]
     topics = [{**_NAMED, "Partitions": partitions}, {"ErrorCode": 3, "Name": OTHER_TOPIC}]
-    return {"ThrottleTimeMs": 17, "Brokers": [_BROKER], "ClusterId": "the-cluster", "Topics": topics}
+    return {"ThrottleTimeMs": 17, "Brokers": [_BROKER] * 2, "ClusterId": "the-cluster", "Topics": topics}
 
 
 def _committed(version: int) -> Tree:
