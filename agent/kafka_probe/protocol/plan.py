@@ -13,7 +13,7 @@ from functools import cache
 
 from kafka_probe.protocol.facts import Status
 from kafka_probe.protocol.rules import LIMITS
-from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
+from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
 
 
 class Form(IntEnum):
@@ -91,7 +91,6 @@ SCALARS = frozenset(
     }
 )
 
-_WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 
 _ROLES: dict[Scope, dict[str, Role]] = {
@@ -210,8 +209,8 @@ def _step(field: SchemaField, version: int, flexible: bool, scope: Scope) -> Ste
 def _plain(kind: str, field: SchemaField, version: int, flexible: bool, scope: Scope, role: Role | None) -> Step:
     if kind == "struct":
         return Step(field.name, Form.STRUCT, 0, role, _steps(field.fields, version, flexible, scope))
-    if kind in _WIDTHS:
-        return Step(field.name, Form.FIXED, _WIDTHS[kind], role)
+    if kind in WIDTHS:
+        return Step(field.name, Form.FIXED, WIDTHS[kind], role)
     form = Form.RECORDS if kind == "records" else Form.STRING
     return Step(field.name, form, 0 if flexible else _LENGTH_WIDTHS[kind], role)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _API_VERSIONS = 18
 
+# Bytes of Kafka's types of fixed size.
+WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
+
 
 @dataclass(frozen=True, slots=True)
 class Api:

@@ -82,7 +82,7 @@ class Case:
 
 def record_stub(records: int, status: int) -> bytes:
     """What stands for a record set of one batch of magic 2, compressed with lz4."""
-    return records.to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([2, 3, status, 0])
+    return records.to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([2, 3, status]) + bytes(13)
 
 
 def all_cases() -> Iterator[Case]:

@@ -155,7 +155,7 @@ def swapped_record_sets() -> list[Frame]:
     """Two frames of one length, the set of one partition empty in each, that agree under the first one's mask."""
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     empty = bytes(4)
-    one_old_message = (80).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + bytes(4)
+    one_old_message = (80).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + bytes(16)
     first = head + b"\x00\x00\x00\x00" + one_old_message + b"\x00\x00\x00\x01" + empty
     second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + one_old_message
     code = code_of(False, 0, 0, True)
