@@ -17,6 +17,8 @@ from kafka_probe.flows import Flows
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
     Records as Frames,
+)
+from tests.unit.connections.records import (
     by_hand,
     closed,
     fetch,
@@ -136,7 +138,7 @@ def test_what_is_fetched_counts_by_topic(watched: Watched) -> None:
     watched.see(request(FETCH, 12), response(FETCH, 12), response(FETCH, 12))
     (topic,) = watched.flow()["topics"]
     assert (topic["requests"], topic["partitions"]) == (1, 3)
-    assert (topic["records"], topic["bytes"], topic["uncounted_bytes"]) == (80, 2 * 5070, 2 * 70)
+    assert (topic["records"], topic["bytes"], topic["uncounted_bytes"]) == (80, 2 * 100_064, 2 * 64)
     assert topic["errors"] == {"1": 2}
 
 
@@ -217,7 +219,7 @@ def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watc
 
 def test_of_two_ids_of_a_name_the_later_one_is_the_topics(watched: Watched) -> None:
     older, newer = (
-        by_hand("CreateTopics", 7, {"Topics": [{"Name": "orders", "TopicId": bytes([n] * 16)}]}, answer=True, ts_ns=n)
+        by_hand("Metadata", 12, {"Topics": [{"Name": "orders", "TopicId": bytes([n] * 16)}]}, answer=True, ts_ns=n)
         for n in (1, 2)
     )
     watched.see(newer, older, fetch(-1, ("orders",)))

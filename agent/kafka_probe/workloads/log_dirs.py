@@ -54,21 +54,19 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
     directory = live.open(log_dir, os.O_DIRECTORY)
     if directory is None:
         return
-    read = set()
+    named = set()
     try:
         for name in os.listdir(directory):
             partition = _PARTITION.fullmatch(name)
+            if partition is None or len(name) >= _NAME_MAX:
+                yield None
+                continue
             # The partitions of a topic agree, so one of them will do.
-            if partition is None or partition["topic"] in read or len(name) >= _NAME_MAX:
-                yield None
-                continue
-            topic_id = _topic_id(directory, f"{name}/partition.metadata")
-            if topic_id is None:
-                yield None
-                continue
-            if not partition["suffix"]:
-                read.add(partition["topic"])
-            yield StoredTopic(topic_id, partition["topic"], bool(partition["suffix"]))
+            topic, gone = partition["topic"], bool(partition["suffix"])
+            topic_id = None if topic in named and not gone else _topic_id(directory, f"{name}/partition.metadata")
+            if topic_id and not gone:
+                named.add(topic)
+            yield StoredTopic(topic_id, topic, gone) if topic_id else None
     finally:
         os.close(directory)
 

@@ -14,6 +14,8 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
     Records as Frames,
+)
+from tests.unit.connections.records import (
     by_hand,
     closed,
     fetch,
@@ -160,7 +162,7 @@ def test_a_produced_partition_has_its_records_offset_and_error(watched: Watched)
 def test_a_fetched_partition_has_the_offset_asked_for_and_the_records_given(watched: Watched) -> None:
     (event,) = watched.see(request(FETCH, 12), response(FETCH, 12))
     partition = next(row for row in event["topics"] if row["partition"] == 3)
-    assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 5000)
+    assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 100_000)
 
 
 def test_an_exchange_says_who_asked_and_how(watched: Watched) -> None:

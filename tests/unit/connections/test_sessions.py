@@ -47,7 +47,7 @@ def asked(*batches: list[Facts]) -> dict[str | None, int]:
         session.see(
             [
                 # A clock that cannot tell one from the next.
-                (said, np.array(times, np.uint64) // 3, np.array(times, np.int64))
+                (said, np.array([time // 3 for time in times], np.uint64), np.array(times, np.int64))
                 for facts, times in shuffled
                 if (said := naming(facts))
             ]
