@@ -63,14 +63,14 @@ def response(api_key: int, version: int, conn: int = 1, **fields: int) -> Record
     return message(case(api_key, version, response=True), conn, **fields)
 
 
-def by_hand(name: str, version: int, tree: Tree, conn: int = 1, *, answer: bool = False, **fields: int) -> Records:
+def by_hand(name: str, version: int, tree: Tree, conn: int = 1, *, answer: bool = False, **fields: Any) -> Records:
     """A message with the named fields and no others, see protocol/trees.py."""
     whole = message_of(name, answer, version, tree)
     flags = Flag.RESPONSE if answer else 0
     return frame(conn, data=whole.data, api_key=whole.api.key, api_version=version, flags=flags, **fields)
 
 
-def fetch(epoch: int, named: tuple[str, ...] = (), forgotten: tuple[str, ...] = (), **fields: int) -> Records:
+def fetch(epoch: int, named: tuple[str, ...] = (), forgotten: tuple[str, ...] = (), **fields: Any) -> Records:
     """A Fetch request (version 12) of a session, for a partition of each topic."""
     topics, leaving = (
         [{"Topic": topic, "Partitions": partitions} for topic in named_or_not]
