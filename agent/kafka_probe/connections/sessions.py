@@ -16,13 +16,12 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
+from kafka_probe.connections.frames import Frames
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
 
 FETCH, SHARE_FETCH = 1, 78
 
 Topic = tuple[str | None, str | None]
-Times = npt.NDArray[np.uint64]
-Places = npt.NDArray[np.int64]
 
 # Far more than one client reads, far less than a hostile one could name.
 _PARTITIONS = 1 << 17
@@ -68,6 +67,10 @@ def naming(facts: Facts) -> Naming | None:
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
 
 
+Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
+"""What some frames of a batch say, and which members of their group they are."""
+
+
 class FetchSession:
     """The session of a connection, and how often its topics were asked for since `take`."""
 
@@ -80,24 +83,17 @@ class FetchSession:
         self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
         self._asked: Counter[tuple[int, Topic]] = Counter()
 
-    def see(self, groups: list[tuple[Naming, Times, Places]]) -> None:
-        """The frames of one batch, in groups that say the same, with their times and their places in the batch."""
-        if all(self._stays(frame) for frame, _, _ in groups):
-            for frame, times, _ in groups:
-                self._ask(frame, len(times))
+    def see(self, groups: list[Group]) -> None:
+        """The frames of one batch."""
+        if all(self._stays(said) for said, _, _ in groups):
+            for said, _, members in groups:
+                self._ask(said, len(members))
             return
-        # A frame of many records has a batch of its own: it finds its place by time only.
-        order = sorted(
-            (time, place, n)
-            for n, (_, times, places) in enumerate(groups)
-            for time, place in zip(times.tolist(), places.tolist(), strict=True)
-        )
-        for *_, n in order:
-            frame, *_ = groups[n]
-            if not self._stays(frame):
+        for said in _in_order(groups):
+            if not self._stays(said):
                 self._settle()
-                self._change(frame)
-            self._ask(frame, 1)
+                self._change(said)
+            self._ask(said, 1)
 
     def take(self) -> Iterator[tuple[int, Topic, int]]:
         """(API version, topic, requests of the session that asked for it) since the last time."""
@@ -148,6 +144,18 @@ class FetchSession:
         self._size += len(partitions) - len(self._held.pop(topic, ()))
         if partitions:
             self._held[topic] = partitions
+
+
+def _in_order(groups: list[Group]) -> Iterator[Naming]:
+    """One for each frame. A frame of many records has a batch of its own, and finds its place by time only."""
+    order = []
+    for n, (_, frames, members) in enumerate(groups):
+        places = frames.index[members]
+        order += [
+            (time, place, n)
+            for time, place in zip(frames.batch["ts_ns"][places].tolist(), places.tolist(), strict=True)
+        ]
+    yield from (groups[n][0] for _, _, n in sorted(order))
 
 
 def _size(topics: dict[Topic, frozenset[int]]) -> int:
