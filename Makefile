@@ -43,7 +43,7 @@ schemas: setup ## generate the protocol's tables from the definitions inside Kaf
 	@$(BIN)/python -m kafka_probe.protocol.generate
 
 docs: setup ## generate the parts of README.md that the code knows best
-	@[ ! -e build/kernels.json ] || cp build/kernels.json docs/
+	@[ ! -e build/kernels.json ] || install -D -m 644 build/kernels.json docs/kernels.json
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay
