@@ -206,7 +206,7 @@ def _written(each: SchemaField, kind: str, value: Any, version: int, flexible: b
             return b"\0" if flexible else struct.pack(">i", -1)
         data = value.data if kind == "records" else value
         length = uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
-        return length + (value.stub if kind == "records" and stubs and data else data)
+        return length + bytes(value.stub if kind == "records" and stubs and data else data)
     return struct.pack(f">{_FORMATS[kind]}", value)
 
 
