@@ -36,7 +36,7 @@ class Role(Enum):
     ANSWER = auto()
 
 
-_ROLES = {None: Role.ALONE, -1: Role.ALONE, 0: Role.FULL, 1: Role.INCREMENTAL}
+_ROLES: dict[int | None, Role] = {0: Role.FULL, 1: Role.INCREMENTAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def naming(facts: Facts) -> Naming | None:
     epoch = facts.number(Fact.SESSION_EPOCH)
     if not facts.response and epoch is None and not complete:
         return None
-    role = Role.ANSWER if facts.response else _ROLES[epoch]
+    role = Role.ANSWER if facts.response else _ROLES.get(epoch, Role.ALONE)
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
 
 
@@ -135,15 +135,16 @@ class FetchSession:
             self._held, self._size, self._known = {}, 0, frame.complete
         if frame.role is not Role.ALONE:
             for topic, partitions in frame.added.items():
-                if self._size < _PARTITIONS:
-                    self._update(topic, self._held.get(topic, set()) | partitions)
+                if partitions and self._size < _PARTITIONS:
+                    held = self._held.setdefault(topic, set())
+                    self._size += len(partitions - held)
+                    held |= partitions
         for topic, partitions in frame.forgotten.items():
-            self._update(topic, self._held.get(topic, set()) - partitions)
-
-    def _update(self, topic: Topic, partitions: set[int]) -> None:
-        self._size += len(partitions) - len(self._held.pop(topic, ()))
-        if partitions:
-            self._held[topic] = partitions
+            held = self._held.get(topic, set())
+            self._size -= len(partitions & held)
+            held -= partitions
+            if not held:
+                self._held.pop(topic, None)
 
 
 def _in_order(groups: list[Group]) -> Iterator[Naming]:

@@ -15,7 +15,7 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
 
-FULL, INCREMENTAL, CLOSE = 0, 1, -1
+FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
 VERSION = 16
 
 Partitions = dict[str, tuple[int, ...]]
@@ -119,7 +119,7 @@ def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
 
 
 def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_session() -> None:
-    for alone in (request(None, {"orders": (0,)}), request(CLOSE, {"orders": (0,)})):
+    for alone in (request(epoch, {"orders": (0,)}) for epoch in (None, CLOSE, NEVER_SENT)):
         said = naming(alone)
         assert said
         assert not said.by_session
