@@ -192,7 +192,7 @@ def cold_frame() -> None:
     records = Records(bytes(502))
     topic = {"Name": "orders", "PartitionData": [{"Index": 2, "Records": records}]}
     message = message_of("Produce", False, 9, {"Acks": -1, "TimeoutMs": 30_000, "TopicData": [topic]})
-    wire, body = message.frame, message.body
+    wire, body = message.frame(), message.body
     cold = partial(decode, False, 0, 9, copied_all=True)
     read = entity_reader(load_payload_module(0, 9, EntityType.request).ProduceRequest)
     compare(
