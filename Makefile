@@ -46,7 +46,7 @@ protocol: setup ## which versions of which API are decoded, and what is kept of 
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
 
 docs: setup ## generate the parts of README.md that the code knows best
-	@[ ! -e build/kernels.json ] || cp build/kernels.json docs/
+	@[ ! -e build/kernels.json ] || install -D -m 644 build/kernels.json docs/kernels.json
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay
