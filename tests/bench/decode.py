@@ -101,7 +101,9 @@ def fetched(records: bytes) -> Frame:
 
 
 def heartbeat(client: str) -> Frame:
-    message = HeartbeatRequest(group_id="billing", generation_id=3, member_id=f"{client}-{random.getrandbits(64):020d}")
+    message = HeartbeatRequest(
+        group_id="billing", generation_id=3, member_id=f"{client}-6f1d2c3b-4a59-4e68-9b77-1c2d3e4f5a6b"
+    )
     return frame(message, 4, client)
 
 
@@ -192,7 +194,7 @@ def cold_frame() -> None:
     records = Records(bytes(502))
     topic = {"Name": "orders", "PartitionData": [{"Index": 2, "Records": records}]}
     message = message_of("Produce", False, 9, {"Acks": -1, "TimeoutMs": 30_000, "TopicData": [topic]})
-    wire, body = message.frame, message.body
+    wire, body = message.frame(), message.body
     cold = partial(decode, False, 0, 9, copied_all=True)
     read = entity_reader(load_payload_module(0, 9, EntityType.request).ProduceRequest)
     compare(

@@ -54,7 +54,7 @@ MESSAGE_CLASSES: list[Any] = [
     found
     for module in (admin, consumer, metadata, producer, sasl)
     for name, found in vars(module).items()
-    if re.fullmatch(r"\w+(Request|Response)", name)
+    if re.fullmatch(r"\w+(Request|Response)", name) and not name.startswith("SaslBytes")  # has no schema
 ]
 KAFKA_PYTHON = {(found.API_KEY, not found.is_request()): found for found in MESSAGE_CLASSES}
 
@@ -109,10 +109,10 @@ def test_kafka_python_reads_the_same_values(key: tuple[int, bool]) -> None:
         # kafka-python reads ApiVersions responses with any error as version 0; brokers do so with error 35 only.
         if message.version <= theirs.max_version and not (api_key == 18 and message.tree.get("ErrorCode")):
             how = {"version": message.version, "header": True, "framed": True}
-            read = theirs.decode(message.frame, **how)
+            read = theirs.decode(message.frame(), **how)
             assert as_read(read, message.tree) == message.tree, message
             written = bytes(read.encode(header=True, framed=True))
-            assert written == message.frame or theirs.decode(written, **how) == read, message
+            assert written == message.frame() or theirs.decode(written, **how) == read, message
 
 
 @EVERY_API
