@@ -51,28 +51,28 @@ class Frame:
 def request(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """A request of the decoder's tests: client id CLIENT_ID."""
     found = case(api_key, version, response=False)
-    wire = _framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
+    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def response(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """A response of the decoder's tests."""
     found = case(api_key, version, response=True)
-    wire = _framed(struct.pack(">i", correlation_id) + found.data)
+    wire = framed(struct.pack(">i", correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def header_only(api_key: int, version: int, correlation_id: int, body: bytes, *, flexible: bool = False) -> Frame:
     """A request of which nothing but its header may leave."""
     client_id = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID.encode() + b"\0" * flexible
-    wire = _framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
+    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
     facts = Facts(False, api_key, version, Status.HEADER_ONLY, client_id=CLIENT_ID)
     return Frame(wire, Seen(facts, correlation_id, len(wire)))
 
 
 def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Frame:
     """A response of which nothing but its header may leave."""
-    wire = _framed(struct.pack(">i", correlation_id) + body)
+    wire = framed(struct.pack(">i", correlation_id) + body)
     return Frame(wire, Seen(Facts(True, api_key, version, Status.HEADER_ONLY), correlation_id, len(wire)))
 
 
@@ -148,6 +148,18 @@ def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: i
     return _encoded(message, _facts(True, FETCH, version, topics), correlation_id, topics, throttle)
 
 
+def values_of(topics: Topics) -> list[tuple[Kind, int, int, int]]:
+    """What is measured of the record sets."""
+    values = []
+    for place, partitions in enumerate(topics.values()):
+        for index, records in partitions.items():
+            if records and records.data:
+                size, count = len(records.data), records.records
+                measured = (Kind.UNCOUNTED_BYTES, size) if count is None else (Kind.RECORDS, count)
+                values += [(Kind.RECORD_BYTES, place, index, size), (measured[0], place, index, measured[1])]
+    return values
+
+
 def topic_id(name: str) -> UUID:
     return uuid5(NAMESPACE_OID, name)
 
@@ -156,7 +168,7 @@ def joined(frames: Sequence[Frame]) -> bytes:
     return b"".join(frame.wire for frame in frames)
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
@@ -176,11 +188,4 @@ def _encoded(
     message.API_VERSION = facts.api_version
     message.with_header(correlation_id, *(() if facts.response else (CLIENT_ID,)))
     wire = bytes(message.encode(header=True, framed=True))
-    values = list(before)
-    for place, partitions in enumerate(topics.values()):
-        for index, records in partitions.items():
-            if records and records.data:
-                size, count = len(records.data), records.records
-                measured = (Kind.UNCOUNTED_BYTES, size) if count is None else (Kind.RECORDS, count)
-                values += [(Kind.RECORD_BYTES, place, index, size), (measured[0], place, index, measured[1])]
-    return Frame(wire, Seen(facts, correlation_id, len(wire), tuple(values)))
+    return Frame(wire, Seen(facts, correlation_id, len(wire), (*before, *values_of(topics))))

@@ -1,8 +1,8 @@
 """Decodes what the kernel copied of one frame into its shape. Sans-IO; bad bytes give a status, never an exception.
 
 Data of a request begins at the client id, of a response behind the correlation id. In the place of every record set
-that is not empty stands a stub of 24 bytes, written by the kernel: record count and batch count (4 bytes each,
-big-endian), magic, codec, status (see RecordSet), flags, producer id (8) and epoch (2), two of zero. The data may end anywhere: the facts are those read before.
+that is not empty stands a stub of 24 bytes, written by the kernel: struct set_summary of bpf/record.h. The data may end
+anywhere: the facts are those read before.
 """
 
 from __future__ import annotations

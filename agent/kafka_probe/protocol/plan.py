@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, IntEnum, StrEnum, auto
 from functools import cache
+from itertools import takewhile
 
 from kafka_probe.protocol.facts import Status
-from kafka_probe.protocol.rules import LIMITS
+from kafka_probe.protocol.rules import LIMITS, STOPS
 from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
 
 
@@ -176,9 +177,12 @@ def _compiled(response: bool, api_key: int, api_version: int) -> Plan:
         header = ()
     else:
         header = (_CLIENT_ID, _TAGS) if flexible else (_CLIENT_ID,)
-    if api.name not in LIMITS:
+    if not LIMITS.get(api.name, (0, 0))[response]:
         return Plan(() if response else header[:1], Status.HEADER_ONLY)
-    body = _steps(fields_of(api, response=response, version=api_version), api_version, flexible, Scope.FRAME)
+    fields = fields_of(api, response=response, version=api_version)
+    if not response:
+        fields = tuple(takewhile(lambda field: field.name != STOPS.get(api.name), fields))
+    body = _steps(fields, api_version, flexible, Scope.FRAME)
     return Plan(_until_last_role(header + body), Status.COMPLETE)
 
 
