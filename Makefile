@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench schemas docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same lo
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
 
+protocol: setup ## which versions of which API are decoded, and what is kept of them; also in build/protocol.json
+	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
+
 docs: setup ## generate the parts of README.md that the code knows best
-	@[ ! -e build/kernels.json ] || cp build/kernels.json docs/
+	@[ ! -e build/kernels.json ] || install -D -m 644 build/kernels.json docs/kernels.json
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
 
 import pytest
 
-from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Status
-from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
-from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, api_name, apis, fields_of
+from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, STOPS, CopyRule, copy_rules
+from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, receive_pieces, send_pieces
-from tests.golden.share import SHARE_FETCH
 from tests.golden.wire import (
     FETCH,
     MARKER,
@@ -22,15 +22,16 @@ from tests.golden.wire import (
     Frame,
     Seen,
     answer,
-    framed,
     header_only,
     request,
     response,
 )
-from tests.unit.protocol.messages import CLIENT_ID
+from tests.unit.protocol.expected import expected
+from tests.unit.protocol.trees import Tree, generated
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
+SHARE_FETCH = 78
 WALKED = [
     rule
     for rule in copy_rules()
@@ -47,70 +48,52 @@ TOKENS = (
 )
 
 
-class Encoder:
-    """A message with two elements in every array and `secret` wherever it must stay, by Kafka's definition."""
+def with_secrets(tree: Tree, fields: tuple[SchemaField, ...], hidden: frozenset[str]) -> Tree:
+    """The same tree with MARKER wherever something must stay."""
+    by_name = {field.name: field for field in fields}
+    return {name: _with_secret(value, by_name[name], hidden) for name, value in tree.items()}
 
-    def __init__(self, rule: CopyRule, secret: bytes) -> None:
-        self.api = apis()[rule.api_key]
-        self.version = rule.api_version
-        self.flexible = self.api.flexible(self.version)
-        self.hidden = HIDDEN.get(self.api.name, frozenset())
-        self.secret = secret
 
-    def frame(self, *, response: bool, correlation_id: int) -> Frame:
-        body = self.fields(fields_of(self.api, response=response, version=self.version))
-        if response:
-            head = struct.pack(">i", correlation_id)
-            tagged = self.api.flexible_response_header(self.version)
-            data = b"\0" * tagged + body
-        else:
-            head = struct.pack(">hhi", self.api.key, self.version, correlation_id)
-            data = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID.encode() + b"\0" * self.flexible + body
-        shape = decode(response, self.api.key, self.version, data, copied_all=True)
-        wire = framed(head + data)
-        return Frame(wire, Seen(shape.facts, correlation_id, len(wire)))
+def _with_secret(value: Any, field: SchemaField, hidden: frozenset[str]) -> Any:
+    match value:
+        case dict():
+            return with_secrets(value, field.fields, hidden)
+        case list():
+            return [_with_secret(one, field, hidden) for one in value]
+        case bytes() if field.type.endswith("bytes"):
+            return MARKER
+        case str() if field.name in hidden:
+            return MARKER.decode()
+    return value
 
-    def fields(self, fields: tuple[SchemaField, ...]) -> bytes:
-        untagged = (field for field in fields if self.within(field.versions) and not self.within(field.tagged))
-        return b"".join(map(self.field, untagged)) + b"\0" * self.flexible
 
-    def field(self, field: SchemaField) -> bytes:
-        if not field.type.startswith("[]"):
-            present = b"\x01" if field.type == "struct" and self.within(field.nullable) else b""
-            return present + self.value(field, field.type)
-        return self.length(2, ">i") + 2 * self.value(field, field.type[2:])
-
-    def value(self, field: SchemaField, kind: str) -> bytes:
-        if kind == "struct":
-            return self.fields(field.fields)
-        if kind in WIDTHS:
-            return bytes(WIDTHS[kind])
-        content = self.secret if kind == "bytes" or field.name in self.hidden else field.name.encode()
-        return self.length(len(content), ">h" if kind == "string" else ">i") + content
-
-    def length(self, count: int, fixed: str) -> bytes:
-        assert count < 127
-        return bytes([count + 1]) if self.flexible else struct.pack(fixed, count)
-
-    def within(self, versions: tuple[int, int] | None) -> bool:
-        return versions is not None and versions[0] <= self.version <= versions[1]
+def secretive(rule: CopyRule, seed: int, *, response: bool) -> Frame:
+    """A generated message with MARKER in it, and what must be seen of it: nothing from the field on where it ends."""
+    api = apis()[rule.api_key]
+    message = generated(api, response, rule.api_version, seed)
+    telling = replace(
+        message, tree=with_secrets(message.tree, message.fields, HIDDEN.get(api.name, frozenset({"Value"})))
+    )
+    stop = None if response else STOPS.get(api.name)
+    shown = list(takewhile(lambda name: name != stop, message.tree))
+    seen = expected(
+        replace(message, tree={name: message.tree[name] if name in shown else None for name in message.tree})
+    )
+    wire = telling.frame(seed)
+    return Frame(wire, Seen(seen.facts(message), seed, len(wire), tuple(seen.measured)))
 
 
 @pytest.mark.parametrize("rule", WALKED, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
 def test_hidden_fields_leave_empty_and_all_around_them_as_it_is(capture: Capture, port: int, rule: CopyRule) -> None:
-    telling, empty = Encoder(rule, MARKER), Encoder(rule, b"")
     with conversation(port) as talk:
-        for correlation_id, piece in enumerate((0, 1, 7)):
-            asked = telling.frame(response=False, correlation_id=correlation_id)
-            answered = telling.frame(response=True, correlation_id=correlation_id)
-            talk.ask(asked, write=send_pieces(piece), read=receive_pieces(*[piece] * 3))
-            talk.answer(answered, write=send_pieces(piece), read=receive_pieces(*[piece] * 3))
-    expected = [empty.frame(response=by_server, correlation_id=0).seen.facts for by_server in (False, True)]
-    for end in capture.ends_of(talk):
-        assert [frame.facts for frame in end.frames] == expected * 3
-        assert [frame.frame_bytes for frame in end.frames] == [said.frame_bytes for said in talk.said]
-    assert {facts.status for facts in expected} <= {Status.COMPLETE}
-    assert capture.lost() == {}
+        for seed in range(1, 9):
+            pieces = seed, seed % 4
+            talk.ask(secretive(rule, seed, response=False), write=send_pieces(*pieces), read=receive_pieces(*pieces))
+            talk.answer(secretive(rule, seed, response=True), write=send_pieces(*pieces), read=receive_pieces(*pieces))
+    assert MARKER in b"".join(
+        secretive(rule, seed, response=by_server).wire for seed in range(1, 9) for by_server in (False, True)
+    )
+    assert capture.saw(talk)
 
 
 @pytest.mark.parametrize("api", SECRET_APIS, ids=lambda api: api.name)

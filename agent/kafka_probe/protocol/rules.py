@@ -61,7 +61,6 @@ HIDDEN: dict[str, frozenset[str]] = {
     "OffsetCommit": frozenset({"CommittedMetadata"}),
     "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
     "OffsetFetch": frozenset({"Metadata"}),
-    "DescribeGroups": frozenset({"ProtocolData"}),
 }
 
 # Before these fields of a request the copy ends, and the decoder: a topology, with the configurations of topics inside.
