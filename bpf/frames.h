@@ -208,15 +208,11 @@ static inline void hold(struct conn *conn, struct record *out)
 	bpf_probe_read_kernel(&conn->held, sizeof(conn->held), out);
 }
 
-// The record leaves, unless it is a guess.
-static inline void leave(void *ctx, u64 sk, struct conn *conn, struct cursor *c)
+// The record leaves.
+static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 {
-	if (ANY_PORT && !conn->is_kafka) {
-		hold(conn, &c->out);
-		return;
-	}
 	if (ANY_PORT) // else done when the connection was opened
-		announce(ctx, sk, conn);
+		announce(ctx, conn);
 	if (ANY_PORT && conn->holding) {
 		conn->holding = 0;
 		send_record(ctx, &conn->held);
@@ -239,8 +235,12 @@ static inline int run(u64 sk, u8 direction)
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < STEPS && outcome == MORE; i++)
 		outcome = step(conn, c, direction);
+	if (ANY_PORT && outcome == LEAVES && !conn->is_kafka) {
+		hold(conn, &c->out);
+		return MORE;
+	}
 	if (!PERF_BUFFER && outcome == LEAVES)
-		leave(0, sk, conn, c);
+		leave(0, conn, c);
 	return outcome;
 }
 
@@ -272,7 +272,7 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 		if (outcome == DONE)
 			return;
 		if (PERF_BUFFER && outcome == LEAVES)
-			leave(ctx, sk, conn, c);
+			leave(ctx, conn, c);
 	}
 	out_of_steps(c);
 }

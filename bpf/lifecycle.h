@@ -22,7 +22,8 @@ static inline void send_record(void *ctx, struct record *record)
 		count(LOST_RING_FULL, 1);
 }
 
-static inline void emit_owner(void *ctx, u64 sk, struct conn *conn, u8 kind)
+// Fills the notice of the connection and its owner; an OPEN waits there until it is announced.
+static inline void describe(u64 sk, struct conn *conn, u8 kind)
 {
 	struct record *record = notice(conn, kind);
 	struct open_data *open = (struct open_data *)record->data;
@@ -33,17 +34,18 @@ static inline void emit_owner(void *ctx, u64 sk, struct conn *conn, u8 kind)
 	open->accepting = conn->role == ROLE_ACCEPTING;
 	open->from_start = conn->from_start;
 	record->size = sizeof(*open);
-	send_record(ctx, record);
 }
 
-// Tells user space of the connection, once.
-static inline void announce(void *ctx, u64 sk, struct conn *conn)
+// Tells user space of the connection, once. Short, for with a perf buffer the verifier walks it for every record of a call.
+static inline void announce(void *ctx, struct conn *conn)
 {
 	if (conn->announced)
 		return;
 	conn->announced = 1;
 	count(COUNT_CONNECTIONS, 1);
-	emit_owner(ctx, sk, conn, RECORD_OPEN);
+	struct open_data *open = (struct open_data *)conn->notice.data;
+	open->accepting = conn->role == ROLE_ACCEPTING; // no longer a guess
+	send_record(ctx, &conn->notice);
 }
 
 static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction)
@@ -73,8 +75,9 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
+	describe(sk, conn, RECORD_OPEN);
 	if (!ANY_PORT)
-		announce(ctx, sk, conn);
+		announce(ctx, conn);
 	return conn;
 }
 
@@ -90,8 +93,9 @@ static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	if (tgid != conn->tgid) {
 		conn->tgid = tgid;
+		describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
 		if (conn->announced)
-			emit_owner(ctx, sk, conn, RECORD_OWNER);
+			send_record(ctx, &conn->notice);
 	}
 	return conn;
 }

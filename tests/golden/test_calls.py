@@ -13,7 +13,21 @@ import pytest
 
 from tests.golden.capture import Capture
 from tests.golden.conversation import Read, Write, conversation, receive_all, send_all
-from tests.golden.wire import API_VERSIONS, METADATA, Frame, fetched, produce, records_of, request, response, uncounted
+from tests.golden.wire import (
+    API_VERSIONS,
+    METADATA,
+    Frame,
+    Set,
+    Topics,
+    fetched,
+    produce,
+    records_of,
+    request,
+    response,
+    share_fetch,
+    shared,
+    uncounted,
+)
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
@@ -178,6 +192,36 @@ def test_record_sets_sent_from_a_file_count_by_their_length(capture: Capture, po
     client, server = capture.ends_of(talk)
     assert client.frames == talk.said
     assert server.frames == [*talk.said[:2], uncounted(batch.seen), talk.said[3]]
+    assert capture.lost() == {}
+
+
+def test_many_topics_are_exact_between_record_sets_sent_from_files(capture: Capture, port: int) -> None:
+    sets = [records_of(n) for n in (40, 7, 1)]
+    topics: Topics = {
+        "orders": {0: sets[0], 3: Set(b"", 0), 4: sets[1]},
+        "nothing": {},
+        "payments": {1: sets[2], 2: None},
+    }
+
+    def send(sock: socket.socket, data: bytes) -> None:
+        for records in sets:
+            head, found, rest = data.partition(records.data)
+            if found:
+                send_all(sock, head)
+                sendfile(sock, found)
+                data = rest
+        send_all(sock, data)
+
+    with conversation(port) as talk:
+        for correlation_id, version in enumerate((4, 11, 12, 13, 18), 1):
+            talk.ask(request(1, version, correlation_id))
+            talk.answer(fetched(version, topics, correlation_id=correlation_id), write=send)
+        for version in range(3):
+            talk.ask(share_fetch(version, 20 + version))
+            talk.answer(shared(version, {"orders": topics["orders"]}, correlation_id=20 + version), write=send)
+    client, server = capture.ends_of(talk)
+    assert client.frames == talk.said
+    assert server.frames == [uncounted(seen) if seen.facts.response else seen for seen in talk.said]
     assert capture.lost() == {}
 
 

@@ -26,7 +26,7 @@ from tests.unit.protocol.messages import CASES
 pytestmark = pytest.mark.root
 
 RAW_TOKENS = (SASL_HANDSHAKE, 0)  # opens another kind of conversation: test_records.py
-FRAMES_PER_CALL = 1000  # small ones; the kernel's limit lies a little above
+FRAMES_PER_CALL = 1024  # small ones; the kernel's limit lies a little above
 
 
 def frame_like(facts: Facts, correlation_id: int) -> Frame:
@@ -91,7 +91,7 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))
         for first in range(0, FRAMES_PER_CALL, 100):
-            talk.answer(*(response(API_VERSIONS, 3, n) for n in range(first, first + 100)))
+            talk.answer(*(response(API_VERSIONS, 3, n) for n in range(first, min(first + 100, FRAMES_PER_CALL))))
     assert capture.saw(talk)
 
 

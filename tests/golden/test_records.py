@@ -67,10 +67,11 @@ def test_fetch_with_many_topics_partitions_and_batches(capture: Capture, port: i
 def test_share_fetch_with_many_topics_partitions_and_batches(capture: Capture, port: int, version: int) -> None:
     several = records_of(1, 20, 3)
     topics: Topics = {"orders": {0: several, 3: EMPTY, 4: several}, "nothing": {}, "payments": {1: several}}
+    error = "a message that is longer than one step of the cursor copies, by far"
     with conversation(port) as talk:
         for correlation_id, acquired in enumerate((0, 1, 200)):
             talk.ask(share_fetch(version, correlation_id))
-            talk.answer(shared(version, topics, correlation_id=correlation_id, acquired=acquired))
+            talk.answer(shared(version, topics, correlation_id=correlation_id, acquired=acquired, error=error))
         talk.ask(request(METADATA, 12, 4))
     assert capture.saw(talk)
 
@@ -120,6 +121,16 @@ def test_a_thousand_partitions_in_one_response(capture: Capture, port: int) -> N
     frame = fetched(12, PARTITIONS)
     with conversation(port) as talk:
         talk.ask(request(FETCH, 12, 1))
+        talk.answer(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
+        talk.ask(request(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+@pytest.mark.kernel
+def test_a_thousand_partitions_in_one_response_to_a_share_group(capture: Capture, port: int) -> None:
+    frame = shared(2, PARTITIONS)
+    with conversation(port) as talk:
+        talk.ask(share_fetch(2, 1))
         talk.answer(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
         talk.ask(request(METADATA, 12, 2))
     assert capture.saw(talk)

@@ -168,11 +168,13 @@ def share_fetch(version: int, correlation_id: int = 1) -> Frame:
     return frame_of(message_of("ShareFetch", False, version, tree), correlation_id)
 
 
-def shared(version: int, topics: Topics, *, correlation_id: int = 1, acquired: int = 1) -> Frame:
-    """A ShareFetch response by topic and partition, every partition with so many acquired ranges."""
+def shared(
+    version: int, topics: Topics, *, correlation_id: int = 1, acquired: int = 1, error: str | None = None
+) -> Frame:
+    """A ShareFetch response by topic and partition, every partition with so many acquired ranges and that error."""
     partition = {
-        "ErrorCode": 29,
-        "ErrorMessage": "a message that is longer than one step of the cursor copies, by far",
+        "ErrorCode": 29 if error else 0,
+        "ErrorMessage": error,
         "CurrentLeader": {"LeaderId": 1, "LeaderEpoch": 2},
         "AcquiredRecords": [{"FirstOffset": n, "LastOffset": n + 5, "DeliveryCount": 1} for n in range(acquired)],
     }
