@@ -61,7 +61,7 @@ class _Request(NamedTuple):
     client_id: str | None
 
 
-class _Frames:
+class Frames:
     """Cuts one direction of a connection into frames without their length prefix."""
 
     def __init__(self) -> None:
@@ -78,12 +78,12 @@ class _Frames:
 def walk(pcap: Path, port: int) -> Walk:
     """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
     counts = _Counts()
-    frames: dict[tuple[Address, Address], _Frames] = {}
+    frames: dict[tuple[Address, Address], Frames] = {}
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
     for segment in segments(pcap):
         way = segment.source, segment.target
         if segment.restarts or way not in frames:
-            frames[way] = _Frames()
+            frames[way] = Frames()
             waiting.pop(way, None)
         for frame in frames[way].feed(frames[way].stream.feed(segment)):
             if segment.target[1] == port:
