@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kafka_probe.protocol.facts import Kind, Shape
+from kafka_probe.protocol.facts import POSITIVE, Shape
 from kafka_probe.protocol.measures import Integers, MeasureReader
 from kafka_probe.protocol.shapes import decode_code
 
@@ -24,7 +24,7 @@ _LAYOUTS_PER_GROUP = 64
 class _Known:
     shape: Shape
     reader: MeasureReader
-    record_bytes: list[int]  # columns of the measures that must be above 0
+    positive: list[int]  # columns of the measures that must be above 0
 
 
 class LongShapes:
@@ -47,14 +47,14 @@ class LongShapes:
             known = known_shapes.get(number & mask)
             if known:
                 values = known.reader.read(row)
-                if (values[0, known.record_bytes] > 0).all():
+                if (values[0, known.positive] > 0).all():
                     return known.shape, values
         known = self._learn(code, data, number)
         return known.shape, known.reader.read(row)
 
     def _learn(self, code: int, data: bytes, number: int) -> _Known:
         shape = self._decode(code, data)
-        columns = [column for column, measure in enumerate(shape.measures) if measure.kind is Kind.RECORD_BYTES]
+        columns = [column for column, measure in enumerate(shape.measures) if measure.kind in POSITIVE]
         known = _Known(shape, MeasureReader(shape.measures), columns)
         self._learned_bytes += len(data)
         if self._learned_bytes > self._limit_bytes:

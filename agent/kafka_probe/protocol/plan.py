@@ -1,22 +1,23 @@
 """Plans: what the decoder does with the bytes of one API version in one direction.
 
-A plan is Kafka's definition reduced to the untagged fields of the version, each with the role it plays in our facts.
-Roles go by field name and scope: Kafka names alike what is alike. Fields behind the last one with a role are left out:
-a frame is complete once its facts are. No field that we report is tagged, so tagged fields are skipped by their sizes.
+A plan is Kafka's definition reduced to the fields of the version, each with the role that it plays in our facts (see
+roles.py). Tagged fields without a role are skipped by their size, as are tags that nobody knows, and fields behind the
+last one with a role are left out: a frame is complete once its facts are.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum, IntEnum, StrEnum, auto
+from enum import Enum, auto
 from functools import cache
 
-from kafka_probe.protocol.facts import Status
+from kafka_probe.protocol.facts import Fact, Status
+from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.rules import LIMITS
-from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
+from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
 
 
-class Form(IntEnum):
+class Form(Enum):
     """How a field stands on the wire."""
 
     FIXED = auto()
@@ -28,47 +29,20 @@ class Form(IntEnum):
     TAGS = auto()
 
 
-class Role(StrEnum):
-    """What a value means to us. SCALARS are named after their attribute in Facts."""
-
-    CLIENT_ID = "client_id"
-    SOFTWARE_NAME = "software_name"
-    SOFTWARE_VERSION = "software_version"
-    MECHANISM = "mechanism"
-    ACKS = "acks"
-    CLUSTER_ID = "cluster_id"
-    KEY_TYPE = "key_type"  # of FindCoordinator: says whether its keys are groups
-    KEY = "key"
-    GROUP = "group"
-    ERROR = "error"
-    THROTTLE_MS = "throttle_ms"
-    TOPIC = "topic"  # an element of an array of topics: a struct, or just the name
-    TOPIC_NAME = "topic_name"
-    TOPIC_ID = "topic_id"
-    TOPIC_ERROR = "topic_error"
-    PARTITION = "partition"  # an element of an array of partitions
-    PARTITION_INDEX = "partition_index"
-    PARTITION_ERROR = "partition_error"
-    OFFSET = "offset"
-    RECORDS = "records"
-
-
-class Scope(Enum):
-    FRAME = auto()
-    TOPIC = auto()
-    PARTITION = auto()
-
-
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One field. `size` is its width (FIXED) or that of its length (0: compact). `inner` holds the fields of a struct,
-    or the one step that all elements of an array share."""
+    """One field. `size` is its width (FIXED) or that of its length (0: compact); `opens` the scopes that a struct
+    begins. `inner` holds the fields of a struct, the one step that all elements of an array share, or tagged fields."""
 
     name: str
     form: Form
     size: int = 0
+    signed: bool = True
     role: Role | None = None
+    scope: Scope = Scope.FRAME
+    opens: tuple[Scope, ...] = ()
     inner: tuple[Step, ...] = ()
+    tag: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,96 +53,37 @@ class Plan:
     done: Status
 
 
-SCALARS = frozenset(
-    {
-        Role.CLIENT_ID,
-        Role.SOFTWARE_NAME,
-        Role.SOFTWARE_VERSION,
-        Role.MECHANISM,
-        Role.ACKS,
-        Role.CLUSTER_ID,
-        Role.KEY_TYPE,
-    }
-)
-
-_WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 
-_ROLES: dict[Scope, dict[str, Role]] = {
-    Scope.FRAME: {
-        "ClientSoftwareName": Role.SOFTWARE_NAME,
-        "ClientSoftwareVersion": Role.SOFTWARE_VERSION,
-        "Mechanism": Role.MECHANISM,
-        "Acks": Role.ACKS,
-        "ClusterId": Role.CLUSTER_ID,
-        "KeyType": Role.KEY_TYPE,
-        "Key": Role.KEY,
-        "CoordinatorKeys": Role.KEY,
-        "GroupId": Role.GROUP,
-        "ErrorCode": Role.ERROR,
-        "ThrottleTimeMs": Role.THROTTLE_MS,
-        "SubscribedTopicNames": Role.TOPIC,
-        "Topics": Role.TOPIC,
-        "TopicData": Role.TOPIC,
-        "Responses": Role.TOPIC,
-        "TopicPartitions": Role.TOPIC,
-    },
-    Scope.TOPIC: {
-        "Name": Role.TOPIC_NAME,
-        "Topic": Role.TOPIC_NAME,
-        "TopicId": Role.TOPIC_ID,
-        "ErrorCode": Role.TOPIC_ERROR,
-        "Partitions": Role.PARTITION,
-        "PartitionData": Role.PARTITION,
-        "PartitionResponses": Role.PARTITION,
-        "PartitionIndexes": Role.PARTITION,
-    },
-    Scope.PARTITION: {
-        "Partition": Role.PARTITION_INDEX,
-        "PartitionIndex": Role.PARTITION_INDEX,
-        "Index": Role.PARTITION_INDEX,
-        "ErrorCode": Role.PARTITION_ERROR,
-        "FetchOffset": Role.OFFSET,
-        "BaseOffset": Role.OFFSET,
-        "CommittedOffset": Role.OFFSET,
-        "Offset": Role.OFFSET,
-        "Records": Role.RECORDS,
-    },
-}
-_OPENS = {Role.TOPIC: Scope.TOPIC, Role.PARTITION: Scope.PARTITION}
-
 # The client id keeps its old form in flexible headers, so that any broker can read any ApiVersions request.
-_CLIENT_ID = Step("ClientId", Form.STRING, 2, Role.CLIENT_ID)
+_CLIENT_ID = Step("ClientId", Form.STRING, 2, role=Fact.CLIENT_ID)
 _TAGS = Step("TaggedFields", Form.TAGS)
 _CONTROLLED_SHUTDOWN_0 = (7, 0)  # the only request whose header has no client id
 _API_VERSIONS = 18
+_UNSUPPORTED_VERSION = b"\x00\x23"
 
 
 def plan_for(response: bool, api_key: int, api_version: int, data: bytes) -> Plan:
     """The plan for a frame with these data, also for APIs and versions that do not exist."""
     if response and api_key == _API_VERSIONS:
-        return _api_versions_response(api_version, data)
-    api = apis().get(api_key)
-    if api is not None and api_version in api.versions:
-        return _compiled(response, api_key, api_version)
-    # The client id stands first in every later header too, whatever the body is.
-    steps = () if response else (_CLIENT_ID,)
-    return Plan(steps, Status.UNKNOWN_API if api is None else Status.UNKNOWN_VERSION)
+        # A broker that does not know the version asked for answers in version 0 (KIP-511). So the error code, first in
+        # every version, decides what follows it.
+        if data[:2] == _UNSUPPORTED_VERSION:
+            api_version = 0
+        elif api_version not in apis()[_API_VERSIONS].versions:
+            return _ERROR_ONLY
+    return _plan(response, api_key, api_version)
 
 
-def _api_versions_response(api_version: int, data: bytes) -> Plan:
-    """A broker that does not know the version asked for answers in version 0 with error 35 (KIP-511). So the error
-    code, first in every version, decides what follows it."""
-    if data[:2] == b"\x00\x23":
-        return _compiled(True, _API_VERSIONS, 0)
-    if api_version in apis()[_API_VERSIONS].versions:
-        return _compiled(True, _API_VERSIONS, api_version)
-    return Plan((Step("ErrorCode", Form.FIXED, 2, Role.ERROR),), Status.UNKNOWN_VERSION)
+_ERROR_ONLY = Plan((Step("ErrorCode", Form.FIXED, 2, role=Part.ERROR),), Status.UNKNOWN_VERSION)
 
 
 @cache
-def _compiled(response: bool, api_key: int, api_version: int) -> Plan:
-    api = apis()[api_key]
+def _plan(response: bool, api_key: int, api_version: int) -> Plan:
+    api = apis().get(api_key)
+    if api is None or api_version not in api.versions:
+        # The client id stands first in every later header too, whatever the body is.
+        return Plan(() if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     flexible = api.flexible(api_version)
     header: tuple[Step, ...]
     if response:
@@ -177,43 +92,58 @@ def _compiled(response: bool, api_key: int, api_version: int) -> Plan:
         header = ()
     else:
         header = (_CLIENT_ID, _TAGS) if flexible else (_CLIENT_ID,)
-    if api.name not in LIMITS:
+    if not LIMITS.get(api.name, (0, 0))[response]:
         return Plan(() if response else header[:1], Status.HEADER_ONLY)
-    body = _steps(fields_of(api, response=response, version=api_version), api_version, flexible, Scope.FRAME)
+    body = _steps(fields_of(api, response=response, version=api_version), _Within(api_version, flexible, api.name))
     return Plan(_until_last_role(header + body), Status.COMPLETE)
 
 
-def _steps(fields: tuple[SchemaField, ...], version: int, flexible: bool, scope: Scope) -> tuple[Step, ...]:
-    present = tuple(
-        _step(field, version, flexible, scope)
-        for field in fields
-        if _holds(field.versions, version) and not _holds(field.tagged, version)
-    )
-    return (*present, _TAGS) if flexible else present
+@dataclass(frozen=True, slots=True)
+class _Within:
+    """What surrounds a field."""
+
+    version: int
+    flexible: bool
+    parent: str
+    scope: Scope = Scope.FRAME
 
 
-def _step(field: SchemaField, version: int, flexible: bool, scope: Scope) -> Step:
-    role = _ROLES[scope].get(field.name)
+def _steps(fields: tuple[SchemaField, ...], within: _Within) -> tuple[Step, ...]:
+    present = [field for field in fields if _holds(field.versions, within.version)]
+    tagged = [field for field in present if _holds(field.tagged, within.version)]
+    steps = tuple(_step(field, within) for field in present if field not in tagged)
+    if not within.flexible:
+        return steps
+    reported = (_step(field, within) for field in tagged)
+    return (*steps, Step("TaggedFields", Form.TAGS, inner=tuple(step for step in reported if _has_role(step))))
+
+
+def _step(field: SchemaField, within: _Within) -> Step:
     kind = field.type.removeprefix("[]")
-    inner_scope = _OPENS.get(role, scope) if role else scope
+    nullable = _holds(field.nullable, within.version)
+    tag = field.tag if _holds(field.tagged, within.version) else None
     if field.type.startswith("[]"):
-        # The role of an array is that of its elements; numbers in an array of partitions are their indexes.
-        index = role is Role.PARTITION and kind != "struct"
-        element = _plain(kind, field, version, flexible, inner_scope, Role.PARTITION_INDEX if index else role)
-        return Step(field.name, Form.ARRAY, 0 if flexible else _LENGTH_WIDTHS["[]"], None, (element,))
-    step = _plain(kind, field, version, flexible, inner_scope, role)
-    if kind == "struct" and _holds(field.nullable, version):
-        return Step(field.name, Form.NULLABLE_STRUCT, 1, None, (step,))
-    return step
+        element = _plain(kind, field, within)
+        return Step(field.name, Form.ARRAY, 0 if within.flexible else _LENGTH_WIDTHS["[]"], inner=(element,), tag=tag)
+    if kind == "struct" and nullable:
+        return Step(field.name, Form.NULLABLE_STRUCT, 1, inner=(_plain(kind, field, within),), tag=tag)
+    return _plain(kind, field, within, tag)
 
 
-def _plain(kind: str, field: SchemaField, version: int, flexible: bool, scope: Scope, role: Role | None) -> Step:
+def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = None) -> Step:
     if kind == "struct":
-        return Step(field.name, Form.STRUCT, 0, role, _steps(field.fields, version, flexible, scope))
-    if kind in _WIDTHS:
-        return Step(field.name, Form.FIXED, _WIDTHS[kind], role)
+        members = frozenset(member.name for member in field.fields if _holds(member.versions, within.version))
+        opens = scopes_inside(field.name, members, within.scope)
+        scope = opens[-1] if opens else within.scope
+        inner = _steps(field.fields, _Within(within.version, within.flexible, field.name, scope))
+        return Step(field.name, Form.STRUCT, opens=opens, inner=inner, tag=tag)
+    role = role_of(field.name, within.parent, within.scope)
+    if kind in WIDTHS:
+        return Step(field.name, Form.FIXED, WIDTHS[kind], not kind.startswith("u"), role, within.scope, tag=tag)
     form = Form.RECORDS if kind == "records" else Form.STRING
-    return Step(field.name, form, 0 if flexible else _LENGTH_WIDTHS[kind], role)
+    return Step(
+        field.name, form, 0 if within.flexible else _LENGTH_WIDTHS[kind], role=role, scope=within.scope, tag=tag
+    )
 
 
 def _holds(versions: tuple[int, int] | None, version: int) -> bool:

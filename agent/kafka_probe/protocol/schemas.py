@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 _API_VERSIONS = 18
 
+# Bytes of Kafka's types of fixed size.
+WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
+
 
 @dataclass(frozen=True, slots=True)
 class Api:
@@ -55,12 +58,14 @@ class Era:
 
 @dataclass(frozen=True, slots=True)
 class SchemaField:
-    """A field of Kafka's definition. `type` is Kafka's, `struct` for structs; ranges are (first, last) version."""
+    """A field of Kafka's definition. `type` is Kafka's, `struct` for structs; ranges are (first, last) version; `tag`
+    is its number in the versions `tagged`."""
 
     name: str
     type: str
     versions: tuple[int, int]
     nullable: tuple[int, int] | None
+    tag: int | None
     tagged: tuple[int, int] | None
     fields: tuple[SchemaField, ...]
 
@@ -99,6 +104,7 @@ def _field(row: list[Any], era: tuple[int, int]) -> SchemaField:
         kind,
         tuple(versions or era),
         nullable and tuple(nullable),
+        tag and tag[0],
         tag and tuple(tag[1:]),
         tuple(_field(member, era) for member in fields or ()),
     )

@@ -1,8 +1,8 @@
 """Matches many frames at once against the shapes seen before; only what is new is decoded.
 
 Frames are grouped by code (direction, API, version, copied_all) and length. Within a group every known layout, a mask
-with the places of its record sets, is laid over all rows: a hash of the masked bytes finds the shape, a comparison of
-the bytes proves it. The work is NumPy's; Python's share is per group and layout, not per frame.
+with the places of what must be above 0, is laid over all rows: a hash of the masked bytes finds the shape, a comparison
+of the bytes proves it. The work is NumPy's; Python's share is per group and layout, not per frame.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Kind, Shape
+from kafka_probe.protocol.facts import POSITIVE, Shape
 from kafka_probe.protocol.measures import Integers, MeasureReader, Rows
 
 Codes = npt.NDArray[np.uint64]
@@ -108,13 +108,13 @@ class ShapeTable:
 
     def _learn(self, layouts: list[_Layout], code: int, data: bytes) -> _Layout:
         shape = self._decode(code, data)
-        record_sets = tuple(measure for measure in shape.measures if measure.kind is Kind.RECORD_BYTES)
-        places = tuple((measure.offset, measure.width) for measure in record_sets)
+        positive = tuple(measure for measure in shape.measures if measure.kind in POSITIVE)
+        places = tuple((measure.offset, measure.width) for measure in positive)
         for layout in layouts:
             if (layout.mask, layout.places) == (shape.mask, places):
                 break
         else:
-            layout = _Layout(shape.mask, places, MeasureReader(record_sets))
+            layout = _Layout(shape.mask, places, MeasureReader(positive))
             layouts.append(layout)
             del layouts[:-_LAYOUTS_PER_GROUP]
         layout.add(data, len(self._shapes))
@@ -123,15 +123,15 @@ class ShapeTable:
 
 
 class _Layout:
-    """The shapes that share a mask and the places of their record sets."""
+    """The shapes that share a mask and the places of what must be above 0."""
 
     # Unpredictable, so that no sender can craft collisions.
     _factors: Words = np.random.default_rng().integers(0, 1 << 64, 1 << _LENGTH_BITS - 2, np.uint64)
 
-    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], record_sets: MeasureReader) -> None:
+    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], positive: MeasureReader) -> None:
         self.mask = mask
         self.places = places
-        self._record_sets = record_sets
+        self._positive = positive
         self._mask_words = _words(mask)
         # Ordered by hash.
         self._hashes = np.empty(0, np.uint64)
@@ -153,7 +153,7 @@ class _Layout:
         np.minimum(places, len(self._ids) - 1, out=places)
         fits = (self._keys.take(places, axis=0) == masked).all(axis=1)
         if self.places:
-            fits &= (self._record_sets.read(rows.view(np.uint8)) > 0).all(axis=1)
+            fits &= (self._positive.read(rows.view(np.uint8)) > 0).all(axis=1)
         return np.where(fits, self._ids.take(places), _UNKNOWN)
 
     def _hash(self, masked: Words) -> Words:

@@ -11,7 +11,8 @@ import pytest
 
 from kafka_probe.capture import record
 from kafka_probe.capture.compiler import sources
-from kafka_probe.protocol.decoder import _STUB_COUNT_BYTES, _STUB_STATUS, STUB_BYTES, RecordSet
+from kafka_probe.protocol.facts import SetStatus
+from kafka_probe.protocol.wire import STUB, STUB_FIELDS
 
 if TYPE_CHECKING:
     from tests.unit.capture.conftest import Compile
@@ -66,9 +67,9 @@ def test_structs_agree_in_every_field(compile_bpf: Compile) -> None:
         assert numpy_layout(dtype) == c_layout(leaf)
         assert dtype.itemsize == ctypes.sizeof(leaf)
     summary = bpf[b"set_summarys"].Leaf
-    assert ctypes.sizeof(summary) == STUB_BYTES
-    assert c_layout(summary)["records"] == (0, _STUB_COUNT_BYTES)
-    assert c_layout(summary)["status"] == (_STUB_STATUS, 1)
+    assert ctypes.sizeof(summary) == STUB.size
+    layout = c_layout(summary)
+    assert {name: layout[name] for name in STUB_FIELDS} == STUB_FIELDS
 
 
 def test_a_slot_fills_the_ring_evenly() -> None:
@@ -89,7 +90,7 @@ def test_constants_agree() -> None:
         ("record_kind", record.Kind),
         ("record_flag", record.Flag),
         ("protocol", record.Protocol),
-        ("set_status", RecordSet),
+        ("set_status", SetStatus),
     ],
 )
 def test_enums_agree(c_name: str, python: Any) -> None:

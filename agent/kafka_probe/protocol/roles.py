@@ -1,0 +1,233 @@
+"""Which fields of Kafka's messages we keep, and as what: a table by field name, since Kafka names alike what is alike.
+
+Where a name alone would mislead, it is written with the name of the field around it, or of the API if there is none.
+What is in no table is skipped. Error codes are kept wherever they stand, and need no row.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from kafka_probe.protocol.facts import Fact, Kind
+
+
+class Part(Enum):
+    """What is neither a value nor a number of a partition, but has a place of its own in the facts."""
+
+    ERROR = "errors"
+    TOPIC = "topics"  # an element of a list of names
+    TOPIC_NAME = "topic names"
+    TOPIC_ID = "topic ids"
+    PARTITION_INDEX = "partitions"
+    RECORDS = "record batches"
+
+
+Role = Fact | Kind | Part
+
+
+class Scope(Enum):
+    """Where a field stands, which decides what its name means."""
+
+    FRAME = auto()
+    TOPIC = auto()
+    FORGOTTEN = auto()  # a topic that leaves a fetch session
+    PARTITION = auto()
+    ASIDE = auto()  # inside a topic, but not of one of its partitions
+
+
+_TOPIC_FIELDS = frozenset({"TopicName", "Topic", "TopicId"})
+_PARTITION_FIELDS = frozenset({"PartitionIndex", "Partition", "Index", "PartitionId"})
+# Lists whose `Name` is a topic's: other lists use it for configurations, listeners, users and features.
+_LISTS_OF_TOPICS = frozenset(
+    {
+        "ForgottenTopicsData",
+        "RepartitionSourceTopics",
+        "Responses",
+        "Results",
+        "ResultsByTopicV3AndBelow",
+        "StateChangelogTopics",
+        "TopicData",
+        "TopicResults",
+        "Topics",
+        "V3AndBelowTopics",
+    }
+)
+
+
+def scopes_inside(name: str, members: frozenset[str], scope: Scope) -> tuple[Scope, ...]:
+    """The scopes that a struct opens, outermost first; one that names a topic and a partition opens both."""
+    if scope is Scope.FRAME:
+        if not (members & _TOPIC_FIELDS or ("Name" in members and name in _LISTS_OF_TOPICS)):
+            return ()
+        topic = Scope.FORGOTTEN if name == "ForgottenTopicsData" else Scope.TOPIC
+        return (topic, Scope.PARTITION) if members & _PARTITION_FIELDS else (topic,)
+    if scope in (Scope.PARTITION, Scope.ASIDE):
+        return ()
+    return (Scope.PARTITION,) if members & _PARTITION_FIELDS else (Scope.ASIDE,)
+
+
+def role_of(name: str, parent: str, scope: Scope) -> Role | None:
+    """The role of a field that is no struct."""
+    if name.endswith("ErrorCode"):
+        return Part.ERROR
+    table = _ROLES[scope]
+    return table.get(f"{parent}.{name}", table.get(name))
+
+
+_FRAME: dict[str, Role | None] = {
+    "ClientSoftwareName": Fact.SOFTWARE_NAME,
+    "ClientSoftwareVersion": Fact.SOFTWARE_VERSION,
+    "SaslHandshake.Mechanism": Fact.MECHANISM,
+    "Mechanisms": Fact.MECHANISM_OFFERED,
+    "ClusterId": Fact.CLUSTER_ID,
+    "BrokerId": Fact.BROKER_ID,
+    "NodeId": Fact.BROKER_ID,
+    "LiveBrokers.Id": Fact.BROKER_ID,
+    "ControllerId": Fact.CONTROLLER_ID,
+    "VoterId": Fact.VOTER_ID,
+    "LeaderId": Fact.LEADER_ID,
+    "ReplicaId": Fact.REPLICA_ID,
+    "Host": Fact.HOST,
+    "HostName": Fact.HOST,
+    "V0Host": Fact.HOST,
+    "ClientHost": Fact.HOST,
+    "Port": Fact.PORT,
+    "V0Port": Fact.PORT,
+    "ApiKey": Fact.API_KEY,
+    "ApiKeys.MinVersion": Fact.MIN_VERSION,
+    "ApiKeys.MaxVersion": Fact.MAX_VERSION,
+    "FinalizedFeaturesEpoch": Fact.FEATURES_EPOCH,
+    "FindCoordinator.KeyType": Fact.KEY_TYPE,
+    "FindCoordinator.Key": Fact.KEY,
+    "Coordinators.Key": Fact.KEY,
+    "CoordinatorKeys": Fact.KEY,
+    "GroupId": Fact.GROUP,
+    "GroupIds": Fact.GROUP,
+    "GroupsNames": Fact.GROUP,
+    "DescribeGroups.Groups": Fact.GROUP,
+    "GroupType": Fact.GROUP_TYPE,
+    "ProtocolType": Fact.GROUP_PROTOCOL,
+    "ProtocolName": Fact.ASSIGNOR,
+    "ProtocolData": Fact.ASSIGNOR,
+    "Protocols.Name": Fact.ASSIGNOR,
+    "ServerAssignor": Fact.ASSIGNOR,
+    "AssignorName": Fact.ASSIGNOR,
+    "MemberId": Fact.MEMBER_ID,
+    "JoinGroup.Leader": Fact.LEADING_MEMBER_ID,
+    "GroupInstanceId": Fact.INSTANCE_ID,
+    "InstanceId": Fact.INSTANCE_ID,
+    "ClientInstanceId": Fact.CLIENT_INSTANCE_ID,
+    "TransactionalId": Fact.TRANSACTIONAL_ID,
+    "TransactionalIds": Fact.TRANSACTIONAL_ID,
+    "V3AndBelowTransactionalId": Fact.TRANSACTIONAL_ID,
+    "ProducerId": Fact.PRODUCER_ID,
+    "V3AndBelowProducerId": Fact.PRODUCER_ID,
+    "OngoingTxnProducerId": Fact.PRODUCER_ID,
+    "ProducerIdStart": Fact.PRODUCER_ID,
+    "ProducerIdFilters": Fact.PRODUCER_ID,
+    "ProducerEpoch": Fact.PRODUCER_EPOCH,
+    "V3AndBelowProducerEpoch": Fact.PRODUCER_EPOCH,
+    "OngoingTxnProducerEpoch": Fact.PRODUCER_EPOCH,
+    "GenerationId": Fact.GENERATION,
+    "GenerationIdOrMemberEpoch": Fact.GENERATION,
+    "MemberEpoch": Fact.MEMBER_EPOCH,
+    "GroupEpoch": Fact.GROUP_EPOCH,
+    "AssignmentEpoch": Fact.ASSIGNMENT_EPOCH,
+    "Topology.Epoch": Fact.TOPOLOGY_EPOCH,
+    "TopologyEpoch": Fact.TOPOLOGY_EPOCH,
+    "EndpointInformationEpoch": Fact.ENDPOINT_EPOCH,
+    "BrokerEpoch": Fact.BROKER_EPOCH,
+    "PreviousBrokerEpoch": Fact.BROKER_EPOCH,
+    "ControllerEpoch": Fact.CONTROLLER_EPOCH,
+    "CoordinatorEpoch": Fact.COORDINATOR_EPOCH,
+    "LeaderEpoch": Fact.LEADER_EPOCH,
+    "CurrentLeaderEpoch": Fact.LEADER_EPOCH,
+    "ReplicaEpoch": Fact.REPLICA_EPOCH,
+    "SessionId": Fact.SESSION_ID,
+    "SessionEpoch": Kind.SESSION_EPOCH,
+    "ShareSessionEpoch": Kind.SESSION_EPOCH,
+    "IsolationLevel": Fact.ISOLATION_LEVEL,
+    "Acks": Fact.ACKS,
+    "TimeoutMs": Fact.TIMEOUT_MS,
+    "timeoutMs": Fact.TIMEOUT_MS,
+    "SessionTimeoutMs": Fact.SESSION_TIMEOUT_MS,
+    "RebalanceTimeoutMs": Fact.REBALANCE_TIMEOUT_MS,
+    "TransactionTimeoutMs": Fact.TRANSACTION_TIMEOUT_MS,
+    "AcquisitionLockTimeoutMs": Fact.LOCK_TIMEOUT_MS,
+    "HeartbeatIntervalMs": Fact.HEARTBEAT_INTERVAL_MS,
+    "MaxWaitMs": Fact.MAX_WAIT_MS,
+    "MinBytes": Fact.MIN_BYTES,
+    "MaxBytes": Fact.MAX_BYTES,
+    "MaxRecords": Fact.MAX_RECORDS,
+    "CurrentMetadataOffset": Kind.METADATA_OFFSET,
+    "TaskOffsets.Offset": Kind.TASK_OFFSET,
+    "TaskEndOffsets.Offset": Kind.TASK_OFFSET,
+    "ThrottleTimeMs": Kind.THROTTLE_MS,
+    "TopicNames": Part.TOPIC,
+    "SubscribedTopicNames": Part.TOPIC,
+    "Subtopologies.SourceTopics": Part.TOPIC,
+    "RepartitionSinkTopics": Part.TOPIC,
+}
+_TOPIC: dict[str, Role | None] = {
+    "StateChangelogTopics.Partitions": None,  # how many it shall have
+    "RepartitionSourceTopics.Partitions": None,
+    "Name": Part.TOPIC_NAME,
+    "Topic": Part.TOPIC_NAME,
+    "TopicName": Part.TOPIC_NAME,
+    "TopicId": Part.TOPIC_ID,
+    "Partitions": Part.PARTITION_INDEX,
+    "PartitionIndexes": Part.PARTITION_INDEX,
+}
+_PARTITION: dict[str, Role | None] = {
+    "TopicName": Part.TOPIC_NAME,  # of a struct that names both
+    "PartitionIndex": Part.PARTITION_INDEX,
+    "Partition": Part.PARTITION_INDEX,
+    "Index": Part.PARTITION_INDEX,
+    "PartitionId": Part.PARTITION_INDEX,
+    "Records": Part.RECORDS,
+    "FetchOffset": Kind.OFFSET,
+    "BaseOffset": Kind.OFFSET,
+    "CommittedOffset": Kind.OFFSET,
+    "Offset": Kind.OFFSET,
+    "OldStyleOffsets": Kind.OFFSET,
+    "HighWatermark": Kind.HIGH_WATERMARK,
+    "LowWatermark": Kind.LOW_WATERMARK,
+    "LastStableOffset": Kind.LAST_STABLE_OFFSET,
+    "LogStartOffset": Kind.START_OFFSET,
+    "StartOffset": Kind.START_OFFSET,
+    "CurrentTxnStartOffset": Kind.START_OFFSET,
+    "EndOffset": Kind.END_OFFSET,
+    "LogEndOffset": Kind.END_OFFSET,
+    "FirstOffset": Kind.FIRST_OFFSET,
+    "LastOffset": Kind.LAST_OFFSET,
+    "Lag": Kind.LAG,
+    "OffsetLag": Kind.LAG,
+    "Leader": Kind.LEADER_ID,
+    "LeaderId": Kind.LEADER_ID,
+    "PreferredReadReplica": Kind.READ_REPLICA,
+    "ReplicaId": Kind.REPLICA_ID,
+    "CandidateId": Kind.REPLICA_ID,
+    "BrokerId": Kind.REPLICA_ID,
+    "BrokerEpoch": Kind.BROKER_EPOCH,
+    "ControllerEpoch": Kind.CONTROLLER_EPOCH,
+    "CoordinatorEpoch": Kind.COORDINATOR_EPOCH,
+    "LeaderEpoch": Kind.LEADER_EPOCH,
+    "CurrentLeaderEpoch": Kind.LEADER_EPOCH,
+    "CommittedLeaderEpoch": Kind.OFFSET_EPOCH,
+    "LastFetchedEpoch": Kind.OFFSET_EPOCH,
+    "LastOffsetEpoch": Kind.OFFSET_EPOCH,
+    "Epoch": Kind.OFFSET_EPOCH,
+    "PartitionEpoch": Kind.PARTITION_EPOCH,
+    "ReplicaEpoch": Kind.REPLICA_EPOCH,
+    "StateEpoch": Kind.STATE_EPOCH,
+    "ProducerId": Kind.PRODUCER_ID,
+    "ProducerEpoch": Kind.PRODUCER_EPOCH,
+    "PartitionMaxBytes": Kind.PARTITION_MAX_BYTES,
+}
+_ROLES: dict[Scope, dict[str, Role | None]] = {
+    Scope.FRAME: _FRAME,
+    Scope.TOPIC: _TOPIC,
+    Scope.FORGOTTEN: _TOPIC,
+    Scope.PARTITION: _PARTITION,
+    Scope.ASIDE: {},
+}
