@@ -49,7 +49,10 @@ def errors(body: Any) -> dict[int, int]:
 
 def groups(body: Any) -> set[str]:
     """The groups that it names."""
-    return {value for _, kind, value in _typed(body) if kind is GroupId and value is not None}
+    found = {value for _, kind, value in _typed(body) if kind is GroupId and value is not None}
+    if type(body).__name__ == "FindCoordinatorRequest" and getattr(body, "key_type", 0) == 0:
+        found.update((body.key,) if hasattr(body, "key") else body.coordinator_keys)
+    return found
 
 
 def record_sets(body: Any) -> list[bytes]:
