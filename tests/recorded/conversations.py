@@ -78,7 +78,9 @@ def _java_produce(topic: str, *arguments: str) -> Callable[[Lab], Command]:
 
 def _java_consume(topic: str, *settings: str) -> Callable[[Lab], Command]:
     flags = ("--topic", topic, "--num-records", str(RECORDS), "--timeout", "30000", "--group", "java-group")
-    properties = [part for setting in ("client.id=java-consumer", *settings) for part in ("--command-property", setting)]
+    properties = [
+        part for setting in ("client.id=java-consumer", *settings) for part in ("--command-property", setting)
+    ]
     return _java("org.apache.kafka.tools.ConsumerPerformance", *flags, *properties)
 
 
@@ -93,7 +95,15 @@ def _tool(name: str, *arguments: str) -> Step:
 
 _COPIER = (
     "org.apache.kafka.tools.TransactionalMessageCopier",
-    *("--transactional-id", "copier", "--transaction-size", "12", "--consumer-group", "copiers", "--use-group-metadata"),
+    *(
+        "--transactional-id",
+        "copier",
+        "--transaction-size",
+        "12",
+        "--consumer-group",
+        "copiers",
+        "--use-group-metadata",
+    ),
     *("--input-topic", "orders", "--input-partition", "0", "--output-topic", "payments"),
 )
 _SHARE_CONSUMER = (
@@ -133,7 +143,8 @@ CONVERSATIONS: dict[str, Conversation] = {
             " --command-property group.protocol=consumer",
             "GetOffsetShell --topic clicks",
             "consumer.group.ConsumerGroupCommand --describe --all-groups --members --verbose",
-            "consumer.group.ConsumerGroupCommand --reset-offsets --group classics --topic clicks --to-earliest --execute",
+            "consumer.group.ConsumerGroupCommand --reset-offsets --group classics --topic clicks"
+            " --to-earliest --execute",
             "consumer.group.ConsumerGroupCommand --delete-offsets --group classics --topic clicks",
             "consumer.group.ConsumerGroupCommand --delete --group classics",
             "consumer.group.ShareGroupCommand --list",
@@ -148,6 +159,10 @@ CONVERSATIONS: dict[str, Conversation] = {
             "TopicCommand --delete --topic clicks",
         ),
         topics=(),
+        properties={
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        },
     ),
     "franz-go": Conversation((_go("franz", "classic"),)),
     "franz-go-consumer-protocol": Conversation((_go("franz", "next"),)),

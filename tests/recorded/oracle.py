@@ -87,7 +87,7 @@ def _topics(entity: Any) -> Iterator[TopicFacts]:
         for each in value if isinstance(value, tuple) else (value,):
             if dataclasses.is_dataclass(each):
                 yield from _topics(each)
-            elif _is(fields[name].type, TopicName):
+            elif each is not None and _is(fields[name].type, TopicName):
                 yield TopicFacts(each, None, (), ())
 
 
@@ -107,7 +107,11 @@ def _partitions(topic: Any) -> tuple[tuple[int, ...], tuple[tuple[int, int], ...
 
 
 def _errors_of(entity: Any) -> Iterator[tuple[str, int]]:
-    return ((field.name, getattr(entity, field.name)) for field in dataclasses.fields(entity) if field.name.endswith("error_code"))
+    return (
+        (field.name, getattr(entity, field.name))
+        for field in dataclasses.fields(entity)
+        if field.name.endswith("error_code")
+    )
 
 
 def _typed(entity: Any) -> Iterator[tuple[str, Any, Any]]:

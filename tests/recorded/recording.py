@@ -81,4 +81,6 @@ def _request(frame: Frame, responses: dict[tuple[int, int], Frame]) -> Request:
     key, version, correlation_id, length = _REQUEST_HEADER.unpack_from(frame.data)
     start = _REQUEST_HEADER.size
     client_id = frame.data[start : start + length].decode() if length >= 0 else None
-    return Request(frame, key, version, correlation_id, client_id, responses.pop((frame.connection, correlation_id), None))
+    return Request(
+        frame, key, version, correlation_id, client_id, responses.pop((frame.connection, correlation_id), None)
+    )
