@@ -147,7 +147,7 @@ def transactions(bootstrap: str, source: str, target: str, records: int, directo
         directory / "copier",
         *("TransactionalMessageCopier", "--broker-list", bootstrap, "--input-topic", source, "--input-partition", "0"),
         *("--output-topic", target, "--transactional-id", "copier", "--consumer-group", "copiers"),
-        *("--transaction-size", "50"),
+        *("--transaction-size", "50", "--max-messages", str(records)),
     )
     with modern as read, sharer as shared:
         with producer as written:

@@ -6,8 +6,10 @@ kio keeps what the definitions say a value is (TopicName, GroupId), so names are
 from __future__ import annotations
 
 import dataclasses
+import struct
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from kio.index import load_request_schema, load_response_schema
@@ -17,7 +19,22 @@ from kio.serial import entity_reader
 from kafka_probe.protocol.facts import TopicFacts
 from tests.recorded.recording import Request
 
+_BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
+_BATCH = struct.Struct(">qiibIhiqqqhii")  # of magic 2: base offset to record count
+_TRANSACTIONAL, _CONTROL, _CODEC = 0x10, 0x20, 0x07
 _PARTITION_INDEX = ("partition_index", "partition", "index")
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the header of a record batch says."""
+
+    records: int
+    codec: int
+    transactional: bool
+    control: bool
+    producer_id: int
+    producer_epoch: int
 
 
 def read_body(request: Request, *, response: bool) -> Any:
@@ -58,6 +75,18 @@ def groups(body: Any) -> set[str]:
 def record_sets(body: Any) -> list[bytes]:
     """Its record sets that are not empty."""
     return [bytes(value) for name, value in leaves(body) if name == "records" and value]
+
+
+def batches(record_set: bytes) -> Iterator[Batch]:
+    """The batches of a record set, all of magic 2 and whole."""
+    at = 0
+    while at < len(record_set):
+        _, size, _, magic, _, attributes, _, _, _, producer_id, epoch, _, records = _BATCH.unpack_from(record_set, at)
+        assert magic == 2
+        transactional, control = bool(attributes & _TRANSACTIONAL), bool(attributes & _CONTROL)
+        yield Batch(records, attributes & _CODEC, transactional, control, producer_id, epoch)
+        at += _BATCH_OVERHEAD + size
+    assert at == len(record_set)
 
 
 def forgotten(body: Any) -> list[TopicFacts]:

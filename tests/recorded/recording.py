@@ -1,11 +1,12 @@
 """The form in which recorded conversations are kept: every frame as it stood on the wire, in the order of their ends.
 
-A file is xz of entries: number of the connection (2 bytes), 1 for a response and 0 for a request, the frame with its
+A file is base64 of xz of entries: number of the connection (2 bytes), 1 for a response and 0 for a request, the frame with its
 length before it. Addresses, times and TCP itself are left out.
 """
 
 from __future__ import annotations
 
+import base64
 import lzma
 import struct
 from collections.abc import Iterable, Iterator
@@ -40,20 +41,20 @@ class Request:
 
 def names() -> list[str]:
     """The conversations that were recorded."""
-    return sorted(path.stem for path in DIRECTORY.glob("*.xz"))
+    return sorted(path.stem for path in DIRECTORY.glob("*.b64"))
 
 
 def write(name: str, frames: Iterable[Frame]) -> Path:
     """Keep a conversation; returns its file."""
     entries = (_ENTRY.pack(each.connection, each.response, len(each.data)) + each.data for each in frames)
-    path = DIRECTORY / f"{name}.xz"
-    path.write_bytes(lzma.compress(b"".join(entries), preset=9 | lzma.PRESET_EXTREME))
+    path = _path(name)
+    path.write_bytes(base64.encodebytes(lzma.compress(b"".join(entries), preset=9 | lzma.PRESET_EXTREME)))
     return path
 
 
 def read(name: str) -> Iterator[Frame]:
     """The frames of a conversation."""
-    entries = lzma.decompress((DIRECTORY / f"{name}.xz").read_bytes())
+    entries = lzma.decompress(base64.decodebytes(_path(name).read_bytes()))
     at = 0
     while at < len(entries):
         connection, response, size = _ENTRY.unpack_from(entries, at)
@@ -75,6 +76,10 @@ def exchanges(frames: Iterable[Frame]) -> list[Request]:
     found = [_request(frame, responses) for frame in requests]
     assert not responses, "responses without a request"
     return found
+
+
+def _path(name: str) -> Path:
+    return DIRECTORY / f"{name}.b64"
 
 
 def _request(frame: Frame, responses: dict[tuple[int, int], Frame]) -> Request:

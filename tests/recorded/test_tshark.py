@@ -1,4 +1,4 @@
-"""The header of every recorded request against tshark, where tshark is right: all but the bodies of newer versions."""
+"""The headers of every recorded request against tshark, which reads all of them; of newer bodies it makes nothing."""
 
 from __future__ import annotations
 
@@ -6,27 +6,31 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from kafka_probe.protocol.decoder import decode
-from tests.recorded.cut import request_data
+import pytest
+
 from tests.recorded.pcap import PORT, write_pcap
-from tests.recorded.recording import Frame, exchanges, names, read
+from tests.recorded.recording import Frame, names, read
+from tests.recorded.replay import Held
 
-FIELDS = ("api_key", "api_version", "correlation_id", "client_id", "client_software_name", "client_software_version")
+pytestmark = pytest.mark.root
 
-
-def test_tshark_reads_the_same_headers(tmp_path: Path) -> None:
-    frames = everything()
-    write_pcap(tmp_path / "frames.pcap", frames)
-    ours = []
-    for request in exchanges(frames):
-        data, copied_all = request_data(request)
-        facts = decode(False, request.api_key, request.api_version, data, copied_all=copied_all).facts
-        header = facts.api_key, facts.api_version, request.correlation_id, facts.client_id
-        ours.append((*map(str, header), facts.software_name or "", facts.software_version or ""))
-    assert requests_by_tshark(tmp_path / "frames.pcap") == ours
+HEADER = ("api_key", "api_version", "correlation_id", "client_id")
+SOFTWARE = ("client_software_name", "client_software_version")
 
 
-def everything() -> list[Frame]:
+def test_tshark_reads_the_same_headers_and_libraries(everything: dict[str, list[Held]], tmp_path: Path) -> None:
+    write_pcap(tmp_path / "frames.pcap", recorded())
+    ours = [held for name in names() for held in everything[name]]
+    theirs = requests(tmp_path / "frames.pcap")
+    for held, (header, software) in zip(ours, theirs, strict=True):
+        facts = held.asked.facts
+        assert [facts.api_key, facts.api_version, held.asked.correlation_id] == list(map(int, header[:3]))
+        assert (facts.client_id or "") == header[3]
+        if held.known_version:
+            assert [facts.software_name or "", facts.software_version or ""] == software
+
+
+def recorded() -> list[Frame]:
     """All recordings as one: their connections are numbered on."""
     frames: list[Frame] = []
     for name in names():
@@ -35,18 +39,10 @@ def everything() -> list[Frame]:
     return frames
 
 
-def requests_by_tshark(pcap: Path) -> list[tuple[str, ...]]:
-    command = [
-        "tshark",
-        "-r",
-        str(pcap),
-        "-d",
-        f"tcp.port=={PORT},kafka",
-        "-Y",
-        f"tcp.dstport == {PORT}",
-        "-T",
-        "fields",
-    ]
-    command += [part for field in FIELDS for part in ("-e", f"kafka.{field}")]
+def requests(pcap: Path) -> list[tuple[list[str], list[str]]]:
+    """What tshark makes of each request, in their order: its header, and the names of its client's library."""
+    command = ["tshark", "-r", str(pcap), "-d", f"tcp.port=={PORT},kafka", "-Y", f"tcp.dstport == {PORT}"]
+    command += ["-T", "fields", *(part for field in (*HEADER, *SOFTWARE) for part in ("-e", f"kafka.{field}"))]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    return [tuple(line.split("\t")) for line in answer.stdout.splitlines()]
+    lines = [line.split("\t") for line in answer.stdout.splitlines()]
+    return [(line[: len(HEADER)], line[len(HEADER) :]) for line in lines]
