@@ -11,31 +11,21 @@
 enum state {
 	HEAD = CURSOR_AT_HEAD, // size and header
 	BULK,                  // bytes copied as they are
-	ACKS,                  // Produce: acks and timeout
-	FETCH_HEAD,            // Fetch response: throttle time, error, session id
-	PARTITION,             // the fixed-size fields before the record set
-	REPLICA,               // Fetch response: preferred read replica
+	FIELDS,                // of fixed size
+	ACKS,                  // the same, of a Produce request
 	BATCH,                 // peeked at, never copied
-	FINISHED,              // nothing: the record leaves
-	BODY,                  // this and the following are where BULK and TAGS lead to: the first element of the body,
-	LIMITED,               // the body behind the client id,
-	COUNT_THEN,            // the element behind a string,
-	AFTER_SET,             // the partition's end,
-	AFTER_TAGS,            // the next partition,
-	AFTER_TOPIC,           // the next topic,
-	REST,                  // the frame's end
-	TRANSACTIONAL_ID = NUMBER,
-	TOPICS,
-	TOPIC,
-	PARTITIONS,
-	ABORTED, // Fetch response: aborted transactions
+	BODY,                  // nothing: the body begins,
+	NEXT,                  // the walk goes on,
+	FINISHED,              // the record leaves
+	STRING = NUMBER,
+	ARRAY,
 	RECORD_SET,
-	TAGS, // tagged fields (KIP-482)
+	TAGS,
 	TAG,
 	TAG_BYTES,
 };
 
-enum { API_PRODUCE = 0, API_FETCH = 1, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+enum { API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
 
 static inline u32 be32(const u8 *p)
 {
@@ -80,12 +70,6 @@ static inline void expect_bulk(struct cursor *c, u32 bytes, u8 then)
 	expect(c, BULK, 0);
 	c->bulk = bytes;
 	c->bulk_then = then;
-}
-
-static inline void expect_tags(struct cursor *c, u8 then)
-{
-	expect(c, TAGS, 1);
-	c->tags_then = then;
 }
 
 static inline void expect_head(struct cursor *c)

@@ -34,7 +34,7 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 	c->copy_left -= c->need;
 	append(c, c->element, c->need);
 	if (c->state & NUMBER)
-		number_complete(conn, c);
+		number_complete(c);
 	else
 		fields_complete(conn, c);
 }
@@ -99,13 +99,18 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 		element_complete(conn, c, direction);
 }
 
+static inline int wants_bytes(struct cursor *c)
+{
+	return c->state == BULK ? c->bulk != 0 : c->state != FINISHED && c->state != NEXT;
+}
+
 enum outcome { DONE, MORE, LEAVES };
 
 // One step of the cursor through the running call. DONE when the call has nothing more for it, LEAVES when the record shall leave:
 // the frame's last, or one that is full.
 static inline int step(struct conn *conn, struct cursor *c, u8 direction)
 {
-	if (c->state != FINISHED && (c->state != BULK || c->bulk)) {
+	if (wants_bytes(c)) {
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
 			return DONE;
 		if (c->state == HEAD && !c->have)
@@ -113,7 +118,9 @@ static inline int step(struct conn *conn, struct cursor *c, u8 direction)
 		collect(conn, c, direction);
 	}
 	if (c->state == BULK && !c->bulk)
-		follow(conn, c, c->bulk_then);
+		follow(c);
+	if (c->state == NEXT)
+		start_op(c);
 	if (c->lost) {
 		count(c->lost, 1);
 		c->lost = 0;

@@ -4,6 +4,8 @@
 #include "record.h"
 
 #define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
+#define WALK_OPS 32  // power of two
+#define WALK_DEPTH 4 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
 #define WAKE_UP_RECORDS 2048
 
@@ -37,8 +39,7 @@ struct cursor {
 	u32 frame_end; // sequence number behind the current frame
 	u32 set_end;   // and behind the current record set
 	u32 batch;     // and of the current record batch's first byte
-	u32 topics;    // left to walk, the current one included
-	u32 partitions;
+	u32 left[WALK_DEPTH]; // elements left of the arrays around the cursor, the current one included
 	u32 tags;
 	u32 bulk;      // bytes left to copy as they are
 	u32 copy_left; // bytes that may still leave, of what is being copied
@@ -46,16 +47,16 @@ struct cursor {
 	u32 number;    // the varint being read
 	u32 records;   // of the current record set
 	u32 batches;
-	u8 magic;
-	u8 codec;
-	u8 set_status;
-	u8 lock;  // enum lock
-	u8 state; // enum state
+	struct set_summary set; // its numbers are filled in at its end
+	u8 lock;                // enum lock
+	u8 state;               // enum state
 	u8 bulk_then;
-	u8 tags_then;
 	u8 shift;
 	u8 flexible;
-	u8 walk;
+	u8 walk;  // whether the body is walked, and
+	u8 at_op; // the op of `ops` at which the cursor is,
+	u8 depth; // inside of so many arrays
+	u8 ops[WALK_OPS];
 	u8 lost;    // enum counter: to be counted at the end of the step
 	u8 leaving; // `out` was sent off
 	u16 need;   // size of the element being collected in `element`, and how much of it is there
@@ -105,6 +106,20 @@ struct rule {
 	u32 request_limit; // bytes of a frame's data
 	u32 response_limit;
 	u32 flags; // enum rule_flag; 0: not a version of Kafka that we know
+	u8 walk[WALK_OPS];
+};
+
+// A body that holds record sets, as protocol/walks.py reads it from Kafka's definition: one byte per op, the kind in its upper three
+// bits, an operand in the others. Empty arrays and the ends of elements jump.
+enum op {
+	OP_REST,    // what follows is copied as it is
+	OP_FIXED,   // so many bytes
+	OP_ACKS,    // the same; they begin with the acks of a Produce request
+	OP_STRING,  // a length and so many bytes
+	OP_RECORDS, // a length and so many bytes of records
+	OP_TAGS,    // tagged fields (KIP-482)
+	OP_ARRAY,   // a count; if it is 0 the walk goes on at the op given
+	OP_END,     // of an array's element; the next one starts at the op given
 };
 
 enum rule_flag {

@@ -83,9 +83,14 @@ struct set_summary {
 	u8 batches[4];
 	u8 magic;
 	u8 codec;
-	u8 status; // enum set_status
-	u8 zero;
+	u8 status;         // enum set_status
+	u8 flags;          // enum set_flag, of any of its batches
+	u8 producer_id[8]; // of the first batch of magic 2; -1: there is none, or it names no producer
+	u8 producer_epoch[2];
+	u8 zero[2];
 };
+
+enum set_flag { SET_TRANSACTIONAL = 1, SET_CONTROL = 2 };
 
 enum set_status {
 	SET_COUNTED,

@@ -110,6 +110,14 @@ static inline int ends_sasl(struct conn *conn, u32 correlation_id)
 	return correlation_id < SASL_REQUESTS || correlation_id - conn->sasl_correlation_id - 1 < SASL_REQUESTS;
 }
 
+// Whether the frame's body is walked, and how.
+static inline void choose_walk(struct cursor *c, struct rule *rule, u32 wanted)
+{
+	c->walk = rule && wanted;
+	if (rule && wanted)
+		bpf_probe_read_kernel(c->ops, WALK_OPS, rule->walk);
+}
+
 static inline void request_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
@@ -169,7 +177,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
-	c->walk = c->lock == LOCKED && (flags & RULE_WALK_REQUEST);
+	choose_walk(c, rule, c->lock == LOCKED ? flags & RULE_WALK_REQUEST : 0);
 	if (!c->walk)
 		remember(conn, &c->out);
 	u16 client_id_bytes = be16(c->element + SHORT_HEAD);
@@ -178,19 +186,19 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	append(c, c->element + SHORT_HEAD, 2);
-	expect_bulk(c, client_id_bytes == 0xffff ? 0 : client_id_bytes, LIMITED);
+	expect_bulk(c, client_id_bytes == 0xffff ? 0 : client_id_bytes, BODY);
 }
 
 // Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.
 static inline void start_body(struct cursor *c, u32 limit)
 {
 	c->copy_left = limit;
-	if (!c->walk)
-		expect_bulk(c, c->frame_end - c->next, REST);
-	else if (c->flexible)
-		expect_tags(c, BODY);
+	c->at_op = 0;
+	c->depth = 0;
+	if (c->walk)
+		expect(c, NEXT, 0);
 	else
-		expect_bulk(c, 0, BODY);
+		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
 // The request that a response answers: Kafka answers in order. Correlation ids that were passed over had no answer that was seen.
@@ -261,6 +269,6 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	struct rule *rule = rule_of(request.api_key, request.api_version);
 	u32 flags = rule ? rule->flags : 0;
 	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
-	c->walk = !!(flags & RULE_WALK_RESPONSE);
+	choose_walk(c, rule, flags & RULE_WALK_RESPONSE);
 	start_body(c, rule ? rule->response_limit : 0);
 }

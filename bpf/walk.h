@@ -1,62 +1,86 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The bodies that hold record sets: Produce requests and Fetch responses. Walks from topic to topic, partition to partition and
+// The bodies that hold record sets: Produce requests, Fetch and ShareFetch responses. Walks from op to op of their layout and from
 // batch to batch by their lengths; in place of a record set its summary leaves, and nothing of the records.
-// Layouts: ProduceRequest.json, FetchResponse.json; record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
+// Record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
 #pragma once
 
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
 
-static inline int is_produce(struct cursor *c)
+static inline u8 op_at(struct cursor *c)
 {
-	return c->out.api_key == API_PRODUCE;
+	u64 at = c->at_op & (WALK_OPS - 1);
+	PINNED(at);
+	return c->ops[at];
 }
 
-// Topic ids in place of names: Produce 13, Fetch 13.
-static inline void expect_topic(struct cursor *c)
+static inline u32 *elements_left(struct cursor *c)
 {
-	if (c->out.api_version >= 13)
-		expect_bulk(c, 16, COUNT_THEN);
-	else
-		expect_number(c, TOPIC, 2);
+	u64 depth = c->depth & (WALK_DEPTH - 1);
+	PINNED(depth);
+	return &c->left[depth];
 }
 
-static inline void expect_partition(struct cursor *c)
+// The current op is done.
+static inline void advance(struct cursor *c)
 {
-	u8 version = c->out.api_version;
-	expect(c, PARTITION, is_produce(c) ? 4 : version >= 5 ? 30 : version == 4 ? 22 : 14);
+	c->at_op++;
+	expect(c, NEXT, 0);
 }
 
-static inline void next_topic(struct cursor *c)
+static inline void end_element(struct cursor *c, u8 start)
 {
-	c->topics--;
-	c->topics ? expect_topic(c) : expect_bulk(c, c->frame_end - c->next, REST);
+	u32 *left = elements_left(c);
+	if (--*left) {
+		c->at_op = start;
+	} else {
+		c->depth--;
+		c->at_op++;
+	}
 }
 
-static inline void end_topic(struct cursor *c)
+// What the current op wants. The end of an element wants nothing itself; where another follows at once, that one waits for the
+// next step.
+static inline void start_op(struct cursor *c)
 {
-	c->flexible ? expect_tags(c, AFTER_TOPIC) : next_topic(c);
+	u8 op = op_at(c);
+	if (op >> 5 == OP_END) {
+		end_element(c, op & 31);
+		op = op_at(c);
+	}
+	switch (op >> 5) {
+	case OP_REST:
+		expect_bulk(c, c->frame_end - c->next, FINISHED);
+		break;
+	case OP_FIXED:
+		expect(c, FIELDS, op & 31);
+		break;
+	case OP_ACKS:
+		expect(c, ACKS, op & 31);
+		break;
+	case OP_STRING:
+		expect_number(c, STRING, 2);
+		break;
+	case OP_RECORDS:
+		expect_number(c, RECORD_SET, 4);
+		break;
+	case OP_TAGS:
+		expect(c, TAGS, 1);
+		break;
+	case OP_ARRAY:
+		expect_number(c, ARRAY, 4);
+		break;
+	}
 }
 
-static inline void next_partition(struct cursor *c)
+static inline void end_set(struct cursor *c, u8 status)
 {
-	c->partitions--;
-	c->partitions ? expect_partition(c) : end_topic(c);
-}
-
-static inline void end_partition(struct cursor *c)
-{
-	c->flexible ? expect_tags(c, AFTER_TAGS) : next_partition(c);
-}
-
-static inline void summarize(struct cursor *c)
-{
-	struct set_summary summary = { .magic = c->magic, .codec = c->codec, .status = c->set_status };
-	put_be32(summary.records, c->records);
-	put_be32(summary.batches, c->batches);
-	append(c, &summary, sizeof(summary));
+	c->set.status = status;
+	put_be32(c->set.records, c->records);
+	put_be32(c->set.batches, c->batches);
+	append(c, &c->set, sizeof(c->set));
 	c->next = c->set_end;
-	end_partition(c);
+	advance(c);
 }
 
 static inline void expect_batch(struct cursor *c)
@@ -66,13 +90,7 @@ static inline void expect_batch(struct cursor *c)
 	if (left)
 		expect(c, BATCH, left < BATCH_PEEK ? left : BATCH_PEEK);
 	else
-		summarize(c);
-}
-
-static inline void end_set(struct cursor *c, u8 status)
-{
-	c->set_status = status;
-	summarize(c);
+		end_set(c, c->set.status);
 }
 
 static inline void record_set(struct cursor *c, u32 bytes)
@@ -80,9 +98,9 @@ static inline void record_set(struct cursor *c, u32 bytes)
 	c->set_end = c->next + bytes;
 	c->records = 0;
 	c->batches = 0;
-	c->magic = 0;
-	c->codec = 0;
-	c->set_status = SET_COUNTED;
+	__builtin_memset(&c->set, 0, sizeof(c->set));
+	__builtin_memset(c->set.producer_id, 0xff, sizeof(c->set.producer_id));
+	__builtin_memset(c->set.producer_epoch, 0xff, sizeof(c->set.producer_epoch));
 	expect_batch(c);
 }
 
@@ -107,55 +125,36 @@ static inline void batch(struct cursor *c)
 			c->need = BATCH_BYTES;
 		return;
 	}
-	c->magic = magic;
 	c->batches++;
 	if (magic >= 2) {
-		c->codec = c->element[22] & 7;
+		if (c->set.magic < 2) {
+			__builtin_memcpy(c->set.producer_id, c->element + 43, sizeof(c->set.producer_id));
+			__builtin_memcpy(c->set.producer_epoch, c->element + 51, sizeof(c->set.producer_epoch));
+		}
+		c->set.codec = c->element[22] & 7;
+		c->set.flags |= c->element[22] >> 4 & (SET_TRANSACTIONAL | SET_CONTROL);
 		c->records += be32(c->element + 57);
 	} else {
-		c->codec = c->element[17] & 7;
-		if (c->codec)
-			c->set_status = SET_WRAPPER;
+		c->set.codec = c->element[17] & 7;
+		if (c->set.codec)
+			c->set.status = SET_WRAPPER;
 		else
 			c->records++;
 	}
+	c->set.magic = magic;
 	c->next = c->batch + bytes;
 	expect_batch(c);
 }
 
-// Where a string, a block of bytes or tagged fields lead to.
-static inline void follow(struct conn *conn, struct cursor *c, u8 then)
+// Where BULK leads to.
+static inline void follow(struct cursor *c)
 {
-	u8 version = c->out.api_version;
-	switch (then) {
-	case LIMITED:
+	switch (c->bulk_then) {
+	case BODY:
 		start_body(c, c->body_left);
 		break;
-	case BODY:
-		if (is_produce(c))
-			version >= 3 ? expect_number(c, TRANSACTIONAL_ID, 2) : expect(c, ACKS, 6);
-		else if (version)
-			expect(c, FETCH_HEAD, version >= 7 ? 10 : 4);
-		else
-			expect_number(c, TOPICS, 4);
-		break;
-	case ACKS:
-		expect(c, ACKS, 6);
-		break;
-	case COUNT_THEN:
-		expect_number(c, PARTITIONS, 4);
-		break;
-	case AFTER_SET:
-		if (!is_produce(c) && version >= 11)
-			expect(c, REPLICA, 4);
-		else
-			expect_number(c, RECORD_SET, 4);
-		break;
-	case AFTER_TAGS:
-		next_partition(c);
-		break;
-	case AFTER_TOPIC:
-		next_topic(c);
+	case NEXT:
+		advance(c);
 		break;
 	case TAG:
 		expect(c, TAG, 1);
@@ -167,29 +166,25 @@ static inline void follow(struct conn *conn, struct cursor *c, u8 then)
 
 static inline void fields_complete(struct conn *conn, struct cursor *c)
 {
-	u8 version = c->out.api_version;
-	switch (c->state) {
-	case ACKS:
-		if (be16(c->element)) // acks=0: there will be no response
-			remember(conn, &c->out);
-		expect_number(c, TOPICS, 4);
-		break;
-	case FETCH_HEAD:
-		expect_number(c, TOPICS, 4);
-		break;
-	case PARTITION:
-		if (!is_produce(c) && version >= 4)
-			expect_number(c, ABORTED, 4);
-		else
-			expect_number(c, RECORD_SET, 4);
-		break;
-	default: // REPLICA
-		expect_number(c, RECORD_SET, 4);
+	if (c->state == ACKS && be16(c->element)) // acks=0: there will be no response
+		remember(conn, &c->out);
+	advance(c);
+}
+
+static inline void array(struct cursor *c, u32 elements)
+{
+	if (elements) {
+		c->depth++;
+		*elements_left(c) = elements;
+		advance(c);
+	} else {
+		c->at_op = op_at(c) & 31;
+		expect(c, NEXT, 0);
 	}
 }
 
-// A tag counts what follows it; every other number is a length or a count that is 0 or -1 for null.
-static inline void number_complete(struct conn *conn, struct cursor *c)
+// Tags count what follows them; every other number is a length or a count that is 0 or -1 for null.
+static inline void number_complete(struct cursor *c)
 {
 	u32 value;
 	if (c->need == 1) {
@@ -215,36 +210,25 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 		return;
 	}
 	switch (c->state) {
-	case TRANSACTIONAL_ID:
-		expect_bulk(c, value, ACKS);
+	case STRING:
+		expect_bulk(c, value, NEXT);
 		break;
-	case TOPICS:
-		c->topics = value;
-		value ? expect_topic(c) : expect_bulk(c, c->frame_end - c->next, REST);
-		break;
-	case TOPIC:
-		expect_bulk(c, value, COUNT_THEN);
-		break;
-	case PARTITIONS:
-		c->partitions = value;
-		value ? expect_partition(c) : end_topic(c);
-		break;
-	case ABORTED: // producer id and first offset, and tags
-		expect_bulk(c, value * (c->flexible ? 17 : 16), AFTER_SET);
+	case ARRAY:
+		array(c, value);
 		break;
 	case RECORD_SET:
-		value ? record_set(c, value) : end_partition(c);
+		value ? record_set(c, value) : advance(c);
 		break;
 	case TAGS:
 		c->tags = value;
-		value ? expect(c, TAG, 1) : follow(conn, c, c->tags_then);
+		value ? expect(c, TAG, 1) : advance(c);
 		break;
 	case TAG:
 		c->tags--;
 		expect(c, TAG_BYTES, 1);
 		break;
 	default: // TAG_BYTES
-		expect_bulk(c, value, c->tags ? TAG : c->tags_then);
+		expect_bulk(c, value, c->tags ? TAG : NEXT);
 	}
 }
 

@@ -224,7 +224,8 @@ def _rules() -> Iterator[Rule]:
             | rule.walk_request << 3
             | rule.walk_response << 4
         )
-        yield Rule(rule.api_key, rule.api_version, rule.request_limit_bytes, rule.response_limit_bytes, flags)
+        limits = rule.request_limit_bytes, rule.response_limit_bytes
+        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.walk.hex())
 
 
 def _resident_bytes() -> int:

@@ -31,7 +31,7 @@ FRAMES = 2000
 ROUNDS = 15
 DATA_BYTES = 208
 PARTITIONS = 100
-STUB = (7).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([2, 3, 0, 0])
+STUB = (7).to_bytes(4, "big") + (1).to_bytes(4, "big") + bytes([2, 3]) + bytes(14)
 TOPIC_ID = UUID("0123456789abcdef0123456789abcdef")
 
 

@@ -10,13 +10,17 @@ RULES = 128 << 5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags."""
+    """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags.
+
+    walk: the ops of enum op by which the body is walked, hexadecimal; empty if it is not.
+    """
 
     api_key: int
     api_version: int
     request_limit: int
     response_limit: int
     flags: int
+    walk: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from kafka_probe.protocol.collector import Collector
 from kafka_probe.protocol.compiler import compiled
 from kafka_probe.protocol.facts import Shape, Status
-from kafka_probe.protocol.plan import plan_for
+from kafka_probe.protocol.plan import Plan, plan_for
 
 
 def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copied_all: bool) -> Shape:
@@ -18,6 +18,11 @@ def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copie
     beyond it is malformed; without it such a frame is truncated. Time and memory are bounded by the length of the data,
     see compiler.py."""
     plan = plan_for(response, api_key, api_version, data)
+    return decode_by(plan, response, api_key, api_version, data, copied_all=copied_all)
+
+
+def decode_by(plan: Plan, response: bool, api_key: int, api_version: int, data: bytes, *, copied_all: bool) -> Shape:
+    """The same, by a plan that was chosen."""
     found, mask, end = Collector(), bytearray(), len(data)
     at, place, malformed = compiled(plan.steps)(data, end, found, mask)
     status, stopped_at = plan.done, None

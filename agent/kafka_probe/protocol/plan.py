@@ -14,7 +14,7 @@ from functools import cache
 from kafka_probe.protocol.facts import Fact, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.rules import LIMITS
-from kafka_probe.protocol.schemas import WIDTHS, SchemaField, apis, fields_of
+from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
 
 
 class Form(Enum):
@@ -84,18 +84,24 @@ def _plan(response: bool, api_key: int, api_version: int) -> Plan:
     if api is None or api_version not in api.versions:
         # The client id stands first in every later header too, whatever the body is.
         return Plan(() if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
-    flexible = api.flexible(api_version)
-    header: tuple[Step, ...]
+    if LIMITS.get(api.name, (0, 0))[response]:
+        return full_plan(response, api, api_version)
+    return Plan(() if response else _header(response, api, api_version)[:1], Status.HEADER_ONLY)
+
+
+def full_plan(response: bool, api: Api, api_version: int) -> Plan:
+    """The plan for header and body, whether the body leaves the kernel or not."""
+    within = _Within(api_version, api.flexible(api_version), api.name)
+    body = _steps(fields_of(api, response=response, version=api_version), within)
+    return Plan(_until_last_role(_header(response, api, api_version) + body), Status.COMPLETE)
+
+
+def _header(response: bool, api: Api, api_version: int) -> tuple[Step, ...]:
     if response:
-        header = (_TAGS,) if api.flexible_response_header(api_version) else ()
-    elif (api_key, api_version) == _CONTROLLED_SHUTDOWN_0:
-        header = ()
-    else:
-        header = (_CLIENT_ID, _TAGS) if flexible else (_CLIENT_ID,)
-    if not LIMITS.get(api.name, (0, 0))[response]:
-        return Plan(() if response else header[:1], Status.HEADER_ONLY)
-    body = _steps(fields_of(api, response=response, version=api_version), _Within(api_version, flexible, api.name))
-    return Plan(_until_last_role(header + body), Status.COMPLETE)
+        return (_TAGS,) if api.flexible_response_header(api_version) else ()
+    if (api.key, api_version) == _CONTROLLED_SHUTDOWN_0:
+        return ()
+    return (_CLIENT_ID, _TAGS) if api.flexible(api_version) else (_CLIENT_ID,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,6 +185,7 @@ _PARTITION: dict[str, Role | None] = {
     "Index": Part.PARTITION_INDEX,
     "PartitionId": Part.PARTITION_INDEX,
     "Records": Part.RECORDS,
+    "UnalignedRecords": Part.RECORDS,
     "FetchOffset": Kind.OFFSET,
     "BaseOffset": Kind.OFFSET,
     "CommittedOffset": Kind.OFFSET,

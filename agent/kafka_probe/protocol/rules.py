@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafka_probe.protocol.schemas import apis
+from kafka_probe.protocol.schemas import Api, apis
+from kafka_probe.protocol.walks import walk_of
 
 _SMALL = 4096
 # Enough for 1 024 partitions with their record sets elided, the least that contract 3.2 asks for.
@@ -20,6 +21,7 @@ _GROUP_ONLY = 1024
 LIMITS: dict[str, tuple[int, int]] = {
     "Produce": (_PARTITIONED, _PARTITIONED),
     "Fetch": (_PARTITIONED, _PARTITIONED),
+    "ShareFetch": (_PARTITIONED, _PARTITIONED),
     "ListOffsets": (_PARTITIONED, _PARTITIONED),
     "Metadata": (_PARTITIONED, _PARTITIONED),
     "OffsetCommit": (_PARTITIONED, _PARTITIONED),
@@ -36,7 +38,7 @@ LIMITS: dict[str, tuple[int, int]] = {
 
 # Record sets stand between the fields: the kernel walks over them and leaves a stub in their place.
 WALKED_REQUESTS = frozenset({"Produce"})
-WALKED_RESPONSES = frozenset({"Fetch"})
+WALKED_RESPONSES = frozenset({"Fetch", "ShareFetch"})
 
 # Bodies that must never be added to LIMITS as they are. Whatever is in neither table has no facts we report.
 HEADER_ONLY: dict[str, str] = {
@@ -53,7 +55,6 @@ HEADER_ONLY: dict[str, str] = {
     "PushTelemetry": "the client's metrics, opaque to us",
     "Envelope": "any other request, with the principal it is sent for",
     "FetchSnapshot": "records of the metadata log, credentials among them",
-    "ShareFetch": "record sets, which the kernel does not walk here",
 }
 
 
@@ -70,6 +71,7 @@ class CopyRule:
     response_limit_bytes: int
     walk_request: bool
     walk_response: bool
+    walk: bytes  # of the direction that is walked, see walks.py
 
 
 def copy_rules() -> list[CopyRule]:
@@ -83,7 +85,14 @@ def copy_rules() -> list[CopyRule]:
             *LIMITS.get(api.name, (0, 0)),
             api.name in WALKED_REQUESTS,
             api.name in WALKED_RESPONSES,
+            _walk(api, version),
         )
         for api in apis().values()
         for version in api.versions
     ]
+
+
+def _walk(api: Api, version: int) -> bytes:
+    if api.name not in WALKED_REQUESTS | WALKED_RESPONSES:
+        return b""
+    return walk_of(api, response=api.name in WALKED_RESPONSES, version=version)

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.protocol.decoder import RecordSet, decode
-from kafka_probe.protocol.facts import Facts, Kind, Status, TopicFacts, measure_values
+from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status, TopicFacts, measure_values
 from kafka_probe.protocol.plan import Form, Step, plan_for
 from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import apis
-from tests.unit.protocol.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case, record_stub
+from tests.unit.protocol.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
+from tests.unit.protocol.trees import Records
 
 
 def named(found: Case) -> str:
@@ -55,14 +56,14 @@ def test_a_frame_cut_anywhere_gives_a_part_of_its_facts(whole: Case) -> None:
 
 
 def assert_part_of(part: Facts, whole: Facts) -> None:
-    for name in ("client_id", "software_name", "software_version", "mechanism", "acks", "cluster_id"):
-        assert getattr(part, name) in (None, getattr(whole, name))
-    assert part.groups == whole.groups[: len(part.groups)]
+    assert part.values == whole.values[: len(part.values)]
+    assert part.record_sets == whole.record_sets[: len(part.record_sets)]
     counts = dict(whole.errors)
     assert all(count <= counts[code] for code, count in part.errors)
-    assert len(part.topics) <= len(whole.topics)
-    for part_topic, topic in zip(part.topics, whole.topics, strict=False):
-        assert_part_of_topic(part_topic, topic)
+    for part_topics, topics in ((part.topics, whole.topics), (part.forgotten, whole.forgotten)):
+        assert len(part_topics) <= len(topics)
+        for part_topic, topic in zip(part_topics, topics, strict=False):
+            assert_part_of_topic(part_topic, topic)
 
 
 def assert_part_of_topic(part: TopicFacts, whole: TopicFacts) -> None:
@@ -99,9 +100,9 @@ def test_a_negative_length_is_malformed_however_much_was_copied() -> None:
 
 
 def test_a_frame_is_complete_once_its_facts_are() -> None:
-    group_and_no_more = b"\xff\xff" + b"\x00\x07billing"
-    facts = decode(False, 11, 4, group_and_no_more, copied_all=False).facts
-    assert facts == Facts(False, 11, 4, Status.COMPLETE, groups=("billing",))
+    topic_and_no_more = b"\xff\xff" + b"\x00\x00\x00\x01\x00\x01t"
+    facts = decode(False, 3, 4, topic_and_no_more, copied_all=False).facts
+    assert facts == Facts(False, 3, 4, Status.COMPLETE, topics=(TopicFacts("t", None, (), ()),))
 
 
 def test_every_element_of_an_array_takes_bytes() -> None:
@@ -116,7 +117,7 @@ def test_every_element_of_an_array_takes_bytes() -> None:
 def test_a_body_that_never_leaves_the_kernel_is_header_only() -> None:
     client_id = len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()
     facts = decode(False, 36, 2, client_id, copied_all=False).facts
-    assert facts == Facts(False, 36, 2, Status.HEADER_ONLY, client_id=CLIENT_ID)
+    assert facts == Facts(False, 36, 2, Status.HEADER_ONLY, values=((Fact.CLIENT_ID, CLIENT_ID),))
     assert decode(True, 36, 2, b"", copied_all=False).facts.status is Status.HEADER_ONLY
 
 
@@ -127,9 +128,9 @@ def test_controlled_shutdown_0_has_no_client_id() -> None:
 def test_newer_versions_and_unknown_apis_still_name_the_client() -> None:
     client_id = len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()
     newer = decode(False, 0, 99, client_id + b"whatever", copied_all=True).facts
-    assert newer == Facts(False, 0, 99, Status.UNKNOWN_VERSION, client_id=CLIENT_ID)
+    assert newer == Facts(False, 0, 99, Status.UNKNOWN_VERSION, values=((Fact.CLIENT_ID, CLIENT_ID),))
     unknown = decode(False, 9999, 0, client_id + b"whatever", copied_all=True).facts
-    assert unknown == Facts(False, 9999, 0, Status.UNKNOWN_API, client_id=CLIENT_ID)
+    assert unknown == Facts(False, 9999, 0, Status.UNKNOWN_API, values=((Fact.CLIENT_ID, CLIENT_ID),))
     assert decode(True, 9999, 0, b"whatever", copied_all=True).facts.status is Status.UNKNOWN_API
 
 
@@ -137,7 +138,14 @@ def test_newer_versions_and_unknown_apis_still_name_the_client() -> None:
 def test_an_api_versions_request_of_a_version_too_new_is_answered_in_version_0(version: int) -> None:
     answer = b"\x00\x23" + b"\x00\x00\x00\x01" + b"\x00\x12\x00\x00\x00\x03"
     facts = decode(True, 18, version, answer, copied_all=True).facts
-    assert facts == Facts(True, 18, version, Status.COMPLETE, errors=((35, 1),))
+    assert facts == Facts(
+        True,
+        18,
+        version,
+        Status.COMPLETE,
+        errors=((35, 1),),
+        values=((Fact.API_KEY, 18), (Fact.MIN_VERSION, 0), (Fact.MAX_VERSION, 3)),
+    )
 
 
 def test_a_response_to_an_unknown_api_versions_version_still_gives_its_error() -> None:
@@ -174,33 +182,33 @@ def test_names_that_are_not_utf_8_are_still_names() -> None:
 def test_the_status_of_a_stub_means_what_the_kernel_means() -> None:
     header = (Path(__file__).parents[3] / "bpf" / "record.h").read_text()
     (body,) = re.findall(r"enum set_status \{(.*?)\}", header, re.DOTALL)
-    assert re.findall(r"SET_(\w+)", body) == [status.name for status in RecordSet]
-    assert [status.value for status in RecordSet] == list(range(len(RecordSet)))
+    assert re.findall(r"SET_(\w+)", body) == [status.name for status in SetStatus]
+    assert [status.value for status in SetStatus] == list(range(len(SetStatus)))
 
 
 @pytest.mark.parametrize(
     ("status", "second_kind"),
     [
-        (RecordSet.COUNTED, Kind.RECORDS),
-        (RecordSet.UNREADABLE, Kind.UNCOUNTED_BYTES),
-        (RecordSet.PARTIAL, Kind.RECORDS),
-        (RecordSet.WRAPPER, Kind.UNCOUNTED_BYTES),
+        (SetStatus.COUNTED, Kind.RECORDS),
+        (SetStatus.UNREADABLE, Kind.UNCOUNTED_BYTES),
+        (SetStatus.PARTIAL, Kind.RECORDS),
+        (SetStatus.WRAPPER, Kind.UNCOUNTED_BYTES),
         (9, Kind.UNCOUNTED_BYTES),
     ],
 )
 def test_records_are_counted_or_their_bytes_are_uncounted(status: int, second_kind: Kind) -> None:
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x01"
-    data = head + bytes(4) + (80).to_bytes(4, "big") + record_stub(5, status)
+    data = head + bytes(4) + (80).to_bytes(4, "big") + Records(b"", 5, status=status).stub
     shape = decode(False, 0, 0, data, copied_all=True)
-    assert [measure.kind for measure in shape.measures] == [Kind.RECORD_BYTES, second_kind]
+    assert [measure.kind for measure in shape.measures][:2] == [Kind.RECORD_BYTES, second_kind]
 
 
 def test_the_stub_stands_only_where_records_are() -> None:
-    empty, full = (0).to_bytes(4, "big"), (80).to_bytes(4, "big") + record_stub(5, 0)
+    empty, full = (0).to_bytes(4, "big"), (80).to_bytes(4, "big") + Records(b"", 5).stub
     head = b"\xff\xff" + b"\x00\x01" + b"\x00\x00\x00\x00" + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     for first, second in ((empty, full), (full, empty)):
         data = head + b"\x00\x00\x00\x00" + first + b"\x00\x00\x00\x01" + second
         shape = decode(False, 0, 0, data, copied_all=True)
         assert shape.facts.topics[0].partitions == (0, 1)
         assert {measure.partition for measure in shape.measures} == {1 if first == empty else 0}
-        assert measure_values(shape, data) == [80, 5]
+        assert measure_values(shape, data) == [80, 5, 1, 4000, 6]

@@ -30,9 +30,8 @@ def test_a_frame_like_one_seen_before_is_not_decoded() -> None:
         return decode_code(code, data)
 
     shapes = LongShapes(counting)
-    code = code_of(False, 12, 0, True)
-    for generation in range(100):
-        shapes.find(code, b"\xff\xff\x00\x01g" + generation.to_bytes(4, "big") + b"\x00\x01m")
+    for throttle_ms in range(100):
+        shapes.find(code_of(True, 12, 1, True), throttle_ms.to_bytes(4, "big") + b"\0\0")
     assert len(decoded) == 1
 
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Encoding, Kind, Shape, Status, measure_values
+from kafka_probe.protocol.facts import POSITIVE, Encoding, Shape, Status, measure_values
 from kafka_probe.protocol.measures import Rows
 from kafka_probe.protocol.shapes import Codes, Lengths, ShapeTable, code_of, decode_code
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
+from tests.unit.protocol.trees import Records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,13 +30,13 @@ def shape_of(found: Case, data: bytes | None = None) -> Shape:
 
 
 def fitting(shape: Shape, data: bytes, noise: bytes) -> bytes:
-    """Other data that fit the shape: noise wherever the mask leaves bits free, and record sets that are not empty."""
+    """Other data that fit the shape: noise wherever the mask leaves bits free, above 0 where that is asked."""
     mixed = bytearray(kept & mask | other & ~mask for kept, mask, other in zip(data, shape.mask, noise, strict=True))
     for measure in shape.measures:
-        if measure.kind is Kind.RECORD_BYTES and measure.encoding is Encoding.SIGNED:
+        if measure.kind in POSITIVE and measure.encoding is Encoding.SIGNED:
             mixed[measure.offset] &= 0x7F
             mixed[measure.offset + measure.width - 1] |= 1
-        elif measure.kind is Kind.RECORD_BYTES:
+        elif measure.kind in POSITIVE:
             mixed[measure.offset] |= 2
     return bytes(mixed)
 
@@ -155,9 +156,12 @@ def swapped_record_sets() -> list[Frame]:
     """Two frames of one length, the set of one partition empty in each, that agree under the first one's mask."""
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     empty = bytes(4)
-    one_old_message = (80).to_bytes(4, "big") + (1).to_bytes(4, "big") * 2 + bytes(4)
+    one_old_message, another = (
+        (80).to_bytes(4, "big") + Records(b"", records, 1, 0, 0, producer_id=1, producer_epoch=0).stub
+        for records in (1, 0)
+    )
     first = head + b"\x00\x00\x00\x00" + one_old_message + b"\x00\x00\x00\x01" + empty
-    second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + one_old_message
+    second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + another
     code = code_of(False, 0, 0, True)
     return [(code, first), (code, second)]
 
@@ -186,12 +190,13 @@ def test_no_frames_and_frames_without_data_are_fine() -> None:
 
 
 def many_layouts() -> list[Frame]:
-    """OffsetCommit requests of one length: the longer the member id, which is skipped, the shorter the topic."""
+    """OffsetCommit requests of one length: the longer the topic, the shorter the metadata, which is skipped."""
     frames = []
     for size in range(1, 100):
-        member, topic = (b"\x00" + bytes([n]) + b"x" * n for n in (size, 100 - size))
-        data = b"\xff\xff" + b"\x00\x01g" + bytes(4) + member + b"\x00\x00\x00\x01" + topic + bytes(4)
-        frames.append((code_of(False, 8, 1, True), data))
+        metadata, topic = (b"\x00" + bytes([n]) + b"x" * n for n in (size, 100 - size))
+        head = b"\xff\xff" + b"\x00\x01g" + bytes(4) + b"\x00\x01m" + bytes(8)
+        data = head + b"\x00\x00\x00\x01" + topic + b"\x00\x00\x00\x01" + bytes(12) + metadata
+        frames.append((code_of(False, 8, 2, True), data))
     return frames
 
 
