@@ -101,11 +101,7 @@ def topics(body: Any) -> list[TopicFacts]:
 
 def _topics(entity: Any) -> Iterator[TopicFacts]:
     fields = {field.name: field for field in dataclasses.fields(entity) if field.name != "forgotten_topics_data"}
-    named = [
-        name
-        for name, field in fields.items()
-        if _is(field.type, TopicName) and not isinstance(getattr(entity, name), tuple)
-    ]
+    named = [name for name, field in fields.items() if field.type in (TopicName, TopicName | None)]
     if named or "topic_id" in fields:
         name = getattr(entity, named[0]) if named else None
         topic_id = getattr(entity, "topic_id", None)

@@ -1,7 +1,7 @@
 """The form in which recorded conversations are kept: every frame as it stood on the wire, in the order of their ends.
 
-A file is base64 of xz of entries: number of the connection (2 bytes), 1 for a response and 0 for a request, the frame with its
-length before it. Addresses, times and TCP itself are left out.
+A file is base64 of xz of entries: number of the connection (2 bytes), 1 for a response and 0 for a request, the frame
+with its length before it. Addresses, times and TCP itself are left out.
 """
 
 from __future__ import annotations

@@ -43,7 +43,15 @@ class Held:
         return found
 
 
-def replay(capture: Capture, port: int, name: str) -> list[Held]:
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A whole conversation, and what was counted as lost, by reason."""
+
+    held: list[Held]
+    lost: dict[str, int]
+
+
+def replay(capture: Capture, port: int, name: str) -> Replay:
     """Hold the conversation of this name; both ends must see all of its frames, and the same of each."""
     capture.begin()
     frames = list(read(name))
@@ -57,12 +65,12 @@ def replay(capture: Capture, port: int, name: str) -> list[Held]:
         said = defaultdict(list)
         for frame in frames:
             said[frame.connection].append(frame)
+        ends = {(end.identity.local, end.identity.peer): end.frames for end in capture.ends}
         for connection, talk in talks.items():
-            client, server = capture.ends_of(talk)
-            assert client.frames == server.frames
-            seen.update(zip(said[connection], client.frames, strict=True))
-    assert capture.lost() == {}
-    return [Held(each, seen[each.frame], seen[each.response] if each.response else None) for each in exchanges(frames)]
+            assert ends[talk.names] == ends[talk.names[::-1]]
+            seen.update(zip(said[connection], ends[talk.names], strict=True))
+    held = [Held(each, seen[each.frame], seen[each.response] if each.response else None) for each in exchanges(frames)]
+    return Replay(held, capture.lost())
 
 
 def _say(talk: Conversation, frame: Frame) -> None:

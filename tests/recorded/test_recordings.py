@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -12,12 +13,13 @@ from tests.golden.wire import Seen
 from tests.recorded import oracle
 from tests.recorded.conversations import CONVERSATIONS
 from tests.recorded.recording import names
-from tests.recorded.replay import Held
+from tests.recorded.replay import Held, Replay
 
 pytestmark = pytest.mark.root
 
 GROUP_APIS = (8, 9, 11, 12, 13, 14, 68, 76)
 NEW_GROUP_APIS = (68, 76, 78, 79)
+SIDES = ("connecting", "accepting")
 WITH_TOPICS = ("Produce", "Fetch", "ShareFetch")
 Conversations = dict[str, list[Held]]
 
@@ -65,6 +67,12 @@ def test_every_frame_is_decoded_to_its_end(conversation: list[Held]) -> None:
             # a version that the broker does not know is answered in one that everybody does
             done = Status.HEADER_ONLY if hidden else Status.COMPLETE
             assert held.answered.facts.status is done, held.recorded
+
+
+def test_nothing_is_lost(replays: dict[str, Replay]) -> None:
+    for name, replay in replays.items():
+        unknown = sum(not held.known_version for held in replay.held)
+        assert replay.lost == ({"unknown_version": len(SIDES) * unknown} if unknown else {}), name
 
 
 def test_a_version_that_the_broker_does_not_know_is_refused_with_error_35(everything: Conversations) -> None:
@@ -149,7 +157,7 @@ def test_every_produce_and_fetch_has_the_right_topic_names(conversation: list[He
 
 
 def test_the_new_group_protocols_are_decoded(everything: Conversations) -> None:
-    modern = [held for held in sum(everything.values(), start=[]) if held.recorded.api_key in NEW_GROUP_APIS]
+    modern = [held for held in chain(*everything.values()) if held.recorded.api_key in NEW_GROUP_APIS]
     assert {held.recorded.api_key for held in modern} == set(NEW_GROUP_APIS)
     for held in modern:
         (facts, body), *_ = held.bodies
