@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format bench schemas docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format bench fuzz schemas docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ format: setup-tests ## format and fix what can be fixed by machine
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench
+
+fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
+	@$(BIN)/python -m tests.fuzz
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
