@@ -34,7 +34,7 @@ SET_MEASURES = 6  # of one record set, which has 24 bytes at least
 def main() -> None:
     """Run until the time is over or something is wrong; does not return."""
     # the walks are made when they are first needed, so no import brings them
-    decoder.compiled = instrumented
+    vars(decoder)["compiled"] = instrumented
     corpus = DIRECTORY / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for name, seed in seeds():
