@@ -29,6 +29,7 @@ WHEN = {
     "request": "per exchange, with `--requests`",
     "open": "when a connection is seen first",
     "close": "when a connection ends",
+    "topics": "once per interval in which topic ids got names; each pair once",
     "agent": "once per interval, after all others",
 }
 

@@ -26,6 +26,7 @@ from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import Config, RequestEvents
+from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
@@ -43,6 +44,7 @@ Records = npt.NDArray[Any]
 _BATCH_S = 1.0
 _BATCH_RECORDS = 1 << 14
 _EVENTS_AT_ONCE = 1024
+_TOPICS_PER_EVENT = 1000
 
 log = logging.getLogger("kafka_probe")
 
@@ -58,11 +60,12 @@ class Agent:
         self._stopping = False
         resolver = WorkloadResolver()
         self._subsystem = resolver.cgroups.v1_controller if resolver.cgroups.mode == "v1" else None
-        names = TopicNames()
+        self._names = TopicNames()
+        self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver)
         self._reader = FrameReader()
-        self._flows = Flows(self._tracker, names)
-        self._exchanges = Exchanges(self._tracker, names) if config.requests.which != "off" else None
+        self._flows = Flows(self._tracker, self._names, self._brokers)
+        self._exchanges = Exchanges(self._tracker, self._names) if config.requests.which != "off" else None
         self._wanted = _Wanted(config.requests)
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
 
@@ -131,8 +134,8 @@ class Agent:
             if record["kind"] != Kind.CLOSE:
                 self._tracker.take(record)
         batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
-        for frames in batch:
-            self._flows.add(frames)
+        self._flows.add(batch)
+        self._brokers.read_on()
         if self._exchanges:
             self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))
         for record in records[others]:
@@ -147,6 +150,7 @@ class Agent:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives."""
         interval: Event = {"since": since_ns // 1000}
         self._send_stamped(self._tracker.report())
+        self._send(_named_topics(self._names.report()), now_ns)
         self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
         self._send([{"kind": "agent", **interval, **self._state(now_ns)}], now_ns)
 
@@ -170,7 +174,8 @@ class Agent:
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}
-        return {**kernel, **self._reader.counters, "events": self._sent, **self._sink.counters()}
+        rooms = {**self._reader.counters, **self._brokers.counters}
+        return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
 
     def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
         """Events with the kernel's monotonic time of their own."""
@@ -213,6 +218,12 @@ class _Wanted:
                 return self._seen % self._requests.one_in == 0
             case _:
                 return True
+
+
+def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
+    topics = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
+    for start in range(0, len(topics), _TOPICS_PER_EVENT):
+        yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT]}
 
 
 def _rules() -> Iterator[Rule]:

@@ -78,8 +78,8 @@ CLIENT = Struct(
 
 COMMON = (
     Field("v", "long", f"version of this schema: {SCHEMA_VERSION}"),
-    Field("kind", "string", "flow, request, open, close or agent"),
-    Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow and agent"),
+    Field("kind", "string", "flow, request, open, close, topics or agent"),
+    Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow, topics and agent"),
     Field("node", "string", "name of the node"),
     Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
     Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
@@ -110,17 +110,17 @@ FLOW_TOPIC = Struct(
     (
         Field("topic", "string", "topic name; null while only the id is known"),
         Field("topic_id", "string", "topic id, 32 hexadecimal digits, where the version carries it"),
-        Field(
-            "requests", "long", "requests that named the topic; an incremental Fetch names only what changed (KIP-227)"
-        ),
+        Field("requests", "long", "requests that asked for the topic, by name or by its fetch session (KIP-227)"),
         Field("partitions", "long", "distinct partitions named in the interval"),
         Field("records", "long", "records in the record batches that could be read"),
+        Field("batches", "long", "record batches that could be read"),
         Field("bytes", "long", "size of all record sets"),
         Field(
             "uncounted_bytes",
             "long",
             "part of bytes whose batches could not be read (sendfile): records has none of it",
         ),
+        Field("codecs", Counts(), "codec of the first batch to count of record sets: none, gzip, snappy, lz4 or zstd"),
         Field("errors", Counts(), "error code to count, code 0 left out"),
     )
 )
@@ -134,10 +134,16 @@ FLOW = (
     Field("request_bytes", "long", "size of the requests with their length prefix"),
     Field("response_bytes", "long", "size of the responses with their length prefix"),
     Field("errors", Counts(), "error code to count, over all levels of the responses, code 0 left out"),
-    Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch: answered with data"),
-    Field("latency_empty", Counts(), f"Fetch answered without data after its wait, {LATENCY}"),
+    Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch and ShareFetch: answered with data"),
+    Field("latency_empty", Counts(), f"Fetch or ShareFetch answered without data after its wait, {LATENCY}"),
     Field("throttle_ms", "long", "sum of the throttle times that the broker named"),
-    Field("group", "string", "consumer group, where the API names it"),
+    Field("acks", "long", "Produce: 0, 1, or -1 for all replicas in sync; null where requests differed"),
+    Field(
+        "group",
+        "string",
+        "consumer group, where the API names it; of Fetch the one that its client named elsewhere",
+    ),
+    Field("transactional_id", "string", "transactional id, where the requests named one and no other"),
     Field("topics", ListOf(FLOW_TOPIC), "what was done to which topic"),
 )
 
@@ -147,10 +153,42 @@ REQUEST_TOPIC = Struct(
         Field("topic_id", "string", "topic id, 32 hexadecimal digits"),
         Field("partition", "long", "partition index"),
         Field("offset", "long", "offset asked for (Fetch, OffsetCommit) or given (Produce)"),
+        Field("high_watermark", "long", "Fetch: end of what is replicated; above the offset: the consumer lags"),
         Field("records", "long", "records in the batches of the partition"),
+        Field("batches", "long", "record batches of the partition"),
         Field("bytes", "long", "size of the record set"),
+        Field("codec", "string", "compression codec of the first batch: none, gzip, snappy, lz4 or zstd"),
+        Field("transactional", "boolean", "true: a batch belongs to a transaction"),
+        Field("producer_id", "long", "producer id of the first batch, if it has one"),
         Field("error", "long", "error code of the partition"),
     )
+)
+
+# What the request says, or the response where the request leaves it to the broker; null where they name several.
+EXCHANGED = (
+    Field("group_protocol", "string", "what the members of the group do: consumer, connect or share"),
+    Field("assignor", "string", "partition assignor"),
+    Field("member_id", "string", "id of the group's member"),
+    Field("instance_id", "string", "id of a static member (KIP-345)"),
+    Field("generation", "long", "generation of the group"),
+    Field("member_epoch", "long", "epoch of the member (KIP-848)"),
+    Field("transactional_id", "string", "transactional id"),
+    Field("producer_id", "long", "producer id"),
+    Field("producer_epoch", "long", "producer epoch"),
+    Field("acks", "long", "Produce: 0, 1, or -1 for all replicas in sync"),
+    Field("isolation_level", "long", "0: also records of open transactions; 1: committed ones only"),
+    Field("replica_id", "long", "broker that fetches as a replica; -1: a consumer"),
+    Field("session_id", "long", "fetch session (KIP-227); 0: none"),
+    Field("session_epoch", "long", "number of the request in its session; 0: a new one; -1: none"),
+    Field("max_wait_ms", "long", "how long the broker may wait for min_bytes"),
+    Field("min_bytes", "long", "least bytes to answer a Fetch with before its wait is over"),
+    Field("max_bytes", "long", "most bytes to answer a Fetch with"),
+    Field("timeout_ms", "long", "how long the broker may take"),
+    Field("session_timeout_ms", "long", "silence after which a member is out of its group"),
+    Field("rebalance_timeout_ms", "long", "time that a member has to join a rebalance"),
+    Field("heartbeat_interval_ms", "long", "how often a member has to be heard"),
+    Field("transaction_timeout_ms", "long", "longest time that a transaction may stay open"),
+    Field("mechanism", "string", "SASL mechanism"),
 )
 
 REQUEST = (
@@ -160,9 +198,12 @@ REQUEST = (
     Field("response_bytes", "long", "size of the response with its length prefix; null: not answered (acks=0)"),
     Field("latency_us", "long", "request seen to response seen, µs"),
     Field("throttle_ms", "long", "throttle time that the broker named"),
-    Field("group", "string", "consumer group"),
+    Field("group", "string", "consumer group, as in flow"),
+    *EXCHANGED,
     Field("status", "string", "complete, or what kept the frames from being decoded in full"),
+    Field("stopped_at", "string", "the field, by its path, where decoding ended early"),
     Field("errors", Counts(), "error code to count, code 0 left out"),
+    Field("error_names", Counts(), "the same by Kafka's names"),
     Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
 )
 
@@ -183,6 +224,17 @@ CLOSE = (
     Field("srtt_us", "long", "smoothed round-trip time, µs"),
 )
 
+NAMED_TOPIC = Struct(
+    (
+        Field("topic", "string", "topic name"),
+        Field("topic_id", "string", "topic id, 32 hexadecimal digits; it never gets another name"),
+    )
+)
+
+TOPICS = (
+    Field("topics", ListOf(NAMED_TOPIC), "ids whose names this agent learned, from messages or from a broker's files"),
+)
+
 AGENT = (
     Field("since", "long", "start of the interval, µs since epoch"),
     Field("complete_until", "long", "all closes up to this time have been sent, µs since epoch"),
@@ -201,8 +253,18 @@ KINDS: dict[str, tuple[Field, ...]] = {
     "request": REQUEST,
     "open": OPEN,
     "close": CLOSE,
+    "topics": TOPICS,
     "agent": AGENT,
 }
+
+# By the code in a record batch's attributes.
+CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+
+
+def codec_name(code: int) -> str:
+    """The name of a compression codec; its code if Kafka has none for it."""
+    return CODECS[code] if code < len(CODECS) else str(code)
+
 
 # Latency buckets: bucket i holds [GAMMA**i, GAMMA**(i+1)) µs and stands for its middle, so the relative error is
 # (GAMMA - 1) / (GAMMA + 1) = 4.8 %. Equal on every agent, so that counts of the same bucket add up.

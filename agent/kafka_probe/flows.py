@@ -6,22 +6,24 @@ What a shape says is looked at once per interval, so that a frame costs only its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Naming, Places, Times, naming
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
-from kafka_probe.events import GAMMA
-from kafka_probe.protocol.facts import Kind, Shape, TopicFacts
+from kafka_probe.events import GAMMA, codec_name
+from kafka_probe.protocol.facts import Kind, SetStatus, Shape, TopicFacts
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
-_FETCH = 1
+Fetches = tuple[Naming, Times, Places]
 
 
 @dataclass(slots=True)
@@ -34,15 +36,15 @@ class _Count:
     bytes: int
     values: npt.NDArray[np.int64]  # sums of the shape's measures
     latency: Counter[int]
+    naming: Naming | None
 
 
 @dataclass(slots=True, eq=False)
 class _Topic:
     requests: int = 0
     partitions: set[int] = field(default_factory=set)
-    records: int = 0
-    bytes: int = 0
-    uncounted_bytes: int = 0
+    sums: Counter[Kind] = field(default_factory=Counter)
+    codecs: Counter[str] = field(default_factory=Counter)
     errors: Counter[int] = field(default_factory=Counter)
 
 
@@ -56,19 +58,32 @@ class _Flow:
     errors: Counter[int] = field(default_factory=Counter)
     latency: Counter[int] = field(default_factory=Counter)
     latency_empty: Counter[int] = field(default_factory=Counter)
+    acks: set[int] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
+    transactional_ids: set[str] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
 
 
 class Flows:
     """Counts of the running interval."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames) -> None:
+    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles) -> None:
         self._tracker = tracker
         self._names = names
+        self._brokers = brokers
         self._counts: dict[tuple[int, int], _Count] = {}
 
-    def add(self, frames: Frames) -> None:
+    def add(self, batch: Iterable[Frames]) -> None:
+        """Count the frames of a batch. Their order matters only to what is learned from them."""
+        fetches: dict[tuple[int, int], list[Fetches]] = {}
+        for frames in sorted(batch, key=_first_seen):
+            self._add(frames, fetches)
+        for (conn, api_key), groups in fetches.items():
+            connection = self._tracker.get(conn)
+            if connection:
+                connection.sessions.setdefault(api_key, FetchSession()).see(groups)
+
+    def _add(self, frames: Frames, fetches: dict[tuple[int, int], list[Fetches]]) -> None:
         """Count frames of one shape, of any number of connections."""
         shape, conns = frames.shape, frames.column("conn")
         order = np.argsort(conns, kind="stable")
@@ -83,10 +98,16 @@ class Flows:
             count = self._count(int(conns[start]), shape, ends[i] - start)
             if count is None:
                 continue
-            count.connection.confirmed |= confirmed[i]
+            if count.frames == 0 or (confirmed[i] and not count.connection.confirmed):
+                count.connection.confirmed |= confirmed[i]
+                self._brokers.see(count.connection, shape.facts)
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
+            if count.naming:
+                places = frames.index[order[start : ends[i]]]
+                group = count.naming, frames.batch["ts_ns"][places], places
+                fetches.setdefault((int(conns[start]), shape.facts.api_key), []).append(group)
             if buckets is not None:
                 count.latency.update(buckets[start : ends[i]].tolist())
 
@@ -97,10 +118,11 @@ class Flows:
             if connection is None:
                 self._tracker.losses["connection_unknown"] += frames
                 return None
-            connection.learn(shape.facts)
+            self._tracker.learn(connection, shape.facts)
             self._names.learn(shape.facts)
             # The shape is kept by its count, so its id stays its own.
-            count = _Count(connection, shape, 0, 0, np.zeros(len(shape.measures), np.int64), Counter())
+            sums = np.zeros(len(shape.measures), np.int64)
+            count = _Count(connection, shape, 0, 0, sums, Counter(), naming(shape.facts))
             self._counts[conn, id(shape)] = count
         return count
 
@@ -123,6 +145,11 @@ class Flows:
             _, flow = flows.setdefault((key[0], *api), (connection, _Flow()))
             self._sum(flow, count, with_topics=not connection.internal)
         self._counts = kept
+        for (conn, api_key, _), (connection, _) in flows.items():
+            if api_key in connection.sessions:
+                for version, topic, times in connection.sessions[api_key].take():
+                    _, flow = flows[conn, api_key, version]
+                    self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
         for (_, api_key, api_version), (connection, flow) in flows.items():
             yield _event(connection, api_key, api_version, flow)
 
@@ -132,7 +159,7 @@ class Flows:
             flow.responses += count.frames
             flow.response_bytes += count.bytes
             if facts.api_key != NO_API:
-                empty = facts.api_key == _FETCH and not facts.has_records
+                empty = facts.api_key in (FETCH, SHARE_FETCH) and not facts.has_records
                 (flow.latency_empty if empty else flow.latency).update(count.latency)
             for code, times in facts.errors:
                 flow.errors[code] += times * count.frames
@@ -140,19 +167,23 @@ class Flows:
             flow.requests += count.frames
             flow.request_bytes += count.bytes
             flow.groups.update(facts.groups)
-        topics = [self._topic(flow, topic, count.frames) for topic in facts.topics] if with_topics else []
-        if not facts.response:
+            flow.transactional_ids.update(facts.transactional_ids)
+            if facts.acks is not None:
+                flow.acks.add(facts.acks)
+        sums = list(zip(count.shape.measures, count.values.tolist(), strict=True))
+        flow.throttle_ms += sum(value for measure, value in sums if measure.kind is Kind.THROTTLE_MS)
+        if not with_topics:
+            return
+        topics = [self._topic(flow, topic, count.frames) for topic in facts.topics]
+        if not facts.response and not (count.naming and count.naming.by_session):
             for topic in set(topics):  # a frame may name one twice
                 topic.requests += count.frames
-        for measure, value in zip(count.shape.measures, count.values.tolist(), strict=True):
-            if measure.kind is Kind.THROTTLE_MS:
-                flow.throttle_ms += value
-            elif topics and measure.kind is Kind.RECORDS:
-                topics[measure.topic].records += value
-            elif topics and measure.kind is Kind.RECORD_BYTES:
-                topics[measure.topic].bytes += value
-            elif topics and measure.kind is Kind.UNCOUNTED_BYTES:
-                topics[measure.topic].uncounted_bytes += value
+        for record_set in facts.record_sets:
+            if record_set.status != SetStatus.UNREADABLE:
+                topics[record_set.topic].codecs[codec_name(record_set.codec)] += count.frames
+        for measure, value in sums:
+            if measure.kind in _OF_TOPICS:
+                topics[measure.topic].sums[measure.kind] += value
 
     def _topic(self, flow: _Flow, facts: TopicFacts, frames: int) -> _Topic:
         topic = flow.topics.setdefault(self._names.resolve(facts), _Topic())
@@ -163,6 +194,16 @@ class Flows:
 
 
 _INTERNAL = -1
+_OF_TOPICS = {
+    Kind.RECORDS: "records",
+    Kind.BATCHES: "batches",
+    Kind.RECORD_BYTES: "bytes",
+    Kind.UNCOUNTED_BYTES: "uncounted_bytes",
+}
+
+
+def _first_seen(frames: Frames) -> int:
+    return int(frames.batch["ts_ns"][frames.index[0]])
 
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
@@ -189,21 +230,26 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
         "latency": _counts(flow.latency),
         "latency_empty": _counts(flow.latency_empty),
         "throttle_ms": flow.throttle_ms,
-        "group": next(iter(flow.groups)) if len(flow.groups) == 1 else None,
+        "acks": _only(flow.acks),
+        "group": connection.group(api_key, flow.groups),
+        "transactional_id": _only(flow.transactional_ids),
         "topics": [
             {
                 "topic": name,
                 "topic_id": topic_id,
                 "requests": topic.requests,
                 "partitions": len(topic.partitions),
-                "records": topic.records,
-                "bytes": topic.bytes,
-                "uncounted_bytes": topic.uncounted_bytes,
+                **{name: topic.sums[kind] for kind, name in _OF_TOPICS.items()},
+                "codecs": dict(topic.codecs),
                 "errors": _counts(topic.errors),
             }
             for (name, topic_id), topic in flow.topics.items()
         ],
     }
+
+
+def _only(values: Collection[object]) -> object:
+    return next(iter(values)) if len(values) == 1 else None
 
 
 def _counts(counter: Counter[int]) -> dict[str, int]:

@@ -14,6 +14,13 @@ if TYPE_CHECKING:
     from kafka_probe.sinks import Event
 
 COLUMNS = "{:15} {:10} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
+WORDS = {
+    "group": "group",
+    "instance_id": "instance",
+    "transactional_id": "txn",
+    "acks": "acks",
+    "mechanism": "sasl",
+}
 HEADER = COLUMNS.format(
     "TIME", "SIDE", "PID", "COMM", "CLIENT", "API", "CORR", "SENT", "ANSWERED", "LATENCY", "TOPICS, ERRORS"
 )
@@ -61,10 +68,10 @@ def line(event: Event) -> str:
 
 def _about(event: Event) -> str:
     topics: Sequence[Mapping[str, Any]] = event.get("topics") or ()  # type: ignore[assignment]  # as in events.REQUEST
-    errors: Mapping[object, int] = event.get("errors") or {}  # type: ignore[assignment]
+    errors: Mapping[object, int] = event.get("error_names") or {}  # type: ignore[assignment]
     words = [_topic(topic) for topic in topics]
-    words += [f"group={shown(event['group'])}"] if event.get("group") else []
-    words += [f"error {code} x{count}" for code, count in errors.items()]
+    words += [f"{word}={shown(event[name])}" for name, word in WORDS.items() if event.get(name) is not None]
+    words += [f"{shown(name)} x{count}" for name, count in errors.items()]
     status = event.get("status")
     return ", ".join(words + ([] if status in (None, "complete") else [f"({status})"]))
 
@@ -74,7 +81,8 @@ def _topic(topic: Mapping[str, Any]) -> str:
     partition = "" if topic.get("partition") is None else f"-{topic['partition']}"
     offset = "" if topic.get("offset") is None else f"@{topic['offset']}"
     records = f" {topic['records']} records" if topic.get("records") else ""
-    return f"{name}{partition}{offset}{records}"
+    codec = f" {shown(topic['codec'])}" if topic.get("codec") not in (None, "none") else ""
+    return f"{name}{partition}{offset}{records}{codec}"
 
 
 def _object(event: Event, name: str) -> Mapping[str, Any]:

@@ -37,7 +37,7 @@ class Config(BaseSettings):
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)
     """topic of the lines that are not events; created if absent"""
     output: str = Field("kafka-probe-output", min_length=1)
-    """directory of the Parquet table and the checkpoint, a path or a URI; the file system must rename atomically"""
+    """directory of the Parquet tables and the checkpoint, a path or a URI; the file system must rename atomically"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
@@ -61,6 +61,11 @@ class Config(BaseSettings):
     def table(self) -> str:
         """Where the Parquet table is."""
         return f"{self.output}/traffic"
+
+    @property
+    def names(self) -> str:
+        """Where the Parquet table of the topics' names is."""
+        return f"{self.output}/topic_names"
 
     @property
     def checkpoint(self) -> str:

@@ -17,38 +17,62 @@ from threading import Event
 import click
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_probe_pipeline import report, session, source, topics
+from kafka_probe_pipeline import names, report, session, source, topics
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
-from kafka_probe_pipeline.traffic import traffic
+from kafka_probe_pipeline.traffic import KEYS, summed, traffic
 
 log = logging.getLogger("kafka_probe_pipeline")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One micro-batch, the same however often it is called with the same batch: table first, topics from the table."""
+    """One micro-batch, the same however often it is called with the same batch: tables first, topics from the tables.
+
+    Names come before rows, so that a row is named by all that is known when it is written. One that was written before
+    its name was known stays as it is in the table, where `show` names it, and is sent again with it.
+    """
 
     config: Config
     table: Table
+    names: Table
     malformed: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         parsed = records.transform(source.parsed).persist()
         try:
+            events = source.events(parsed)
+            new = self._learn(events, batch_id)
             # A batch that is there was complete when the job was killed after it; its rows stay as they were sent.
             if not self.table.exists(batch_id):
-                self.table.write(source.events(parsed).transform(traffic, self.config.window), batch_id)
+                rows = events.transform(traffic, self.config.window).transform(names.named, known(self.names))
+                self.table.write(rows.transform(summed, KEYS), batch_id)
             rows = self.table.batch(batch_id)
-            send(traffic_letters(rows, batch_id), self.config.traffic_topic, self.config.kafka)
+            self._send(rows.withColumn("batch_id", F.lit(batch_id)))
+            if new:
+                earlier = self.table.read().where(F.col("batch_id") < batch_id)
+                self._send(earlier.transform(names.named_late, new))
             send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
             self._account(parsed, rows, batch_id)
         finally:
             parsed.unpersist()
+
+    def _learn(self, events: DataFrame, batch_id: int) -> DataFrame | None:
+        """The names that the batch is the first to know; None if there are none."""
+        if not self.names.exists(batch_id):
+            new = events.transform(names.pairs).transform(names.unlike, known(self.names))
+            if new.isEmpty():
+                return None
+            self.names.write(new, batch_id)
+        return self.names.batch(batch_id)
+
+    def _send(self, rows: DataFrame) -> None:
+        send(traffic_letters(rows), self.config.traffic_topic, self.config.kafka)
 
     def _account(self, parsed: DataFrame, rows: DataFrame, batch_id: int) -> None:
         counts = {row["reason"]: row["count"] for row in parsed.groupBy("reason").count().collect()}
@@ -57,6 +81,11 @@ class Step:
         log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), _listed("malformed", counts))
         if self.config.console:
             report.print_tables(report.totals(rows).collect(), sys.stdout)
+
+
+def known(table: Table) -> DataFrame:
+    """The names of a table that may not be there yet."""
+    return table.read_or(names.PAIRS).drop("batch_id")
 
 
 def start_query(spark: SparkSession, config: Config, step: Step) -> StreamingQuery:
@@ -116,7 +145,7 @@ def run(**given: object) -> None:
     try:
         session.require_connector(spark)
         created = topics.create_missing(spark, config)
-        step = Step(config, Table(spark, config.table))
+        step = Step(config, Table(spark, config.table), Table(spark, config.names))
         query = start_query(spark, config, step)
         log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
         run_until_signal(query, stopping)
@@ -136,7 +165,7 @@ def show(as_json: bool, **given: object) -> None:
         table = Table(spark, config.table)
         if not table.exists():
             raise StartError(f"There is no table at {config.table}: name the --output of `kafka-probe-pipeline run`.")
-        rows = report.totals(table.read()).collect()
+        rows = report.totals(table.read().transform(names.named, known(Table(spark, config.names)))).collect()
     finally:
         spark.stop()
     if as_json:

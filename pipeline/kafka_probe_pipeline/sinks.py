@@ -51,6 +51,10 @@ class Table:
         """All rows, with `batch_id`."""
         return self.spark.read.parquet(self.path)
 
+    def read_or(self, schema: str) -> DataFrame:
+        """The same; no rows of that schema while there is no table."""
+        return self.read() if self.exists() else self.spark.createDataFrame([], schema)
+
     def _batch(self, batch_id: int) -> str:
         return f"{self.path}/batch_id={batch_id}"
 
@@ -65,15 +69,17 @@ class Table:
         return self.spark.sparkContext._jvm
 
 
-def traffic_letters(rows: DataFrame, batch_id: int) -> DataFrame:
-    """Rows of one batch as Kafka records: the value is JSON, the key a hash of window, dimensions and batch.
+def traffic_letters(rows: DataFrame) -> DataFrame:
+    """Rows with their `batch_id` as Kafka records: the value is JSON, the key a hash of window, dimensions and batch.
 
-    Each has the percentiles of its own histogram; of several rows add the histograms, never the percentiles.
+    A topic is its id there, if it has one: a row whose name became known replaces the one that it was before. Each has
+    the percentiles of its own histogram; of several rows add the histograms, never the percentiles.
     """
-    numbered = rows.transform(with_percentiles).withColumn("batch_id", F.lit(batch_id))
-    return numbered.select(
-        F.sha2(F.to_json(F.struct(*KEYS, "batch_id")), 256).alias("key"),
-        F.to_json(F.struct(*numbered.columns)).alias("value"),
+    topic = F.when(F.col("topic_id").isNull(), F.col("topic")).alias("topic")
+    keys = (topic if name == "topic" else F.col(name) for name in (*KEYS, "batch_id"))
+    complete = rows.transform(with_percentiles)
+    return complete.select(
+        F.sha2(F.to_json(F.struct(*keys)), 256).alias("key"), F.to_json(F.struct(*complete.columns)).alias("value")
     )
 
 

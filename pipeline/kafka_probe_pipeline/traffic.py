@@ -26,7 +26,8 @@ DIMENSIONS = {
     "client_id": "client.id",
     "software_name": "client.software_name",
     "software_version": "client.software_version",
-    **{name: name for name in ("api", "api_key", "api_version", "group", "internal", "opaque")},
+    **{name: name for name in ("api", "api_key", "api_version", "acks", "group", "transactional_id")},
+    **{name: name for name in ("internal", "opaque")},
 }
 LEVEL = ("level", "topic", "topic_id")
 WINDOW = ("window_start", "window_end")
@@ -40,6 +41,7 @@ COUNTS = {
     "request_bytes": ("request_bytes", None),
     "response_bytes": ("response_bytes", None),
     "records": (None, "records"),
+    "batches": (None, "batches"),
     "record_bytes": (None, "bytes"),
     "uncounted_bytes": (None, "uncounted_bytes"),
     "throttle_ms": ("throttle_ms", None),
@@ -48,12 +50,13 @@ HISTOGRAMS = {
     "errors": ("errors", "errors"),
     "latency": ("latency", None),
     "latency_empty": ("latency_empty", None),
+    "codecs": (None, "codecs"),
 }
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
 
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:
-    """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (a map from code or bucket to count)."""
+    """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (maps to counts)."""
     return events.transform(flows).transform(levels).transform(windowed, window_seconds).transform(summed, KEYS)
 
 
@@ -99,13 +102,16 @@ def _api_row() -> Column:
     def count(of_event: str | None, of_topic: str | None) -> Column:
         return F.col(of_event) if of_event else _sum_of_list(F.transform("topics", lambda topic: topic[of_topic]))
 
+    def measure(of_event: str | None) -> Column:
+        return F.col(of_event) if of_event else F.lit(None).cast("map<string,long>")
+
     none = F.lit(None).cast("string")
     return F.struct(
         F.lit("api").alias("level"),
         none.alias("topic"),
         none.alias("topic_id"),
         *(count(*places).alias(name) for name, places in COUNTS.items()),
-        *(F.col(of_event).alias(name) for name, (of_event, _) in HISTOGRAMS.items()),
+        *(measure(of_event).alias(name) for name, (of_event, _) in HISTOGRAMS.items()),
     )
 
 

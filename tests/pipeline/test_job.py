@@ -25,7 +25,7 @@ from kafka_probe_pipeline.traffic import summed
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, tail, wait_until
-from tests.pipeline.builders import NOON_US, flow, lines
+from tests.pipeline.builders import NOON_US, Event, flow, lines
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -69,6 +69,11 @@ class Run:
                 value = lines(*sent, sent[1]) + f"torn {self.seq}\n"
                 producer.send(self.events, key=agent.encode(), value=value.encode()).get(10)
             self.seq += 3
+        producer.close()
+
+    def send_events(self, *events: Event) -> None:
+        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
+        producer.send(self.events, value=lines(*events).encode()).get(10)
         producer.close()
 
     def expected(self) -> dict[str, int]:
@@ -201,6 +206,23 @@ def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_w
     sent = run.received(run.traffic)
     assert len(sent) == 2 * len(dict(sent))
     assert len(dict(sent)) == spark.read.parquet(str(run.output / "traffic")).count()
+
+
+def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(run: Run) -> None:
+    early, late = "aa" * 16, "bb" * 16
+    by_id = [{"topic_id": topic_id, "requests": 1} for topic_id in (early, late)]
+    named = flow(0, agent_id="broker", kind="request", topics=[{"topic_id": early, "topic": "orders"}])
+    run.send_events(named, flow(0, topics=by_id))
+    run.once()
+    named = flow(1, agent_id="broker", kind="topics", topics=[{"topic_id": late, "topic": "sales"}])
+    run.send_events(named, flow(1, topics=by_id))
+    run.once()
+
+    shown = command_line("show", "--output", str(run.output), "--json").stdout.splitlines()
+    requests = {row["topic"]: row["requests"] for row in map(json.loads, shown) if row["level"] == "topic"}
+    assert requests == {"orders": 2, "sales": 2}
+    last = dict(run.received(run.traffic)).values()
+    assert Counter(row["topic"] for row in last if row["level"] == "topic") == {"orders": 2, "sales": 2}
 
 
 def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: SparkSession) -> None:

@@ -13,7 +13,17 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD, Kind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
-from tests.unit.connections.records import Records, closed, opened, produced_without_acks, request, response, stream
+from tests.unit.connections.records import (
+    Records,
+    closed,
+    message,
+    opened,
+    produced_without_acks,
+    request,
+    response,
+    stream,
+)
+from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 from tests.unit.schema import assert_valid
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = 3, 8, 18
@@ -70,7 +80,7 @@ def test_an_interval_is_told_as_open_close_flow_and_agent() -> None:
     fed = Fed()
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), closed())
     fed.report()
-    assert [event["kind"] for event in fed.events()] == ["open", "close", "flow", "agent"]
+    assert [event["kind"] for event in fed.events()] == ["open", "close", "topics", "flow", "agent"]
 
 
 def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
@@ -81,6 +91,18 @@ def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> No
     assert sorted(event["conn_id"] for event in fed.events("flow")) == [f"{1:016x}", f"{2:016x}"]
     assert fed.events("agent")[0]["connections"] == 1
     assert not any(fed.events("agent")[0]["losses"].values())
+
+
+def test_names_that_were_learned_are_told_before_the_flows_once() -> None:
+    fed = Fed()
+    fed.see(opened(), response(METADATA, 12))
+    fed.report()
+    fed.see(response(METADATA, 12))
+    fed.report()
+    (told,) = fed.events("topics")
+    assert told["topics"] == [{"topic": TOPIC, "topic_id": TOPIC_ID.hex}]
+    kinds = [event["kind"] for event in fed.events()]
+    assert kinds.index("topics") < kinds.index("flow")
 
 
 def test_events_are_numbered_without_gaps_across_intervals() -> None:
@@ -150,7 +172,8 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
 
 def test_losses_in_every_room_reach_the_agent_event() -> None:
     fed = Fed()
-    fed.see(opened(1), request(METADATA, 12, 9), closed(8), response(METADATA, 12, 1)[:1], closed(1))
+    unfinished = message(case(METADATA, 12, response=True), record_bytes=20)[:1]
+    fed.see(opened(1), request(METADATA, 12, 9), closed(8), unfinished, closed(1))
     fed.report()
     losses = {reason: count for reason, count in fed.events("agent")[0]["losses"].items() if count}
     assert losses == {"connection_unknown": 2, "frame_incomplete": 1}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -15,8 +16,12 @@ from kafka_probe.events import bucket_of
 from kafka_probe.flows import Flows
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
-    Records,
+    Records as Frames,
+)
+from tests.unit.connections.records import (
+    by_hand,
     closed,
+    fetch,
     fetched_nothing,
     frame,
     opened,
@@ -25,6 +30,7 @@ from tests.unit.connections.records import (
     stream,
 )
 from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID
+from tests.unit.protocol.trees import Records
 from tests.unit.schema import assert_body_valid
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = 0, 1, 3, 8, 12, 9
@@ -37,13 +43,13 @@ class Watched:
     def __init__(self) -> None:
         self.tracker = Tracker(RESOLVER)
         self.reader = FrameReader()
-        self.flows = Flows(self.tracker, TopicNames())
+        names = TopicNames()
+        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER))
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
-    def see(self, *records: Records) -> None:
-        for frames in self.reader.read(stream(*records)):
-            self.flows.add(frames)
+    def see(self, *records: Frames) -> None:
+        self.flows.add(self.reader.read(stream(*records)))
 
     def close(self, conn: int) -> None:
         self.tracker.close(closed(conn)[0])
@@ -136,6 +142,72 @@ def test_what_is_fetched_counts_by_topic(watched: Watched) -> None:
     assert topic["errors"] == {"1": 2}
 
 
+def test_a_consumer_that_waits_asks_for_all_topics_of_its_session_in_every_interval(watched: Watched) -> None:
+    watched.see(fetch(0, ("orders", "sales")), *(fetch(epoch) for epoch in range(1, 100)))
+    assert asked(watched.flow()) == {"orders": 100, "sales": 100}
+    watched.see(*(fetch(epoch) for epoch in range(100, 300)))
+    flow = watched.flow()
+    assert asked(flow) == {"orders": 200, "sales": 200}
+    assert flow["requests"] == 200
+
+
+def test_what_changes_a_session_counts_from_its_place_in_the_batch_on(watched: Watched) -> None:
+    watched.see(fetch(0, ("orders",), ts_ns=1))
+    idle = [fetch(n, ts_ns=10 * n) for n in range(1, 10)]
+    watched.see(*idle, fetch(10, ("sales",), ("orders",), ts_ns=55), fetch(5, ("orders",), conn=2, ts_ns=57))
+    one, two = sorted(watched.report(), key=lambda flow: str(flow["conn_id"]))
+    assert asked(one) == {"orders": 1 + 5, "sales": 1 + 4}
+    assert asked(two) == {"orders": 1}
+
+
+def test_a_session_that_was_refused_begins_anew_with_the_next_full_request(watched: Watched) -> None:
+    refused = by_hand("Fetch", 12, {"ErrorCode": 70}, answer=True, ts_ns=3)
+    watched.see(fetch(0, ("orders",), ts_ns=1), fetch(1, ts_ns=2), refused, fetch(0, ("sales",), ts_ns=4))
+    watched.see(fetch(1, ts_ns=5))
+    flow = watched.flow()
+    assert asked(flow) == {"orders": 2, "sales": 2}
+    assert flow["errors"] == {"70": 1}
+
+
+def test_a_fetch_without_a_session_asks_for_what_it_names(watched: Watched) -> None:
+    watched.see(fetch(0, ("sales",)), *(fetch(-1, ("orders",)) for _ in range(3)))
+    assert asked(watched.flow()) == {"sales": 1, "orders": 3}
+
+
+def test_a_share_consumer_has_a_session_too(watched: Watched) -> None:
+    named = {"Topics": [{"TopicId": TOPIC_ID.bytes, "Partitions": [{"PartitionIndex": 0}]}]}
+    watched.see(by_hand("ShareFetch", 1, {**named, "GroupId": "share"}))
+    watched.see(*(by_hand("ShareFetch", 1, {"ShareSessionEpoch": n, "GroupId": "share"}) for n in range(1, 10)))
+    flow = watched.flow()
+    assert [(topic["topic_id"], topic["requests"]) for topic in flow["topics"]] == [(TOPIC_ID.hex, 10)]
+    assert flow["group"] == "share"
+
+
+def test_a_session_waits_for_its_connection_to_be_confirmed_like_all_that_was_counted(watched: Watched) -> None:
+    unsure = stream(fetch(0, ("orders",)), fetch(1))
+    unsure["flags"] |= Flag.RESYNC
+    watched.see(unsure)
+    assert watched.report() == []
+    watched.see(fetch(2))
+    assert asked(watched.flow()) == {"orders": 3}
+
+
+def asked(flow: dict[str, Any]) -> dict[str, int]:
+    """Requests by topic."""
+    return {topic["topic"]: topic["requests"] for topic in flow["topics"]}
+
+
+def test_batches_codecs_acks_and_transactions_are_counted(watched: Watched) -> None:
+    records = Records(bytes(500), records=7, batches=2, codec=4)
+    partitions = {"Name": "orders", "PartitionData": [{"Index": index, "Records": records} for index in (0, 1)]}
+    produce = {"TransactionalId": "etl-1", "Acks": -1, "TopicData": [partitions]}
+    watched.see(by_hand("Produce", 9, produce), by_hand("Produce", 9, produce))
+    flow = watched.flow()
+    (topic,) = flow["topics"]
+    assert (topic["records"], topic["batches"], topic["codecs"]) == (28, 8, {"zstd": 4})
+    assert (flow["acks"], flow["transactional_id"]) == (-1, "etl-1")
+
+
 def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watched) -> None:
     watched.see(request(FETCH, 13))
     (topic,) = watched.flow()["topics"]
@@ -143,6 +215,16 @@ def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watc
     watched.see(request(FETCH, 13, 1), response(METADATA, 12, 2))
     fetched = next(flow for flow in watched.report() if flow["api"] == "Fetch")
     assert [(t["topic"], t["topic_id"]) for t in fetched["topics"]] == [(TOPIC, TOPIC_ID.hex)]
+
+
+def test_of_two_ids_of_a_name_the_later_one_is_the_topics(watched: Watched) -> None:
+    older, newer = (
+        by_hand("Metadata", 12, {"Topics": [{"Name": "orders", "TopicId": bytes([n] * 16)}]}, answer=True, ts_ns=n)
+        for n in (1, 2)
+    )
+    watched.see(newer, older, fetch(-1, ("orders",)))
+    fetched = next(flow for flow in watched.report() if flow["api"] == "Fetch")
+    assert [topic["topic_id"] for topic in fetched["topics"]] == ["02" * 16]
 
 
 def test_latencies_fall_into_the_buckets_of_the_schema(watched: Watched) -> None:

@@ -51,9 +51,15 @@ def test_a_line_says_who_asked_what_how_long_it_took_and_about_which_topic() -> 
     assert column(text, "LATENCY").split()[0] == "1.500ms"
 
 
-def test_errors_group_and_an_incomplete_decode_are_said() -> None:
-    text = line(request(errors={"29": 2}, group="etl", status="truncated"))
-    assert text.endswith("orders-3@70 5 records, group=etl, error 29 x2, (truncated)\n")
+def test_errors_by_name_who_it_was_and_an_incomplete_decode_are_said() -> None:
+    text = line(request(error_names={"INVALID_TXN_STATE": 2}, group="etl", transactional_id="etl-1", acks=-1))
+    assert text.endswith("orders-3@70 5 records, group=etl, txn=etl-1, acks=-1, INVALID_TXN_STATE x2\n")
+    assert line(request(status="truncated")).endswith("orders-3@70 5 records, (truncated)\n")
+
+
+def test_records_that_are_compressed_say_how() -> None:
+    compressed, plain = ({"topic": "orders", "records": 5, "codec": codec} for codec in ("zstd", "none"))
+    assert line(request(topics=[compressed, plain])).endswith("orders 5 records zstd, orders 5 records\n")
 
 
 @pytest.mark.parametrize("name", ["latency_us", "response_bytes", "workload", "client", "topics", "errors", "api"])

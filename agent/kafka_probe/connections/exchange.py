@@ -11,12 +11,24 @@ from dataclasses import dataclass
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
-from kafka_probe.protocol.facts import Facts, Kind, Measure, Shape, Status
+from kafka_probe.events import EXCHANGED, codec_name
+from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.protocol.facts import Fact, Facts, Kind, Measure, SetStatus, Shape, Status
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
 _PRODUCE = 0
-_MEASURED = {Kind.OFFSET: "offset", Kind.RECORDS: "records", Kind.RECORD_BYTES: "bytes"}
+_MEASURED = {
+    Kind.OFFSET: "offset",
+    Kind.HIGH_WATERMARK: "high_watermark",
+    Kind.RECORDS: "records",
+    Kind.BATCHES: "batches",
+    Kind.RECORD_BYTES: "bytes",
+    Kind.BATCH_PRODUCER_ID: "producer_id",
+}
+# Facts and their fields in the event have the same names.
+_EXCHANGED = {Fact[field.name.upper()]: field.name for field in EXCHANGED}
+_LEFT_TO_THE_BROKER = (None, "", 0, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +100,12 @@ class Exchanges:
             "response_bytes": response.size_bytes if response else None,
             "latency_us": response.latency_us if response else None,
             "throttle_ms": _throttle_ms(response) if response else None,
-            "group": facts.group,
+            "group": connection.group(facts.api_key, facts.groups),
+            **_exchanged(request, response),
             "status": _status(facts, answered),
+            "stopped_at": facts.stopped_at or (answered.stopped_at if answered else None),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
+            "error_names": {ERROR_NAMES.get(code, str(code)): n for code, n in answered.errors} if answered else {},
             "topics": self._topics(request, response),
         }
 
@@ -107,14 +122,37 @@ class Exchanges:
                     key = (name, topic_id, partition if partition >= 0 else None)
                     rows.setdefault(key, _row(*key))["error"] = code
             for measure, value in zip(frame.shape.measures, frame.values, strict=True):
-                if measure.kind in _MEASURED:
+                if measure.kind in _MEASURED and not (measure.kind is Kind.BATCH_PRODUCER_ID and value < 0):
                     key = (*resolved[measure.topic], measure.partition)
                     rows.setdefault(key, _row(*key))[_MEASURED[measure.kind]] = value
+            for record_set in facts.record_sets:
+                if record_set.status != SetStatus.UNREADABLE:
+                    row = rows[*resolved[record_set.topic], record_set.partition]
+                    row["codec"], row["transactional"] = codec_name(record_set.codec), record_set.transactional
         return list(rows.values())
 
 
 def _row(topic: str | None, topic_id: str | None, partition: int | None) -> Event:
     return {"topic": topic, "topic_id": topic_id, "partition": partition, "error": 0}
+
+
+def _exchanged(request: Frame, response: Frame | None) -> Event:
+    asked, given = _values(request), _values(response) if response else {}
+    return {
+        name: given.get(fact, asked.get(fact)) if asked.get(fact) in _LEFT_TO_THE_BROKER else asked[fact]
+        for fact, name in _EXCHANGED.items()
+    }
+
+
+def _values(frame: Frame) -> dict[Fact, str | int | None]:
+    """The facts of a frame that have one value, and None for those that have several."""
+    found: dict[Fact, str | int | None] = {}
+    for fact, value in frame.shape.facts.values:
+        found[fact] = value if found.get(fact, value) == value else None
+    for measure, number in zip(frame.shape.measures, frame.values, strict=True):
+        if measure.kind is Kind.SESSION_EPOCH:
+            found[Fact.SESSION_EPOCH] = number
+    return found
 
 
 def _throttle_ms(response: Frame) -> int:

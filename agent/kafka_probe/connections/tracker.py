@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections.clients import Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.sessions import FETCH, FetchSession
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import WorkloadResolver
 
@@ -40,6 +42,8 @@ class Connection:
     cluster_id: str | None = None
     opaque: str | None = None
     confirmed: bool = False
+    client: Client | None = None
+    sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
 
     @property
     def internal(self) -> bool:
@@ -51,6 +55,12 @@ class Connection:
         self.cluster_id = facts.cluster_id or self.cluster_id
         if facts.software_name:
             self.software_name, self.software_version = facts.software_name, facts.software_version
+
+    def group(self, api_key: int, named: Collection[str]) -> str | None:
+        """The one group that requests named, or, since a Fetch names none, that its client named elsewhere."""
+        if api_key == FETCH:
+            return self.client.group if self.client else None
+        return next(iter(named)) if len(named) == 1 else None
 
     def common(self) -> Event:
         """The fields that all events of the connection share."""
@@ -77,6 +87,7 @@ class Tracker:
 
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
+        self._clients = Clients()
         self._connections: dict[int, Connection] = {}
         self._unreported: list[Connection] = []
         self._ended: list[tuple[int, Event]] = []
@@ -87,6 +98,11 @@ class Tracker:
 
     def get(self, conn: int) -> Connection | None:
         return self._connections.get(conn)
+
+    def learn(self, connection: Connection, facts: Facts) -> None:
+        """What a frame says of its connection and of the client behind it."""
+        connection.learn(facts)
+        self._clients.learn(connection, facts)
 
     def take(self, record: Record) -> None:
         """An OPEN, OWNER or REJECT record."""

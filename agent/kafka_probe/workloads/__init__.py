@@ -6,15 +6,16 @@ cgroupfs, never asks a container engine and never raises: what nobody can know a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
+from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living
 
-__all__ = ["Cgroups", "Hierarchy", "Owner", "WorkloadResolver"]
+__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver"]
 
 CACHED_OWNERS = 16384
 """About 2 KB each: on a host of short-lived clients the memory fills up, and has to stay small beside the agent's."""
@@ -34,8 +35,14 @@ class WorkloadResolver:
         """The `workload` object of events.py, all keys present. Shared between callers: not to be changed."""
         return self._remembered(owner)
 
+    def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
+        """The topics in the log directories of a workload's process, see log_dirs.py."""
+        with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
+            if live:
+                yield from stored_topics(live)
+
     def _resolve(self, owner: Owner) -> dict[str, object]:
-        with living(owner, self._proc) as live:
+        with living(owner.pid, owner.start_boottime_ns, self._proc) as live:
             process = describe(owner, live, self._boot_us)
             member_of = memberships(live.cgroup()) if live else {}
         path, place = self._place(owner.cgroup_id, member_of)

@@ -83,6 +83,40 @@ class LiveProcess:
         """/proc/<pid>/cgroup: one line per hierarchy."""
         return _text(self._read("cgroup", _CGROUP_MAX_BYTES))
 
+    def open_files(self) -> Iterator[str]:
+        """Paths of the files that it holds open, as it sees them; of a socket or the like a text that is no path.
+
+        Raises:
+            PermissionError: this needs CAP_SYS_PTRACE, where the process is not our own.
+        """
+        directory = self._open("fd", os.O_DIRECTORY)
+        if directory is None:
+            return
+        try:
+            for name in os.listdir(directory):
+                try:
+                    yield _text(os.readlink(os.fsencode(name), dir_fd=directory))
+                except FileNotFoundError:  # closed meanwhile
+                    continue
+        finally:
+            os.close(directory)
+
+    def open(self, path: str, flags: int) -> int | None:
+        """A descriptor for reading of what the process sees at an absolute path, in a container or not; None: nothing.
+
+        Raises:
+            PermissionError: we may not.
+        """
+        return self._open(f"root{path}", flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def _open(self, name: str, flags: int) -> int | None:
+        try:
+            return os.open(name, os.O_RDONLY | os.O_CLOEXEC | flags, dir_fd=self._dir_fd)
+        except PermissionError:
+            raise
+        except OSError:
+            return None
+
     def _read(self, name: str, limit_bytes: int) -> bytes:
         try:
             file_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._dir_fd)
@@ -97,16 +131,16 @@ class LiveProcess:
 
 
 @contextmanager
-def living(owner: Owner, proc: Path = PROC) -> Iterator[LiveProcess | None]:
-    """Hold the owner's /proc/<pid>; None when the process has ended, also if another one has its pid now."""
+def living(pid: int, start_boottime_ns: int, proc: Path = PROC) -> Iterator[LiveProcess | None]:
+    """Hold /proc/<pid>; None when the process of that start has ended, also if another one has its pid now."""
     try:
-        dir_fd = os.open(proc / str(owner.pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        dir_fd = os.open(proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         yield None
         return
     try:
         live = LiveProcess(dir_fd)
-        yield live if live.start_ticks() == owner.start_boottime_ns // _NS_PER_TICK else None
+        yield live if live.start_ticks() == start_boottime_ns // _NS_PER_TICK else None
     finally:
         os.close(dir_fd)
 

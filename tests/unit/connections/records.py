@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.record import CLOSE_DATA, DATA_BYTES, OPEN_DATA, RECORD, Flag, Kind, Protocol
 from tests.unit.protocol.messages import CLIENT_ID, Case, case
+from tests.unit.protocol.trees import Tree, message_of
 
 Records = npt.NDArray[Any]
 
@@ -60,6 +61,27 @@ def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIEN
 def response(api_key: int, version: int, conn: int = 1, **fields: int) -> Records:
     """A response of protocol/messages.py."""
     return message(case(api_key, version, response=True), conn, **fields)
+
+
+def by_hand(name: str, version: int, tree: Tree, conn: int = 1, *, answer: bool = False, **fields: Any) -> Records:
+    """A message with the named fields and no others, see protocol/trees.py."""
+    whole = message_of(name, answer, version, tree)
+    flags = Flag.RESPONSE if answer else 0
+    return frame(conn, data=whole.data, api_key=whole.api.key, api_version=version, flags=flags, **fields)
+
+
+def fetch(epoch: int, named: tuple[str, ...] = (), forgotten: tuple[str, ...] = (), **fields: Any) -> Records:
+    """A Fetch request (version 12) of a session, for a partition of each topic."""
+    topics, leaving = (
+        [{"Topic": topic, "Partitions": partitions} for topic in named_or_not]
+        for named_or_not, partitions in ((named, [{"Partition": 0}]), (forgotten, [0]))
+    )
+    return by_hand(
+        "Fetch",
+        12,
+        {"SessionId": 7 if epoch else 0, "SessionEpoch": epoch, "Topics": topics, "ForgottenTopicsData": leaving},
+        **fields,
+    )
 
 
 def fetched_nothing(conn: int = 1, **fields: int) -> Records:

@@ -13,8 +13,12 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
-    Records,
+    Records as Frames,
+)
+from tests.unit.connections.records import (
+    by_hand,
     closed,
+    fetch,
     opened,
     produced_without_acks,
     request,
@@ -22,6 +26,7 @@ from tests.unit.connections.records import (
     stream,
 )
 from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID, case
+from tests.unit.protocol.trees import Records
 from tests.unit.schema import assert_body_valid
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = 0, 1, 3, 8, 12
@@ -38,7 +43,7 @@ class Watched:
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
-    def see(self, *records: Records) -> list[dict[str, Any]]:
+    def see(self, *records: Frames) -> list[dict[str, Any]]:
         """The events of a batch, in their order; the frames of a connection confirm it as they do for flows."""
         batch = list(self.reader.read(stream(*records)))
         for group in batch:
@@ -158,6 +163,36 @@ def test_a_fetched_partition_has_the_offset_asked_for_and_the_records_given(watc
     (event,) = watched.see(request(FETCH, 12), response(FETCH, 12))
     partition = next(row for row in event["topics"] if row["partition"] == 3)
     assert (partition["offset"], partition["records"], partition["bytes"]) == (1 << 40, 40, 100_000)
+
+
+def test_an_exchange_says_who_asked_and_how(watched: Watched) -> None:
+    (event,) = watched.see(fetch(8, ("orders",)), by_hand("Fetch", 12, {"SessionId": 7, "ErrorCode": 71}, answer=True))
+    assert (event["session_id"], event["session_epoch"], event["max_wait_ms"]) == (7, 8, 0)
+    assert (event["errors"], event["error_names"]) == ({"71": 1}, {"INVALID_FETCH_SESSION_EPOCH": 1})
+
+
+def test_what_a_request_leaves_to_the_broker_is_what_the_broker_gave(watched: Watched) -> None:
+    asked = {"GroupId": "etl", "MemberId": "", "SessionTimeoutMs": 45_000, "GroupInstanceId": "etl-0"}
+    given = {"MemberId": "etl-0-4711", "GenerationId": 3, "ProtocolName": "range"}
+    (event,) = watched.see(by_hand("JoinGroup", 7, asked), by_hand("JoinGroup", 7, given, answer=True))
+    assert (event["group"], event["member_id"], event["instance_id"]) == ("etl", "etl-0-4711", "etl-0")
+    assert (event["generation"], event["session_timeout_ms"], event["assignor"]) == (3, 45_000, "range")
+
+
+def test_an_exchange_that_names_several_members_has_none(watched: Watched) -> None:
+    members = {"Members": [{"MemberId": "one"}, {"MemberId": "two"}]}
+    (event,) = watched.see(by_hand("LeaveGroup", 4, members), by_hand("LeaveGroup", 4, {}, answer=True))
+    assert event["member_id"] is None
+
+
+def test_a_partition_says_how_its_records_were_packed(watched: Watched) -> None:
+    sets = [Records(bytes(500), flags=1, codec=4), Records(bytes(70), producer_id=-1, codec=0)]
+    partitions = [{"Index": index, "Records": records} for index, records in enumerate(sets)]
+    produce = by_hand("Produce", 9, {"TopicData": [{"Name": "orders", "PartitionData": partitions}]})
+    (event,) = watched.see(produce)
+    first, second = event["topics"]
+    assert (first["codec"], first["transactional"], first["producer_id"], first["batches"]) == ("zstd", True, 4000, 1)
+    assert (second["codec"], second["transactional"], second.get("producer_id")) == ("none", False, None)
 
 
 def test_a_topic_without_partitions_has_one_row(watched: Watched) -> None:

@@ -43,8 +43,27 @@ def test_a_topic_made_anew_has_its_new_id() -> None:
     assert names.resolve(TopicFacts(None, "0" * 32, (), ())) == (TOPIC, "0" * 32)
 
 
+def test_an_old_id_that_is_heard_of_again_does_not_take_the_name_back() -> None:
+    names = TopicNames()
+    for topic_id in ("0" * 32, TOPIC_ID.hex, "0" * 32):
+        names.add(topic_id, TOPIC)
+    assert names.add("1" * 32, TOPIC, gone=True)
+    assert names.resolve(WITHOUT_ID) == (TOPIC, TOPIC_ID.hex)
+    assert names.resolve(TopicFacts(None, "1" * 32, (), ())) == (TOPIC, "1" * 32)
+
+
+def test_what_was_learned_is_reported_once() -> None:
+    names = TopicNames()
+    for _ in range(2):
+        names.add(TOPIC_ID.hex, TOPIC)
+    assert list(names.report()) == [(TOPIC_ID.hex, TOPIC)]
+    names.add(TOPIC_ID.hex, TOPIC)
+    assert list(names.report()) == []
+
+
 def test_beyond_its_bound_the_newest_names_are_known() -> None:
     names, beyond = TopicNames(), (1 << 17) + 5
     names.learn(metadata_of(beyond))
     assert names.resolve(TopicFacts(None, f"{beyond - 1:032x}", (), ()))[0] == f"topic-{beyond - 1}"
     assert names.resolve(TopicFacts(None, "0" * 32, (), ()))[0] is None
+    assert len(list(names.report())) == 1 << 17

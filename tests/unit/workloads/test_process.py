@@ -20,7 +20,7 @@ OwnerOf = Callable[..., Owner]
 
 
 def described(owner: Owner) -> Process:
-    with living(owner) as live:
+    with living(owner.pid, owner.start_boottime_ns) as live:
         return describe(owner, live, boot_time_us())
 
 
@@ -80,7 +80,8 @@ def test_the_next_owner_of_a_pid_is_not_taken_for_the_first(start: Start, owner_
 
 def test_what_is_held_open_stays_bound_to_its_process(start: Start, owner_of: OwnerOf, end: End) -> None:
     process = start()
-    with living(owner_of(process.pid)) as live:
+    owner = owner_of(process.pid)
+    with living(owner.pid, owner.start_boottime_ns) as live:
         assert live is not None
         assert live.exe()
         end(process)

@@ -1,0 +1,105 @@
+"""Names from the files of the brokers on this host: nobody has to ask for metadata first.
+
+A process that accepts Kafka connections has its log directories read when it is first seen, and again when a topic id
+that nobody has named passes through it. Both happen in small steps between batches, so that a broker with a hundred
+thousand partitions delays no frame, and ever less often while they find nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Connection
+from kafka_probe.protocol.facts import Facts
+from kafka_probe.workloads import StoredTopic, WorkloadResolver
+
+_PROCESSES = 64
+STEP_FILES = 2048
+"""Files and links per step: some tens of milliseconds at most."""
+PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
+_SHARE = 20
+"""After a reading the next one waits this many times the last one's duration: at most 5 % of a CPU."""
+
+log = logging.getLogger("kafka_probe")
+
+
+@dataclass(slots=True)
+class _Broker:
+    """A process and, while its files are read, where that is. `due`: when they may be read again."""
+
+    topics: Iterator[StoredTopic | None] | None
+    due: float = 0.0
+    pause_s: float = PAUSE_S
+    spent_s: float = 0.0
+    taught: bool = False
+
+
+class BrokerFiles:
+    """Teaches `names` what the brokers' files say."""
+
+    def __init__(
+        self, names: TopicNames, resolver: WorkloadResolver, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._names = names
+        self._resolver = resolver
+        self._clock = clock
+        self._brokers: dict[tuple[int, int], _Broker] = {}
+        self._refused = 0
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What was done since the start: topic ids that got a name, and processes whose files we may not read."""
+        return {"topics_named": self._names.learned, "brokers_refused": self._refused}
+
+    def see(self, connection: Connection, facts: Facts) -> None:
+        """What a frame on the connection says of topics; at most once per shape and interval."""
+        if not (connection.identity.accepting and connection.confirmed):
+            return
+        pid, start_time = connection.workload["pid"], connection.workload["start_time"]
+        assert isinstance(pid, int)
+        assert isinstance(start_time, int)
+        broker = self._brokers.get((pid, start_time))
+        if broker is None:
+            if len(self._brokers) == _PROCESSES:
+                del self._brokers[next(iter(self._brokers))]
+            self._brokers[pid, start_time] = _Broker(self._resolver.stored_topics(pid, start_time))
+        elif broker.topics is None and self._names.lacks(facts) and self._clock() >= broker.due:
+            broker.topics = self._resolver.stored_topics(pid, start_time)
+
+    def read_on(self) -> None:
+        """Read what is due, as far as one step goes."""
+        for (pid, _), broker in self._brokers.items():
+            if broker.topics is not None:
+                self._step(pid, broker, broker.topics)
+
+    def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None]) -> None:
+        began = self._clock()
+        try:
+            read = list(islice(topics, STEP_FILES))
+        except PermissionError:
+            self._refuse(pid)
+            broker.topics, broker.due = None, math.inf
+            return
+        for topic in filter(None, read):
+            broker.taught |= self._names.add(topic.topic_id, topic.name, gone=topic.gone)
+        ended = self._clock()
+        broker.spent_s += ended - began
+        if len(read) < STEP_FILES:
+            broker.pause_s = PAUSE_S if broker.taught else min(2 * broker.pause_s, LONGEST_PAUSE_S)
+            broker.due = ended + max(broker.pause_s, _SHARE * broker.spent_s)
+            broker.topics, broker.spent_s, broker.taught = None, 0.0, False
+
+    def _refuse(self, pid: int) -> None:
+        self._refused += 1
+        if self._refused == 1:
+            log.warning(
+                "The files of process %d may not be read, which name its topics: ids stay without names until "
+                "a message brings them; run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+                pid,
+            )

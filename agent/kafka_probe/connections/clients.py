@@ -1,0 +1,62 @@
+"""Clients: the connections of one program under one client id, so that what one of them says holds for the others.
+
+A consumer names its group to the coordinator only; its fetches go through other connections. The connecting side knows
+the process; the accepting side only the peer's host, so there the client library has to be the same, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from kafka_probe.connections.sessions import FETCH
+
+if TYPE_CHECKING:
+    from kafka_probe.connections.tracker import Connection
+    from kafka_probe.protocol.facts import Facts
+
+# OffsetCommit, OffsetFetch, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat,
+# StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
+_OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))
+
+
+class Client:
+    """What the connections of one client said of it."""
+
+    __slots__ = ("__weakref__", "_groups")
+
+    def __init__(self) -> None:
+        self._groups: frozenset[str] = frozenset()
+
+    def add(self, group: str) -> None:
+        # Two are as good as many: nobody can tell which one a fetch is for.
+        if len(self._groups) < 2:
+            self._groups |= {group}
+
+    @property
+    def group(self) -> str | None:
+        """The consumer group; None if it is not known or there are several."""
+        return next(iter(self._groups)) if len(self._groups) == 1 else None
+
+
+class Clients:
+    """Clients by what tells them apart. Connections hold their client, which leaves with the last of them."""
+
+    def __init__(self) -> None:
+        self._clients: WeakValueDictionary[tuple[object, ...], Client] = WeakValueDictionary()
+
+    def learn(self, connection: Connection, facts: Facts) -> None:
+        """What a request says of its client's group, or for which client it fetches."""
+        if facts.response or (facts.api_key not in _OF_MEMBERS and facts.api_key != FETCH):
+            return
+        client = self._clients.setdefault(_key(connection), Client())
+        connection.client = client
+        if facts.group and facts.api_key in _OF_MEMBERS:
+            client.add(facts.group)
+
+
+def _key(connection: Connection) -> tuple[object, ...]:
+    if connection.identity.accepting:
+        host = connection.identity.peer.rpartition(":")[0]
+        return host, connection.client_id, connection.software_name, connection.software_version
+    return connection.workload["pid"], connection.workload["start_time"], connection.client_id

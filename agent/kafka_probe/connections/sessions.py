@@ -1,0 +1,162 @@
+"""Fetch sessions: which topics a connection's Fetch and ShareFetch requests ask for without naming them.
+
+A full request names all partitions, an incremental one only what changed (KIP-227, KIP-932): a consumer that waits for
+records names nothing at all. The order of frames decides what a session holds, but almost no frame changes it, and
+frames that change nothing may come in any order. A session that was open before we saw it holds what was named so far,
+in requests and in their answers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
+
+FETCH, SHARE_FETCH = 1, 78
+
+Topic = tuple[str | None, str | None]
+Times = npt.NDArray[np.uint64]
+Places = npt.NDArray[np.int64]
+
+# Far more than one client reads, far less than a hostile one could name.
+_PARTITIONS = 1 << 17
+
+
+class Role(Enum):
+    """What a frame means to the session of its connection."""
+
+    ALONE = auto()  # a full request without a session: it ends the one that there was
+    FULL = auto()  # begins a session with what it names
+    INCREMENTAL = auto()
+    ANSWER = auto()
+
+
+_ROLES = {None: Role.ALONE, -1: Role.ALONE, 0: Role.FULL, 1: Role.INCREMENTAL}
+
+
+@dataclass(frozen=True, slots=True)
+class Naming:
+    """What all frames of one shape say of a session: partitions by topic."""
+
+    role: Role
+    version: int
+    complete: bool
+    added: dict[Topic, frozenset[int]]
+    forgotten: dict[Topic, frozenset[int]]
+
+    @property
+    def by_session(self) -> bool:
+        """A request for all that the session holds."""
+        return self.role in (Role.FULL, Role.INCREMENTAL)
+
+
+def naming(facts: Facts) -> Naming | None:
+    """None for frames that have nothing to do with a session, or ended before they said so."""
+    if facts.api_key not in (FETCH, SHARE_FETCH) or (facts.response and not facts.topics):
+        return None
+    complete = facts.status is Status.COMPLETE
+    epoch = facts.number(Fact.SESSION_EPOCH)
+    if not facts.response and epoch is None and not complete:
+        return None
+    role = Role.ANSWER if facts.response else _ROLES[epoch]
+    return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
+
+
+class FetchSession:
+    """The session of a connection, and how often its topics were asked for since `take`."""
+
+    __slots__ = ("_asked", "_held", "_known", "_pending", "_size")
+
+    def __init__(self) -> None:
+        self._held: dict[Topic, set[int]] = {}
+        self._size = 0
+        self._known = False  # all of it, from a full request on
+        self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
+        self._asked: Counter[tuple[int, Topic]] = Counter()
+
+    def see(self, groups: list[tuple[Naming, Times, Places]]) -> None:
+        """The frames of one batch, in groups that say the same, with their times and their places in the batch."""
+        if all(self._stays(frame) for frame, _, _ in groups):
+            for frame, times, _ in groups:
+                self._ask(frame, len(times))
+            return
+        # A frame of many records has a batch of its own: it finds its place by time only.
+        order = sorted(
+            (time, place, n)
+            for n, (_, times, places) in enumerate(groups)
+            for time, place in zip(times.tolist(), places.tolist(), strict=True)
+        )
+        for *_, n in order:
+            frame, *_ = groups[n]
+            if not self._stays(frame):
+                self._settle()
+                self._change(frame)
+            self._ask(frame, 1)
+
+    def take(self) -> Iterator[tuple[int, Topic, int]]:
+        """(API version, topic, requests of the session that asked for it) since the last time."""
+        self._settle()
+        for (version, topic), times in self._asked.items():
+            yield version, topic, times
+        self._asked.clear()
+
+    def _ask(self, frame: Naming, times: int) -> None:
+        if frame.by_session:
+            self._pending[frame.version] += times
+            # What the request names but the session does not hold: it may be forgotten in the same breath.
+            for topic in frame.added.keys() - self._held.keys():
+                self._asked[frame.version, topic] += times
+
+    def _settle(self) -> None:
+        for version, times in self._pending.items():
+            for topic in self._held:
+                self._asked[version, topic] += times
+        self._pending.clear()
+
+    def _stays(self, frame: Naming) -> bool:
+        """Whether the session is the same after the frame."""
+        match frame.role:
+            case Role.ALONE:
+                return self._known and not self._held
+            case Role.FULL:
+                return self._known and self._size == _size(frame.added) and self._holds(frame.added)
+            case Role.INCREMENTAL:
+                return not frame.forgotten and self._holds(frame.added)
+            case Role.ANSWER:
+                return self._known or self._holds(frame.added)
+
+    def _holds(self, topics: dict[Topic, frozenset[int]]) -> bool:
+        return all(topic in self._held and self._held[topic] >= partitions for topic, partitions in topics.items())
+
+    def _change(self, frame: Naming) -> None:
+        if frame.role in (Role.ALONE, Role.FULL):
+            self._held, self._size, self._known = {}, 0, frame.complete
+        if frame.role is not Role.ALONE:
+            for topic, partitions in frame.added.items():
+                if self._size < _PARTITIONS:
+                    self._update(topic, self._held.get(topic, set()) | partitions)
+        for topic, partitions in frame.forgotten.items():
+            self._update(topic, self._held.get(topic, set()) - partitions)
+
+    def _update(self, topic: Topic, partitions: set[int]) -> None:
+        self._size += len(partitions) - len(self._held.pop(topic, ()))
+        if partitions:
+            self._held[topic] = partitions
+
+
+def _size(topics: dict[Topic, frozenset[int]]) -> int:
+    return sum(map(len, topics.values()))
+
+
+def _partitions(topics: Iterable[TopicFacts]) -> dict[Topic, frozenset[int]]:
+    found: dict[Topic, frozenset[int]] = {}
+    for topic in topics:
+        key = topic.name, topic.topic_id
+        found[key] = found.get(key, frozenset()).union(topic.partitions)
+    return found

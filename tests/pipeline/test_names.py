@@ -1,0 +1,45 @@
+"""Ids to names across nodes, as transformations."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_probe_pipeline import names
+from kafka_probe_pipeline.traffic import traffic
+from tests.pipeline.builders import events, flow
+
+pytestmark = pytest.mark.spark
+
+ORDERS, SALES, UNHEARD = "aa" * 16, "bb" * 16, "cc" * 16
+
+
+def topic(topic_id: str | None = None, name: str | None = None) -> dict[str, object]:
+    return {"topic_id": topic_id, "topic": name, "requests": 1}
+
+
+def contents(pairs: DataFrame) -> set[tuple[str, str]]:
+    return {(row["topic_id"], row["name"]) for row in pairs.collect()}
+
+
+def test_pairs_come_from_events_of_every_kind_and_an_id_has_one_name(spark: SparkSession) -> None:
+    sent = (
+        flow(0, topics=[topic(ORDERS, "orders"), topic(SALES), topic(name="old client")]),
+        flow(1, topics=[topic(ORDERS, "orders")]),
+        {**flow(2), "kind": "topics", "topics": [{"topic_id": SALES, "topic": "sales"}]},
+        {**flow(3), "kind": "request", "topics": [{"topic_id": SALES, "topic": "zzz"}]},
+    )
+    pairs = events(spark, *sent).transform(names.pairs)
+    assert contents(pairs) == {(ORDERS, "orders"), (SALES, "sales")}
+    known = spark.createDataFrame([(ORDERS, "orders")], names.PAIRS)
+    assert contents(pairs.transform(names.unlike, known)) == {(SALES, "sales")}
+
+
+def test_rows_are_named_by_their_id_and_no_row_is_lost_or_doubled(spark: SparkSession) -> None:
+    known = spark.createDataFrame([(ORDERS, "orders"), (SALES, "sales")], names.PAIRS)
+    sent = flow(topics=[topic(ORDERS), topic(SALES, "sales"), topic(UNHEARD), topic(name="old client")])
+    rows = events(spark, sent).transform(traffic, 60)
+    by_id = {(row["level"], row["topic_id"], row["topic"]) for row in rows.transform(names.named, known).collect()}
+    named = {("topic", ORDERS, "orders"), ("topic", SALES, "sales"), ("topic", UNHEARD, None)}
+    assert by_id == {("api", None, None), ("topic", None, "old client"), *named}
+    assert {row["topic"] for row in rows.transform(names.named_late, known).collect()} == {"orders"}

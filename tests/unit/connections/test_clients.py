@@ -1,0 +1,114 @@
+"""A client's group, carried from the connection that names it to those that fetch."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from kafka_probe.connections.sessions import FETCH
+from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.protocol.facts import Fact, Facts, Status
+from kafka_probe.workloads import WorkloadResolver
+from tests.unit.connections.records import closed, opened
+
+METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = 3, 8, 12, 15
+CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT = 68, 76, 88
+RESOLVER = WorkloadResolver()
+
+
+class Watched:
+    """Connections of clients, on one side."""
+
+    def __init__(self, *, accepting: bool) -> None:
+        self.tracker = Tracker(RESOLVER)
+        self._accepting = accepting
+        self._conns = count(1)
+
+    def connect(
+        self, client_id: str = "billing", *, pid: int = 1000, host: str = "10.0.0.9", library: str = "librdkafka"
+    ) -> Connection:
+        conn = next(self._conns)
+        ends = {"local": ("10.0.0.1", 9092), "peer": (host, 40000 + conn)}
+        self.tracker.take(opened(conn, accepting=self._accepting, tgid=pid, **ends)[0])  # type: ignore[arg-type]
+        connection = self.tracker.get(conn)
+        assert connection
+        hello = ((Fact.CLIENT_ID, client_id), (Fact.SOFTWARE_NAME, library), (Fact.SOFTWARE_VERSION, "2.0"))
+        self.tracker.learn(connection, Facts(False, 18, 3, Status.COMPLETE, values=hello))
+        return connection
+
+    def ask(self, connection: Connection, api_key: int, group: str | None = None) -> str | None:
+        """A request, and the group that it has."""
+        values = ((Fact.CLIENT_ID, connection.client_id or ""), *(((Fact.GROUP, group),) if group else ()))
+        facts = Facts(False, api_key, 0, Status.COMPLETE, values=values)
+        self.tracker.learn(connection, facts)
+        return connection.group(api_key, facts.groups)
+
+
+@pytest.fixture(params=["accepting", "connecting"])
+def watched(request: pytest.FixtureRequest) -> Watched:
+    return Watched(accepting=request.param == "accepting")
+
+
+@pytest.mark.parametrize(
+    "api_key",
+    [OFFSET_COMMIT, HEARTBEAT, CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT],
+)
+def test_a_fetch_has_the_group_that_its_client_named_on_another_connection(watched: Watched, api_key: int) -> None:
+    coordinator, fetcher = watched.connect(), watched.connect()
+    assert watched.ask(fetcher, FETCH) is None
+    assert watched.ask(coordinator, api_key, "etl") == "etl"
+    assert watched.ask(fetcher, FETCH) == "etl"
+
+
+def test_other_requests_have_the_group_that_they_name_and_no_other(watched: Watched) -> None:
+    connection = watched.connect()
+    watched.ask(connection, HEARTBEAT, "etl")
+    assert watched.ask(connection, METADATA) is None
+
+
+def test_whoever_asks_about_groups_is_a_member_of_none(watched: Watched) -> None:
+    connection = watched.connect()
+    assert watched.ask(connection, DESCRIBE_GROUPS, "etl") == "etl"
+    assert watched.ask(connection, FETCH) is None
+
+
+def test_a_client_of_two_groups_has_none(watched: Watched) -> None:
+    coordinators, fetcher = [watched.connect(), watched.connect()], watched.connect()
+    for coordinator, group in zip(coordinators, ("etl", "audit"), strict=True):
+        watched.ask(coordinator, HEARTBEAT, group)
+    assert watched.ask(fetcher, FETCH) is None
+
+
+def test_another_client_id_is_another_client(watched: Watched) -> None:
+    watched.ask(watched.connect("billing"), HEARTBEAT, "etl")
+    assert watched.ask(watched.connect("audit"), FETCH) is None
+
+
+def test_on_the_connecting_side_another_process_is_another_client_wherever_it_connects_from() -> None:
+    watched = Watched(accepting=False)
+    coordinator = watched.connect(pid=1000)
+    watched.ask(coordinator, HEARTBEAT, "etl")
+    assert watched.ask(watched.connect(pid=1001), FETCH) is None
+    assert watched.ask(watched.connect(pid=1000, host="10.0.0.77", library="other"), FETCH) == "etl"
+
+
+def test_on_the_accepting_side_another_host_or_library_is_another_client() -> None:
+    watched = Watched(accepting=True)
+    coordinator = watched.connect()
+    watched.ask(coordinator, HEARTBEAT, "etl")
+    assert watched.ask(watched.connect(host="10.0.0.77"), FETCH) is None
+    assert watched.ask(watched.connect(library="kafka-python"), FETCH) is None
+    assert watched.ask(watched.connect(), FETCH) == "etl"
+
+
+def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Watched) -> None:
+    coordinator, fetcher = watched.connect(), watched.connect()
+    watched.ask(coordinator, HEARTBEAT, "etl")
+    watched.ask(fetcher, FETCH)
+    for connection in (coordinator, fetcher):
+        assert watched.ask(fetcher, FETCH) == "etl"
+        watched.tracker.close(closed(connection.identity.conn)[0])
+    list(watched.tracker.report())
+    del coordinator, fetcher, connection
+    assert watched.ask(watched.connect(), FETCH) is None

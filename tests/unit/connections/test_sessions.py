@@ -1,0 +1,153 @@
+"""Fetch sessions: the same counts as one frame after another would give, however frames are grouped into batches."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import groupby
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
+from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
+
+FULL, INCREMENTAL, CLOSE = 0, 1, -1
+VERSION = 16
+
+Partitions = dict[str, tuple[int, ...]]
+
+
+def request(epoch: int | None, named: Partitions | None = None, forgotten: Partitions | None = None) -> Facts:
+    values = () if epoch is None else ((Fact.SESSION_EPOCH, epoch),)
+    version = 6 if epoch is None else VERSION
+    return Facts(False, FETCH, version, Status.COMPLETE, None, values, (), topics(named), topics(forgotten))
+
+
+def answer(named: Partitions | None = None, error: int = 0) -> Facts:
+    errors = ((error, 1),) if error else ()
+    return Facts(True, FETCH, VERSION, Status.COMPLETE, None, ((Fact.SESSION_ID, 7),), errors, topics(named))
+
+
+def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
+    return tuple(TopicFacts(name, None, partitions, ()) for name, partitions in (named or {}).items())
+
+
+def asked(*batches: list[Facts]) -> dict[str | None, int]:
+    """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are."""
+    session, now = FetchSession(), 0
+    for batch in batches:
+        groups: dict[Facts, list[int]] = {}
+        for facts in batch:
+            now += 1
+            groups.setdefault(facts, []).append(now)
+        # The order of groups is that in which shapes were learned, which says nothing.
+        shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
+        session.see(
+            [
+                # A clock that cannot tell one from the next.
+                (said, np.array([time // 3 for time in times], np.uint64), np.array(times, np.int64))
+                for facts, times in shuffled
+                if (said := naming(facts))
+            ]
+        )
+    counts: Counter[str | None] = Counter()
+    for _, (name, _), times in session.take():
+        counts[name] += times
+    return counts
+
+
+def one_by_one(frames: list[Facts]) -> dict[str | None, int]:
+    """The rules of KIP-227 for each frame in turn, with nothing clever."""
+    held: set[tuple[str | None, int]] = set()
+    known = False
+    counts: Counter[str | None] = Counter()
+    for facts in frames:
+        named = {(topic.name, partition) for topic in facts.topics for partition in topic.partitions}
+        if facts.response:
+            held |= set() if known else named
+            continue
+        epoch = facts.number(Fact.SESSION_EPOCH)
+        if epoch != INCREMENTAL:
+            held, known = set(), True
+        if epoch in (FULL, INCREMENTAL):
+            held |= named
+            held -= {(topic.name, partition) for topic in facts.forgotten for partition in topic.partitions}
+            counts.update({name for name, _ in held | named})
+    return counts
+
+
+def test_an_idle_consumer_asks_for_all_topics_of_its_session() -> None:
+    both: Partitions = {"orders": (0, 1), "sales": (0,)}
+    idle = [request(INCREMENTAL)] * 100
+    assert asked([request(FULL, both)], idle, idle) == {"orders": 201, "sales": 201}
+
+
+def test_a_topic_leaves_with_the_last_of_its_partitions() -> None:
+    first = request(INCREMENTAL, forgotten={"orders": (0,)})
+    last = request(INCREMENTAL, forgotten={"orders": (1,)})
+    idle = request(INCREMENTAL)
+    assert asked([request(FULL, {"orders": (0, 1), "sales": (0,)})], [first, idle], [last, idle]) == {
+        "orders": 3,
+        "sales": 5,
+    }
+
+
+@pytest.mark.parametrize("error", [70, 71])
+def test_a_session_that_was_refused_is_what_the_next_full_request_names(error: int) -> None:
+    before = [request(FULL, {"orders": (0,)}), answer({"orders": (0,)}), request(INCREMENTAL), answer(error=error)]
+    after = [request(FULL, {"sales": (0,)}), request(INCREMENTAL), answer()]
+    assert asked(before + after) == asked(before, after) == {"orders": 2, "sales": 2}
+
+
+def test_a_session_found_in_midstream_holds_what_was_named_so_far_even_in_an_answer() -> None:
+    idle = request(INCREMENTAL)
+    assert asked([idle, answer(), idle, answer({"orders": (3,)}), idle, idle]) == {"orders": 2}
+    # Of a session whose beginning was seen an answer can tell nothing: it may be to an older request.
+    forgets = request(INCREMENTAL, forgotten={"orders": (0,)})
+    assert asked([request(FULL, {"orders": (0,)}), forgets, answer({"orders": (0,)}), idle]) == {"orders": 1}
+
+
+def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
+    both = request(INCREMENTAL, {"orders": (0,)}, {"orders": (0,)})
+    assert asked([request(FULL, {"sales": (0,)}), both, request(INCREMENTAL)]) == {"sales": 3, "orders": 1}
+
+
+def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_session() -> None:
+    for alone in (request(None, {"orders": (0,)}), request(CLOSE, {"orders": (0,)})):
+        said = naming(alone)
+        assert said
+        assert not said.by_session
+        assert asked([request(FULL, {"sales": (0,)}), alone, alone]) == {"sales": 1}
+
+
+def test_a_request_that_was_cut_before_it_named_its_session_leaves_it_alone() -> None:
+    assert naming(Facts(False, FETCH, VERSION, Status.TRUNCATED)) is None
+
+
+def test_only_fetches_have_sessions() -> None:
+    assert naming(Facts(False, 0, 9, Status.COMPLETE, topics=topics({"orders": (0,)}))) is None
+    assert naming(Facts(False, SHARE_FETCH, 1, Status.COMPLETE, values=((Fact.SESSION_EPOCH, 0),)))
+
+
+named = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))
+frames = st.one_of(
+    st.builds(request, st.just(FULL), named),
+    st.builds(request, st.just(INCREMENTAL), named, named),
+    # Most frames are like these.
+    st.builds(request, st.just(INCREMENTAL), st.just({})),
+    st.builds(request, st.just(INCREMENTAL), st.just({"a": (0,)})),
+    st.builds(request, st.sampled_from((CLOSE, None)), named),
+    st.builds(answer, named, st.sampled_from((0, 70, 71))),
+)
+
+
+@settings(deadline=None)  # the machine may be busy
+@given(st.lists(st.tuples(frames, st.integers(0, 3))))
+def test_any_sequence_in_any_batches_counts_as_one_by_one(frames: list[tuple[Facts, int]]) -> None:
+    batch_of = np.cumsum([n == 0 for _, n in frames]).tolist()
+    batches = [
+        [frame for _, (frame, _) in batch] for _, batch in groupby(zip(batch_of, frames, strict=True), lambda p: p[0])
+    ]
+    assert asked(*batches) == one_by_one([frame for frame, _ in frames])
