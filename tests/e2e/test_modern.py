@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -44,7 +45,8 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     directory = tmp_path_factory.mktemp("modern")
-    with Broker(directory / "broker", properties=SMALL) as broker:
+    # A thousand partitions are ten thousand files, each written through to the disk.
+    with TemporaryDirectory(dir="/dev/shm") as memory, Broker(Path(memory), properties=SMALL) as broker:
         create_topics(broker.bootstrap, MANY, partitions=PARTITIONS)
         create_topics(broker.bootstrap, ["idle", "sent", "copied", "early"], partitions=1)
         flags = ("--bootstrap-servers", broker.bootstrap, "--ports", str(broker.port), "--interval-s", "2")
