@@ -101,7 +101,7 @@ def test_a_consumer_that_waits_owns_its_topic_also_beyond_a_lost_session(run: Ru
     for side in ("connecting", "accepting"):
         assert by_topic(run.seen, side)["idle", "Fetch", "idle"].requests == requests
         rows = run.seen.select(level="api", side=side, client_id="idle", api="Fetch")
-        errors = [(row["errors"] or {}).get(str(SESSION_NOT_FOUND), 0) for row in rows]
+        errors = [(row.get("errors") or {}).get(str(SESSION_NOT_FOUND), 0) for row in rows]
         assert sum(errors) == 1, side
 
 
