@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format bench fuzz schemas docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format bench fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,8 +45,11 @@ fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINU
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
 
+protocol: setup ## which versions of which API are decoded, and what is kept of them; also in build/protocol.json
+	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
+
 docs: setup ## generate the parts of README.md that the code knows best
-	@[ ! -e build/kernels.json ] || cp build/kernels.json docs/
+	@[ ! -e build/kernels.json ] || install -D -m 644 build/kernels.json docs/kernels.json
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay

@@ -16,6 +16,7 @@ from typing import Any
 from kafka_probe import config, events
 from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
+from kafka_probe.protocol import coverage
 from kafka_probe.sinks import outbox
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
@@ -120,6 +121,7 @@ PARTS = {
     "configuration": config.markdown(),
     "losses": loss_table(),
     "pipeline": pipeline_table(),
+    "protocol": coverage.markdown(),
     "kernels": kernel_table(),
 }
 

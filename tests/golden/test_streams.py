@@ -12,7 +12,6 @@ import pytest
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, receive_all, receive_pieces, send_all
-from tests.golden.test_calls import uncounted
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
@@ -22,6 +21,7 @@ from tests.golden.wire import (
     records_of,
     request,
     response,
+    uncounted,
 )
 
 pytestmark = pytest.mark.root

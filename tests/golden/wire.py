@@ -1,6 +1,6 @@
 """Frames as they stand on the wire, each with what the capture must say of it.
 
-Encoded by kafka-python; frames without record sets are the messages of the decoder's own tests. Records hold MARKER,
+Frames without record sets are the messages of the decoder's own tests. Records, which kafka-python makes, hold MARKER,
 which must never leave the kernel.
 """
 
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import struct
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from kafka_probe.protocol.facts import Facts, Kind, Status, TopicFacts
+from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status
+from tests.unit.protocol.expected import expected
 from tests.unit.protocol.messages import CLIENT_ID, case
+from tests.unit.protocol.trees import Message, Records, Tree, message_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schemas with importlib.resources.read_text
-    from kafka.protocol.consumer import FetchResponse
-    from kafka.protocol.producer import ProduceRequest
     from kafka.record import MemoryRecordsBuilder
 
 MARKER = b"do-not-let-me-out"
+# What is counted of a record set.
+COUNTS = (Kind.RECORDS, Kind.BATCHES, Kind.BATCH_PRODUCER_ID, Kind.BATCH_PRODUCER_EPOCH)
 PRODUCE, FETCH, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1, 3, 17, 18, 36
 
 
@@ -66,7 +67,7 @@ def header_only(api_key: int, version: int, correlation_id: int, body: bytes, *,
     """A request of which nothing but its header may leave."""
     client_id = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID.encode() + b"\0" * flexible
     wire = _framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
-    facts = Facts(False, api_key, version, Status.HEADER_ONLY, client_id=CLIENT_ID)
+    facts = Facts(False, api_key, version, Status.HEADER_ONLY, values=((Fact.CLIENT_ID, CLIENT_ID),))
     return Frame(wire, Seen(facts, correlation_id, len(wire)))
 
 
@@ -92,6 +93,30 @@ class Set:
     data: bytes
     records: int | None
 
+    @property
+    def stub(self) -> Records:
+        """What the kernel must say of it."""
+        if not self.data:
+            return Records(b"")
+        batches = list(self._batches())
+        first, magic = batches[0], self.data[16]
+        status = SetStatus.WRAPPER if self.records is None else SetStatus.COUNTED
+        if magic < 2:
+            return Records(self.data, self.records or 0, len(batches), magic, first[17] & 7, status, 0, -1, -1)
+        if sum(map(len, batches)) < len(self.data):
+            status = SetStatus.PARTIAL
+        attributes, producer = first[22] & 7, struct.unpack(">qh", first[43:53])
+        return Records(self.data, self.records or 0, len(batches), magic, attributes, status, 0, *producer)
+
+    def _batches(self) -> Iterator[bytes]:
+        """The batches, or messages, that are whole."""
+        at = 0
+        while at + 12 <= len(self.data):
+            size = 12 + int.from_bytes(self.data[at + 8 : at + 12], "big")
+            if at + size <= len(self.data):
+                yield self.data[at : at + size]
+            at += size
+
 
 def records_of(*counts: int, magic: int = 2) -> Set:
     """A set of one batch per count."""
@@ -108,44 +133,50 @@ Topics = Mapping[str, Mapping[int, Set | None]]
 
 def produce(version: int, topics: Topics, *, correlation_id: int = 1, acks: int = 1) -> Frame:
     """A Produce request by topic and partition."""
-    topic_class = ProduceRequest.TopicProduceData
     data = [
-        topic_class(
-            name=name,
-            topic_id=topic_id(name),
-            partition_data=[
-                topic_class.PartitionProduceData(index=index, records=records and records.data)
-                for index, records in partitions.items()
-            ],
-        )
-        for name, partitions in topics.items()
+        {
+            **_named(name),
+            "PartitionData": [{"Index": index, "Records": _stub(records)} for index, records in of.items()],
+        }
+        for name, of in topics.items()
     ]
-    message = ProduceRequest(transactional_id="till", acks=acks, timeout_ms=1000, topic_data=data)
-    facts = replace(_facts(False, PRODUCE, version, topics), client_id=CLIENT_ID, acks=acks)
-    return _encoded(message, facts, correlation_id, topics)
+    tree = {"TransactionalId": "till", "Acks": acks, "TimeoutMs": 1000, "TopicData": data}
+    return _frame(message_of("Produce", False, version, tree), correlation_id)
 
 
 def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: int = 0) -> Frame:
     """A Fetch response by topic and partition, every partition with so many aborted transactions."""
-    topic_class = FetchResponse.FetchableTopicResponse
-    partition_class = topic_class.PartitionData
-    transactions = [partition_class.AbortedTransaction(producer_id=5, first_offset=n) for n in range(aborted)]
+    transactions = [{"ProducerId": 5, "FirstOffset": n} for n in range(aborted)]
     responses = [
-        topic_class(
-            topic=name,
-            topic_id=topic_id(name),
-            partitions=[
-                partition_class(
-                    partition_index=index, aborted_transactions=transactions, records=records and records.data
-                )
-                for index, records in partitions.items()
+        {
+            **_named(name),
+            "Partitions": [
+                {"PartitionIndex": index, "AbortedTransactions": transactions, "Records": _stub(records)}
+                for index, records in of.items()
             ],
-        )
-        for name, partitions in topics.items()
+        }
+        for name, of in topics.items()
     ]
-    message = FetchResponse(throttle_time_ms=0, error_code=0, session_id=7, responses=responses)
-    throttle = ((Kind.THROTTLE_MS, -1, -1, 0),) if version >= 1 else ()
-    return _encoded(message, _facts(True, FETCH, version, topics), correlation_id, topics, throttle)
+    return _frame(message_of("Fetch", True, version, {"SessionId": 7, "Responses": responses}), correlation_id)
+
+
+def uncounted(seen: Seen, *partitions: int) -> Seen:
+    """The same frame at an end where its record sets, or those of some partitions, are in no buffer."""
+    values: list[tuple[Kind, int, int, int]] = []
+    for value in seen.values:
+        if partitions and value[2] not in partitions:
+            values.append(value)
+        elif value[0] is Kind.RECORD_BYTES:
+            values += [value, (Kind.UNCOUNTED_BYTES, *value[1:])]
+        elif value[0] not in COUNTS:
+            values.append(value)
+    sets = tuple(
+        found
+        if partitions and found.partition not in partitions
+        else found._replace(status=SetStatus.UNREADABLE, magic=0, codec=0, transactional=False, control=False)
+        for found in seen.facts.record_sets
+    )
+    return replace(seen, facts=seen.facts._replace(record_sets=sets), values=tuple(values))
 
 
 def topic_id(name: str) -> UUID:
@@ -160,27 +191,14 @@ def _framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
-def _facts(is_response: bool, api_key: int, version: int, topics: Topics) -> Facts:
-    by_id = version >= 13  # Produce and Fetch alike
-    named = tuple(
-        TopicFacts(None if by_id else name, topic_id(name).hex if by_id else None, tuple(partitions), ())
-        for name, partitions in topics.items()
-    )
-    filled = any(records and records.data for partitions in topics.values() for records in partitions.values())
-    return Facts(is_response, api_key, version, Status.COMPLETE, topics=named, has_records=filled)
+def _named(name: str) -> Tree:
+    return {"Name": name, "Topic": name, "TopicId": topic_id(name).bytes}
 
 
-def _encoded(
-    message: Any, facts: Facts, correlation_id: int, topics: Topics, before: tuple[tuple[Kind, int, int, int], ...] = ()
-) -> Frame:
-    message.API_VERSION = facts.api_version
-    message.with_header(correlation_id, *(() if facts.response else (CLIENT_ID,)))
-    wire = bytes(message.encode(header=True, framed=True))
-    values = list(before)
-    for place, partitions in enumerate(topics.values()):
-        for index, records in partitions.items():
-            if records and records.data:
-                size, count = len(records.data), records.records
-                measured = (Kind.UNCOUNTED_BYTES, size) if count is None else (Kind.RECORDS, count)
-                values += [(Kind.RECORD_BYTES, place, index, size), (measured[0], place, index, measured[1])]
-    return Frame(wire, Seen(facts, correlation_id, len(wire), tuple(values)))
+def _stub(records: Set | None) -> Records | None:
+    return None if records is None else records.stub
+
+
+def _frame(message: Message, correlation_id: int) -> Frame:
+    wire, found = message.frame(correlation_id), expected(message)
+    return Frame(wire, Seen(found.facts(message), correlation_id, len(wire), tuple(found.measured)))

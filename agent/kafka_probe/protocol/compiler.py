@@ -14,13 +14,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol import wire
-from kafka_probe.protocol.collector import Collector, new_topic
-from kafka_probe.protocol.facts import Encoding, Fact, Kind, Measure
+from kafka_probe.protocol.collector import Collector
+from kafka_probe.protocol.facts import Encoding, Fact, Kind
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
 
@@ -47,7 +46,6 @@ class Place(NamedTuple):
 Walk = Callable[[bytes, int, Collector, bytearray], tuple[int, Place | None, bool]]
 
 
-@cache
 def compiled(steps: tuple[Step, ...]) -> Walk:
     """The walk of a plan's steps."""
     writer = _Writer()
@@ -75,12 +73,9 @@ _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, T
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
     "SIGNED": Encoding.SIGNED,
-    "Measure": Measure,
-    "new": tuple.__new__,
-    "new_topic": new_topic,
     "NO_ID": bytes(16),
     "STUB_MASK": wire.STUB_MASK,
-    **{name: getattr(wire, name) for name in ("compact", "uvarint", "skip_tags", "record_set")},
+    **{name: getattr(wire, name) for name in ("uvarint", "skip_tags", "record_set")},
     **{f"int_{code}": struct.Struct(f">{code}").unpack_from for code in _CODES.values()},
     **{f"F_{fact.name}": fact for fact in Fact},
     **{f"K_{kind.name}": kind for kind in Kind},
@@ -138,13 +133,13 @@ class _Writer:
 
     def string(self, step: Step) -> None:
         self._length(step.size)
-        text = "str(data[at : at + n], 'utf-8', 'replace')"
+        text = "data[at : at + n].decode('utf-8', 'replace')"
         match step.role:
             case None:
                 self._skip_n()
                 return
             case Part.TOPIC:
-                use = f"topics.append(new_topic({text})); t += 1"
+                use = f"topics.append([{text}, None, [], []]); t += 1"
             case Part.TOPIC_NAME:
                 use = f"topic[0] = {text}"
             case role:
@@ -159,12 +154,12 @@ class _Writer:
         self._line("start = at")
         self._length(step.size)
         with self._block("if n > 0:"):
-            self._line(f"if at + {wire.STUB.size} > end: raise IndexError")
+            self._line(f"if at + {wire.STUB_BYTES} > end: raise IndexError")
             # The length is a measure: it decides only by being above 0 (see Shape), and a varint by its own width.
             length = r"b'\0'" if step.size else r"b'\x80'"
             self._line(rf"mask += b'\xff' * (start - since) + {length} * (at - start) + STUB_MASK")
             self._line(f"record_set(data, start, at, {step.size == 0}, t, p, found)")
-            self._line(f"at = since = at + {wire.STUB.size}")
+            self._line(f"at = since = at + {wire.STUB_BYTES}")
 
     def array(self, step: Step) -> None:
         (element,) = step.inner
@@ -179,9 +174,9 @@ class _Writer:
     def struct(self, step: Step) -> None:
         for scope in step.opens:
             if scope is Scope.TOPIC:
-                self._line("topic = new_topic(); topics.append(topic); t += 1")
+                self._line("topic = [None, None, [], []]; topics.append(topic); t += 1")
             elif scope is Scope.FORGOTTEN:
-                self._line("topic = new_topic(); found.forgotten.append(topic)")
+                self._line("topic = [None, None, [], []]; found.forgotten.append(topic)")
         if Scope.PARTITION in step.opens:
             roles = [member.role for member in step.inner]
             index = roles.index(Part.PARTITION_INDEX)
@@ -196,11 +191,11 @@ class _Writer:
 
     def tags(self, step: Step) -> None:
         self._decide()
-        self._line("n = data[at]; at += 1")
-        self._line("if n > 127: n, at = uvarint(data, at - 1)")
         if not step.inner:
-            self._line("if n: at = since = skip_tags(data, at, since, n, mask)")
+            self._line("if data[at]: at = since = skip_tags(data, at, since, mask)")
+            self._line("else: at += 1")
             return
+        self._line("n, at = uvarint(data, at)")
         stop = f"stop_{self._depth}"  # tags may stand inside of tags
         with self._block("for _ in range(n):"):
             self._line("n, at = uvarint(data, at)")
@@ -257,7 +252,7 @@ class _Writer:
         self._decide()
         if size == 0:
             self._line("n = data[at] - 1; at += 1")
-            self._line("if n > 126: n, at = compact(data, at - 1)")
+            self._line("if n > 126: n, at = uvarint(data, at - 1); n -= 1")
         else:
             self._line(f"n, = int_{_CODES[size, True]}(data, at); at += {size}")
             self._line("if n < -1: raise ValueError")
@@ -286,7 +281,7 @@ class _Writer:
         topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
         self._decide(False)
         self._line(f"if at + {step.size} > end: raise IndexError")
-        self._line(f"measure(new(Measure, (K_{kind.name}, {topic}, {partition}, at, {step.size}, SIGNED)))")
+        self._line(f"measure((K_{kind.name}, {topic}, {partition}, at, {step.size}, SIGNED))")
         self._line(f"at += {step.size}")
 
     def _session_epoch(self) -> None:
@@ -295,7 +290,7 @@ class _Writer:
         self._line("n, = int_i(data, at); at += 4")
         with self._block("if n > 0:"):
             self._line("value((F_SESSION_EPOCH, 1))")
-            self._line("measure(new(Measure, (K_SESSION_EPOCH, -1, -1, at - 4, 4, SIGNED)))")
+            self._line("measure((K_SESSION_EPOCH, -1, -1, at - 4, 4, SIGNED))")
             self._line(r"mask += b'\xff' * (at - 4 - since) + b'\0\0\0\0'; since = at")
         self._line("if n <= 0: value((F_SESSION_EPOCH, n))")
 

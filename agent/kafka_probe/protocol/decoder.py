@@ -1,35 +1,45 @@
 """Decodes what the kernel copied of one frame into its shape. Sans-IO; bad bytes give a status, never an exception.
 
 Data of a request begins at the client id, of a response behind the correlation id. In the place of every record set
-that is not empty stands a stub of 24 bytes, written by the kernel (see wire.STUB). The data may end anywhere: the facts
-are those read before.
+that is not empty stands a stub of 24 bytes, written by the kernel (see wire.STUB_FIELDS). The data may end anywhere:
+the facts are those read before.
 """
 
 from __future__ import annotations
 
+from functools import cache
+
 from kafka_probe.protocol.collector import Collector
-from kafka_probe.protocol.compiler import compiled
+from kafka_probe.protocol.compiler import Walk, compiled
 from kafka_probe.protocol.facts import Shape, Status
-from kafka_probe.protocol.plan import Plan, plan_for
+from kafka_probe.protocol.plan import answered_version, plan_for
 
 
 def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copied_all: bool) -> Shape:
     """The shape of a frame. `copied_all`: the data is all of the frame but its record sets, so that a field that ends
     beyond it is malformed; without it such a frame is truncated. Time and memory are bounded by the length of the data,
     see compiler.py."""
-    plan = plan_for(response, api_key, api_version, data)
-    return decode_by(plan, response, api_key, api_version, data, copied_all=copied_all)
+    walk, done = _walk_for(response, api_key, answered_version(api_key, api_version, data) if response else api_version)
+    return walked(walk, done, response, api_key, api_version, data, copied_all)
 
 
-def decode_by(plan: Plan, response: bool, api_key: int, api_version: int, data: bytes, *, copied_all: bool) -> Shape:
-    """The same, by a plan that was chosen."""
+def walked(
+    walk: Walk, done: Status, response: bool, api_key: int, api_version: int, data: bytes, copied_all: bool
+) -> Shape:
+    """The shape that a walk finds; `done` is its status if it comes to its end."""
     found, mask, end = Collector(), bytearray(), len(data)
-    at, place, malformed = compiled(plan.steps)(data, end, found, mask)
-    status, stopped_at = plan.done, None
+    at, place, malformed = walk(data, end, found, mask)
+    status, stopped_at = done, None
     if place is not None:
         status = Status.MALFORMED if malformed or copied_all else Status.TRUNCATED
         stopped_at = place.field(end - at)
         if place.decides:
             mask += b"\xff" * (end - len(mask))
     facts = found.facts(response, api_key, api_version, status, stopped_at)
-    return Shape(facts, bytes(mask.ljust(end, b"\0")), tuple(found.measures), at)
+    return Shape(facts, bytes(mask.ljust(end, b"\0")), found.all_measures(), at)
+
+
+@cache
+def _walk_for(response: bool, api_key: int, api_version: int) -> tuple[Walk, Status]:
+    plan = plan_for(response, api_key, api_version)
+    return compiled(plan.steps), plan.done

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
 
 from kafka_probe.protocol.facts import Fact, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
@@ -63,27 +62,23 @@ _API_VERSIONS = 18
 _UNSUPPORTED_VERSION = b"\x00\x23"
 
 
-def plan_for(response: bool, api_key: int, api_version: int, data: bytes) -> Plan:
-    """The plan for a frame with these data, also for APIs and versions that do not exist."""
-    if response and api_key == _API_VERSIONS:
-        # A broker that does not know the version asked for answers in version 0 (KIP-511). So the error code, first in
-        # every version, decides what follows it.
-        if data[:2] == _UNSUPPORTED_VERSION:
-            api_version = 0
-        elif api_version not in apis()[_API_VERSIONS].versions:
-            return _ERROR_ONLY
-    return _plan(response, api_key, api_version)
+_ERROR = Step("ErrorCode", Form.FIXED, 2, role=Part.ERROR)
 
 
-_ERROR_ONLY = Plan((Step("ErrorCode", Form.FIXED, 2, role=Part.ERROR),), Status.UNKNOWN_VERSION)
+def answered_version(api_key: int, api_version: int, data: bytes) -> int:
+    """The version that a response is in, which is not always that of its request: a broker that does not know the
+    version of an ApiVersions request answers in version 0, with an error that stands first in every version (KIP-511).
+    """
+    return 0 if api_key == _API_VERSIONS and data[:2] == _UNSUPPORTED_VERSION else api_version
 
 
-@cache
-def _plan(response: bool, api_key: int, api_version: int) -> Plan:
+def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
+    """The plan for a version, also of APIs and versions that do not exist."""
     api = apis().get(api_key)
     if api is None or api_version not in api.versions:
         # The client id stands first in every later header too, whatever the body is.
-        return Plan(() if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
+        steps = (_ERROR,) if api_key == _API_VERSIONS else ()
+        return Plan(steps if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     if LIMITS.get(api.name, (0, 0))[response]:
         return full_plan(response, api, api_version)
     return Plan(() if response else _header(response, api, api_version)[:1], Status.HEADER_ONLY)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from struct import Struct
-
 from kafka_probe.protocol.collector import Collector
-from kafka_probe.protocol.facts import Encoding, Kind, Measure, RecordSet, SetStatus
+from kafka_probe.protocol.facts import Encoding, Kind, SetStatus
 
-_VARINT_MAX_BYTES = 5
+_VARINT_BITS = 35  # as many as five bytes hold
 
 # struct set_summary of bpf/record.h, its fields by name: (offset, width).
-STUB = Struct(">IIBBBBqhxx")
+STUB_BYTES = 24
 STUB_FIELDS = {
     "records": (0, 4),
     "batches": (4, 4),
@@ -22,36 +20,37 @@ STUB_FIELDS = {
     "producer_epoch": (20, 2),
 }
 STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 12  # magic, codec, status and flags are facts
-_COUNTS = (
-    (Kind.RECORDS, *STUB_FIELDS["records"]),
-    (Kind.BATCHES, *STUB_FIELDS["batches"]),
-    (Kind.BATCH_PRODUCER_ID, *STUB_FIELDS["producer_id"]),
-    (Kind.BATCH_PRODUCER_EPOCH, *STUB_FIELDS["producer_epoch"]),
-)
 _TRANSACTIONAL, _CONTROL = 1, 2
 _COUNTED = (SetStatus.COUNTED, SetStatus.PARTIAL)
+# By names of their own: to look up a member of an enum takes as long as a measure.
+_SIGNED, _COMPACT = Encoding.SIGNED, Encoding.COMPACT_LENGTH
+_RECORD_BYTES, _UNCOUNTED_BYTES, _RECORDS, _BATCHES = (
+    Kind.RECORD_BYTES,
+    Kind.UNCOUNTED_BYTES,
+    Kind.RECORDS,
+    Kind.BATCHES,
+)
+_PRODUCER_ID, _PRODUCER_EPOCH = Kind.BATCH_PRODUCER_ID, Kind.BATCH_PRODUCER_EPOCH
 _WITH_PRODUCER = 2  # the first magic whose batches name their producer
 
 
 def uvarint(data: bytes, at: int) -> tuple[int, int]:
     """An unsigned varint and where it ends. Raises IndexError if the data ends in it, ValueError if it does not end."""
-    value = 0
-    for place in range(_VARINT_MAX_BYTES):
-        byte = data[at + place]
-        value |= (byte & 0x7F) << 7 * place
-        if byte < 0x80:
-            return value, at + place + 1
-    raise ValueError
+    byte = data[at]
+    value, shift = byte & 0x7F, 7
+    while byte > 0x7F:
+        if shift == _VARINT_BITS:
+            raise ValueError
+        at += 1
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        shift += 7
+    return value, at + 1
 
 
-def compact(data: bytes, at: int) -> tuple[int, int]:
-    """A compact length and where it ends, -1 for null."""
-    value, at = uvarint(data, at)
-    return value - 1, at
-
-
-def skip_tags(data: bytes, at: int, since: int, tags: int, mask: bytearray) -> int:
-    """Where so many tagged fields end; up to there everything but their contents is in the mask."""
+def skip_tags(data: bytes, at: int, since: int, mask: bytearray) -> int:
+    """Where tagged fields end; up to there everything but their contents is in the mask."""
+    tags, at = uvarint(data, at)
     for _ in range(tags):
         _, at = uvarint(data, at)
         size, at = uvarint(data, at)
@@ -66,14 +65,19 @@ def record_set(
     data: bytes, start: int, at: int, is_compact: bool, topic: int, partition: int, found: Collector
 ) -> None:
     """A record set whose length stands at `start`, compact or of 4 bytes, and whose stub at `at`."""
-    _, _, magic, codec, status, flags, _, _ = STUB.unpack_from(data, at)
-    transactional, control = bool(flags & _TRANSACTIONAL), bool(flags & _CONTROL)
-    found.record_sets.append(RecordSet(topic, partition, status, magic, codec, transactional, control))
-
-    measure, encoding = found.measures.append, Encoding.COMPACT_LENGTH if is_compact else Encoding.SIGNED
-    measure(Measure(Kind.RECORD_BYTES, topic, partition, start, at - start, encoding))
+    magic, codec, status, flags = data[at + 8 : at + 12]
+    found.record_sets.append((topic, partition, status, magic, codec, flags & _TRANSACTIONAL > 0, flags & _CONTROL > 0))
+    size = (topic, partition, start, at - start, _COMPACT if is_compact else _SIGNED)
     if status not in _COUNTED:
-        measure(Measure(Kind.UNCOUNTED_BYTES, topic, partition, start, at - start, encoding))
+        found.measures += ((_RECORD_BYTES, *size), (_UNCOUNTED_BYTES, *size))
         return
-    for kind, offset, width in _COUNTS if magic == _WITH_PRODUCER else _COUNTS[:2]:
-        measure(Measure(kind, topic, partition, at + offset, width, Encoding.SIGNED))
+    found.measures += (
+        (_RECORD_BYTES, *size),
+        (_RECORDS, topic, partition, at, 4, _SIGNED),
+        (_BATCHES, topic, partition, at + 4, 4, _SIGNED),
+    )
+    if magic == _WITH_PRODUCER:
+        found.measures += (
+            (_PRODUCER_ID, topic, partition, at + 12, 8, _SIGNED),
+            (_PRODUCER_EPOCH, topic, partition, at + 20, 2, _SIGNED),
+        )

@@ -12,7 +12,7 @@ import pytest
 from kafka_probe.capture import record
 from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.facts import SetStatus
-from kafka_probe.protocol.wire import STUB, STUB_FIELDS
+from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS
 
 if TYPE_CHECKING:
     from tests.unit.capture.conftest import Compile
@@ -67,7 +67,7 @@ def test_structs_agree_in_every_field(compile_bpf: Compile) -> None:
         assert numpy_layout(dtype) == c_layout(leaf)
         assert dtype.itemsize == ctypes.sizeof(leaf)
     summary = bpf[b"set_summarys"].Leaf
-    assert ctypes.sizeof(summary) == STUB.size
+    assert ctypes.sizeof(summary) == STUB_BYTES
     layout = c_layout(summary)
     assert {name: layout[name] for name in STUB_FIELDS} == STUB_FIELDS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_probe.protocol.facts import Fact, Facts, Kind, RecordSet, SetStatus, Status, TopicFacts
@@ -87,16 +87,16 @@ class Expected:
             case Part.ERROR if value:
                 self.errors[value] += 1
                 if scope is not Scope.FRAME:
-                    place = self._partition if scope is Scope.PARTITION else -1
-                    topics[-1] = replace(topics[-1], errors=(*topics[-1].errors, (place, value)))
+                    partition = self._partition if scope is Scope.PARTITION else -1
+                    topics[-1] = topics[-1]._replace(errors=(*topics[-1].errors, (partition, value)))
             case Part.TOPIC:
                 topics.append(TopicFacts(value, None, (), ()))
             case Part.TOPIC_NAME:
-                topics[-1] = replace(topics[-1], name=value)
+                topics[-1] = topics[-1]._replace(name=value)
             case Part.TOPIC_ID:
-                topics[-1] = replace(topics[-1], topic_id=value.hex() if any(value) else None)
+                topics[-1] = topics[-1]._replace(topic_id=value.hex() if any(value) else None)
             case Part.PARTITION_INDEX:
-                topics[-1] = replace(topics[-1], partitions=(*topics[-1].partitions, value))
+                topics[-1] = topics[-1]._replace(partitions=(*topics[-1].partitions, value))
             case Part.RECORDS if value.data:
                 self._take_records(value)
 

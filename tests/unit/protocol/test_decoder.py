@@ -1,4 +1,4 @@
-"""Decoded facts against what other people's libraries encoded, whole and cut anywhere."""
+"""What is decoded of messages that real clients and brokers send, and the exceptions that the protocol makes."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status, TopicFacts, measure_values
-from kafka_probe.protocol.plan import Form, Step, plan_for
-from kafka_probe.protocol.rules import LIMITS
+from kafka_probe.protocol.plan import Form, Step, full_plan
 from kafka_probe.protocol.schemas import apis
+from tests.unit.protocol.cuts import shape_of
 from tests.unit.protocol.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
-from tests.unit.protocol.trees import Records
+from tests.unit.protocol.trees import Records, message_of
 
 
 def named(found: Case) -> str:
@@ -36,57 +34,6 @@ def test_facts_and_measures_are_those_that_were_encoded(expected: Case) -> None:
     values = measure_values(shape, expected.data)
     found = [(m.kind, m.topic, m.partition, value) for m, value in zip(shape.measures, values, strict=True)]
     assert found == expected.values
-
-
-def test_every_version_of_every_allowed_api_is_tried() -> None:
-    tried = {(c.facts.response, c.facts.api_key, c.facts.api_version) for c in CASES}
-    allowed = [api for api in apis().values() if api.name in LIMITS]
-    assert tried == {(response, api.key, v) for api in allowed for v in api.versions for response in (False, True)}
-
-
-@pytest.mark.parametrize("whole", CASES, ids=named)
-def test_a_frame_cut_anywhere_gives_a_part_of_its_facts(whole: Case) -> None:
-    needed = next(end for end in range(len(whole.data) + 1) if decode_case(whole, whole.data[:end]) == whole.facts)
-    for end in range(needed):
-        part = decode_case(whole, whole.data[:end], copied_all=False)
-        assert part.status is Status.TRUNCATED
-        assert part.stopped_at
-        assert_part_of(part, whole.facts)
-        assert decode_case(whole, whole.data[:end]).status is Status.MALFORMED
-
-
-def assert_part_of(part: Facts, whole: Facts) -> None:
-    assert part.values == whole.values[: len(part.values)]
-    assert part.record_sets == whole.record_sets[: len(part.record_sets)]
-    counts = dict(whole.errors)
-    assert all(count <= counts[code] for code, count in part.errors)
-    for part_topics, topics in ((part.topics, whole.topics), (part.forgotten, whole.forgotten)):
-        assert len(part_topics) <= len(topics)
-        for part_topic, topic in zip(part_topics, topics, strict=False):
-            assert_part_of_topic(part_topic, topic)
-
-
-def assert_part_of_topic(part: TopicFacts, whole: TopicFacts) -> None:
-    assert part.name in (None, whole.name)
-    assert part.topic_id in (None, whole.topic_id)
-    assert part.partitions == whole.partitions[: len(part.partitions)]
-    assert part.errors == whole.errors[: len(part.errors)]
-
-
-@given(st.booleans(), st.integers(-1, 100), st.integers(-1, 20), st.binary(max_size=300), st.booleans())
-def test_arbitrary_bytes_give_a_status(response: bool, key: int, version: int, data: bytes, copied_all: bool) -> None:
-    shape = decode(response, key, version, data, copied_all=copied_all)
-    assert len(shape.mask) == len(data)
-    assert (shape.facts.stopped_at is None) == (shape.facts.status not in (Status.TRUNCATED, Status.MALFORMED))
-    measure_values(shape, data)
-
-
-@given(st.sampled_from(CASES), st.data())
-def test_damaged_frames_give_a_status(whole: Case, draw: st.DataObject) -> None:
-    data = bytearray(whole.data)
-    for _ in range(draw.draw(st.integers(1, 4))):
-        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
-    assert decode_case(whole, bytes(data), copied_all=draw.draw(st.booleans())).status in Status
 
 
 def test_a_length_far_beyond_the_data_ends_at_once() -> None:
@@ -110,8 +57,60 @@ def test_every_element_of_an_array_takes_bytes() -> None:
         empty = step.form is Form.STRUCT and not step.inner
         return empty or any(map(narrow, step.inner))
 
-    plans = [plan_for(c.facts.response, c.facts.api_key, c.facts.api_version, b"") for c in CASES]
+    plans = [full_plan(response, api, v) for api in apis().values() for v in api.versions for response in (False, True)]
     assert not any(narrow(step) for plan in plans for step in plan.steps)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_controlled_shutdown_0_has_no_client_id(version: int) -> None:
+    message = message_of("ControlledShutdown", False, version, {"BrokerId": 5})
+    facts = shape_of(message, message.data).facts
+    assert (facts.client_id, facts.numbers(Fact.BROKER_ID)) == (CLIENT_ID if version else None, (5,))
+
+
+def test_the_client_id_of_a_flexible_header_is_not_compact_and_may_be_null() -> None:
+    found = case(12, 4, response=False)
+    nameless = b"\xff\xff" + found.data[2 + len(CLIENT_ID) :]
+    assert decode_case(found, nameless).client_id is None
+    assert decode_case(found, nameless).groups == decode_case(found).groups == ("billing",)
+
+
+def test_an_api_versions_response_has_no_tags_in_its_header() -> None:
+    assert decode_case(case(18, 4, response=True)).api_ranges == tuple((key, 0, 9) for key in range(60))
+
+
+def test_bytes_behind_the_body_are_left_aside() -> None:
+    found = case(3, 5, response=False)
+    shape = decode(False, 3, 5, found.data + b"more", copied_all=True)
+    assert shape.facts == found.facts
+    assert shape.used_bytes <= len(found.data)
+
+
+def test_tags_of_unknown_numbers_are_passed_over_by_their_size() -> None:
+    client_id, tags = b"\xff\xff", b"\2" + b"\x63\3abc" + b"\x64\0"
+    topic = b"\2t" + tags
+    shape = decode(False, 3, 9, client_id + tags + b"\2" + topic, copied_all=False)
+    assert shape.facts == Facts(False, 3, 9, Status.COMPLETE, topics=(TopicFacts("t", None, (), ()),))
+    assert shape.mask.count(0) == 2 * len("abc")
+
+
+def test_a_tag_that_is_longer_than_its_field_is_left_at_its_end() -> None:
+    cluster_id = b"\1\0" + b"\5" + b"\3ab" + b"xx"  # tag 0 of 5 bytes, of which 3 are the cluster id
+    whole = case(1, 12, response=False).data
+    data = whole[: whole.rindex(b"\1\0\x0c\x0cthe-cluster")] + cluster_id
+    assert decode(False, 1, 12, data, copied_all=True).facts.cluster_id == "ab"
+
+
+def test_a_field_that_overruns_its_tag_is_malformed() -> None:
+    whole = case(1, 12, response=False).data
+    data = whole.replace(b"\1\0\x0c\x0cthe-cluster", b"\1\0\3\x0cthe-cluster")
+    facts = decode(False, 1, 12, data, copied_all=False).facts
+    assert (facts.status, facts.stopped_at) == (Status.MALFORMED, "TaggedFields")
+
+
+def test_a_request_without_acknowledgement_says_so() -> None:
+    message = message_of("Produce", False, 9, {"Acks": 0})
+    assert decode(False, 0, 9, message.data, copied_all=True).facts.acks == 0
 
 
 def test_a_body_that_never_leaves_the_kernel_is_header_only() -> None:
@@ -119,10 +118,6 @@ def test_a_body_that_never_leaves_the_kernel_is_header_only() -> None:
     facts = decode(False, 36, 2, client_id, copied_all=False).facts
     assert facts == Facts(False, 36, 2, Status.HEADER_ONLY, values=((Fact.CLIENT_ID, CLIENT_ID),))
     assert decode(True, 36, 2, b"", copied_all=False).facts.status is Status.HEADER_ONLY
-
-
-def test_controlled_shutdown_0_has_no_client_id() -> None:
-    assert decode(False, 7, 0, b"\x00\x00\x00\x05", copied_all=True).facts == Facts(False, 7, 0, Status.HEADER_ONLY)
 
 
 def test_newer_versions_and_unknown_apis_still_name_the_client() -> None:
@@ -157,6 +152,25 @@ def test_metadata_responses_teach_the_names_of_topic_ids() -> None:
     assert decode_case(case(3, 12, response=True)).topic_names == ((TOPIC_ID.hex, TOPIC),)
     assert decode_case(case(3, 9, response=True)).topic_names == ()
     assert decode_case(case(3, 12, response=False)).topic_names == (), "a client may claim anything"
+
+
+@pytest.mark.parametrize(
+    ("epoch", "incremental", "measured"), [(0, False, []), (-1, False, []), (1, True, [1]), (77, True, [77])]
+)
+def test_a_fetch_is_incremental_by_its_epoch_and_what_it_forgets_is_told(
+    epoch: int, incremental: bool, measured: list[int]
+) -> None:
+    gone = {"Topic": TOPIC, "Partitions": [5]}
+    tree = {"SessionId": 99, "SessionEpoch": epoch, "ForgottenTopicsData": [gone]}
+    data = message_of("Fetch", False, 12, tree).data
+    shape = decode(False, 1, 12, data, copied_all=True)
+    assert (shape.facts.session_id, shape.facts.incremental) == (99, incremental)
+    assert shape.facts.forgotten == (TopicFacts(TOPIC, None, (5,), ()),)
+    assert measure_values(shape, data) == measured
+
+
+def test_brokers_are_named_with_their_addresses() -> None:
+    assert decode_case(case(3, 12, response=True)).brokers == ((3, "broker-3.kafka.example.org", 9092),) * 2
 
 
 def test_the_group_is_named_only_if_it_is_the_only_one() -> None:

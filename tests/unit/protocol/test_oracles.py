@@ -21,17 +21,15 @@ from kio.index import UnknownAPIKey, UnknownEntity, load_payload_module
 from kio.serial import entity_reader, entity_writer
 from kio.static.constants import EntityType
 
-from kafka_probe.protocol.decoder import decode_by
 from kafka_probe.protocol.facts import measure_values
-from kafka_probe.protocol.plan import full_plan
 from kafka_probe.protocol.schemas import Api, apis
+from tests.unit.protocol.cuts import shape_of
 from tests.unit.protocol.expected import expected
 from tests.unit.protocol.trees import Message, Records, generated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schemas with importlib.resources.read_text
     from kafka.protocol import admin, consumer, metadata, producer, sasl
-    from kafka.protocol.api_message import ApiMessage
 
 SEEDS = range(3)
 # Versions that Kafka 4 dropped and no client speaks: we have only Kafka's own definitions for them.
@@ -52,14 +50,13 @@ WITHOUT_ORACLE = {
 }
 BOTH = pytest.mark.parametrize("response", [False, True], ids=["request", "response"])
 EVERY_API = pytest.mark.parametrize("api", apis().values(), ids=lambda api: api.name)
-KAFKA_PYTHON = {
-    (found.API_KEY, not found.is_request()): found
+MESSAGE_CLASSES: list[Any] = [
+    found
     for module in (admin, consumer, metadata, producer, sasl)
-    for found in vars(module).values()
-    if isinstance(found, type)
-    and issubclass(found, ApiMessage)
-    and re.fullmatch(r"\w+(Request|Response)", found.__name__)
-}
+    for name, found in vars(module).items()
+    if re.fullmatch(r"\w+(Request|Response)", name)
+]
+KAFKA_PYTHON = {(found.API_KEY, not found.is_request()): found for found in MESSAGE_CLASSES}
 
 
 def messages(api: Api, response: bool) -> list[Message]:
@@ -82,8 +79,7 @@ def test_whatever_the_message_says_is_found(api: Api, response: bool, draw: st.D
 
 def assert_found(message: Message) -> None:
     data, wanted = message.data, expected(message)
-    plan = full_plan(message.response, message.api, message.version)
-    shape = decode_by(plan, message.response, message.api.key, message.version, data, copied_all=True)
+    shape = shape_of(message, data)
     assert shape.facts == wanted.facts(message), message
     values = measure_values(shape, data)
     found = [(m.kind, m.topic, m.partition, value) for m, value in zip(shape.measures, values, strict=True)]
@@ -113,10 +109,10 @@ def test_kafka_python_reads_the_same_values(key: tuple[int, bool]) -> None:
         # kafka-python reads ApiVersions responses with any error as version 0; brokers do so with error 35 only.
         if message.version <= theirs.max_version and not (api_key == 18 and message.tree.get("ErrorCode")):
             how = {"version": message.version, "header": True, "framed": True}
-            read = theirs.decode(message.frame, **how)
+            read = theirs.decode(message.frame(), **how)
             assert as_read(read, message.tree) == message.tree, message
             written = bytes(read.encode(header=True, framed=True))
-            assert written == message.frame or theirs.decode(written, **how) == read, message
+            assert written == message.frame() or theirs.decode(written, **how) == read, message
 
 
 @EVERY_API

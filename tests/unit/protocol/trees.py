@@ -60,11 +60,10 @@ class Message:
         """As on the wire."""
         return _struct(self.fields, self.tree, self.version, self.api.flexible(self.version), stubs=False)
 
-    @property
-    def frame(self) -> bytes:
-        """As on the wire, with its length and correlation id 1."""
+    def frame(self, correlation_id: int = 1) -> bytes:
+        """As on the wire."""
         named = b"" if self.response else struct.pack(">hh", self.api.key, self.version)
-        frame = named + struct.pack(">i", 1) + self.header + self.body
+        frame = named + struct.pack(">i", correlation_id) + self.header + self.body
         return struct.pack(">i", len(frame)) + frame
 
     @property
@@ -206,7 +205,7 @@ def _written(each: SchemaField, kind: str, value: Any, version: int, flexible: b
             return b"\0" if flexible else struct.pack(">i", -1)
         data = value.data if kind == "records" else value
         length = uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
-        return length + (value.stub if kind == "records" and stubs and data else data)
+        return length + bytes(value.stub if kind == "records" and stubs and data else data)
     return struct.pack(f">{_FORMATS[kind]}", value)
 
 

@@ -1,0 +1,92 @@
+"""What is decoded, as a table: per API its versions, and the facts that are kept of its requests and responses.
+
+    python -m kafka_probe.protocol.coverage [--json build/protocol.json]
+
+It follows from the plans, so it is what the decoder does; README.md shows it too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kafka_probe.protocol.facts import Fact, Kind, Status
+from kafka_probe.protocol.plan import Step, plan_for
+from kafka_probe.protocol.roles import Part
+from kafka_probe.protocol.schemas import Api, apis
+
+_OF_RECORDS = "records, bytes, magic, codec, producer id and epoch, transactional"
+# In the order of the table: what of a topic, what of the frame, what of a partition.
+_ORDER = {role: place for place, role in enumerate((*Part, *Fact, *Kind))}
+
+
+def coverage() -> list[dict[str, Any]]:
+    """One object per API key, in their order."""
+    return [
+        {
+            "key": api.key,
+            "name": api.name,
+            "request_versions": list(api.versions),
+            "response_versions": list(api.versions),
+            "request_facts": _facts(api, response=False),
+            "response_facts": _facts(api, response=True),
+            "request_header_only": _header_only(api, response=False),
+            "response_header_only": _header_only(api, response=True),
+        }
+        for api in apis().values()
+    ]
+
+
+def markdown() -> str:
+    lines = ["| key | API | versions | kept of requests | kept of responses |", "| --- | --- | --- | --- | --- |"]
+    lines += [f"| {' | '.join(row)} |" for row in _rows()]
+    return "\n".join(lines) + "\n"
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    for row in coverage():
+        versions = row["request_versions"]
+        span = f"{versions[0]}-{versions[-1]}" if len(versions) > 1 else str(versions[0])
+        kept = [
+            "header only" if row[f"{way}_header_only"] else ", ".join(row[f"{way}_facts"])
+            for way in ("request", "response")
+        ]
+        yield str(row["key"]), row["name"], span, *kept
+
+
+def _facts(api: Api, *, response: bool) -> list[str]:
+    """The facts of any version."""
+    steps = [step for version in api.versions for step in plan_for(response, api.key, version).steps]
+    roles = sorted(set(_roles(steps)), key=_ORDER.__getitem__)
+    return [f"{role.value} ({_OF_RECORDS})" if role is Part.RECORDS else role.value for role in roles]
+
+
+def _roles(steps: list[Step]) -> Iterator[Part | Fact | Kind]:
+    for step in steps:
+        if step.role is not None:
+            # A list of names of topics and a name in a topic are the same to a reader.
+            yield Part.TOPIC_NAME if step.role is Part.TOPIC else step.role
+        yield from _roles(list(step.inner))
+
+
+def _header_only(api: Api, *, response: bool) -> bool:
+    return all(plan_for(response, api.key, version).done is Status.HEADER_ONLY for version in api.versions)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kafka_probe.protocol.coverage", description=__doc__)
+    parser.add_argument("--json", type=Path, help="write the table there, too")
+    options = parser.parse_args(arguments)
+    for row in _rows():
+        print("{:>3} {:29} {:6} request: {}\n{:40} response: {}".format(*row[:4], "", row[4]))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"apis": coverage()}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

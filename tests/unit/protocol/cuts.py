@@ -1,0 +1,43 @@
+"""The walks of whole messages, whether their bodies leave the kernel or not, and what a part of a frame may tell."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from kafka_probe.protocol.compiler import Walk, compiled
+from kafka_probe.protocol.decoder import walked
+from kafka_probe.protocol.facts import Facts, Shape, Status, TopicFacts
+from kafka_probe.protocol.plan import full_plan
+from kafka_probe.protocol.schemas import apis
+from tests.unit.protocol.trees import Message
+
+
+def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:
+    """The shape of the message's data, or of a part of it."""
+    api_key, version = message.api.key, message.version
+    walk = full_walk(message.response, api_key, version)
+    return walked(walk, Status.COMPLETE, message.response, api_key, version, data, copied_all)
+
+
+@cache
+def full_walk(response: bool, api_key: int, version: int) -> Walk:
+    return compiled(full_plan(response, apis()[api_key], version).steps)
+
+
+def assert_part_of(part: Facts, whole: Facts) -> None:
+    """Facts of a cut frame begin like those of the whole one; of its last topic some may be missing."""
+    assert part.values == whole.values[: len(part.values)]
+    assert part.record_sets == whole.record_sets[: len(part.record_sets)]
+    counts = dict(whole.errors)
+    assert all(count <= counts[code] for code, count in part.errors)
+    for part_topics, topics in ((part.topics, whole.topics), (part.forgotten, whole.forgotten)):
+        assert part_topics[:-1] == topics[: max(len(part_topics) - 1, 0)]
+        for last in part_topics[-1:]:
+            assert_part_of_topic(last, topics[len(part_topics) - 1])
+
+
+def assert_part_of_topic(part: TopicFacts, whole: TopicFacts) -> None:
+    assert part.name in (None, whole.name)
+    assert part.topic_id in (None, whole.topic_id)
+    assert part.partitions == whole.partitions[: len(part.partitions)]
+    assert part.errors == whole.errors[: len(part.errors)]
