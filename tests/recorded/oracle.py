@@ -22,7 +22,7 @@ from tests.recorded.recording import Request
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # of magic 2: base offset to record count
 _TRANSACTIONAL, _CONTROL, _CODEC = 0x10, 0x20, 0x07
-_PARTITION_INDEX = ("partition_index", "partition", "index")
+_PARTITION_INDEX = ("partition_index", "partition", "partition_id", "index")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ def errors(body: Any) -> dict[int, int]:
 
 def groups(body: Any) -> set[str]:
     """The groups that it names."""
-    found = {value for _, kind, value in _typed(body) if kind is GroupId and value is not None}
+    # the requests about a share group's state do not say that what they call so is one
+    found = {value for name, kind, value in _typed(body) if value and (kind is GroupId or name == "group_id")}
     if type(body).__name__ == "FindCoordinatorRequest" and getattr(body, "key_type", 0) == 0:
         found.update((body.key,) if hasattr(body, "key") else body.coordinator_keys)
     return found
