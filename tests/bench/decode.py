@@ -101,7 +101,9 @@ def fetched(records: bytes) -> Frame:
 
 
 def heartbeat(client: str) -> Frame:
-    message = HeartbeatRequest(group_id="billing", generation_id=3, member_id=f"{client}-{random.getrandbits(64):020d}")
+    message = HeartbeatRequest(
+        group_id="billing", generation_id=3, member_id=f"{client}-6f1d2c3b-4a59-4e68-9b77-1c2d3e4f5a6b"
+    )
     return frame(message, 4, client)
 
 

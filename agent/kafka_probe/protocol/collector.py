@@ -1,12 +1,11 @@
 """What a walk over one frame finds, as plain lists that compiled walks append to, and what it adds up to.
 
-Walks append tuples: there are many of them, and all are given their class at once, several times faster than each.
+Walks append plain tuples, which are given their class in the end: that takes a third of the time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from itertools import repeat
 from typing import Any
 
 from kafka_probe.protocol.facts import Encoding, Fact, Facts, Kind, Measure, RecordSet, Status, TopicFacts
@@ -41,11 +40,11 @@ class Collector:
             tuple(sorted(Counter(self.errors).items())) if self.errors else (),
             _topics(self.topics, stopped_at) if self.topics else (),
             _topics(self.forgotten, stopped_at) if self.forgotten else (),
-            tuple(map(_new, repeat(RecordSet), self.record_sets)) if self.record_sets else (),
+            tuple([_new(RecordSet, found) for found in self.record_sets]) if self.record_sets else (),
         )
 
     def all_measures(self) -> tuple[Measure, ...]:
-        return tuple(map(_new, repeat(Measure), self.measures))
+        return tuple([_new(Measure, measure) for measure in self.measures])
 
 
 def _topics(topics: list[Topic], stopped_at: str | None) -> tuple[TopicFacts, ...]:

@@ -7,6 +7,7 @@ the facts are those read before.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 
 from kafka_probe.protocol.collector import Collector
@@ -15,21 +16,30 @@ from kafka_probe.protocol.facts import Shape, Status
 from kafka_probe.protocol.plan import answered_version, plan_for
 
 
-def decode(response: bool, api_key: int, api_version: int, data: bytes, *, copied_all: bool) -> Shape:
+@cache
+def walk_for(response: bool, api_key: int, api_version: int) -> tuple[Walk, Status]:
+    """The walk over what leaves of a version, and its status if it comes to its end."""
+    plan = plan_for(response, api_key, api_version)
+    return compiled(plan.steps), plan.done
+
+
+def decode(
+    response: bool,
+    api_key: int,
+    api_version: int,
+    data: bytes,
+    *,
+    copied_all: bool,
+    walks: Callable[[bool, int, int], tuple[Walk, Status]] = walk_for,
+) -> Shape:
     """The shape of a frame. `copied_all`: the data is all of the frame but its record sets, so that a field that ends
     beyond it is malformed; without it such a frame is truncated. Time and memory are bounded by the length of the data,
     see compiler.py."""
-    walk, done = _walk_for(response, api_key, answered_version(api_key, api_version, data) if response else api_version)
-    return walked(walk, done, response, api_key, api_version, data, copied_all)
-
-
-def walked(
-    walk: Walk, done: Status, response: bool, api_key: int, api_version: int, data: bytes, copied_all: bool
-) -> Shape:
-    """The shape that a walk finds; `done` is its status if it comes to its end."""
+    version = answered_version(api_key, api_version, data) if response else api_version
+    walk, status = walks(response, api_key, version)
     found, mask, end = Collector(), bytearray(), len(data)
     at, place, malformed = walk(data, end, found, mask)
-    status, stopped_at = done, None
+    stopped_at = None
     if place is not None:
         status = Status.MALFORMED if malformed or copied_all else Status.TRUNCATED
         stopped_at = place.field(end - at)
@@ -37,9 +47,3 @@ def walked(
             mask += b"\xff" * (end - len(mask))
     facts = found.facts(response, api_key, api_version, status, stopped_at)
     return Shape(facts, bytes(mask.ljust(end, b"\0")), found.all_measures(), at)
-
-
-@cache
-def _walk_for(response: bool, api_key: int, api_version: int) -> tuple[Walk, Status]:
-    plan = plan_for(response, api_key, api_version)
-    return compiled(plan.steps), plan.done

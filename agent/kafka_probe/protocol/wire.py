@@ -19,6 +19,9 @@ STUB_FIELDS = {
     "producer_id": (12, 8),
     "producer_epoch": (20, 2),
 }
+_AT_MAGIC, _AT_BATCHES, _AT_PRODUCER_ID, _AT_PRODUCER_EPOCH = (
+    STUB_FIELDS[name][0] for name in ("magic", "batches", "producer_id", "producer_epoch")
+)
 STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 12  # magic, codec, status and flags are facts
 _TRANSACTIONAL, _CONTROL = 1, 2
 _COUNTED = (SetStatus.COUNTED, SetStatus.PARTIAL)
@@ -65,7 +68,7 @@ def record_set(
     data: bytes, start: int, at: int, is_compact: bool, topic: int, partition: int, found: Collector
 ) -> None:
     """A record set whose length stands at `start`, compact or of 4 bytes, and whose stub at `at`."""
-    magic, codec, status, flags = data[at + 8 : at + 12]
+    magic, codec, status, flags = data[at + _AT_MAGIC : at + _AT_MAGIC + 4]
     found.record_sets.append((topic, partition, status, magic, codec, flags & _TRANSACTIONAL > 0, flags & _CONTROL > 0))
     size = (topic, partition, start, at - start, _COMPACT if is_compact else _SIGNED)
     if status not in _COUNTED:
@@ -74,10 +77,10 @@ def record_set(
     found.measures += (
         (_RECORD_BYTES, *size),
         (_RECORDS, topic, partition, at, 4, _SIGNED),
-        (_BATCHES, topic, partition, at + 4, 4, _SIGNED),
+        (_BATCHES, topic, partition, at + _AT_BATCHES, 4, _SIGNED),
     )
     if magic == _WITH_PRODUCER:
         found.measures += (
-            (_PRODUCER_ID, topic, partition, at + 12, 8, _SIGNED),
-            (_PRODUCER_EPOCH, topic, partition, at + 20, 2, _SIGNED),
+            (_PRODUCER_ID, topic, partition, at + _AT_PRODUCER_ID, 8, _SIGNED),
+            (_PRODUCER_EPOCH, topic, partition, at + _AT_PRODUCER_EPOCH, 2, _SIGNED),
         )

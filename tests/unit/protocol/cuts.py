@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from kafka_probe.protocol.compiler import Walk, compiled
-from kafka_probe.protocol.decoder import walked
+from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Facts, Shape, Status, TopicFacts
 from kafka_probe.protocol.plan import full_plan
 from kafka_probe.protocol.schemas import apis
@@ -14,14 +14,13 @@ from tests.unit.protocol.trees import Message
 
 def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:
     """The shape of the message's data, or of a part of it."""
-    api_key, version = message.api.key, message.version
-    walk = full_walk(message.response, api_key, version)
-    return walked(walk, Status.COMPLETE, message.response, api_key, version, data, copied_all)
+    return decode(message.response, message.api.key, message.version, data, copied_all=copied_all, walks=full_walk)
 
 
 @cache
-def full_walk(response: bool, api_key: int, version: int) -> Walk:
-    return compiled(full_plan(response, apis()[api_key], version).steps)
+def full_walk(response: bool, api_key: int, version: int) -> tuple[Walk, Status]:
+    plan = full_plan(response, apis()[api_key], version)
+    return compiled(plan.steps), plan.done
 
 
 def assert_part_of(part: Facts, whole: Facts) -> None:

@@ -113,7 +113,7 @@ def test_counts_far_beyond_the_data_cost_no_more_than_the_data(
 
 def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> int:
     """How many lines of Python a walk runs through."""
-    walk = full_walk(response, api_key, version)
+    walk, _ = full_walk(response, api_key, version)
     lines = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:

@@ -54,7 +54,7 @@ MESSAGE_CLASSES: list[Any] = [
     found
     for module in (admin, consumer, metadata, producer, sasl)
     for name, found in vars(module).items()
-    if re.fullmatch(r"\w+(Request|Response)", name)
+    if re.fullmatch(r"\w+(Request|Response)", name) and not name.startswith("SaslBytes")  # has no schema
 ]
 KAFKA_PYTHON = {(found.API_KEY, not found.is_request()): found for found in MESSAGE_CLASSES}
 

@@ -67,7 +67,6 @@ def test_the_tables_name_apis_that_exist() -> None:
         "PushTelemetry",
         "Envelope",
         "FetchSnapshot",
-        "ShareFetch",
         "CreateTopics",
     ],
 )
