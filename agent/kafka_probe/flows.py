@@ -15,7 +15,7 @@ import numpy.typing as npt
 from kafka_probe.capture.record import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Naming, Places, Times, naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import GAMMA, codec_name
@@ -23,7 +23,6 @@ from kafka_probe.protocol.facts import Kind, SetStatus, Shape, TopicFacts
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
-Fetches = tuple[Naming, Times, Places]
 
 
 @dataclass(slots=True)
@@ -36,7 +35,7 @@ class _Count:
     bytes: int
     values: npt.NDArray[np.int64]  # sums of the shape's measures
     latency: Counter[int]
-    naming: Naming | None
+    fetch: tuple[FetchSession, Naming] | None
 
 
 @dataclass(slots=True, eq=False)
@@ -75,15 +74,13 @@ class Flows:
 
     def add(self, batch: Iterable[Frames]) -> None:
         """Count the frames of a batch. Their order matters only to what is learned from them."""
-        fetches: dict[tuple[int, int], list[Fetches]] = {}
+        fetches: dict[FetchSession, list[Group]] = {}
         for frames in sorted(batch, key=_first_seen):
             self._add(frames, fetches)
-        for (conn, api_key), groups in fetches.items():
-            connection = self._tracker.get(conn)
-            if connection:
-                connection.sessions.setdefault(api_key, FetchSession()).see(groups)
+        for session, groups in fetches.items():
+            session.see(groups)
 
-    def _add(self, frames: Frames, fetches: dict[tuple[int, int], list[Fetches]]) -> None:
+    def _add(self, frames: Frames, fetches: dict[FetchSession, list[Group]]) -> None:
         """Count frames of one shape, of any number of connections."""
         shape, conns = frames.shape, frames.column("conn")
         order = np.argsort(conns, kind="stable")
@@ -104,10 +101,9 @@ class Flows:
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
-            if count.naming:
-                places = frames.index[order[start : ends[i]]]
-                group = count.naming, frames.batch["ts_ns"][places], places
-                fetches.setdefault((int(conns[start]), shape.facts.api_key), []).append(group)
+            if count.fetch:
+                session, said = count.fetch
+                fetches.setdefault(session, []).append((said, frames, order[start : ends[i]]))
             if buckets is not None:
                 count.latency.update(buckets[start : ends[i]].tolist())
 
@@ -122,7 +118,7 @@ class Flows:
             self._names.learn(shape.facts)
             # The shape is kept by its count, so its id stays its own.
             sums = np.zeros(len(shape.measures), np.int64)
-            count = _Count(connection, shape, 0, 0, sums, Counter(), naming(shape.facts))
+            count = _Count(connection, shape, 0, 0, sums, Counter(), connection.fetch(shape.facts))
             self._counts[conn, id(shape)] = count
         return count
 
@@ -175,7 +171,7 @@ class Flows:
         if not with_topics:
             return
         topics = [self._topic(flow, topic, count.frames) for topic in facts.topics]
-        if not facts.response and not (count.naming and count.naming.by_session):
+        if not facts.response and not (count.fetch and count.fetch[1].by_session):
             for topic in set(topics):  # a frame may name one twice
                 topic.requests += count.frames
         for record_set in facts.record_sets:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 from kafka import KafkaAdminClient
@@ -27,16 +28,21 @@ def stored(broker: Broker) -> dict[str, str]:
     return {topic.topic_id: topic.name for topic in topics if topic and not topic.gone and topic.name[0] != "_"}
 
 
+def told(admin: KafkaAdminClient) -> dict[str, str]:
+    """The same as the broker says it."""
+    return {UUID(topic["topic_id"]).hex: topic["name"] for topic in admin.describe_topics()}
+
+
 def test_idle_topics_and_one_made_anew_have_their_names_and_ids(tmp_path: Path) -> None:
     with Broker(tmp_path) as broker:
         create_topics(broker.bootstrap, ["orders", "sales.eu-1", "idle"], partitions=3)
         admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         try:
-            described = {topic["topic_id"].hex: topic["name"] for topic in admin.describe_topics()}
+            described = told(admin)
             wait_until(lambda: stored(broker) == described, "the broker's files to name its topics")
             admin.delete_topics(["orders"])
             create_topics(broker.bootstrap, ["orders"], partitions=1)
-            anew = {topic["topic_id"].hex: topic["name"] for topic in admin.describe_topics()}
+            anew = told(admin)
         finally:
             admin.close()
         assert anew.keys() - described.keys()

@@ -12,7 +12,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection
@@ -20,8 +19,8 @@ from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import StoredTopic, WorkloadResolver
 
 _PROCESSES = 64
-STEP_FILES = 2048
-"""Files and links per step: some tens of milliseconds at most."""
+STEP_S = 0.05
+"""A batch comes once per second at least, so that the files of a large broker take one CPU's twentieth."""
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 _SHARE = 20
 """After a reading the next one waits this many times the last one's duration: at most 5 % of a CPU."""
@@ -81,19 +80,23 @@ class BrokerFiles:
     def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None]) -> None:
         began = self._clock()
         try:
-            read = list(islice(topics, STEP_FILES))
+            for topic in topics:
+                if topic:
+                    broker.taught |= self._names.add(topic.topic_id, topic.name, gone=topic.gone)
+                if self._clock() - began > STEP_S:
+                    broker.spent_s += STEP_S
+                    return
         except PermissionError:
             self._refuse(pid)
-            broker.topics, broker.due = None, math.inf
-            return
-        for topic in filter(None, read):
-            broker.taught |= self._names.add(topic.topic_id, topic.name, gone=topic.gone)
-        ended = self._clock()
-        broker.spent_s += ended - began
-        if len(read) < STEP_FILES:
-            broker.pause_s = PAUSE_S if broker.taught else min(2 * broker.pause_s, LONGEST_PAUSE_S)
-            broker.due = ended + max(broker.pause_s, _SHARE * broker.spent_s)
-            broker.topics, broker.spent_s, broker.taught = None, 0.0, False
+            broker.pause_s = math.inf
+        except OSError:
+            pass  # it ended meanwhile
+        now = self._clock()
+        if broker.taught:
+            broker.pause_s = PAUSE_S
+        broker.due = now + max(broker.pause_s, _SHARE * (broker.spent_s + now - began))
+        broker.pause_s = min(2 * broker.pause_s, LONGEST_PAUSE_S)
+        broker.topics, broker.spent_s, broker.taught = None, 0.0, False
 
     def _refuse(self, pid: int) -> None:
         self._refused += 1

@@ -138,10 +138,12 @@ def _row(topic: str | None, topic_id: str | None, partition: int | None) -> Even
 
 def _exchanged(request: Frame, response: Frame | None) -> Event:
     asked, given = _values(request), _values(response) if response else {}
-    return {
-        name: given.get(fact, asked.get(fact)) if asked.get(fact) in _LEFT_TO_THE_BROKER else asked[fact]
-        for fact, name in _EXCHANGED.items()
+    values = {
+        **given,
+        **asked,
+        **{fact: value for fact, value in given.items() if asked.get(fact) in _LEFT_TO_THE_BROKER},
     }
+    return {_EXCHANGED[fact]: value for fact, value in values.items() if fact in _EXCHANGED and value is not None}
 
 
 def _values(frame: Frame) -> dict[Fact, str | int | None]:

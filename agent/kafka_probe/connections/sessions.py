@@ -16,13 +16,12 @@ from enum import Enum, auto
 import numpy as np
 import numpy.typing as npt
 
+from kafka_probe.connections.frames import Frames
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
 
 FETCH, SHARE_FETCH = 1, 78
 
 Topic = tuple[str | None, str | None]
-Times = npt.NDArray[np.uint64]
-Places = npt.NDArray[np.int64]
 
 # Far more than one client reads, far less than a hostile one could name.
 _PARTITIONS = 1 << 17
@@ -37,7 +36,7 @@ class Role(Enum):
     ANSWER = auto()
 
 
-_ROLES = {None: Role.ALONE, -1: Role.ALONE, 0: Role.FULL, 1: Role.INCREMENTAL}
+_ROLES: dict[int | None, Role] = {0: Role.FULL, 1: Role.INCREMENTAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,12 @@ def naming(facts: Facts) -> Naming | None:
     epoch = facts.number(Fact.SESSION_EPOCH)
     if not facts.response and epoch is None and not complete:
         return None
-    role = Role.ANSWER if facts.response else _ROLES[epoch]
+    role = Role.ANSWER if facts.response else _ROLES.get(epoch, Role.ALONE)
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
+
+
+Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
+"""What some frames of a batch say, and which members of their group they are."""
 
 
 class FetchSession:
@@ -80,24 +83,17 @@ class FetchSession:
         self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
         self._asked: Counter[tuple[int, Topic]] = Counter()
 
-    def see(self, groups: list[tuple[Naming, Times, Places]]) -> None:
-        """The frames of one batch, in groups that say the same, with their times and their places in the batch."""
-        if all(self._stays(frame) for frame, _, _ in groups):
-            for frame, times, _ in groups:
-                self._ask(frame, len(times))
+    def see(self, groups: list[Group]) -> None:
+        """The frames of one batch."""
+        if all(self._stays(said) for said, _, _ in groups):
+            for said, _, members in groups:
+                self._ask(said, len(members))
             return
-        # A frame of many records has a batch of its own: it finds its place by time only.
-        order = sorted(
-            (time, place, n)
-            for n, (_, times, places) in enumerate(groups)
-            for time, place in zip(times.tolist(), places.tolist(), strict=True)
-        )
-        for *_, n in order:
-            frame, *_ = groups[n]
-            if not self._stays(frame):
+        for said in _in_order(groups):
+            if not self._stays(said):
                 self._settle()
-                self._change(frame)
-            self._ask(frame, 1)
+                self._change(said)
+            self._ask(said, 1)
 
     def take(self) -> Iterator[tuple[int, Topic, int]]:
         """(API version, topic, requests of the session that asked for it) since the last time."""
@@ -139,15 +135,28 @@ class FetchSession:
             self._held, self._size, self._known = {}, 0, frame.complete
         if frame.role is not Role.ALONE:
             for topic, partitions in frame.added.items():
-                if self._size < _PARTITIONS:
-                    self._update(topic, self._held.get(topic, set()) | partitions)
+                if partitions and self._size < _PARTITIONS:
+                    held = self._held.setdefault(topic, set())
+                    self._size += len(partitions - held)
+                    held |= partitions
         for topic, partitions in frame.forgotten.items():
-            self._update(topic, self._held.get(topic, set()) - partitions)
+            held = self._held.get(topic, set())
+            self._size -= len(partitions & held)
+            held -= partitions
+            if not held:
+                self._held.pop(topic, None)
 
-    def _update(self, topic: Topic, partitions: set[int]) -> None:
-        self._size += len(partitions) - len(self._held.pop(topic, ()))
-        if partitions:
-            self._held[topic] = partitions
+
+def _in_order(groups: list[Group]) -> Iterator[Naming]:
+    """One for each frame. A frame of many records has a batch of its own, and finds its place by time only."""
+    order = []
+    for n, (_, frames, members) in enumerate(groups):
+        places = frames.index[members]
+        order += [
+            (time, place, n)
+            for time, place in zip(frames.batch["ts_ns"][places].tolist(), places.tolist(), strict=True)
+        ]
+    yield from (groups[n][0] for _, _, n in sorted(order))
 
 
 def _size(topics: dict[Topic, frozenset[int]]) -> int:

@@ -13,7 +13,7 @@ from kafka_probe.capture.record import Kind, Protocol
 from kafka_probe.connections.clients import Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.sessions import FETCH, FetchSession
+from kafka_probe.connections.sessions import FETCH, FetchSession, Naming, naming
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import WorkloadResolver
 
@@ -61,6 +61,11 @@ class Connection:
         if api_key == FETCH:
             return self.client.group if self.client else None
         return next(iter(named)) if len(named) == 1 else None
+
+    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
+        """Whose session a frame is about, and what it says of it."""
+        said = naming(facts)
+        return (self.sessions.setdefault(facts.api_key, FetchSession()), said) if said else None
 
     def common(self) -> Event:
         """The fields that all events of the connection share."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, STEP_FILES, BrokerFiles
+from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, STEP_S, BrokerFiles
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
@@ -48,7 +48,13 @@ class Host:
         self.log_dir = log_dir
         self.resolver = Clocked()
         self.names = TopicNames()
-        self.files = BrokerFiles(self.names, self.resolver, clock=lambda: self.resolver.now)
+        self.files = BrokerFiles(self.names, self.resolver, clock=self.clock)
+        self.tick_s = 0.0
+
+    def clock(self) -> float:
+        """Goes on by a tick whenever it is looked at."""
+        self.resolver.now += self.tick_s
+        return self.resolver.now
 
     def create(self, name: str) -> str:
         """The id of a new topic."""
@@ -125,11 +131,16 @@ def test_while_nothing_is_found_the_files_are_read_ever_less_often(host: Host) -
     assert host.name(payments) == "payments"
 
 
-def test_no_step_reads_more_than_its_share(host: Host) -> None:
-    ids = [host.create(f"topic-{n}") for n in range(STEP_FILES + 10)]
+def test_a_step_ends_with_its_time_and_the_next_one_goes_on(host: Host) -> None:
+    ids = [host.create(f"topic-{n}") for n in range(100)]
+    host.tick_s = STEP_S / 20
     host.see(ids[0])
-    assert 0 < host.files.counters["topics_named"] < len(ids)
-    host.files.read_on()
+    steps = 1
+    while host.files.counters["topics_named"] < len(ids):
+        assert host.files.counters["topics_named"] <= 20 * steps
+        host.files.read_on()
+        steps += 1
+    assert steps > 5
     assert [host.name(topic_id) for topic_id in ids] == [f"topic-{n}" for n in range(len(ids))]
 
 

@@ -182,7 +182,7 @@ def test_what_a_request_leaves_to_the_broker_is_what_the_broker_gave(watched: Wa
 def test_an_exchange_that_names_several_members_has_none(watched: Watched) -> None:
     members = {"Members": [{"MemberId": "one"}, {"MemberId": "two"}]}
     (event,) = watched.see(by_hand("LeaveGroup", 4, members), by_hand("LeaveGroup", 4, {}, answer=True))
-    assert event["member_id"] is None
+    assert "member_id" not in event
 
 
 def test_a_partition_says_how_its_records_were_packed(watched: Watched) -> None:

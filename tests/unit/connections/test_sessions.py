@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_probe.capture.record import RECORD
+from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
-from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
+from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
 
-FULL, INCREMENTAL, CLOSE = 0, 1, -1
+FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
 VERSION = 16
 
 Partitions = dict[str, tuple[int, ...]]
@@ -38,18 +40,20 @@ def asked(*batches: list[Facts]) -> dict[str | None, int]:
     """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are."""
     session, now = FetchSession(), 0
     for batch in batches:
+        records = np.zeros(len(batch), RECORD)
+        # A clock that cannot tell one from the next.
+        records["ts_ns"] = (now + np.arange(len(batch))) // 3
+        now += len(batch)
         groups: dict[Facts, list[int]] = {}
-        for facts in batch:
-            now += 1
-            groups.setdefault(facts, []).append(now)
+        for place, facts in enumerate(batch):
+            groups.setdefault(facts, []).append(place)
         # The order of groups is that in which shapes were learned, which says nothing.
         shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
         session.see(
             [
-                # A clock that cannot tell one from the next.
-                (said, np.array([time // 3 for time in times], np.uint64), np.array(times, np.int64))
-                for facts, times in shuffled
-                if (said := naming(facts))
+                (said, Frames(Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
+                for facts, places in shuffled
+                if (said := naming(facts)) and len(members := np.arange(len(places)))
             ]
         )
     counts: Counter[str | None] = Counter()
@@ -115,7 +119,7 @@ def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
 
 
 def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_session() -> None:
-    for alone in (request(None, {"orders": (0,)}), request(CLOSE, {"orders": (0,)})):
+    for alone in (request(epoch, {"orders": (0,)}) for epoch in (None, CLOSE, NEVER_SENT)):
         said = naming(alone)
         assert said
         assert not said.by_session
