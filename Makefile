@@ -3,10 +3,10 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format bench fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench fuzz schemas protocol docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## install what the demo needs: Debian packages, .venv, jars of Kafka and Spark's connector
 	@bash scripts/setup.sh
@@ -29,12 +29,15 @@ lint: setup-tests ## formats, style, types and the order of the rooms; changes n
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run --Werror bpf/*.c bpf/*.h
+	$(BIN)/clang-format --dry-run --Werror {bpf,tests/classifier}/*.[ch]
 
 format: setup-tests ## format and fix what can be fixed by machine
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i bpf/*.c bpf/*.h
+	$(BIN)/clang-format -i {bpf,tests/classifier}/*.[ch]
+
+false-positives: setup-tests ## ten million conversations of other protocols through the classifier
+	@$(BIN)/python -m tests.classifier
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench

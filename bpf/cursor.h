@@ -18,6 +18,7 @@ enum state {
 	NEXT,                  // the walk goes on,
 	FINISHED,              // the record leaves
 	STRING = NUMBER,
+	HIDDEN,
 	ARRAY,
 	RECORD_SET,
 	TAGS,
@@ -25,7 +26,7 @@ enum state {
 	TAG_BYTES,
 };
 
-enum { API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
 
 static inline u32 be32(const u8 *p)
 {

@@ -32,9 +32,10 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		return;
 	}
 	c->copy_left -= c->need;
-	append(c, c->element, c->need);
+	if (c->state != HIDDEN)
+		append(c, c->element, c->need);
 	if (c->state & NUMBER)
-		number_complete(c);
+		number_complete(conn, c);
 	else
 		fields_complete(conn, c);
 }
@@ -121,6 +122,13 @@ static inline int step(struct conn *conn, struct cursor *c, u8 direction)
 		follow(c);
 	if (c->state == NEXT)
 		start_op(c);
+	if (c->lost == LOST_MALFORMED && !conn->is_kafka) {
+		not_a_frame(conn, c, 1);
+	} else if (c->state == FINISHED && c->proves) {
+		c->proves = 0;
+		conn->is_kafka = 1;
+		c->out.flags &= ~FLAG_UNPROVEN;
+	}
 	if (c->lost) {
 		count(c->lost, 1);
 		c->lost = 0;
@@ -190,13 +198,29 @@ static inline void out_of_steps(struct cursor *c)
 		abandon(c);
 }
 
+// A connection's first request may turn out to be one; it waits if it fits into a record. What comes between it and an answer is
+// lost.
+static inline void hold(struct conn *conn, struct record *out)
+{
+	if (conn->holding || out->part || (out->flags & (FLAG_MORE | FLAG_RESYNC)))
+		return;
+	conn->holding = 1;
+	bpf_probe_read_kernel(&conn->held, sizeof(conn->held), out);
+}
+
 // The record leaves, unless it is a guess.
 static inline void leave(void *ctx, u64 sk, struct conn *conn, struct cursor *c)
 {
-	if (ANY_PORT && !conn->is_kafka)
+	if (ANY_PORT && !conn->is_kafka) {
+		hold(conn, &c->out);
 		return;
+	}
 	if (ANY_PORT) // else done when the connection was opened
 		announce(ctx, sk, conn);
+	if (ANY_PORT && conn->holding) {
+		conn->holding = 0;
+		send_record(ctx, &conn->held);
+	}
 	send_record(ctx, &c->out);
 }
 

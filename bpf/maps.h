@@ -35,10 +35,10 @@ enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
 // One direction of a connection: where the next Kafka frame starts, and what of the current one is still wanted.
 struct cursor {
-	u32 next;      // TCP sequence number of the next byte that is wanted
-	u32 frame_end; // sequence number behind the current frame
-	u32 set_end;   // and behind the current record set
-	u32 batch;     // and of the current record batch's first byte
+	u32 next;             // TCP sequence number of the next byte that is wanted
+	u32 frame_end;        // sequence number behind the current frame
+	u32 set_end;          // and behind the current record set
+	u32 batch;            // and of the current record batch's first byte
 	u32 left[WALK_DEPTH]; // elements left of the arrays around the cursor, the current one included
 	u32 tags;
 	u32 bulk;      // bytes left to copy as they are
@@ -59,6 +59,7 @@ struct cursor {
 	u8 ops[WALK_OPS];
 	u8 lost;    // enum counter: to be counted at the end of the step
 	u8 leaving; // `out` was sent off
+	u8 proves;  // the frame, if it is whole, goes on from the one before it: this is Kafka
 	u16 need;   // size of the element being collected in `element`, and how much of it is there
 	u16 have;
 	u16 take; // what the current step reads, and to where
@@ -82,16 +83,18 @@ struct conn {
 	u8 role;        // enum role
 	u8 rejected;
 	u8 announced; // to user space
-	u8 is_kafka;  // two consistent frames, or a request and its answer
+	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
 	u8 sasl_raw;
 	u8 first_state;
 	u8 last_api_key;
 	u8 last_api_version;
 	u8 from_start; // seen from its first byte
-	u8 pad[3];
+	u8 holding;    // `held` waits
+	u16 client_id_bytes;
 	u32 error;            // sk_err when the connection was closed
 	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
 	struct record notice; // scratch: opened, owned, closed
+	struct record held;   // with every port watched: the first request, until its answer proves it to be one
 	struct in_flight in_flight[IN_FLIGHT];
 	struct cursor cursors[2]; // by enum direction
 };
@@ -106,16 +109,18 @@ struct rule {
 	u32 request_limit; // bytes of a frame's data
 	u32 response_limit;
 	u32 flags; // enum rule_flag; 0: not a version of Kafka that we know
-	u8 walk[WALK_OPS];
+	u8 request_walk[WALK_OPS];
+	u8 response_walk[WALK_OPS];
 };
 
-// A body that holds record sets, as protocol/walks.py reads it from Kafka's definition: one byte per op, the kind in its upper three
-// bits, an operand in the others. Empty arrays and the ends of elements jump.
+// A body of which something stays behind, as protocol/walks.py reads it from Kafka's definition: one byte per op, the kind in its
+// upper three bits, an operand in the others. Empty arrays and the ends of elements jump.
+#define OP_HIDDEN 16
 enum op {
-	OP_REST,    // what follows is copied as it is
-	OP_FIXED,   // so many bytes
-	OP_ACKS,    // the same; they begin with the acks of a Produce request
-	OP_STRING,  // a length and so many bytes
+	OP_REST,  // what follows is copied as it is, or with an operand none of it
+	OP_FIXED, // so many bytes
+	OP_ACKS,  // the same; they begin with the acks of a Produce request
+	OP_STRING, // a length of so many bytes, or a varint, and the bytes it says; with OP_HIDDEN an empty one leaves in its place
 	OP_RECORDS, // a length and so many bytes of records
 	OP_TAGS,    // tagged fields (KIP-482)
 	OP_ARRAY,   // a count; if it is 0 the walk goes on at the op given

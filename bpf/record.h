@@ -19,6 +19,7 @@ enum record_flag {
 	FLAG_MORE = 2,     // the frame goes on in the connection's next record of this direction
 	FLAG_CUT = 4,      // the frame has bytes that were not copied
 	FLAG_RESYNC = 8,   // the position was found again in mid-stream and is not confirmed yet
+	FLAG_UNPROVEN = 16 // the connection has not proven yet to speak Kafka
 };
 
 #define NO_API 255 // a response to a request that was not seen

@@ -7,7 +7,10 @@
 #define RESPONSE_HEAD 8           // size, correlation id
 #define SASL_REQUESTS 64          // raw tokens end with a request whose correlation id is this close to the one expected
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
+#define CLOSE_BY 64               // consecutive requests: the client may have asked other brokers in between
 #define MAX_CLIENT_ID 512
+#define NO_CLIENT_ID 0xffff
+#define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
 
 static inline struct rule *rule_of(u32 api_key, u32 api_version)
 {
@@ -21,7 +24,7 @@ static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
 	out->kind = kind;
-	out->flags = c->lock == LOCKED ? 0 : FLAG_RESYNC;
+	out->flags = (c->lock == LOCKED ? 0 : FLAG_RESYNC) | (conn->is_kafka ? 0 : FLAG_UNPROVEN);
 	out->latency_us = 0;
 	out->size = 0;
 	out->part = 0;
@@ -77,6 +80,7 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 		conn->cursors[SEND].lock = SEEKING;
 		conn->cursors[RECEIVE].lock = SEEKING;
 		conn->head = conn->tail;
+		conn->holding = 0;
 	}
 }
 
@@ -111,11 +115,35 @@ static inline int ends_sasl(struct conn *conn, u32 correlation_id)
 }
 
 // Whether the frame's body is walked, and how.
-static inline void choose_walk(struct cursor *c, struct rule *rule, u32 wanted)
+static inline void choose_walk(struct cursor *c, struct rule *rule, u32 flag)
 {
-	c->walk = rule && wanted;
-	if (rule && wanted)
-		bpf_probe_read_kernel(c->ops, WALK_OPS, rule->walk);
+	c->walk = rule && (rule->flags & flag);
+	if (rule && c->walk)
+		bpf_probe_read_kernel(c->ops, WALK_OPS, flag == RULE_WALK_REQUEST ? rule->request_walk : rule->response_walk);
+}
+
+static inline int names_client(u16 client_id_bytes)
+{
+	return client_id_bytes && client_id_bytes != NO_CLIENT_ID;
+}
+
+// Whether the client id fits into the frame. Where the frame's start is a guess it needs one: what holds many zeros or small numbers
+// else looks like a request in many places.
+static inline int client_id_fits(struct cursor *c, u32 size)
+{
+	u16 bytes = be16(c->element + SHORT_HEAD);
+	if (c->lock != LOCKED && !names_client(bytes))
+		return 0;
+	if (size + 4 < REQUEST_HEAD)
+		return be32(c->element + 4) == CONTROLLED_SHUTDOWN_0;
+	return bytes == NO_CLIENT_ID || bytes + REQUEST_HEAD <= size + 4;
+}
+
+// Whether a request goes on where the one before it in this direction ended: what a client does, and chance hardly.
+static inline int continues(struct conn *conn, struct cursor *c, u32 correlation_id)
+{
+	u32 ahead = correlation_id - c->out.correlation_id;
+	return c->out.kind == RECORD_FRAME && ahead - 1 < CLOSE_BY && conn->client_id_bytes == be16(c->element + SHORT_HEAD);
 }
 
 static inline void request_head(struct conn *conn, struct cursor *c)
@@ -149,17 +177,22 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	}
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
-	if (!flags && !(must_start && api_key < NO_API && api_version < 256)) {
+	int known = flags || (must_start && api_key < NO_API && api_version < 256);
+	if (!known || !(conn->is_kafka || client_id_fits(c, size))) {
 		not_a_frame(conn, c, 1);
 		return;
 	}
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
-	// SEEKING, TENTATIVE, LOCKED: two consistent frames. Where the role is a guess they prove nothing, for responses with low
-	// correlation ids look like Produce requests: it takes an answer.
-	if (c->lock == SEEKING || (c->lock == TENTATIVE && (!ANY_PORT || conn->is_kafka)))
-		c->lock++;
-	conn->is_kafka |= c->lock == LOCKED;
+	// Where the role is a guess two consistent frames prove nothing, for responses with low correlation ids look like Produce
+	// requests: it takes an answer.
+	int goes_on = !ANY_PORT && continues(conn, c, correlation_id);
+	c->proves = goes_on && c->lock == LOCKED; // in mid-stream the third request does
+	if (c->lock == SEEKING)
+		c->lock = TENTATIVE;
+	else if (c->lock == TENTATIVE && (goes_on || conn->is_kafka))
+		c->lock = LOCKED;
+	conn->client_id_bytes = be16(c->element + SHORT_HEAD);
 	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
 		conn->rejected = 1;
 		return;
@@ -177,8 +210,8 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
-	choose_walk(c, rule, c->lock == LOCKED ? flags & RULE_WALK_REQUEST : 0);
-	if (!c->walk)
+	choose_walk(c, rule, c->lock == LOCKED ? RULE_WALK_REQUEST : 0);
+	if (!c->walk || api_key != API_PRODUCE) // that says itself whether it wants a response
 		remember(conn, &c->out);
 	u16 client_id_bytes = be16(c->element + SHORT_HEAD);
 	if (size + 4 < REQUEST_HEAD || c->lock != LOCKED) {
@@ -186,7 +219,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	append(c, c->element + SHORT_HEAD, 2);
-	expect_bulk(c, client_id_bytes == 0xffff ? 0 : client_id_bytes, BODY);
+	expect_bulk(c, client_id_bytes == NO_CLIENT_ID ? 0 : client_id_bytes, BODY);
 }
 
 // Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.
@@ -221,6 +254,15 @@ static inline int match(struct conn *conn, u32 correlation_id, struct in_flight 
 	return 1;
 }
 
+// Whether the request is still on its way, or has ended too early: then nothing answers it.
+static inline int asks(struct conn *conn, u32 correlation_id)
+{
+	u8 direction = conn->role == ROLE_ACCEPTING ? RECEIVE : SEND;
+	struct cursor *c = &conn->cursors[direction];
+	int whole = c->state == HEAD && !c->have && (s32)(c->frame_end - sequence_end(conn->sk, direction)) <= 0;
+	return c->out.correlation_id == correlation_id && !whole;
+}
+
 static inline void response_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
@@ -248,7 +290,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->have -= 4;
 		return;
 	}
-	if (!matched && !(c->lock == LOCKED && conn->is_kafka)) {
+	if (conn->is_kafka ? !matched && c->lock != LOCKED : !matched || asks(conn, correlation_id)) {
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
@@ -264,11 +306,12 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		finish(c, 0);
 		return;
 	}
-	conn->is_kafka = 1;
+	// Zeros answer each other anywhere; only a first request has the correlation id 0.
+	conn->is_kafka |= correlation_id || (conn->from_start && names_client(conn->client_id_bytes));
 	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
 	struct rule *rule = rule_of(request.api_key, request.api_version);
 	u32 flags = rule ? rule->flags : 0;
 	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
-	choose_walk(c, rule, flags & RULE_WALK_RESPONSE);
+	choose_walk(c, rule, RULE_WALK_RESPONSE);
 	start_body(c, rule ? rule->response_limit : 0);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The bodies that hold record sets: Produce requests, Fetch and ShareFetch responses. Walks from op to op of their layout and from
-// batch to batch by their lengths; in place of a record set its summary leaves, and nothing of the records.
+// The bodies of which something stays behind: record sets, what configurations are set to, what is opaque. Walks from op to op of
+// their layout and from batch to batch by their lengths; in place of a record set its summary leaves, and nothing of the records.
 // Record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
 #pragma once
 
@@ -50,7 +50,7 @@ static inline void start_op(struct cursor *c)
 	}
 	switch (op >> 5) {
 	case OP_REST:
-		expect_bulk(c, c->frame_end - c->next, FINISHED);
+		expect_bulk(c, op & 31 ? 0 : c->frame_end - c->next, FINISHED);
 		break;
 	case OP_FIXED:
 		expect(c, FIELDS, op & 31);
@@ -59,7 +59,7 @@ static inline void start_op(struct cursor *c)
 		expect(c, ACKS, op & 31);
 		break;
 	case OP_STRING:
-		expect_number(c, STRING, 2);
+		expect_number(c, op & OP_HIDDEN ? HIDDEN : STRING, op & (OP_HIDDEN - 1));
 		break;
 	case OP_RECORDS:
 		expect_number(c, RECORD_SET, 4);
@@ -166,14 +166,31 @@ static inline void follow(struct cursor *c)
 
 static inline void fields_complete(struct conn *conn, struct cursor *c)
 {
-	if (c->state == ACKS && be16(c->element)) // acks=0: there will be no response
+	u16 acks = be16(c->element);
+	if (c->state == ACKS && !conn->is_kafka && (u16)(acks + 1) > 2) { // -1, 0 or 1
+		malformed(c);
+		return;
+	}
+	if (c->state == ACKS && acks) // acks=0: there will be no response
 		remember(conn, &c->out);
 	advance(c);
 }
 
-static inline void array(struct cursor *c, u32 elements)
+// An empty string leaves in the place of one that stays.
+static inline void hide(struct cursor *c, u32 bytes)
 {
-	if (elements) {
+	__builtin_memset(c->element, 0, 4);
+	c->element[0] = c->flexible;
+	append(c, c->element, c->need);
+	c->next += bytes;
+	advance(c);
+}
+
+static inline void array(struct conn *conn, struct cursor *c, u32 elements)
+{
+	if (!elements && !conn->is_kafka && c->out.api_key == API_PRODUCE) { // nobody sends that, but many zeros look like it
+		malformed(c);
+	} else if (elements) {
 		c->depth++;
 		*elements_left(c) = elements;
 		advance(c);
@@ -184,7 +201,7 @@ static inline void array(struct cursor *c, u32 elements)
 }
 
 // Tags count what follows them; every other number is a length or a count that is 0 or -1 for null.
-static inline void number_complete(struct cursor *c)
+static inline void number_complete(struct conn *conn, struct cursor *c)
 {
 	u32 value;
 	if (c->need == 1) {
@@ -213,8 +230,11 @@ static inline void number_complete(struct cursor *c)
 	case STRING:
 		expect_bulk(c, value, NEXT);
 		break;
+	case HIDDEN:
+		hide(c, value);
+		break;
 	case ARRAY:
-		array(c, value);
+		array(conn, c, value);
 		break;
 	case RECORD_SET:
 		value ? record_set(c, value) : advance(c);

@@ -33,6 +33,7 @@ requirements=(
     "has mke2fs|e2fsprogs|e2fsprogs"
     "has zstd|zstd|zstd"
     "test -e /usr/share/keyrings/debian-archive-keyring.gpg|debian-archive-keyring|debian-keyring"
+    "has gcc|gcc|gcc"
     "has ip|iproute2|iproute"
     "has nft|nftables|nftables"
     "has shellcheck|shellcheck|ShellCheck"

@@ -232,11 +232,11 @@ def _rules() -> Iterator[Rule]:
             1
             | rule.request_header_flexible << 1
             | rule.response_header_flexible << 2
-            | rule.walk_request << 3
-            | rule.walk_response << 4
+            | bool(rule.request_walk) << 3
+            | bool(rule.response_walk) << 4
         )
         limits = rule.request_limit_bytes, rule.response_limit_bytes
-        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.walk.hex())
+        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk.hex(), rule.response_walk.hex())
 
 
 def _resident_bytes() -> int:

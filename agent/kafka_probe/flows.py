@@ -88,7 +88,8 @@ class Flows:
         starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
         ends = np.append(starts[1:], len(order)).tolist()
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
-        confirmed = np.logical_or.reduceat(frames.column("flags")[order] & Flag.RESYNC == 0, starts).tolist()
+        guessed = frames.column("flags")[order] & (Flag.RESYNC | Flag.UNPROVEN)
+        confirmed = np.logical_or.reduceat(guessed == 0, starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         for i, start in enumerate(starts.tolist()):

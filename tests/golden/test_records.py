@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe.protocol.facts import Facts, Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, receive_pieces, send_pieces
+from tests.golden.conversation import Conversation, conversation, exchange, receive_pieces, send_pieces
 from tests.golden.wire import (
     API_VERSIONS,
     FETCH,
@@ -20,6 +20,7 @@ from tests.golden.wire import (
     Frame,
     Seen,
     Set,
+    Topics,
     answer,
     batch,
     fetched,
@@ -28,6 +29,8 @@ from tests.golden.wire import (
     records_of,
     request,
     response,
+    share_fetch,
+    shared,
 )
 
 pytestmark = pytest.mark.root
@@ -42,6 +45,7 @@ def test_produce_with_many_topics_partitions_and_batches(capture: Capture, port:
     several = records_of(1, 20, 3, magic=magic)
     orders = {0: several, 7: records_of(5, magic=magic), 8: EMPTY, 9: None}
     with conversation(port) as talk:
+        exchange(talk)
         talk.ask(produce(version, {"orders": orders, "nothing": {}, "payments": {1: several}}))
         talk.ask(request(METADATA, 12, 2))
     assert capture.saw(talk)
@@ -49,12 +53,25 @@ def test_produce_with_many_topics_partitions_and_batches(capture: Capture, port:
 
 @pytest.mark.parametrize("version", range(18))
 def test_fetch_with_many_topics_partitions_and_batches(capture: Capture, port: int, version: int) -> None:
-    several = records_of(1, 20, 3, magic=2 if version >= 4 else 1)
+    several = records_of(1, 20, 3, magic=2 if version >= 4 else version // 2)
     orders = {0: several, 3: EMPTY, 4: several}
     with conversation(port) as talk:
         talk.ask(request(FETCH, version, 1), request(METADATA, 12, 2))
         talk.answer(fetched(version, {"orders": orders, "nothing": {}, "payments": {1: several}}, aborted=3))
         talk.answer(response(METADATA, 12, 2))
+    assert capture.saw(talk)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("version", range(3))
+def test_share_fetch_with_many_topics_partitions_and_batches(capture: Capture, port: int, version: int) -> None:
+    several = records_of(1, 20, 3)
+    topics: Topics = {"orders": {0: several, 3: EMPTY, 4: several}, "nothing": {}, "payments": {1: several}}
+    with conversation(port) as talk:
+        for correlation_id, acquired in enumerate((0, 1, 200)):
+            talk.ask(share_fetch(version, correlation_id))
+            talk.answer(shared(version, topics, correlation_id=correlation_id, acquired=acquired))
+        talk.ask(request(METADATA, 12, 4))
     assert capture.saw(talk)
 
 

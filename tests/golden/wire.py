@@ -52,28 +52,28 @@ class Frame:
 def request(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """A request of the decoder's tests: client id CLIENT_ID."""
     found = case(api_key, version, response=False)
-    wire = _framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
+    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def response(api_key: int, version: int, correlation_id: int = 1) -> Frame:
     """A response of the decoder's tests."""
     found = case(api_key, version, response=True)
-    wire = _framed(struct.pack(">i", correlation_id) + found.data)
+    wire = framed(struct.pack(">i", correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def header_only(api_key: int, version: int, correlation_id: int, body: bytes, *, flexible: bool = False) -> Frame:
     """A request of which nothing but its header may leave."""
     client_id = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID.encode() + b"\0" * flexible
-    wire = _framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
+    wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
     facts = Facts(False, api_key, version, Status.HEADER_ONLY, values=((Fact.CLIENT_ID, CLIENT_ID),))
     return Frame(wire, Seen(facts, correlation_id, len(wire)))
 
 
 def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Frame:
     """A response of which nothing but its header may leave."""
-    wire = _framed(struct.pack(">i", correlation_id) + body)
+    wire = framed(struct.pack(">i", correlation_id) + body)
     return Frame(wire, Seen(Facts(True, api_key, version, Status.HEADER_ONLY), correlation_id, len(wire)))
 
 
@@ -141,7 +141,7 @@ def produce(version: int, topics: Topics, *, correlation_id: int = 1, acks: int 
         for name, of in topics.items()
     ]
     tree = {"TransactionalId": "till", "Acks": acks, "TimeoutMs": 1000, "TopicData": data}
-    return _frame(message_of("Produce", False, version, tree), correlation_id)
+    return frame_of(message_of("Produce", False, version, tree), correlation_id)
 
 
 def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: int = 0) -> Frame:
@@ -157,7 +157,36 @@ def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: i
         }
         for name, of in topics.items()
     ]
-    return _frame(message_of("Fetch", True, version, {"SessionId": 7, "Responses": responses}), correlation_id)
+    return frame_of(message_of("Fetch", True, version, {"SessionId": 7, "Responses": responses}), correlation_id)
+
+
+def share_fetch(version: int, correlation_id: int = 1) -> Frame:
+    """A ShareFetch request of an open session."""
+    partitions = [{"PartitionIndex": index} for index in (0, 4)]
+    topics = [{**_named("orders"), "Partitions": partitions}]
+    tree = {"GroupId": "tills", "MemberId": "me", "ShareSessionEpoch": 2, "Topics": topics}
+    return frame_of(message_of("ShareFetch", False, version, tree), correlation_id)
+
+
+def shared(version: int, topics: Topics, *, correlation_id: int = 1, acquired: int = 1) -> Frame:
+    """A ShareFetch response by topic and partition, every partition with so many acquired ranges."""
+    partition = {
+        "ErrorCode": 29,
+        "ErrorMessage": "a message that is longer than one step of the cursor copies, by far",
+        "CurrentLeader": {"LeaderId": 1, "LeaderEpoch": 2},
+        "AcquiredRecords": [{"FirstOffset": n, "LastOffset": n + 5, "DeliveryCount": 1} for n in range(acquired)],
+    }
+    responses = [
+        {
+            **_named(name),
+            "Partitions": [
+                {**partition, "PartitionIndex": index, "Records": _stub(records)} for index, records in of.items()
+            ],
+        }
+        for name, of in topics.items()
+    ]
+    tree = {"ThrottleTimeMs": 17, "AcquisitionLockTimeoutMs": 30_000, "Responses": responses}
+    return frame_of(message_of("ShareFetch", True, version, tree), correlation_id)
 
 
 def uncounted(seen: Seen, *partitions: int) -> Seen:
@@ -187,7 +216,7 @@ def joined(frames: Sequence[Frame]) -> bytes:
     return b"".join(frame.wire for frame in frames)
 
 
-def _framed(data: bytes) -> bytes:
+def framed(data: bytes) -> bytes:
     return struct.pack(">i", len(data)) + data
 
 
@@ -199,6 +228,7 @@ def _stub(records: Set | None) -> Records | None:
     return None if records is None else records.stub
 
 
-def _frame(message: Message, correlation_id: int) -> Frame:
+def frame_of(message: Message, correlation_id: int) -> Frame:
+    """A message of the decoder's tests."""
     wire, found = message.frame(correlation_id), expected(message)
     return Frame(wire, Seen(found.facts(message), correlation_id, len(wire), tuple(found.measured)))

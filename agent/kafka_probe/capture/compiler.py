@@ -119,7 +119,8 @@ def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None
         bpf = bcc.BPF(text=text.encode(), cflags=flags)
     except Exception as error:  # bcc raises bare Exception
         raise StartError(f"{backend}.c could not be compiled: {error}") from error
-    compiled = _compiled(bcc.libbcc.lib, bpf.module)
+    # Not all of the library's functions say that they take a pointer: a number would be cut to 32 bits.
+    compiled = _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
     if kept:
         (kept / key).write_text(compiled.to_json())
     return compiled

@@ -27,7 +27,7 @@ from kafka_probe.errors import StartError
 
 # What the agent must hold, besides what is attached: see programs.py.
 MAPS = ("events", "counters")
-_RULE = struct.Struct("<III32s")  # struct rule of bpf/maps.h
+_RULE = struct.Struct("<III32s32s")  # struct rule of bpf/maps.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     created = {number: (name, bpf.create_map(name, *astuple(facts))) for number, (name, facts) in compiled.maps.items()}
     maps = dict(created.values())
     for rule in rules:
-        value = _RULE.pack(rule.request_limit, rule.response_limit, rule.flags, bytes.fromhex(rule.walk))
+        walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
+        value = _RULE.pack(rule.request_limit, rule.response_limit, rule.flags, *walks)
         bpf.write_map(maps["rules"], struct.pack("<I", rule.api_key << 5 | rule.api_version), value)
     for cpu, fd in options.perf_buffers.items():
         bpf.write_map(maps["events"], struct.pack("<I", cpu), struct.pack("<I", fd))

@@ -12,7 +12,7 @@ RULES = 128 << 5
 class Rule:
     """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags.
 
-    walk: the ops of enum op by which the body is walked, hexadecimal; empty if it is not.
+    Walks: the ops of enum op by which a body is walked, hexadecimal; empty if it is copied as it stands.
     """
 
     api_key: int
@@ -20,7 +20,8 @@ class Rule:
     request_limit: int
     response_limit: int
     flags: int
-    walk: str
+    request_walk: str
+    response_walk: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class Flag(IntFlag):
     MORE = 2
     CUT = 4
     RESYNC = 8
+    UNPROVEN = 16
 
 
 class Protocol(IntEnum):

@@ -1,7 +1,8 @@
 """Contract: what may leave the kernel, per API and version, and which versions exist at all.
 
 The kernel side turns `copy_rules()` into its map; the decoder expects no more than it allows. Never a record, never a
-credential: an API leaves with its body only if it stands in LIMITS, everything else by its header.
+credential, never what a configuration is set to: an API leaves with its body only if it stands in LIMITS, and of a body
+in LIMITS record sets, opaque bytes and HIDDEN strings stay. Every API is in LIMITS or in HEADER_ONLY.
 """
 
 from __future__ import annotations
@@ -11,36 +12,61 @@ from dataclasses import dataclass
 from kafka_probe.protocol.schemas import Api, apis
 from kafka_probe.protocol.walks import walk_of
 
+# Nothing is listed in them that grows with the cluster.
 _SMALL = 4096
-# Enough for 1 024 partitions with their record sets elided, the least that contract 3.2 asks for.
-_PARTITIONED = 65536
-# The group and the error stand at the start; what members tell each other (subscriptions, assignments) stays behind.
-_GROUP_ONLY = 1024
+# Enough for 1 024 partitions, the least that contract 3.2 asks for: an id and 42 bytes each in a Fetch response 18, the
+# most of what is walked. Summaries of record sets are not counted.
+_LISTS = 65536
 
 # Bytes of data that at most leave, (request, response): from the client id on, and from behind the correlation id on.
 LIMITS: dict[str, tuple[int, int]] = {
-    "Produce": (_PARTITIONED, _PARTITIONED),
-    "Fetch": (_PARTITIONED, _PARTITIONED),
-    "ShareFetch": (_PARTITIONED, _PARTITIONED),
-    "ListOffsets": (_PARTITIONED, _PARTITIONED),
-    "Metadata": (_PARTITIONED, _PARTITIONED),
-    "OffsetCommit": (_PARTITIONED, _PARTITIONED),
-    "OffsetFetch": (_PARTITIONED, _PARTITIONED),
-    "FindCoordinator": (_SMALL, _SMALL),
-    "JoinGroup": (_GROUP_ONLY, 64),
-    "Heartbeat": (_GROUP_ONLY, 64),
-    "LeaveGroup": (_GROUP_ONLY, _SMALL),
-    "SyncGroup": (_GROUP_ONLY, 64),
-    "SaslHandshake": (_GROUP_ONLY, 64),
-    "ApiVersions": (_GROUP_ONLY, _SMALL),
-    "ConsumerGroupHeartbeat": (_SMALL, _PARTITIONED),
+    **dict.fromkeys(
+        (
+            *("Produce", "Fetch", "ListOffsets", "OffsetForLeaderEpoch", "DeleteRecords"),
+            *("ShareFetch", "ShareAcknowledge"),
+            *("Metadata", "DescribeTopicPartitions", "DescribeCluster", "DescribeProducers", "DescribeLogDirs"),
+            *("CreateTopics", "DeleteTopics", "CreatePartitions", "ElectLeaders"),
+            *("AlterPartitionReassignments", "ListPartitionReassignments", "AlterReplicaLogDirs"),
+            *("OffsetCommit", "OffsetFetch", "OffsetDelete", "TxnOffsetCommit"),
+            *("AddPartitionsToTxn", "WriteTxnMarkers", "DescribeTransactions", "ListTransactions"),
+            *("FindCoordinator", "JoinGroup", "SyncGroup", "LeaveGroup"),
+            *("ListGroups", "DescribeGroups", "DeleteGroups"),
+            *("ConsumerGroupHeartbeat", "ConsumerGroupDescribe", "ShareGroupHeartbeat", "ShareGroupDescribe"),
+            "StreamsGroupHeartbeat",
+            *("DescribeShareGroupOffsets", "AlterShareGroupOffsets", "DeleteShareGroupOffsets"),
+            *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
+            "ReadShareGroupStateSummary",
+            *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "AlterPartition"),
+            *("AssignReplicasToDirs", "DescribeQuorum"),
+        ),
+        (_LISTS, _LISTS),
+    ),
+    **dict.fromkeys(
+        (
+            *("ApiVersions", "SaslHandshake", "Heartbeat"),
+            *("InitProducerId", "AddOffsetsToTxn", "EndTxn", "AllocateProducerIds"),
+            *("Vote", "BeginQuorumEpoch", "EndQuorumEpoch", "AddRaftVoter", "RemoveRaftVoter", "UpdateRaftVoter"),
+            *("BrokerRegistration", "BrokerHeartbeat", "UnregisterBroker", "ControllerRegistration", "UpdateFeatures"),
+            "GetTelemetrySubscriptions",
+        ),
+        (_SMALL, _SMALL),
+    ),
+    "StreamsGroupDescribe": (_LISTS, 0),  # topologies, with the configurations of topics inside
 }
 
-# Record sets stand between the fields: the kernel walks over them and leaves a stub in their place.
-WALKED_REQUESTS = frozenset({"Produce"})
-WALKED_RESPONSES = frozenset({"Fetch", "ShareFetch"})
+# Strings of these bodies that stay, by field name: an empty one leaves in the place of each.
+_TOPIC_CONFIGS = frozenset({"Value", "ErrorMessage"})  # the message repeats a value that is refused
+HIDDEN: dict[str, frozenset[str]] = {
+    "CreateTopics": _TOPIC_CONFIGS,
+    "OffsetCommit": frozenset({"CommittedMetadata"}),
+    "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
+    "OffsetFetch": frozenset({"Metadata"}),
+}
 
-# Bodies that must never be added to LIMITS as they are. Whatever is in neither table has no facts we report.
+# Before these fields of a request the copy ends, and the decoder: a topology, with the configurations of topics inside.
+STOPS: dict[str, str] = {"StreamsGroupHeartbeat": "Topology"}
+
+# Bodies that never leave, and why.
 HEADER_ONLY: dict[str, str] = {
     "SaslAuthenticate": "credentials",
     "AlterUserScramCredentials": "salted passwords",
@@ -55,13 +81,19 @@ HEADER_ONLY: dict[str, str] = {
     "PushTelemetry": "the client's metrics, opaque to us",
     "Envelope": "any other request, with the principal it is sent for",
     "FetchSnapshot": "records of the metadata log, credentials among them",
+    "DescribeAcls": "who may do what; no facts that we report",
+    "CreateAcls": "who may do what; no facts that we report",
+    "DeleteAcls": "who may do what; no facts that we report",
+    "DescribeClientQuotas": "names of users; no facts that we report",
+    "AlterClientQuotas": "names of users; no facts that we report",
+    "ListConfigResources": "names of resources of any kind; no facts that we report",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class CopyRule:
     """What the kernel needs to know about one version of one API. A limit of 0 means header only: of a request the
-    client id, of a response nothing behind the correlation id."""
+    client id, of a response nothing behind the correlation id. Walks are those of walks.py; empty: copied as it is."""
 
     api_key: int
     api_version: int
@@ -69,9 +101,8 @@ class CopyRule:
     response_header_flexible: bool
     request_limit_bytes: int
     response_limit_bytes: int
-    walk_request: bool
-    walk_response: bool
-    walk: bytes  # of the direction that is walked, see walks.py
+    request_walk: bytes
+    response_walk: bytes
 
 
 def copy_rules() -> list[CopyRule]:
@@ -83,16 +114,16 @@ def copy_rules() -> list[CopyRule]:
             api.flexible(version),
             api.flexible_response_header(version),
             *LIMITS.get(api.name, (0, 0)),
-            api.name in WALKED_REQUESTS,
-            api.name in WALKED_RESPONSES,
-            _walk(api, version),
+            _walk(api, version, response=False),
+            _walk(api, version, response=True),
         )
         for api in apis().values()
         for version in api.versions
     ]
 
 
-def _walk(api: Api, version: int) -> bytes:
-    if api.name not in WALKED_REQUESTS | WALKED_RESPONSES:
+def _walk(api: Api, version: int, *, response: bool) -> bytes:
+    if not LIMITS.get(api.name, (0, 0))[response]:
         return b""
-    return walk_of(api, response=api.name in WALKED_RESPONSES, version=version)
+    stop = None if response else STOPS.get(api.name)
+    return walk_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()), stop=stop)

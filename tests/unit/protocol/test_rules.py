@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+
 import pytest
 
-from kafka_probe.protocol.rules import (
-    HEADER_ONLY,
-    LIMITS,
-    WALKED_REQUESTS,
-    WALKED_RESPONSES,
-    CopyRule,
-    copy_rules,
-)
-from kafka_probe.protocol.schemas import SchemaField, api_name, apis, fields_of
+from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, LIMITS, STOPS, CopyRule, copy_rules
+from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis, fields_of
 
 RULES = copy_rules()
+NAMES = {api.name for api in apis().values()}
+
+# What may be a secret, or what programs tell each other and not the broker; bytes are opaque, whatever their name.
+SECRET = re.compile(
+    "password|secret|hmac|token|salt|auth.?bytes|credential|principal|^user$|^value$|value$|metrics$"
+    "|(request|response|user)_?data$|metadata$",
+    re.IGNORECASE,
+)
+# Names of metrics, which brokers ask clients for.
+HARMLESS = {("GetTelemetrySubscriptions", "RequestedMetrics")}
 
 
 def rule_of(name: str, version: int) -> CopyRule:
     return next(rule for rule in RULES if (api_name(rule.api_key), rule.api_version) == (name, version))
 
 
-def holds_records(fields: tuple[SchemaField, ...]) -> bool:
-    return any(field.type == "records" or holds_records(field.fields) for field in fields)
+def strings(api: Api, fields: tuple[SchemaField, ...], stop: str | None) -> Iterator[SchemaField]:
+    """All fields that can hold text or bytes, but those where the copy has ended."""
+    for field in fields:
+        if field.name == stop:
+            return
+        if re.fullmatch(r"(\[\])?(string|bytes|records)", field.type):
+            yield field
+        yield from strings(api, field.fields, stop)
+
+
+def leaving(rule: CopyRule, *, response: bool) -> list[SchemaField]:
+    """The fields of text or bytes whose contents leave."""
+    api = apis()[rule.api_key]
+    if not (rule.response_limit_bytes if response else rule.request_limit_bytes):
+        return []
+    stays = HIDDEN.get(api.name, frozenset())
+    stop = None if response else STOPS.get(api.name)
+    fields = fields_of(api, response=response, version=rule.api_version)
+    return [
+        field
+        for field in strings(api, fields, stop)
+        if field.name not in stays and not field.type.endswith(("bytes", "records"))
+    ]
 
 
 def test_every_version_of_every_api_has_one_rule() -> None:
@@ -33,25 +60,48 @@ def test_every_version_of_every_api_has_one_rule() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
-def test_records_are_walked_over_wherever_a_body_leaves(rule: CopyRule) -> None:
+def test_nothing_leaves_that_may_be_a_secret(rule: CopyRule) -> None:
+    name = api_name(rule.api_key)
+    for response in (False, True):
+        named = {field.name for field in leaving(rule, response=response) if SECRET.search(field.name)}
+        assert not {(name, field) for field in named} - HARMLESS
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
+def test_a_body_of_which_something_stays_is_walked(rule: CopyRule) -> None:
     api = apis()[rule.api_key]
-    for response, limit, walk in (
-        (False, rule.request_limit_bytes, rule.walk_request),
-        (True, rule.response_limit_bytes, rule.walk_response),
-    ):
-        if limit:
-            assert walk == holds_records(fields_of(api, response=response, version=rule.api_version))
-        else:
-            assert not walk
+    for response, walk in ((False, rule.request_walk), (True, rule.response_walk)):
+        limit = rule.response_limit_bytes if response else rule.request_limit_bytes
+        stop = None if response else STOPS.get(api.name)
+        fields = fields_of(api, response=response, version=rule.api_version)
+        present = [
+            field for field in strings(api, fields, None) if field.versions[0] <= rule.api_version <= field.versions[1]
+        ]
+        stays = [
+            field
+            for field in present
+            if field.type.endswith(("bytes", "records")) or field.name in HIDDEN.get(api.name, ())
+        ]
+        assert bool(walk) == bool(limit and (stays or stop))
 
 
-def test_what_is_header_only_is_not_allowed_as_well() -> None:
-    assert not HEADER_ONLY.keys() & LIMITS.keys()
+def test_every_api_is_either_limited_or_leaves_by_its_header() -> None:
+    assert not LIMITS.keys() & HEADER_ONLY.keys()
+    assert LIMITS.keys() | HEADER_ONLY.keys() == NAMES
 
 
-def test_the_tables_name_apis_that_exist() -> None:
-    names = {api.name for api in apis().values()}
-    assert HEADER_ONLY.keys() | LIMITS.keys() | WALKED_REQUESTS | WALKED_RESPONSES <= names
+def test_what_is_hidden_exists() -> None:
+    for name, fields in HIDDEN.items():
+        (api,) = (api for api in apis().values() if api.name == name)
+        eras = [era.fields for era in (*api.request, *api.response)]
+        assert fields <= {field.name for era in eras for field in strings(api, era, None)}
+
+
+@pytest.mark.parametrize("name", ["CreateTopics", "JoinGroup", "SyncGroup", "OffsetCommit", "StreamsGroupHeartbeat"])
+def test_a_field_that_must_stay_is_found_where_nobody_hides_it(name: str) -> None:
+    (api,) = (api for api in apis().values() if api.name == name)
+    found = [field for era in api.request for field in strings(api, era.fields, None)]
+    assert any(SECRET.search(field.name) or field.type.endswith("bytes") for field in found)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +110,8 @@ def test_the_tables_name_apis_that_exist() -> None:
         "SaslAuthenticate",
         "AlterUserScramCredentials",
         "CreateDelegationToken",
+        "RenewDelegationToken",
+        "ExpireDelegationToken",
         "DescribeDelegationToken",
         "DescribeConfigs",
         "AlterConfigs",
@@ -67,7 +119,6 @@ def test_the_tables_name_apis_that_exist() -> None:
         "PushTelemetry",
         "Envelope",
         "FetchSnapshot",
-        "CreateTopics",
     ],
 )
 def test_no_body_leaves_of(name: str) -> None:

@@ -1,0 +1,80 @@
+"""The kernel's own C in user space: conversations pass by its frame cursor, and it says what it takes them for."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import struct
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from kafka_probe.agent import _rules
+from kafka_probe.capture.compiler import RUNS, STEPS, sources
+from kafka_probe.capture.options import RULES
+
+_HERE = Path(__file__).parent
+# The functions that tell conversations, in their order; and all but Kafka's.
+_PROTOCOLS = re.findall(r"\w+", (_HERE / "protocols.h").read_text().rpartition("PROTOCOLS[])(void) = {")[2])
+OTHERS = [protocol for protocol in _PROTOCOLS if protocol != "kafka"]
+_WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Werror")
+
+
+class Direction(IntEnum):
+    """enum direction of bpf/sock.h."""
+
+    SEND = 0
+    RECEIVE = 1
+
+
+class Classifier:
+    """One connection at a time. `any_port`: it stands on a port that nobody named."""
+
+    def __init__(self, folder: Path, *, any_port: bool) -> None:
+        self.any_port = any_port
+        library = folder / f"classifier-{any_port:d}.so"
+        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "RUNS": RUNS, "STEPS": STEPS}
+        subprocess.run(
+            [
+                *("gcc", "-O2", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-Wl,-Bsymbolic", *_WARNINGS),
+                *(f"-I{sources()}", f"-I{sources() / 'include'}"),
+                *(f"-D{name}={value}" for name, value in defines.items()),
+                *("-o", library, _HERE / "harness.c"),
+            ],
+            check=True,
+        )
+        self._library = ctypes.CDLL(str(library))
+        self._library.taken_for_kafka.restype = ctypes.c_uint64
+        for rule in _rules():
+            walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
+            packed = struct.pack("<III32s32s", rule.request_limit, rule.response_limit, rule.flags, *walks)
+            self._library.set_rule(rule.api_key << 5 | rule.api_version, packed)
+
+    def taken_for_kafka(self, protocol: str, seed: int, count: int, *, late_one_in: int = 4) -> int:
+        """How many of so many conversations of a protocol are. late_one_in: one in so many began unseen; 0: none."""
+        number = ctypes.c_uint32(_PROTOCOLS.index(protocol))
+        return int(self._library.taken_for_kafka(number, ctypes.c_uint64(seed), ctypes.c_uint64(count), late_one_in))
+
+    def connect(self, *, accepting: bool, seen: int = 0) -> None:
+        """A new connection, watched at one end; `seen`: bytes that went each way before it was."""
+        self._library.new_connection(int(accepting), seen)
+
+    def move(self, direction: Direction, data: bytes, piece: int) -> None:
+        """Calls of at most `piece` bytes each."""
+        if direction is Direction.RECEIVE:
+            self._library.arrive(len(data))
+        for at in range(0, len(data), piece):
+            self._library.move(direction, data[at : at + piece], len(data[at : at + piece]))
+
+    @property
+    def is_kafka(self) -> bool:
+        return bool(self._library.is_kafka())
+
+
+@contextmanager
+def classifier(*, any_port: bool) -> Iterator[Classifier]:
+    with TemporaryDirectory() as folder:
+        yield Classifier(Path(folder), any_port=any_port)

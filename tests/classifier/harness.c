@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// The frame cursor in user space: conversations pass by it in pieces, and it says whether it takes them for Kafka.
+#include "kernel.h"
+#include "frames.h"
+#include "protocols.h"
+
+enum { LISTENING = KAFKA_PORT, CLIENT_PORT = 40000 };
+
+static struct sock sock;
+static u64 opened, sure_frames;
+
+static int taken(void *data, u64 size, u64 flags)
+{
+	struct record *record = data;
+	opened += record->kind == RECORD_OPEN;
+	sure_frames += record->kind == RECORD_FRAME && !(record->flags & (FLAG_RESYNC | FLAG_UNPROVEN));
+	return 0;
+}
+
+void set_rule(u32 at, const struct rule *rule)
+{
+	rules_values[at] = *rule;
+}
+
+// A new connection, watched at one of its ends; `seen` bytes went each way before it was.
+void new_connection(int accepting, u32 seen)
+{
+	u64 address = (u64)&sock;
+	conns.delete(&address);
+	u32 sent = 0x7fffff00 + below(512), received = 0x7fffff00 + below(512); // wrap around, now and then
+	__builtin_memset(&sock, 0, sizeof(sock));
+	sock.portpair = accepting ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
+	sock.family = AF_INET;
+	sock.protocol = IPPROTO_TCP;
+	sock.bytes_received = seen;
+	sock.bytes_acked = seen + !accepting; // the SYN of the end that connected
+	sock.rcv_nxt = sock.copied_seq = received + seen;
+	sock.write_seq = sock.snd_una = sent + seen;
+	if (!accepting)
+		sock.write_seq++, sock.snd_una++;
+}
+
+// A call of this end that moved bytes.
+void move(int direction, const void *bytes, u32 size)
+{
+	int role = candidate((u64)&sock);
+	if (role < 0)
+		__builtin_trap();
+	struct call call = {};
+	one_buffer(&call, (u64)bytes, size);
+	if (direction == SEND) {
+		sock.write_seq += size;
+		sock.snd_una += size;
+		sock.bytes_acked += size;
+	} else {
+		sock.copied_seq += size;
+	}
+	moved(0, (u64)&sock, role, &call, sequence_end((u64)&sock, direction), size, direction);
+}
+
+// Bytes come before they are read.
+void arrive(u32 size)
+{
+	sock.rcv_nxt += size;
+	sock.bytes_received += size;
+}
+
+int is_kafka(void)
+{
+	u64 address = (u64)&sock;
+	struct conn *conn = conns.lookup(&address);
+	return conn && conn->is_kafka;
+}
+
+static void run_turn(struct turn *turn, int accepting)
+{
+	int direction = turn->by_client == accepting ? RECEIVE : SEND;
+	if (direction == RECEIVE)
+		arrive(turn->size);
+	// Whole, as most programs send, by size and body, as some read, or in pieces.
+	u32 way = below(4), most = way < 2 ? turn->size : way == 2 ? 4 : between(1, 40);
+	for (u32 at = 0, size; at < turn->size; at += size) {
+		size = turn->size - at < most ? turn->size - at : most;
+		move(direction, turn->bytes + at, size);
+		if (way == 2)
+			most = turn->size;
+	}
+}
+
+// Conversations of one protocol, each on a connection of its own; returns how many of them were taken for Kafka. One in `late_one_in` is
+// older than the capture; 0: none.
+u64 taken_for_kafka(u32 protocol, u64 seed, u64 count, u32 late_one_in)
+{
+	u64 found = 0;
+	state = seed * 0x9e3779b97f4a7c15ull + protocol + 1;
+	for (u64 n = 0; n < count; n++) {
+		turn_count = 0;
+		PROTOCOLS[protocol]();
+		int accepting = below(2), late = late_one_in && below(late_one_in) == 0;
+		new_connection(accepting, late ? between(1, 1 << 20) : 0);
+		opened = sure_frames = 0;
+		for (int turn = late ? below(turn_count / 2 + 1) : 0; turn < turn_count; turn++)
+			run_turn(&turns[turn], accepting);
+		found += is_kafka() || sure_frames || (ANY_PORT && opened);
+	}
+	return found;
+}

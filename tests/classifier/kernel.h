@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// As much of the kernel and of BCC as the cursor needs, for its sources to run in user space as they are: one socket, tables of one
+// entry, memory that is read by copying it.
+#pragma once
+#include <linux/types.h>
+
+// The members of the kernel's structs that are read, in one struct: every OFFSET_ is a place in it.
+struct sock {
+	u32 portpair;
+	u16 family;
+	u16 protocol;
+	u32 rcv_nxt;
+	u32 copied_seq;
+	u32 write_seq;
+	u32 snd_una;
+	u64 bytes_received;
+	u64 bytes_acked;
+	u64 zero;
+	u8 nothing[64];
+};
+
+#define AT(member) __builtin_offsetof(struct sock, member)
+#define OFFSET_SOCK_COMMON_SKC_PORTPAIR AT(portpair)
+#define OFFSET_SOCK_COMMON_SKC_FAMILY AT(family)
+#define OFFSET_SOCK_SK_PROTOCOL AT(protocol)
+#define OFFSET_TCP_SOCK_RCV_NXT AT(rcv_nxt)
+#define OFFSET_TCP_SOCK_COPIED_SEQ AT(copied_seq)
+#define OFFSET_TCP_SOCK_WRITE_SEQ AT(write_seq)
+#define OFFSET_TCP_SOCK_SND_UNA AT(snd_una)
+#define OFFSET_TCP_SOCK_BYTES_RECEIVED AT(bytes_received)
+#define OFFSET_TCP_SOCK_BYTES_ACKED AT(bytes_acked)
+#define OFFSET_SOCK_COMMON_SKC_FLAGS AT(zero)
+#define OFFSET_SOCK_COMMON_SKC_RCV_SADDR AT(nothing)
+#define OFFSET_SOCK_COMMON_SKC_DADDR AT(nothing)
+#define OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR AT(nothing)
+#define OFFSET_SOCK_COMMON_SKC_V6_DADDR AT(nothing)
+#define OFFSET_SOCK_COMMON_SKC_NET AT(zero)
+#define OFFSET_SOCK_SK_ERR AT(zero)
+#define OFFSET_TCP_SOCK_BYTES_SENT AT(zero)
+#define OFFSET_TCP_SOCK_BYTES_RETRANS AT(zero)
+#define OFFSET_TCP_SOCK_TOTAL_RETRANS AT(zero)
+#define OFFSET_TCP_SOCK_SRTT_US AT(zero)
+#define OFFSET_NET_NS 0
+#define OFFSET_NS_COMMON_INUM 0
+#define OFFSET_TASK_STRUCT_GROUP_LEADER 0
+#define OFFSET_TASK_STRUCT_MM 0
+#define OFFSET_TASK_STRUCT_START_BOOTTIME 0
+#define OFFSET_TASK_STRUCT_COMM 0
+#define OFFSET_MM_STRUCT_ARG_START 0
+#define OFFSET_MM_STRUCT_ARG_END 0
+#define SOCK_DONE 1
+#define CGROUP_SUBSYSTEM (-1)
+
+#define WATCHED_ROLES 6
+#define PORT_MATCH(port) ((port) == KAFKA_PORT)
+#define KAFKA_PORT 9092
+#define AGENT_TGID 1
+#define PERF_BUFFER 0
+#define RING_PAGES 0
+#define MAX_CONNECTIONS 1
+#define CONNECTIONS_FLAGS 0
+#define CALL_RUN_SEND run_send
+#define CALL_RUN_RECEIVE run_receive
+#define BPF_RB_NO_WAKEUP 0
+#define BPF_RB_FORCE_WAKEUP 0
+
+struct bpf_raw_tracepoint_args {
+	u64 args[3];
+};
+
+static int read(void *to, u64 size, const void *from)
+{
+	if ((u64)from < 4096) {
+		__builtin_memset(to, 0, size);
+		return -1;
+	}
+	__builtin_memcpy(to, from, size);
+	return 0;
+}
+
+#define bpf_probe_read_kernel read
+#define bpf_probe_read_user read
+#define READ_IOVEC read
+
+static u64 now_ns;
+#define bpf_ktime_get_ns() (now_ns += 1000)
+#define bpf_get_smp_processor_id() 0
+#define bpf_get_current_pid_tgid() (2ull << 32 | 2)
+#define bpf_get_current_uid_gid() 0
+#define bpf_get_current_cgroup_id() 0
+#define bpf_get_current_task() 0
+#define bpf_ntohs __builtin_bswap16
+
+#define TABLE(key_type, value_type, name)                                                                                        \
+	static key_type name##_key;                                                                                              \
+	static value_type name##_value;                                                                                          \
+	static int name##_used;                                                                                                  \
+	static value_type *name##_lookup(key_type *key)                                                                          \
+	{                                                                                                                        \
+		return name##_used && !__builtin_memcmp(key, &name##_key, sizeof(*key)) ? &name##_value : 0;                     \
+	}                                                                                                                        \
+	static int name##_update(key_type *key, value_type *value)                                                               \
+	{                                                                                                                        \
+		name##_key = *key;                                                                                               \
+		name##_value = *value;                                                                                           \
+		name##_used = 1;                                                                                                 \
+		return 0;                                                                                                        \
+	}                                                                                                                        \
+	static int name##_delete(key_type *key)                                                                                  \
+	{                                                                                                                        \
+		name##_used &= !name##_lookup(key);                                                                              \
+		return 0;                                                                                                        \
+	}                                                                                                                        \
+	static const struct {                                                                                                    \
+		value_type *(*lookup)(key_type *);                                                                               \
+		int (*update)(key_type *, value_type *);                                                                         \
+		int (*delete)(key_type *);                                                                                       \
+	} name = { name##_lookup, name##_update, name##_delete }
+
+#define ARRAY_TABLE(value_type, name, entries)                                                                                   \
+	static value_type name##_values[entries];                                                                                \
+	static value_type *name##_lookup(u32 *at)                                                                                \
+	{                                                                                                                        \
+		return *at < (entries) ? &name##_values[*at] : 0;                                                                \
+	}                                                                                                                        \
+	static const struct {                                                                                                    \
+		value_type *(*lookup)(u32 *);                                                                                    \
+	} name = { name##_lookup }
+
+#define BPF_TABLE(kind, key_type, value_type, name, entries) TABLE(key_type, value_type, name)
+#define BPF_F_TABLE(kind, key_type, value_type, name, entries, flags) TABLE(key_type, value_type, name)
+#define BPF_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
+#define BPF_PERCPU_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
+#define BPF_RINGBUF_OUTPUT(name, pages)                                                                                          \
+	static int taken(void *record, u64 size, u64 flags);                                                                     \
+	static const struct {                                                                                                    \
+		int (*ringbuf_output)(void *, u64, u64);                                                                         \
+	} name = { taken }

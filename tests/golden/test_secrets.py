@@ -1,0 +1,110 @@
+"""What must stay in the kernel does: MARKER stands there, and the capture refuses any record that holds it."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from itertools import takewhile
+from typing import Any
+
+import pytest
+
+from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, STOPS, CopyRule, copy_rules
+from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, receive_pieces, send_pieces
+from tests.golden.wire import (
+    FETCH,
+    MARKER,
+    METADATA,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    Frame,
+    Seen,
+    answer,
+    header_only,
+    request,
+    response,
+)
+from tests.unit.protocol.expected import expected
+from tests.unit.protocol.trees import Tree, generated
+
+pytestmark = [pytest.mark.root, pytest.mark.kernel]
+
+SHARE_FETCH = 78
+WALKED = [
+    rule
+    for rule in copy_rules()
+    if (rule.request_walk or rule.response_walk) and rule.api_key not in (PRODUCE, FETCH, SHARE_FETCH)
+]
+SECRET_APIS = [api for api in apis().values() if api.name in HEADER_ONLY]
+# What is said in SASL: PLAIN, and the four messages of SCRAM.
+TOKENS = (
+    b"\0alice\0" + MARKER,
+    b"n,,n=alice,r=" + MARKER,
+    b"r=abc,s=" + MARKER + b",i=4096",
+    b"c=biws,r=abc,p=" + MARKER,
+    b"v=" + MARKER,
+)
+
+
+def with_secrets(tree: Tree, fields: tuple[SchemaField, ...], hidden: frozenset[str]) -> Tree:
+    """The same tree with MARKER wherever something must stay."""
+    by_name = {field.name: field for field in fields}
+    return {name: _with_secret(value, by_name[name], hidden) for name, value in tree.items()}
+
+
+def _with_secret(value: Any, field: SchemaField, hidden: frozenset[str]) -> Any:
+    match value:
+        case dict():
+            return with_secrets(value, field.fields, hidden)
+        case list():
+            return [_with_secret(one, field, hidden) for one in value]
+        case bytes() if field.type.endswith("bytes"):
+            return MARKER
+        case str() if field.name in hidden:
+            return MARKER.decode()
+    return value
+
+
+def secretive(rule: CopyRule, seed: int, *, response: bool) -> Frame:
+    """A generated message with MARKER in it, and what must be seen of it: nothing from the field on where it ends."""
+    api = apis()[rule.api_key]
+    message = generated(api, response, rule.api_version, seed)
+    telling = replace(
+        message, tree=with_secrets(message.tree, message.fields, HIDDEN.get(api.name, frozenset({"Value"})))
+    )
+    stop = None if response else STOPS.get(api.name)
+    shown = list(takewhile(lambda name: name != stop, message.tree))
+    seen = expected(
+        replace(message, tree={name: message.tree[name] if name in shown else None for name in message.tree})
+    )
+    wire = telling.frame(seed)
+    return Frame(wire, Seen(seen.facts(message), seed, len(wire), tuple(seen.measured)))
+
+
+@pytest.mark.parametrize("rule", WALKED, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
+def test_hidden_fields_leave_empty_and_all_around_them_as_it_is(capture: Capture, port: int, rule: CopyRule) -> None:
+    with conversation(port) as talk:
+        for seed in range(1, 9):
+            pieces = seed, seed % 4
+            talk.ask(secretive(rule, seed, response=False), write=send_pieces(*pieces), read=receive_pieces(*pieces))
+            talk.answer(secretive(rule, seed, response=True), write=send_pieces(*pieces), read=receive_pieces(*pieces))
+    assert MARKER in b"".join(
+        secretive(rule, seed, response=by_server).wire for seed in range(1, 9) for by_server in (False, True)
+    )
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("api", SECRET_APIS, ids=lambda api: api.name)
+def test_secret_bodies_leave_by_their_header(capture: Capture, port: int, api: Api) -> None:
+    tokens = TOKENS if api.key == SASL_AUTHENTICATE else (MARKER, bytes(8) + MARKER)
+    with conversation(port) as talk:
+        for version in api.versions:
+            for correlation_id, token in enumerate(tokens):
+                body = struct.pack(">i", len(token)) + token
+                talk.ask(header_only(api.key, version, correlation_id, body, flexible=api.flexible(version)))
+                talk.answer(answer(api.key, version, correlation_id, bytes(2) + body))
+        talk.ask(request(METADATA, 12, 9))
+        talk.answer(response(METADATA, 12, 9))
+    assert capture.saw(talk)
