@@ -23,7 +23,9 @@ from tests.lab.tcpdump import Address, Stream, segments
 _PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = 0, 1, 3, 18, 78
 _OF_GROUP_MEMBERS = (8, 9, 11, 12, 13, 14, 68, 76)  # from OffsetCommit to ShareGroupHeartbeat
 _NO_SESSION = -1
+_PARTITION_INDEX = ("partition", "partition_index", "index")
 _CONTROL = 0x20  # of a batch's attributes
+_NO_PRODUCER = b"\xff" * 8
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _Topic = str | uuid.UUID
 
@@ -33,7 +35,8 @@ class TopicTraffic:
     """What one client did to one topic: requests that name it, or ask for it by their session, and the record sets
     sent or, by Fetch and ShareFetch, received.
 
-    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance.
+    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance, a
+    producer sends again what the broker refused for the moment.
     `markers` are those by which a broker ends a transaction: no client gives them to its program.
     """
 
@@ -131,7 +134,7 @@ class _Counts:
         self._walk = Walk()
         self._names: dict[uuid.UUID, str] = {}
         self._topics: dict[tuple[str | None, str, _Topic], TopicTraffic] = defaultdict(TopicTraffic)
-        self._fetched: set[tuple[str | None, _Topic, int, int]] = set()
+        self._seen: set[tuple[str | None, str, _Topic, int, bytes]] = set()
         self._sessions: dict[tuple[object, int], _Session] = defaultdict(_Session)
 
     def result(self) -> Walk:
@@ -158,9 +161,9 @@ class _Counts:
         elif key == _PRODUCE:
             body = _body(schema, frame)
             for name in {_topic(topic, "name") for topic in body.topic_data}:
-                self._topics[client_id, "Produce", name].requests += 1
+                self._topics[client_id, api, name].requests += 1
             for topic in body.topic_data:
-                _add(self._topics[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
+                self._add(client_id, api, _topic(topic, "name"), topic.partition_data)
             if body.acks == 0:
                 return None
         elif key in (_FETCH, _SHARE_FETCH):
@@ -187,14 +190,20 @@ class _Counts:
             self._walk.errors[request.client_id, int(error)] += 1
         for topic in body.responses:
             name = _topic(topic, "topic")
-            count = self._topics[request.client_id, api, name]
-            _add(count, topic.partitions)
-            for partition in topic.partitions:
-                for offset, records, control in _batches(partition):
-                    count.markers += records if control else 0
-                    place = request.client_id, name, partition.partition_index, offset
-                    count.again += records if place in self._fetched else 0
-                    self._fetched.add(place)
+            self._add(request.client_id, api, name, topic.partitions)
+
+    def _add(self, client_id: str | None, api: str, topic: _Topic, partitions: Any) -> None:
+        """Add the record sets of partitions."""
+        count = self._topics[client_id, api, topic]
+        for partition in partitions:
+            count.bytes += len(partition.records or b"")
+            for batch in _batches(partition):
+                count.records += batch.records
+                count.markers += batch.records if batch.control else 0
+                if mark := batch.producer if api == "Produce" else batch.offset:
+                    place = client_id, api, topic, _index(partition), mark
+                    count.again += batch.records if place in self._seen else 0
+                    self._seen.add(place)
 
 
 def _body(schema: type[RequestPayload | ResponsePayload], frame: bytes) -> Any:
@@ -212,10 +221,10 @@ def _topic(entity: Any, name_field: str) -> _Topic:
 
 
 def _index(partition: Any) -> int:
-    """Of a partition that a request asks for, or that its session shall forget."""
-    if not isinstance(partition, int):
-        partition = partition.partition if hasattr(partition, "partition") else partition.partition_index
-    return int(partition)
+    """Of a partition; of one that a fetch session shall forget it is all there is."""
+    if isinstance(partition, int):
+        return partition
+    return int(next(getattr(partition, name) for name in _PARTITION_INDEX if hasattr(partition, name)))
 
 
 def _groups(body: Any) -> set[str]:
@@ -223,15 +232,17 @@ def _groups(body: Any) -> set[str]:
     return {group.group_id for group in body.groups} if hasattr(body, "groups") else {body.group_id}
 
 
-def _add(count: TopicTraffic, partitions: Any) -> None:
-    """Add the record sets of partitions."""
-    for partition in partitions:
-        count.bytes += len(partition.records or b"")
-        count.records += sum(records for _, records, _ in _batches(partition))
+class _Batch(NamedTuple):
+    """`producer` is its producer's id, epoch and sequence; empty where it has none."""
+
+    records: int
+    control: bool
+    offset: bytes
+    producer: bytes
 
 
-def _batches(partition: Any) -> Iterator[tuple[int, int, bool]]:
-    """Base offset, record count and whether it ends a transaction, of each whole batch: the last one may be cut."""
+def _batches(partition: Any) -> Iterator[_Batch]:
+    """The whole batches of a record set: the last one may be cut."""
     record_set = bytes(partition.records or b"")
     start = 0
     while start + _BATCH_OVERHEAD <= len(record_set):
@@ -239,7 +250,7 @@ def _batches(partition: Any) -> Iterator[tuple[int, int, bool]]:
         if end > len(record_set):
             return
         assert record_set[start + 16] == 2, f"record batch of magic {record_set[start + 16]}"
-        offset, records = record_set[start : start + 8], record_set[start + 57 : start + 61]
-        control = bool(record_set[start + 22] & _CONTROL)
-        yield int.from_bytes(offset, "big"), int.from_bytes(records, "big"), control
+        batch = record_set[start:end]
+        producer = b"" if batch[43:51] == _NO_PRODUCER else batch[43:57]
+        yield _Batch(int.from_bytes(batch[57:61], "big"), bool(batch[22] & _CONTROL), batch[:8], producer)
         start = end
