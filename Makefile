@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench schemas protocol docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ false-positives: setup-tests ## ten million conversations of other protocols thr
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench
+
+fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
+	@$(BIN)/python -m tests.fuzz
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate

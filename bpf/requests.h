@@ -310,6 +310,9 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	conn->is_kafka |= correlation_id || (conn->from_start && names_client(conn->client_id_bytes));
 	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
 	struct rule *rule = rule_of(request.api_key, request.api_version);
+	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511).
+	if (request.api_key == API_VERSIONS && (!rule || !rule->flags))
+		rule = rule_of(API_VERSIONS, 0);
 	u32 flags = rule ? rule->flags : 0;
 	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
 	choose_walk(c, rule, RULE_WALK_RESPONSE);

@@ -13,7 +13,10 @@ _BURST = 5
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a client is to do; `records` counts per topic, `rate` is records per topic and second."""
+    """What a client is to do; `records` counts per topic, `rate` is records per topic and second.
+
+    `settings` go to the library under its own names.
+    """
 
     role: str
     bootstrap: str
@@ -23,6 +26,7 @@ class Arguments:
     records: int
     rate: float
     patience_s: int
+    settings: dict[str, str | int]
     report: Path
 
 
@@ -39,8 +43,15 @@ def parse() -> Arguments:
     parser.add_argument(
         "--patience-s", default=30, type=int, help="a consumer gives up after this long without a record"
     )
+    parser.add_argument("--set", action="append", default=[], type=_setting, dest="settings", metavar="NAME=VALUE")
     parser.add_argument("--report", required=True, type=Path)
-    return Arguments(**vars(parser.parse_args()))
+    arguments = vars(parser.parse_args())
+    return Arguments(**{**arguments, "settings": dict(arguments["settings"])})
+
+
+def _setting(text: str) -> tuple[str, str | int]:
+    name, _, value = text.partition("=")
+    return name, int(value) if value.isdecimal() else value
 
 
 def paced(arguments: Arguments) -> Iterator[int]:

@@ -74,7 +74,7 @@ class RunningClient:
         if status:
             raise LabError(f"{self.client.client_id} ended with status {status}:\n{tail(self.log)}")
         text = self.client.report.read_text()
-        return _counts_of_java(text) if self.client.comm == "java" else _counts_of_python(text)
+        return counts_of_java(text) if self.client.comm == "java" else _counts_of_python(text)
 
 
 def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> list[Client]:
@@ -163,7 +163,7 @@ def _counts_of_python(report: str) -> dict[str, TopicCount]:
     return {topic: TopicCount(**count) for topic, count in json.loads(report).items()}
 
 
-def _counts_of_java(report: str) -> dict[str, TopicCount]:
+def counts_of_java(report: str) -> dict[str, TopicCount]:
     metrics = {(found["topic"], found["name"]): int(float(found["value"])) for found in _JAVA_METRIC.finditer(report)}
     counts = {}
     for (topic, name), value in metrics.items():

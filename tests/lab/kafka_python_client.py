@@ -17,7 +17,11 @@ from tests.lab.client_arguments import Arguments, paced, parse
 def produce(arguments: Arguments) -> dict[str, dict[str, int | None]]:
     """Send `records` records to each topic; bytes are the record sets as the library's own metric counts them."""
     producer = KafkaProducer(
-        bootstrap_servers=arguments.bootstrap, client_id=arguments.client_id, linger_ms=20, compression_type="gzip"
+        bootstrap_servers=arguments.bootstrap,
+        client_id=arguments.client_id,
+        linger_ms=20,
+        compression_type="gzip",
+        **arguments.settings,
     )
     totals = {topic: Total() for topic in arguments.topics}
     metrics = producer._metrics  # its public form has rates only
@@ -43,6 +47,7 @@ def consume(arguments: Arguments) -> dict[str, dict[str, int | None]]:
         group_id=arguments.group,
         auto_offset_reset="earliest",
         consumer_timeout_ms=arguments.patience_s * 1000,
+        **arguments.settings,
     )
     received: Counter[str] = Counter()
     for record in consumer:

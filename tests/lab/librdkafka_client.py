@@ -17,7 +17,12 @@ from tests.lab.client_arguments import Arguments, paced, parse
 def produce(arguments: Arguments) -> dict[str, dict[str, int | None]]:
     """Send `records` records to each topic and count the delivered ones."""
     producer = Producer(
-        {"bootstrap.servers": arguments.bootstrap, "client.id": arguments.client_id, "compression.type": "lz4"}
+        {
+            "bootstrap.servers": arguments.bootstrap,
+            "client.id": arguments.client_id,
+            "compression.type": "lz4",
+            **arguments.settings,
+        }
     )
     delivered: Counter[str] = Counter()
 
@@ -42,6 +47,7 @@ def consume(arguments: Arguments) -> dict[str, dict[str, int | None]]:
             "client.id": arguments.client_id,
             "group.id": arguments.group,
             "auto.offset.reset": "earliest",
+            **arguments.settings,
         }
     )
     consumer.subscribe(list(arguments.topics))

@@ -20,21 +20,31 @@ from kio.static.protocol import RequestPayload, ResponsePayload
 
 from tests.lab.tcpdump import Address, Stream, segments
 
-_PRODUCE, _FETCH, _METADATA, _API_VERSIONS = 0, 1, 3, 18
+_PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = 0, 1, 3, 18, 78
+_OF_GROUP_MEMBERS = (8, 9, 11, 12, 13, 14, 68, 76)  # from OffsetCommit to ShareGroupHeartbeat
+_NO_SESSION = -1
+_PARTITION_INDEX = ("partition", "partition_index", "index")
+_CONTROL = 0x20  # of a batch's attributes
+_NO_PRODUCER = b"\xff" * 8
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
+_Topic = str | uuid.UUID
 
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """What one client did to one topic: requests that name it, and the record sets sent or, by Fetch, received.
+    """What one client did to one topic: requests that name it, or ask for it by their session, and the record sets
+    sent or, by Fetch and ShareFetch, received.
 
-    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance.
+    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance, a
+    producer sends again what the broker refused for the moment.
+    `markers` are those by which a broker ends a transaction: no client gives them to its program.
     """
 
     requests: int = 0
     records: int = 0
     bytes: int = 0
     again: int = field(default=0, compare=False)
+    markers: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -44,6 +54,10 @@ class Walk:
     requests: Counter[tuple[str, int, str | None]] = field(default_factory=Counter)  # by API, version and client id
     topics: dict[tuple[str | None, str, str], TopicTraffic] = field(default_factory=dict)  # by client id, API and topic
     software: dict[str | None, tuple[str, str]] = field(default_factory=dict)  # by client id: library and version
+    groups: dict[str | None, set[str]] = field(default_factory=lambda: defaultdict(set))  # by client id: its own
+    errors: Counter[tuple[str | None, int]] = field(
+        default_factory=Counter
+    )  # by client id and code, of Fetch as a whole
 
     @property
     def by_api(self) -> dict[tuple[str, int], int]:
@@ -61,7 +75,7 @@ class _Request(NamedTuple):
     client_id: str | None
 
 
-class _Frames:
+class Frames:
     """Cuts one direction of a connection into frames without their length prefix."""
 
     def __init__(self) -> None:
@@ -78,20 +92,39 @@ class _Frames:
 def walk(pcap: Path, port: int) -> Walk:
     """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
     counts = _Counts()
-    frames: dict[tuple[Address, Address], _Frames] = {}
+    frames: dict[tuple[Address, Address], Frames] = {}
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
     for segment in segments(pcap):
         way = segment.source, segment.target
         if segment.restarts or way not in frames:
-            frames[way] = _Frames()
+            frames[way] = Frames()
             waiting.pop(way, None)
         for frame in frames[way].feed(frames[way].stream.feed(segment)):
             if segment.target[1] == port:
-                if (request := counts.add_request(frame)) is not None:
+                if (request := counts.add_request(way, frame)) is not None:
                     waiting[way].append(request)
             else:
                 counts.add_response(frame, waiting[segment.target, segment.source].popleft())
     return counts.result()
+
+
+class _Session:
+    """What a connection's fetches ask for: an incremental one names only what changed (KIP-227, KIP-932)."""
+
+    def __init__(self) -> None:
+        self._held: set[tuple[_Topic, int]] = set()
+
+    def ask(self, body: Any) -> set[_Topic]:
+        """The topics that a request asks for, named or not."""
+        named = {(_topic(topic, "topic"), _index(each)) for topic in body.topics for each in topic.partitions}
+        epoch = getattr(body, "share_session_epoch", getattr(body, "session_epoch", _NO_SESSION))
+        if epoch <= 0:
+            self._held = set()
+        if epoch >= 0:
+            self._held |= named
+        gone = getattr(body, "forgotten_topics_data", ())
+        self._held -= {(_topic(topic, "topic"), _index(each)) for topic in gone for each in topic.partitions}
+        return {topic for topic, _ in self._held | named}
 
 
 class _Counts:
@@ -100,8 +133,9 @@ class _Counts:
     def __init__(self) -> None:
         self._walk = Walk()
         self._names: dict[uuid.UUID, str] = {}
-        self._topics: dict[tuple[str | None, str, str | uuid.UUID], TopicTraffic] = defaultdict(TopicTraffic)
-        self._fetched: set[tuple[str | None, str | uuid.UUID, int, int]] = set()
+        self._topics: dict[tuple[str | None, str, _Topic], TopicTraffic] = defaultdict(TopicTraffic)
+        self._seen: set[tuple[str | None, str, _Topic, int, bytes]] = set()
+        self._sessions: dict[tuple[object, int], _Session] = defaultdict(_Session)
 
     def result(self) -> Walk:
         for (client_id, api, topic), count in self._topics.items():
@@ -111,51 +145,65 @@ class _Counts:
             total.records += count.records
             total.bytes += count.bytes
             total.again += count.again
+            total.markers += count.markers
         return self._walk
 
-    def add_request(self, frame: bytes) -> _Request | None:
+    def add_request(self, connection: object, frame: bytes) -> _Request | None:
         """Count a request; returns it if it will be answered."""
         key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
         client_id = frame[10 : 10 + length].decode() if length >= 0 else None
         schema = load_request_schema(key, version)
-        self._walk.requests[schema.__name__.removesuffix("Request"), version, client_id] += 1
+        api = schema.__name__.removesuffix("Request")
+        self._walk.requests[api, version, client_id] += 1
         if key == _API_VERSIONS and version >= 3:
             body = _body(schema, frame)
             self._walk.software[client_id] = body.client_software_name, body.client_software_version
         elif key == _PRODUCE:
             body = _body(schema, frame)
             for name in {_topic(topic, "name") for topic in body.topic_data}:
-                self._topics[client_id, "Produce", name].requests += 1
+                self._topics[client_id, api, name].requests += 1
             for topic in body.topic_data:
-                _add(self._topics[client_id, "Produce", _topic(topic, "name")], topic.partition_data)
+                self._add(client_id, api, _topic(topic, "name"), topic.partition_data)
             if body.acks == 0:
                 return None
-        elif key == _FETCH:
-            # librdkafka names a topic again for each run of its partitions
-            for name in {_topic(topic, "topic") for topic in _body(schema, frame).topics}:
-                self._topics[client_id, "Fetch", name].requests += 1
+        elif key in (_FETCH, _SHARE_FETCH):
+            for name in self._sessions[connection, key].ask(_body(schema, frame)):
+                self._topics[client_id, api, name].requests += 1
+        elif key in _OF_GROUP_MEMBERS:
+            self._walk.groups[client_id] |= _groups(_body(schema, frame))
         return _Request(key, version, correlation_id, client_id)
 
     def add_response(self, frame: bytes, request: _Request) -> None:
-        """Count the record sets of a response to Fetch, learn topic names from one to Metadata."""
+        """Count the record sets of a response to Fetch or ShareFetch, learn topic names from one to Metadata."""
         assert int.from_bytes(frame[:4], "big", signed=True) == request.correlation_id
-        if request.key not in (_FETCH, _METADATA):
+        if request.key not in (_FETCH, _METADATA, _SHARE_FETCH):
             return
-        body = _body(load_response_schema(request.key, request.version), frame)
+        schema = load_response_schema(request.key, request.version)
+        body = _body(schema, frame)
         if request.key == _METADATA:
             self._names.update(
                 {topic.topic_id: topic.name for topic in body.topics if getattr(topic, "topic_id", None)}
             )
             return
+        api = schema.__name__.removesuffix("Response")
+        if error := getattr(body, "error_code", 0):
+            self._walk.errors[request.client_id, int(error)] += 1
         for topic in body.responses:
             name = _topic(topic, "topic")
-            count = self._topics[request.client_id, "Fetch", name]
-            _add(count, topic.partitions)
-            for partition in topic.partitions:
-                for offset, records in _batches(partition):
-                    place = request.client_id, name, partition.partition_index, offset
-                    count.again += records if place in self._fetched else 0
-                    self._fetched.add(place)
+            self._add(request.client_id, api, name, topic.partitions)
+
+    def _add(self, client_id: str | None, api: str, topic: _Topic, partitions: Any) -> None:
+        """Add the record sets of partitions."""
+        count = self._topics[client_id, api, topic]
+        for partition in partitions:
+            count.bytes += len(partition.records or b"")
+            for batch in _batches(partition):
+                count.records += batch.records
+                count.markers += batch.records if batch.control else 0
+                if mark := batch.producer if api == "Produce" else batch.offset:
+                    place = client_id, api, topic, _index(partition), mark
+                    count.again += batch.records if place in self._seen else 0
+                    self._seen.add(place)
 
 
 def _body(schema: type[RequestPayload | ResponsePayload], frame: bytes) -> Any:
@@ -167,20 +215,34 @@ def _body(schema: type[RequestPayload | ResponsePayload], frame: bytes) -> Any:
     return body
 
 
-def _topic(entity: Any, name_field: str) -> str | uuid.UUID:
-    name: str | uuid.UUID = entity.topic_id if hasattr(entity, "topic_id") else getattr(entity, name_field)
+def _topic(entity: Any, name_field: str) -> _Topic:
+    name: _Topic = entity.topic_id if hasattr(entity, "topic_id") else getattr(entity, name_field)
     return name
 
 
-def _add(count: TopicTraffic, partitions: Any) -> None:
-    """Add the record sets of partitions."""
-    for partition in partitions:
-        count.bytes += len(partition.records or b"")
-        count.records += sum(records for _, records in _batches(partition))
+def _index(partition: Any) -> int:
+    """Of a partition; of one that a fetch session shall forget it is all there is."""
+    if isinstance(partition, int):
+        return partition
+    return int(next(getattr(partition, name) for name in _PARTITION_INDEX if hasattr(partition, name)))
 
 
-def _batches(partition: Any) -> Iterator[tuple[int, int]]:
-    """Base offset and record count of each whole batch; a broker may cut the last one of a Fetch response."""
+def _groups(body: Any) -> set[str]:
+    """OffsetFetch 8 and newer may ask for many."""
+    return {group.group_id for group in body.groups} if hasattr(body, "groups") else {body.group_id}
+
+
+class _Batch(NamedTuple):
+    """`producer` is its producer's id, epoch and sequence; empty where it has none."""
+
+    records: int
+    control: bool
+    offset: bytes
+    producer: bytes
+
+
+def _batches(partition: Any) -> Iterator[_Batch]:
+    """The whole batches of a record set: the last one may be cut."""
     record_set = bytes(partition.records or b"")
     start = 0
     while start + _BATCH_OVERHEAD <= len(record_set):
@@ -188,6 +250,7 @@ def _batches(partition: Any) -> Iterator[tuple[int, int]]:
         if end > len(record_set):
             return
         assert record_set[start + 16] == 2, f"record batch of magic {record_set[start + 16]}"
-        offset, records = record_set[start : start + 8], record_set[start + 57 : start + 61]
-        yield int.from_bytes(offset, "big"), int.from_bytes(records, "big")
+        batch = record_set[start:end]
+        producer = b"" if batch[43:51] == _NO_PRODUCER else batch[43:57]
+        yield _Batch(int.from_bytes(batch[57:61], "big"), bool(batch[22] & _CONTROL), batch[:8], producer)
         start = end

@@ -1,0 +1,30 @@
+"""The recordings are held again over real sockets, before the real capture, once for all tests."""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.lab.processes import free_port
+from tests.recorded.recording import names
+from tests.recorded.replay import Held, Replay, replay
+
+
+@pytest.fixture(scope="session")
+def replays() -> dict[str, Replay]:
+    port = free_port()
+    with closing(Capture(port)) as capture:
+        return {name: replay(capture, port, name) for name in names()}
+
+
+@pytest.fixture(scope="session")
+def everything(replays: dict[str, Replay]) -> dict[str, list[Held]]:
+    """All conversations, by name."""
+    return {name: replay.held for name, replay in replays.items()}
+
+
+@pytest.fixture(params=names())
+def conversation(request: pytest.FixtureRequest, everything: dict[str, list[Held]]) -> list[Held]:
+    return everything[request.param]

@@ -1,0 +1,39 @@
+"""A recording as a capture file, for programs that read those: one loopback segment per frame, acknowledged by none."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.recorded.recording import Frame
+
+PORT = 9092
+_FILE_HEADER = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1)  # Ethernet
+_ETHERNET = bytes(12) + b"\x08\x00"
+_LOOPBACK = socket.inet_aton("127.0.0.1")
+_FIRST_CLIENT_PORT = 20_000
+_PSH_ACK, _TCP = 0x18, 6
+
+
+def write_pcap(file: Path, frames: Iterable[Frame]) -> None:
+    """Connections become ports, counted up; every frame has its segment, in the order given."""
+    sent: dict[tuple[int, bool], int] = {}
+    with file.open("wb") as output:
+        output.write(_FILE_HEADER)
+        for place, frame in enumerate(frames):
+            payload = struct.pack(">i", len(frame.data)) + frame.data
+            own, other = (frame.connection, frame.response), (frame.connection, not frame.response)
+            packet = _packet(frame, sent.get(own, 1), sent.get(other, 1), payload)
+            sent[own] = sent.get(own, 1) + len(payload)
+            output.write(struct.pack("<IIII", place // 1000, place % 1000 * 1000, len(packet), len(packet)) + packet)
+
+
+def _packet(frame: Frame, sequence: int, acknowledged: int, payload: bytes) -> bytes:
+    client = _FIRST_CLIENT_PORT + frame.connection
+    ports = (PORT, client) if frame.response else (client, PORT)
+    tcp = struct.pack(">HHIIBBHHH", *ports, sequence, acknowledged, 5 << 4, _PSH_ACK, 0xFFFF, 0, 0)
+    size = 20 + len(tcp) + len(payload)
+    ip = struct.pack(">BBHIBBH4s4s", 0x45, 0, size, 0, 64, _TCP, 0, _LOOPBACK, _LOOPBACK)
+    return _ETHERNET + ip + tcp + payload

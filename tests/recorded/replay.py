@@ -1,0 +1,80 @@
+"""A recording held again: every frame goes over a real connection, and the product says what it made of it."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+from kafka_probe.protocol.facts import Facts
+from kafka_probe.protocol.schemas import apis
+from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, receive_all
+from tests.golden.wire import Seen
+from tests.recorded import oracle
+from tests.recorded.recording import Frame, Request, exchanges, read
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An exchange of the recording with what was seen of its frames, the same at both ends."""
+
+    recorded: Request
+    asked: Seen
+    answered: Seen | None
+
+    @property
+    def api(self) -> str:
+        return apis()[self.recorded.api_key].name
+
+    @property
+    def known_version(self) -> bool:
+        """franz-go asks in a version of ApiVersions that the broker does not know."""
+        return self.recorded.api_version in apis()[self.recorded.api_key].versions
+
+    @property
+    def bodies(self) -> list[tuple[Facts, Any]]:
+        """What was seen of both frames, and their bodies as kio has them."""
+        found = [(self.asked.facts, oracle.read_body(self.recorded, response=False))]
+        if self.answered is not None:
+            found.append((self.answered.facts, oracle.read_body(self.recorded, response=True)))
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A whole conversation, and what was counted as lost, by reason."""
+
+    held: list[Held]
+    lost: dict[str, int]
+
+
+def replay(capture: Capture, port: int, name: str) -> Replay:
+    """Hold the conversation of this name; both ends must see all of its frames, and the same of each."""
+    capture.begin()
+    frames = list(read(name))
+    seen: dict[Frame, Seen] = {}
+    with ExitStack() as stack:
+        talks: dict[int, Conversation] = {}
+        for frame in frames:
+            if frame.connection not in talks:
+                talks[frame.connection] = stack.enter_context(conversation(port))
+            _say(talks[frame.connection], frame)
+        said = defaultdict(list)
+        for frame in frames:
+            said[frame.connection].append(frame)
+        ends = {(end.identity.local, end.identity.peer): end.frames for end in capture.ends}
+        for connection, talk in talks.items():
+            assert ends[talk.names] == ends[talk.names[::-1]]
+            seen.update(zip(said[connection], ends[talk.names], strict=True))
+    held = [Held(each, seen[each.frame], seen[each.response] if each.response else None) for each in exchanges(frames)]
+    return Replay(held, capture.lost())
+
+
+def _say(talk: Conversation, frame: Frame) -> None:
+    sender, receiver = (talk.server, talk.client) if frame.response else (talk.client, talk.server)
+    wire = struct.pack(">i", len(frame.data)) + frame.data
+    sender.sendall(wire)
+    receive_all(receiver, len(wire))
