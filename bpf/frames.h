@@ -199,11 +199,15 @@ static inline void out_of_steps(struct cursor *c)
 }
 
 // A connection's first request may turn out to be one; it waits if it fits into a record. What comes between it and an answer is
-// lost.
+// lost: counted, once it is known to have been Kafka.
 static inline void hold(struct conn *conn, struct record *out)
 {
-	if (conn->holding || out->part || (out->flags & (FLAG_MORE | FLAG_RESYNC)))
+	if (out->flags & FLAG_MORE)
 		return;
+	if (conn->holding || out->part || (out->flags & FLAG_RESYNC)) {
+		conn->unheld++;
+		return;
+	}
 	conn->holding = 1;
 	bpf_probe_read_kernel(&conn->held, sizeof(conn->held), out);
 }
@@ -216,6 +220,10 @@ static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 	if (ANY_PORT && conn->holding) {
 		conn->holding = 0;
 		send_record(ctx, &conn->held);
+	}
+	if (ANY_PORT && conn->unheld) {
+		count(LOST_BEFORE_PROOF, conn->unheld);
+		conn->unheld = 0;
 	}
 	send_record(ctx, &c->out);
 }

@@ -93,6 +93,7 @@ struct conn {
 	u16 client_id_bytes;
 	u32 error;            // sk_err when the connection was closed
 	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
+	u32 unheld;           // with every port watched: frames that came before the proof and did not wait
 	struct record notice; // scratch: opened, owned, closed
 	struct record held;   // with every port watched: the first request, until its answer proves it to be one
 	struct in_flight in_flight[IN_FLIGHT];

@@ -118,5 +118,6 @@ enum counter {
 	LOST_UNMATCHED,         // responses whose request was not seen
 	LOST_UNANSWERED,        // requests whose response was not seen
 	LOST_OVERFLOW,          // requests in flight that were forgotten
+	LOST_BEFORE_PROOF,      // with every port watched: frames before the one that proved their connection to be Kafka's
 	COUNTERS,
 };

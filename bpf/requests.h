@@ -81,6 +81,7 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 		conn->cursors[RECEIVE].lock = SEEKING;
 		conn->head = conn->tail;
 		conn->holding = 0;
+		conn->unheld = 0;
 	}
 }
 

@@ -85,3 +85,12 @@ def test_good_connections_are_found_beside_them(any_port: Capture) -> None:
         talk.ask(request(METADATA, 12, 1))
         talk.answer(response(METADATA, 12, 1))
     assert [end.frames for end in any_port.ends_of(talk)] == [talk.said, talk.said]
+
+
+def test_what_comes_before_the_first_answer_is_counted(any_port: Capture) -> None:
+    with conversation(free_port()) as talk:
+        talk.ask(*(request(METADATA, 12, correlation_id) for correlation_id in (1, 2, 3)))
+        talk.answer(*(response(METADATA, 12, correlation_id) for correlation_id in (1, 2, 3)))
+    first, *_, one, two, three = talk.said
+    assert [end.frames for end in any_port.ends_of(talk)] == [[first, one, two, three]] * 2
+    assert any_port.lost()["before_proof"] >= 4  # two at either end; others may talk here, too

@@ -127,4 +127,5 @@ LOSSES = {
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
+    "before_proof": "frames between the first request and the first answer of a connection found by `--ports auto`",
 }
