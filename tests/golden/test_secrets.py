@@ -29,7 +29,7 @@ from tests.golden.wire import (
 from tests.unit.protocol.expected import expected
 from tests.unit.protocol.trees import Tree, generated
 
-pytestmark = [pytest.mark.root, pytest.mark.kernel]
+pytestmark = pytest.mark.root
 
 SHARE_FETCH = 78
 WALKED = [
