@@ -32,7 +32,7 @@ from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import SCHEMA_VERSION
-from kafka_probe.flows import Flows
+from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
@@ -63,9 +63,9 @@ class Agent:
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver)
-        self._reader = FrameReader()
         self._flows = Flows(self._tracker, self._names, self._brokers)
         self._exchanges = Exchanges(self._tracker, self._names) if config.requests.which != "off" else None
+        self._reader = FrameReader() if self._exchanges else FrameReader(SUMMED)
         self._wanted = _Wanted(config.requests)
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
 

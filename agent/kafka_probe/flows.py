@@ -197,6 +197,7 @@ _OF_TOPICS = {
     Kind.RECORD_BYTES: "bytes",
     Kind.UNCOUNTED_BYTES: "uncounted_bytes",
 }
+SUMMED = (*_OF_TOPICS, Kind.THROTTLE_MS)
 
 
 def _first_seen(frames: Frames) -> int:

@@ -3,7 +3,8 @@
     python -m tests.bench.decode
 
 Frames are those of a busy broker's connections: producers with one and many partitions, consumers, groups, metadata.
-Their record sets are as long as the kernel's stub, so that kafka-python can decode them too.
+Their record sets are as long as the kernel's stub, so that kafka-python can decode them too. What was recorded of real
+clients comes through the real capture, which needs root.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import random
 import statistics
 import time
 from collections import deque
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,9 +28,16 @@ from kio.index import load_payload_module
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
+from kafka_probe.capture.record import Kind
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.long_shapes import LongShapes
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+from tests.golden.capture import Capture
+from tests.lab.processes import free_port
+from tests.recorded.recording import names, read
+from tests.recorded.replay import said_again
 from tests.unit.protocol.trees import Records, message_of
 
 if TYPE_CHECKING:
@@ -208,6 +217,24 @@ def cold_frame() -> None:
     )
 
 
+def recorded_frames() -> None:
+    """What real clients and their broker said, as the agent reads it when it says as much again."""
+    port = free_port()
+    with closing(Capture(port)) as capture:
+        for name in names():
+            with said_again(read(name), port):
+                pass
+        records = capture.records()
+    frames = records[records["kind"] == Kind.FRAME]
+    batch = np.tile(frames, 8)
+    reader = FrameReader(SUMMED)
+    deque(reader.read(batch), maxlen=0)
+    whole = int((frames["part"] == 0).sum()) * 8
+    taken = [microseconds(lambda: deque(reader.read(batch), maxlen=0), whole) for _ in range(ROUNDS)]
+    print(f"\n{whole} recorded frames, read as the agent does, µs CPU per frame")
+    print(f"min {min(taken):.2f}, median {statistics.median(taken):.2f}, max {max(taken):.2f}")
+
+
 def long_frames() -> None:
     frames = [produce(f"client-{index % 5}", 9, PARTITIONS) for index in range(50)]
     items = [(each.code, each.data) for each in frames]
@@ -227,6 +254,7 @@ def main() -> None:
     random.seed(1)
     cold_frame()
     short_frames()
+    recorded_frames()
     long_frames()
 
 

@@ -95,6 +95,10 @@ class Capture:
                         self._take(record)
         return list(self._ends.values())
 
+    def records(self) -> Records:
+        """The records themselves, as they stand in the buffer, instead of what is made of them."""
+        return self._programs.buffer.take(1 << 20)
+
     def ends_of(self, talk: Conversation) -> list[End]:
         """The client's end and the server's, those of them that were seen."""
         local = {end.identity.local: end for end in self.ends}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,12 +57,7 @@ def replay(capture: Capture, port: int, name: str) -> Replay:
     capture.begin()
     frames = list(read(name))
     seen: dict[Frame, Seen] = {}
-    with ExitStack() as stack:
-        talks: dict[int, Conversation] = {}
-        for frame in frames:
-            if frame.connection not in talks:
-                talks[frame.connection] = stack.enter_context(conversation(port))
-            _say(talks[frame.connection], frame)
+    with said_again(frames, port) as talks:
         said = defaultdict(list)
         for frame in frames:
             said[frame.connection].append(frame)
@@ -71,6 +67,18 @@ def replay(capture: Capture, port: int, name: str) -> Replay:
             seen.update(zip(said[connection], ends[talk.names], strict=True))
     held = [Held(each, seen[each.frame], seen[each.response] if each.response else None) for each in exchanges(frames)]
     return Replay(held, capture.lost())
+
+
+@contextmanager
+def said_again(frames: Iterable[Frame], port: int) -> Iterator[dict[int, Conversation]]:
+    """The conversations in which the frames were said, by number of the connection, before their ends are closed."""
+    with ExitStack() as stack:
+        talks: dict[int, Conversation] = {}
+        for frame in frames:
+            if frame.connection not in talks:
+                talks[frame.connection] = stack.enter_context(conversation(port))
+            _say(talks[frame.connection], frame)
+        yield talks
 
 
 def _say(talk: Conversation, frame: Frame) -> None:

@@ -13,7 +13,7 @@ from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import bucket_of
-from kafka_probe.flows import Flows
+from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
     Records as Frames,
@@ -42,7 +42,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.tracker = Tracker(RESOLVER)
-        self.reader = FrameReader()
+        self.reader = FrameReader(SUMMED)
         names = TopicNames()
         self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER))
         for conn in (1, 2):

@@ -1,22 +1,22 @@
 """Records to frames: joins the records of long frames and finds each frame's shape, all frames of a batch at once.
 
-A batch keeps NumPy columns; only frames that needed several records are handled one by one.
+A batch keeps NumPy columns; only frames that needed several records are put together one by one.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import DATA_BYTES, Flag
-from kafka_probe.protocol.facts import Shape, Status
+from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
+from kafka_probe.protocol.facts import POSITIVE, Kind, Shape, Status
 from kafka_probe.protocol.long_shapes import LongShapes
-from kafka_probe.protocol.shapes import ShapeTable, code_of
+from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
@@ -26,6 +26,8 @@ LOSSES = {
     "frame_truncated": "frames of which too little was copied for all their facts: counted, some topics may be missing",
     "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
 }
+# As plain numbers: an enum's own operators take longer than all that is done with a record.
+_RESPONSE, _MORE, _CUT = int(Flag.RESPONSE), int(Flag.MORE), int(Flag.CUT)
 _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
 
 
@@ -49,17 +51,29 @@ class Frames:
 
 @dataclass(slots=True)
 class _Unfinished:
-    first: Records
+    first: bytes
+    tcp_seq: int
     data: bytearray
     part: int
+
+
+_Joined = tuple[bytes, Shape, Integers]
+"""The first record of a frame that needed several, its shape, and its values, (1, measures)."""
 
 
 class FrameReader:
     """Reads frames out of batches of frame records; remembers what a batch left unfinished."""
 
-    def __init__(self) -> None:
-        self._table = ShapeTable()
-        self._long = LongShapes()
+    def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
+        """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
+        wanted = POSITIVE.union(kinds)
+
+        def decode(code: int, data: bytes) -> Shape:
+            shape = decode_code(code, data)
+            return shape._replace(measures=tuple(measure for measure in shape.measures if measure.kind in wanted))
+
+        self._table = ShapeTable(decode)
+        self._long = LongShapes(decode)
         self._unfinished: dict[tuple[int, int], _Unfinished] = {}
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
@@ -82,10 +96,7 @@ class FrameReader:
             yield from self._match(records)
             return
         yield from self._match(records[alone])
-        for record in records[~alone]:
-            frame = self._join(record)
-            if frame:
-                yield frame
+        yield from _grouped(self._join(records[~alone]))
 
     def _match(self, records: Records) -> Iterator[Frames]:
         flags = records["flags"].astype(np.uint64)
@@ -106,35 +117,48 @@ class FrameReader:
                 values = self._table.values(shape_id, data[members]) if shape.measures else _no_values(len(members))
                 yield Frames(shape, records, members, values)
 
-    def _join(self, record: Records) -> Frames | None:
-        key = int(record["conn"]), int(record["flags"]) & Flag.RESPONSE
-        unfinished = self._unfinished.pop(key, None)
-        if unfinished and unfinished.first["tcp_seq"] != record["tcp_seq"]:
-            # Its end was lost, and perhaps the beginning of this one.
-            self.losses["frame_incomplete"] += 1
-            unfinished = None
-        if record["part"] == 0:
-            # A copy: the record is a view, and would keep its whole batch for as long as the rest is missing.
-            unfinished = _Unfinished(record.copy(), bytearray(), -1)
-        if unfinished is None or record["part"] != unfinished.part + 1:
-            # However many of its records are lost, the last one counts the frame.
-            if record["flags"] & Flag.MORE == 0:
+    def _join(self, records: Records) -> Iterator[_Joined]:
+        """The frames that these records complete."""
+        columns = ("conn", "flags", "part", "tcp_seq", "size", "api_key", "api_version")
+        data = np.ascontiguousarray(records["data"]).tobytes()
+        rows = zip(*(records[name].tolist() for name in columns), strict=True)
+        for place, (conn, flags, part, tcp_seq, size, api_key, api_version) in enumerate(rows):
+            key = conn, flags & _RESPONSE
+            unfinished = self._unfinished.pop(key, None)
+            if unfinished and unfinished.tcp_seq != tcp_seq:
+                # Its end was lost, and perhaps the beginning of this one.
                 self.losses["frame_incomplete"] += 1
-            return None
-        unfinished.data += record["data"][: record["size"]].tobytes()
-        unfinished.part += 1
-        if record["flags"] & Flag.MORE:
-            self._unfinished[key] = unfinished
-            return None
-        code = code_of(bool(key[1]), int(record["api_key"]), int(record["api_version"]), not record["flags"] & Flag.CUT)
-        shape, values = self._long.find(code, bytes(unfinished.data))
-        return Frames(shape, unfinished.first.reshape(1), np.zeros(1, np.int64), values)
+                unfinished = None
+            if part == 0:
+                unfinished = _Unfinished(records[place].tobytes(), tcp_seq, bytearray(), -1)
+            if unfinished is None or part != unfinished.part + 1:
+                # However many of its records are lost, the last one counts the frame.
+                if not flags & _MORE:
+                    self.losses["frame_incomplete"] += 1
+                continue
+            unfinished.data += data[place * DATA_BYTES : place * DATA_BYTES + size]
+            unfinished.part = part
+            if flags & _MORE:
+                self._unfinished[key] = unfinished
+                continue
+            code = code_of(bool(key[1]), api_key, api_version, not flags & _CUT)
+            yield unfinished.first, *self._long.find(code, bytes(unfinished.data))
 
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
-        for direction in (0, int(Flag.RESPONSE)):
+        for direction in (0, _RESPONSE):
             if self._unfinished.pop((conn, direction), None):
                 self.losses["frame_incomplete"] += 1
+
+
+def _grouped(joined: Iterable[_Joined]) -> Iterator[Frames]:
+    by_shape: dict[int, list[_Joined]] = {}
+    for frame in joined:
+        by_shape.setdefault(id(frame[1]), []).append(frame)
+    for frames in by_shape.values():
+        firsts, shapes, values = zip(*frames, strict=True)
+        batch = np.frombuffer(b"".join(firsts), RECORD)
+        yield Frames(shapes[0], batch, np.arange(len(frames)), np.concatenate(values))
 
 
 def _no_values(frames: int) -> Integers:

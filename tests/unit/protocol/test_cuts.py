@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.protocol.collector import Collector
@@ -36,7 +36,6 @@ def test_every_version_cut_at_every_byte_gives_a_part_of_its_facts(api: Api, res
         assert_cuts_are_parts(generated(api, response, version, seed=1))
 
 
-@settings(deadline=None)
 @given(MESSAGES)
 def test_any_message_cut_at_every_byte_gives_a_part_of_its_facts(message: Message) -> None:
     assert_cuts_are_parts(message)
@@ -59,7 +58,6 @@ def assert_cuts_are_parts(message: Message) -> None:
         assert_part_of(part.facts, whole.facts)
 
 
-@settings(deadline=None)
 @given(MESSAGES, st.data())
 def test_damaged_messages_give_a_status(message: Message, draw: st.DataObject) -> None:
     data = bytearray(message.data)
@@ -81,7 +79,6 @@ def test_damaged_messages_give_a_status(message: Message, draw: st.DataObject) -
     )
 
 
-@settings(deadline=None)
 @given(st.sampled_from(APIS), st.booleans(), st.integers(0, 20), st.binary(max_size=400))
 def test_a_walk_does_no_more_than_some_lines_per_byte(api: Api, response: bool, nth: int, data: bytes) -> None:
     version = api.versions[nth % len(api.versions)]

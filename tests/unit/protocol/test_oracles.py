@@ -70,7 +70,7 @@ def test_facts_and_measures_are_those_of_the_message(api: Api, response: bool) -
         assert_found(message)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(list(apis().values())), st.booleans(), st.data())
 def test_whatever_the_message_says_is_found(api: Api, response: bool, draw: st.DataObject) -> None:
     version = draw.draw(st.sampled_from(list(api.versions)))
