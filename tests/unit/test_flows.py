@@ -268,6 +268,13 @@ def test_a_flow_has_the_group_that_its_requests_name(watched: Watched) -> None:
     assert watched.flow()["group"] == GROUP
 
 
+def test_answers_in_the_interval_after_their_requests_have_the_group(watched: Watched) -> None:
+    watched.see(request(OFFSET_COMMIT, 8))
+    watched.flow()
+    watched.see(response(OFFSET_COMMIT, 8))
+    assert watched.flow()["group"] == GROUP
+
+
 def test_a_flow_that_names_several_groups_has_none(watched: Watched) -> None:
     watched.see(request(OFFSET_FETCH, 8))
     assert watched.flow()["group"] is None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # OffsetCommit, OffsetFetch, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat,
 # StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
 _OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))
+OF_CONSUMERS = _OF_MEMBERS | {FETCH}
 
 
 class Client:
@@ -47,7 +48,7 @@ class Clients:
 
     def learn(self, connection: Connection, facts: Facts) -> None:
         """What a request says of its client's group, or for which client it fetches."""
-        if facts.response or (facts.api_key not in _OF_MEMBERS and facts.api_key != FETCH):
+        if facts.response or facts.api_key not in OF_CONSUMERS:
             return
         client = self._clients.setdefault(_key(connection), Client())
         connection.client = client

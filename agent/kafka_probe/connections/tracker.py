@@ -10,10 +10,10 @@ from typing import Any
 import numpy.typing as npt
 
 from kafka_probe.capture.record import Kind, Protocol
-from kafka_probe.connections.clients import Client, Clients
+from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.sessions import FETCH, FetchSession, Naming, naming
+from kafka_probe.connections.sessions import FetchSession, Naming, naming
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import WorkloadResolver
 
@@ -57,9 +57,9 @@ class Connection:
             self.software_name, self.software_version = facts.software_name, facts.software_version
 
     def group(self, api_key: int, named: Collection[str]) -> str | None:
-        """The one group that requests named, or, since a Fetch names none, that its client named elsewhere."""
-        if api_key == FETCH:
-            return self.client.group if self.client else None
+        """The one group that requests named; where none did, as in a Fetch and in answers, that of their client."""
+        if not named and self.client and api_key in OF_CONSUMERS:
+            return self.client.group
         return next(iter(named)) if len(named) == 1 else None
 
     def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
