@@ -29,11 +29,13 @@ FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/lab",
 SCRIPT = """
 export HOME=/root PATH={java}:/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:pipeline:. PATIENCE=20
 export JDK_JAVA_OPTIONS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+export KAFKA_PROBE_PIPELINE_KAFKA_OPTION='{{"default.api.timeout.ms": "200000"}}'
 echo localhost >/proc/sys/kernel/hostname
 {network}
 BOOTSTRAP={bootstrap} python3 -m tests.lab.demo
 status=$?
-cp build/demo.json build/demo/*.log /results
+[ $status = 0 ] || tail -n 20 build/demo/*.log
+cp build/demo.json /results
 exit $status
 """
 CLIENTS = {

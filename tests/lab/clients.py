@@ -95,7 +95,8 @@ def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> li
         directory,
         "org.apache.kafka.tools.ProducerPerformance",
         *("--bootstrap-server", bootstrap, "--topic", "clicks", "--num-records", str(records), "--print-metrics"),
-        *("--record-size", "100", "--throughput", str(int(rate)), "--command-property", "client.id=java-producer"),
+        *("--record-size", "100", "--throughput", str(int(rate))),
+        *("--command-property", "client.id=java-producer", f"max.block.ms={2 * _GIVES_UP_S}000"),
     )
     consumer = _java(
         "java-consumer",
