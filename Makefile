@@ -15,14 +15,14 @@ setup-tests: ## the same, and what only the tests and the bench need
 	@bash scripts/setup.sh tests
 
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
-	@KEEP=$(KEEP) $(BIN)/python -m tests.lab.demo
+	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
 test: setup-tests lint ## lint, then all tests
 	$(BIN)/python -m pytest
 
 test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
 	@$(BIN)/python -m tests.kernel
-	$(BIN)/python -m pytest tests/kernel/check_nat.py
+	$(BIN)/python -m pytest tests/kernel/check_*.py
 
 lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
 	$(BIN)/ruff check

@@ -43,8 +43,9 @@ struct record {
 };
 
 struct open_data {
-	u64 start_ns; // of the process, since boot
-	u64 cgroup_id;
+	u64 start_ns;     // of the process, since boot
+	u64 cgroup_id;    // in the hierarchy of v2
+	u64 cgroup_v1_id; // in that of a v1 controller, 0 where there is none
 	u32 tgid;
 	u32 uid;
 	u32 netns;

@@ -122,14 +122,13 @@ static inline void fill_owner(struct open_data *open)
 	open->uid = bpf_get_current_uid_gid();
 	open->start_ns = READ(u64, leader, OFFSET_TASK_STRUCT_START_BOOTTIME);
 	bpf_probe_read_kernel(open->comm, sizeof(open->comm), (void *)(leader + OFFSET_TASK_STRUCT_COMM));
-#if CGROUP_SUBSYSTEM < 0 // a cgroup2 mount exists
 	open->cgroup_id = bpf_get_current_cgroup_id();
-#else
+#if CGROUP_SUBSYSTEM >= 0 // engines may make containers in v1 only, and v2 know nothing of them
 	u64 css_set = READ(u64, task, OFFSET_TASK_STRUCT_CGROUPS);
 	u64 css = READ(u64, css_set, OFFSET_CSS_SET_SUBSYS + 8 * CGROUP_SUBSYSTEM);
 	u64 cgroup = READ(u64, css, OFFSET_CGROUP_SUBSYS_STATE_CGROUP);
 	u64 kn = READ(u64, cgroup, OFFSET_CGROUP_KN);
-	open->cgroup_id = READ(u64, kn, OFFSET_KERNFS_NODE_ID);
+	open->cgroup_v1_id = READ(u64, kn, OFFSET_KERNFS_NODE_ID);
 #endif
 	u64 from = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_START) : 0;
 	u64 size = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_END) - from : 0;

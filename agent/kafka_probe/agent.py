@@ -59,7 +59,7 @@ class Agent:
         self._sent = 0
         self._stopping = False
         resolver = WorkloadResolver()
-        self._subsystem = resolver.cgroups.v1_controller if resolver.cgroups.mode == "v1" else None
+        self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver)
@@ -78,7 +78,7 @@ class Agent:
             watch_accepting=config.side in ("both", "accepting"),
             agent_tgid=os.getpid(),
             ring_bytes=config.ring_size_bytes,
-            cgroup_subsystem=self._subsystem.name if self._subsystem else None,
+            cgroup_subsystem=self._subsystem,
         )
         programs = Programs.load(config.backend, config.buffer, options, _rules())
         try:

@@ -27,7 +27,7 @@ def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
     jvm: Any = spark.sparkContext._jvm
     limits = {"default.api.timeout.ms": str(ANSWER_WITHIN_MS), "request.timeout.ms": str(ANSWER_WITHIN_MS)}
     try:
-        admin = jvm.org.apache.kafka.clients.admin.Admin.create({**config.kafka, **limits})
+        admin = jvm.org.apache.kafka.clients.admin.Admin.create({**limits, **config.kafka})
     except Py4JJavaError as error:
         raise _refusal(config, error) from None
     try:

@@ -19,7 +19,7 @@ from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.workloads import Owner
+from kafka_probe.workloads import Cgroups, Owner
 from tests.golden.conversation import Conversation
 from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
@@ -50,7 +50,8 @@ class Capture:
     """Attached programs. `ports` empty: every port."""
 
     def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
-        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES)
+        controller = Cgroups().v1_controller
+        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller)
         self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
         self._ports = ports
         self.begin()

@@ -6,6 +6,7 @@
 mount -t proc proc /proc
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
+ln -s /proc/self/fd /dev/fd
 for module in /modules/*; do insmod $module || echo "cannot load $module"; done
 
 mount -t ext4 -o ro /dev/vda /disk

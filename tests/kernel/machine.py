@@ -19,7 +19,6 @@ from tests.kernel.archive import Kernel
 from tests.kernel.initramfs import initramfs
 from tests.lab.processes import LabError, start, stop, tail
 
-MEMORY_MB = 1024
 CPUS = 2  # one would hide races
 _RESULTS_BYTES = 64 << 20
 _DEBUG_PORT = 0xF4
@@ -49,7 +48,9 @@ class Outcome:
     results: Mapping[str, bytes]
 
 
-def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, tap: str | None = None) -> Outcome:
+def run(
+    kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, tap: str | None = None, memory_mb: int = 1024
+) -> Outcome:
     """Boot, run the job, return its outcome; `log` has the console, from the kernel's messages to the job's output.
 
     `tap` is a device of this network namespace, which the guest has as eth0.
@@ -68,7 +69,7 @@ def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, ta
             results.truncate(_RESULTS_BYTES)
         first = Path(scratch) / "initramfs"
         first.write_bytes(initramfs(kernel))
-        command = [emulator, *_arguments(kernel.vmlinux, first, disks, tap)]
+        command = [emulator, *_arguments(kernel.vmlinux, first, disks, tap, memory_mb)]
         process = start(command, log=log)
         try:
             exit_status = process.wait(timeout_s)
@@ -83,10 +84,10 @@ def run(kernel: Kernel, root: Path, job: Job, log: Path, *, timeout_s: float, ta
     return Outcome(said, found)
 
 
-def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None) -> list[str]:
+def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None, memory_mb: int) -> list[str]:
     # One thread for all processors: with one for each, a processor may still run what another has patched half-way, and
     # the kernel dies of an int3 that is no longer there.
-    machine = ["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", str(CPUS), "-m", str(MEMORY_MB)]
+    machine = ["-machine", "q35", "-accel", "tcg,thread=single", "-cpu", "max", "-smp", str(CPUS), "-m", str(memory_mb)]
     bare = ["-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-serial", "stdio"]
     port = ["-device", f"isa-debug-exit,iobase={_DEBUG_PORT:#x},iosize=1"]
     boot = ["-kernel", str(kernel), "-initrd", str(first), "-append", _COMMAND_LINE]
@@ -109,7 +110,7 @@ def _write_job(job: Job, disk: Path) -> None:
 
     with tarfile.open(disk, "w") as archive:
         for name, path in job.files.items():
-            archive.add(path, name, filter=own)
+            archive.add(path.resolve(), name, filter=own)
         script = tarfile.TarInfo("job.sh")
         script.size = len(job.script.encode())
         archive.addfile(script, io.BytesIO(job.script.encode()))

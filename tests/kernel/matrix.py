@@ -32,8 +32,8 @@ TIMEOUT_S = 1200  # a bound for a machine that hangs; several share the processo
 PORT = 9092
 TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
 _UNREADABLE = {"buffer_unreadable", "gap"}
-_FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
-_SCRIPT = """
+FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
+SCRIPT = """
 export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:. PYTHONUNBUFFERED=1
 export GOLDEN_PORT={port} GOLDEN_KEPT=$PWD/programs
 exec python3 -m tests.kernel.guest {arguments}
@@ -76,7 +76,7 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
     """
     kernels = [kernel(name) for name in series]
     for found in kernels:
-        _compile(found, buffers)
+        compile_for_guests(found, BACKENDS, buffers)
     root = root_disk()
     with ThreadPoolExecutor(max(len(BACKENDS), os.cpu_count() or 1)) as pool:
 
@@ -87,19 +87,22 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
         return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
 
 
-def _programs(found: Kernel) -> Path:
+def programs(found: Kernel) -> Path:
+    """The folder of what was compiled for a kernel."""
     return found.folder / "programs"
 
 
-def _compile(found: Kernel, buffers: Sequence[str]) -> None:
-    """The programs that the guest will ask for: emulated, the compiler would take longer than all the rest."""
-    _programs(found).mkdir(exist_ok=True)
+def compile_for_guests(
+    found: Kernel, backends: Iterable[str], buffers: Sequence[str], cgroup_subsystem: str | None = None
+) -> None:
+    """The programs that a guest will ask for: emulated, the compiler would take longer than all the rest."""
+    programs(found).mkdir(exist_ok=True)
     types = Btf(found.btf)
-    options = Options((PORT,), watch_connecting=True, watch_accepting=True, agent_tgid=0, ring_bytes=RING_BYTES)
-    for backend in BACKENDS:
+    options = Options((PORT,), True, True, agent_tgid=0, ring_bytes=RING_BYTES, cgroup_subsystem=cgroup_subsystem)
+    for backend in backends:
         for buffer in buffers:
             by_cpu = {0: 0} if buffer == "perf" else {}  # that there are any is all that the compiler asks
-            compile_programs(backend, replace(options, perf_buffers=by_cpu), types, _programs(found))
+            compile_programs(backend, replace(options, perf_buffers=by_cpu), types, programs(found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +119,9 @@ def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]
     selection = "kernel" if long else "kernel and not long"
     arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
     log = LOGS / f"{found.series}-{backend}.log"
-    files = {**_FILES, "programs": _programs(found)}
+    files = {**FILES, "programs": programs(found)}
     try:
-        outcome = run(found, root, Job(files, _SCRIPT.format(arguments=arguments, port=PORT)), log, timeout_s=TIMEOUT_S)
+        outcome = run(found, root, Job(files, SCRIPT.format(arguments=arguments, port=PORT)), log, timeout_s=TIMEOUT_S)
     except LabError as error:
         return [Seen(Run(backend, buffer, "failed", str(error))) for buffer in buffers]
     return [_read(backend, buffer, outcome.results.get(f"{backend}-{buffer}.json"), log) for buffer in buffers]

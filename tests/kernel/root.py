@@ -1,5 +1,5 @@
-"""The root disk of all guests: this machine's Debian packages around python3-bpfcc, and the Python packages of .venv
-that the agent and the golden conversations need. Nothing of this project is in it: that comes with each job.
+"""The root disks of guests: this machine's Debian packages around python3-bpfcc, and the Python packages of .venv that
+the agent and the golden conversations need, or more. Nothing of this project is in it: that comes with each job.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from tests.kernel.archive import CACHE
 from tests.lab.processes import LabError
 
-_DEBIAN = ("python3-bpfcc", "bpftool", "bash", "dash", "coreutils", "iproute2")
+_DEBIAN = ("python3-bpfcc", "bpftool", "bash", "dash", "coreutils", "mount", "iproute2")
 _PYTHON = ("kafka-probe", "pytest", "kio")  # kio: the decoder's test messages, which the conversations are made of
 _LEFT_OUT = re.compile(r"/usr/share/(doc|man|locale|info|lintian)(/|$)|/__pycache__/")
 _FOLDERS = ("proc", "sys", "dev", "tmp", "run", "root", "etc")
@@ -28,20 +28,20 @@ _SPARE_BYTES = 64 << 20
 _SOURCE = Path(__file__)
 
 
-def root_disk() -> Path:
-    """An ext4 image, made anew when a package in it has changed.
+def root_disk(name: str = "root", *, debian: Sequence[str] = (), python: Sequence[str] = ()) -> Path:
+    """An ext4 image, made anew when a package in it has changed. `debian`, `python`: packages beyond the usual ones.
 
     Raises:
         LabError: a package or mke2fs is missing.
     """
-    packages = dict(_closure(_DEBIAN))
-    distributions = {found.name: found for found in _distributions(_PYTHON)}
-    contents = [*packages.items(), *((name, found.version) for name, found in distributions.items())]
+    packages = dict(_closure([*_DEBIAN, *debian]))
+    distributions = {found.name: found for found in _distributions([*_PYTHON, *python])}
+    contents = [*packages.items(), *((found.name, found.version) for found in distributions.values())]
     key = hashlib.sha256(_SOURCE.read_bytes() + repr(sorted(contents)).encode()).hexdigest()[:12]
-    image = CACHE / f"root-{key}.ext4"
+    image = CACHE / f"{name}-{key}.ext4"
     if not image.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        for older in CACHE.glob("root-*.ext4"):
+        for older in CACHE.glob(f"{name}-*.ext4"):
             older.unlink()
         with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
             tree = Path(scratch) / "root"

@@ -21,9 +21,10 @@ from confluent_kafka import libversion
 
 from tests.lab.cgroups import cgroup, path_of
 from tests.lab.java import KAFKA_VERSION, java
-from tests.lab.processes import LabError, start, stop, tail
+from tests.lab.processes import PATIENCE, LabError, start, stop, tail
 
 ROOT = Path(__file__).parents[2]
+_GIVES_UP_S = round(30 * PATIENCE)  # a consumer, after this long without a record
 # "producer-topic-metrics:byte-total:{client-id=a, topic=b}    : 123.000"
 _JAVA_METRIC = re.compile(
     r"^\S+:(?P<name>[\w-]+):\{client-id=[^,}]+, topic=(?P<topic>[^,}]+)\}\s*: (?P<value>[\d.]+)", re.MULTILINE
@@ -68,7 +69,7 @@ class RunningClient:
             LabError: it did not end in time, or not with success.
         """
         try:
-            status = self.process.wait(timeout_s)
+            status = self.process.wait(timeout_s * PATIENCE)
         except subprocess.TimeoutExpired:
             raise LabError(f"{self.client.client_id} still runs after {timeout_s:g} s:\n{tail(self.log)}") from None
         if status:
@@ -94,7 +95,8 @@ def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> li
         directory,
         "org.apache.kafka.tools.ProducerPerformance",
         *("--bootstrap-server", bootstrap, "--topic", "clicks", "--num-records", str(records), "--print-metrics"),
-        *("--record-size", "100", "--throughput", str(int(rate)), "--command-property", "client.id=java-producer"),
+        *("--record-size", "100", "--throughput", str(int(rate))),
+        *("--command-property", "client.id=java-producer", f"max.block.ms={2 * _GIVES_UP_S}000"),
     )
     consumer = _java(
         "java-consumer",
@@ -102,7 +104,7 @@ def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> li
         directory,
         "org.apache.kafka.tools.ConsumerPerformance",
         *("--bootstrap-server", bootstrap, "--topic", "clicks", "--num-records", str(records), "--print-metrics"),
-        *("--group", "java", "--timeout", "30000", "--command-property", "client.id=java-consumer"),
+        *("--group", "java", "--timeout", f"{_GIVES_UP_S}000", "--command-property", "client.id=java-consumer"),
         *("--command-property", "group.protocol=consumer"),
     )
     return [*python, producer, consumer]
@@ -145,6 +147,7 @@ def _python(
         "--group": library,
         "--records": str(records),
         "--rate": str(rate),
+        "--patience-s": str(_GIVES_UP_S),
         "--report": str(report),
     }
     command = [sys.executable, "-m", f"tests.lab.{library}_client", role]

@@ -1,7 +1,8 @@
 """`make demo`: who is talking to my Kafka, and about what. A real broker, clients of three libraries, agent, pipeline.
 
-Takes about a minute. With KEEP=1 broker and agent stay up afterwards until Ctrl-C. Exit status: 0 all clients were
-seen, 1 something is missing (it says what), 3 this machine cannot run the agent.
+Takes about a minute. With KEEP=1 broker and agent stay up afterwards until Ctrl-C. BOOTSTRAP=host:port takes a broker
+that is there already. Exit status: 0 all clients were seen, 1 something is missing (it says what), 3 this machine
+cannot run the agent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -23,7 +25,7 @@ from tests.lab.broker import Broker
 from tests.lab.clients import ROOT, RunningClient, clients, running, topics
 from tests.lab.processes import LabError, listens
 from tests.lab.product import EVENTS, TRAFFIC, Agent, Report, report, run_pipeline
-from tests.lab.topics import create_topics
+from tests.lab.topics import create_topics, existing
 
 DIRECTORY = ROOT / "build" / "demo"
 RESULT = ROOT / "build" / "demo.json"
@@ -50,7 +52,9 @@ def main() -> int:
     try:
         require_capture()
         shutil.rmtree(DIRECTORY, ignore_errors=True)
-        return demo(keep=bool(os.environ.get("KEEP")))
+        given = os.environ.get("BOOTSTRAP")
+        with nullcontext(given) if given else own_broker() as bootstrap:
+            return demo(bootstrap, keep=bool(os.environ.get("KEEP")))
     except (KafkaProbeError, LabError) as error:
         print(f"kafka-probe demo: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, KafkaProbeError) else 1
@@ -59,38 +63,51 @@ def main() -> int:
         return INTERRUPTED
 
 
-def demo(*, keep: bool) -> int:
-    """From an empty directory to the printed table."""
+@contextmanager
+def own_broker() -> Iterator[str]:
+    """A broker on this host; its address."""
     say("Starting a real Apache Kafka broker ...")
     with Broker(DIRECTORY / "broker", port=0 if listens("127.0.0.1", 9092) else 9092, keep=True) as broker:
-        lab = clients(broker.bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
-        create_topics(broker.bootstrap, topics(lab), partitions=3)
-        flags = ("--bootstrap-servers", broker.bootstrap, "--ports", str(broker.port), "--node", "demo")
-        say(f"Starting the agent: kafka-probe run {' '.join(flags)} ...")
-        with Agent(DIRECTORY, *flags), running(lab, DIRECTORY) as started:
-            say(f"{len(started)} clients at work, for about {RECORDS / RATE:.0f} s:")
-            for client in started:
-                print(f"    {client.client.client_id}, process {client.process.pid} in {client.cgroup}")
-            for client in started:
-                client.wait(timeout_s=3 * RECORDS / RATE)
-            say("The clients are done. Stopping the agent ...")
-        say("Summing up: kafka-probe-pipeline run --once ...")
-        run_pipeline(broker.bootstrap, DIRECTORY / "pipeline")
-        seen = report(broker.bootstrap)
-        rows = table(seen)
-        losses = seen.losses
-        RESULT.write_text(json.dumps({"clients": rows, "losses": losses}, indent=2) + "\n")
-        show(rows)
-        missing = [*shortcomings(rows, started), *(f"{n} lost: {reason}" for reason, n in losses.items() if n)]
-        print(
-            f"\nLost: {'nothing' if not any(losses.values()) else losses}. The same as JSON: {RESULT.relative_to(ROOT)}"
+        yield broker.bootstrap
+
+
+def demo(bootstrap: str, *, keep: bool) -> int:
+    """From a broker that has seen no demo to the printed table."""
+    host, _, port = bootstrap.rpartition(":")
+    lab = clients(bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
+    if not (port.isdecimal() and listens(host.strip("[]"), int(port))):
+        raise LabError(f"there is no broker at {bootstrap}: BOOTSTRAP is the host:port of one")
+    if there := existing(bootstrap, [*topics(lab), EVENTS, TRAFFIC]):
+        raise LabError(
+            f"{bootstrap} has {', '.join(there)} already: take another broker, or delete what an earlier demo left"
         )
-        print(f"Raw events: {export_events(seen).relative_to(ROOT)}, or topic {EVENTS} while the broker is up")
-        print(f"Parquet table: {(DIRECTORY / 'pipeline' / 'traffic').relative_to(ROOT)}, topic of the sums: {TRAFFIC}")
-        for sentence in missing:
-            print(f"kafka-probe demo: {sentence}", file=sys.stderr)
-        if keep:
-            stay(broker, flags)
+    create_topics(bootstrap, topics(lab), partitions=3)
+    flags = ("--bootstrap-servers", bootstrap, "--ports", port, "--node", "demo")
+    say(f"Starting the agent: kafka-probe run {' '.join(flags)} ...")
+    with Agent(DIRECTORY, *flags), running(lab, DIRECTORY) as started:
+        say(f"{len(started)} clients at work, for about {RECORDS / RATE:.0f} s:")
+        for client in started:
+            print(f"    {client.client.client_id}, process {client.process.pid} in {client.cgroup}")
+        for client in started:
+            client.wait(timeout_s=3 * RECORDS / RATE)
+        say("The clients are done. Stopping the agent ...")
+    say("Summing up: kafka-probe-pipeline run --once ...")
+    run_pipeline(bootstrap, DIRECTORY / "pipeline")
+    seen = report(bootstrap)
+    rows = table(seen)
+    losses = seen.losses
+    RESULT.write_text(json.dumps({"clients": rows, "losses": losses}, indent=2) + "\n")
+    show(rows)
+    missing = [*shortcomings(rows, started), *(f"{n} lost: {reason}" for reason, n in losses.items() if n)]
+    print(f"\nLost: {'nothing' if not any(losses.values()) else losses}. The same as JSON: {RESULT.relative_to(ROOT)}")
+    print(f"Raw events: {export_events(seen).relative_to(ROOT)}, or topic {EVENTS} while the broker is up")
+    print(f"Parquet table: {(DIRECTORY / 'pipeline' / 'traffic').relative_to(ROOT)}, topic of the sums: {TRAFFIC}")
+    for sentence in missing:
+        print(f"kafka-probe demo: {sentence}", file=sys.stderr)
+    if keep:
+        with Agent(DIRECTORY, *flags):
+            say(f"Broker {bootstrap} and agent stay up. Try: kafka-probe top --ports {port}; Ctrl-C ends.")
+            Event().wait()
     return 1 if missing else 0
 
 
@@ -157,13 +174,6 @@ def export_events(seen: Report) -> Path:
     file = DIRECTORY / "events.ndjson"
     file.write_text("".join(f"{json.dumps(event)}\n" for event in seen.events))
     return file
-
-
-def stay(broker: Broker, flags: Sequence[str]) -> None:
-    """Broker and a new agent until Ctrl-C."""
-    with Agent(DIRECTORY, *flags):
-        say(f"Broker {broker.bootstrap} and agent stay up. Try: kafka-probe top --ports {broker.port}; Ctrl-C ends.")
-        Event().wait()
 
 
 def say(text: str) -> None:

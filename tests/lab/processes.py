@@ -1,6 +1,7 @@
 """Child processes that cannot be left behind, and waiting for conditions instead of for times.
 
 A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing.
+PATIENCE in the environment makes every wait that many times as long: a machine may be emulated.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+PATIENCE = float(os.environ.get("PATIENCE", "1"))
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -59,7 +61,7 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
     if process.poll() is None:
         process.send_signal(by)
     try:
-        return process.wait(timeout_s)
+        return process.wait(timeout_s * PATIENCE)
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
@@ -71,6 +73,7 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 3
     Raises:
         LabError: it did not hold within `timeout_s`.
     """
+    timeout_s *= PATIENCE
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

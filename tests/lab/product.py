@@ -1,4 +1,7 @@
-"""The product as its users run it, `kafka-probe run` and `kafka-probe-pipeline run` as processes; what they wrote."""
+"""The product as processes of their own, `kafka-probe run` and `kafka-probe-pipeline run`, and what they wrote.
+
+By module names and not by the commands that an installation makes: a guest has the sources and no installation.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.lab.processes import LabError, start, stop, tail, wait_until
+from tests.lab.processes import PATIENCE, LabError, start, stop, tail, wait_until
 from tests.lab.topics import read_topic
 
 EVENTS, TRAFFIC = "kafka-probe.events", "kafka-probe.traffic"
 COULD_NOT_START = 3
-_BIN = Path(sys.executable).parent
+_AGENT = (sys.executable, "-m", "kafka_probe", "run")
+_PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job", "run", "--once")
 
 
 class Agent:
@@ -53,7 +57,7 @@ class Agent:
     def __enter__(self) -> Self:
         for leftover in (self._ready, self.log, self.output):
             leftover.unlink(missing_ok=True)
-        command = [str(_BIN / "kafka-probe"), "run", "--ready-file", str(self._ready), *self._flags]
+        command: list[str | Path] = [*_AGENT, "--ready-file", self._ready, *self._flags]
         self._process = start(command, log=self.log, stdout=self.output, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")
@@ -81,10 +85,10 @@ def run_pipeline(bootstrap: str, directory: Path) -> None:
         LabError: it failed; the text ends with the log's tail.
     """
     log = directory.with_suffix(".log")
-    flags = ["--bootstrap-servers", bootstrap, "--output", str(directory)]
-    process = start([str(_BIN / "kafka-probe-pipeline"), "run", "--once", *flags], log=log)
+    flags = ("--bootstrap-servers", bootstrap, "--output", directory)
+    process = start((*_PIPELINE, *flags), log=log)
     try:
-        status = process.wait(timeout=180)
+        status = process.wait(180 * PATIENCE)
     finally:
         stop(process)
     if status:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
@@ -16,6 +16,15 @@ def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int) -> N
     try:
         admin.create_topics([NewTopic(name, partitions, 1) for name in names])
         admin.wait_for_topics(names, timeout_ms=_TIMEOUT_MS)
+    finally:
+        admin.close()
+
+
+def existing(bootstrap: str, names: Iterable[str]) -> list[str]:
+    """Those of the topics that are there."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
+    try:
+        return sorted({*names}.intersection(admin.list_topics()))
     finally:
         admin.close()
 

@@ -26,7 +26,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller that gives cgroup ids.
+    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, if there is one.
 
     perf_buffers: the descriptors of the perf buffers by CPU, if records leave through these and not through a ring.
     """

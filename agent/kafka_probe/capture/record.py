@@ -48,6 +48,7 @@ OPEN_DATA = np.dtype(
     [
         ("start_ns", "<u8"),
         ("cgroup_id", "<u8"),
+        ("cgroup_v1_id", "<u8"),
         ("tgid", "<u4"),
         ("uid", "<u4"),
         ("netns", "<u4"),

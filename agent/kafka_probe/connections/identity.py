@@ -66,6 +66,7 @@ def read_open(record: Record) -> tuple[Identity, Owner]:
         uid=int(data["uid"]),
         netns=identity.netns,
         cgroup_id=int(data["cgroup_id"]),
+        cgroup_v1_id=int(data["cgroup_v1_id"]),
         cmdline=data["command_line"][: data["command_line_size"]].tobytes(),
     )
     return identity, owner

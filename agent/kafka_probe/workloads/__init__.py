@@ -45,7 +45,7 @@ class WorkloadResolver:
         with living(owner.pid, owner.start_boottime_ns, self._proc) as live:
             process = describe(owner, live, self._boot_us)
             member_of = memberships(live.cgroup()) if live else {}
-        path, place = self._place(owner.cgroup_id, member_of)
+        path, place = self._place(owner, member_of)
         return {
             "pid": process.pid,
             "start_time": process.start_time_us,
@@ -54,7 +54,7 @@ class WorkloadResolver:
             "cmdline": process.cmdline,
             "uid": process.uid,
             "cgroup": path,
-            "cgroup_id": owner.cgroup_id,
+            "cgroup_id": owner.cgroup_v1_id if self.cgroups.mode == "v1" else owner.cgroup_id,
             "container_id": place.container_id,
             "runtime": place.runtime,
             "unit": place.unit,
@@ -63,9 +63,10 @@ class WorkloadResolver:
             "namespace": None,
         }
 
-    def _place(self, cgroup_id: int, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
+    def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
         """The path that says most, the first of equals: a container, a unit, anything below the root."""
-        placed = [(path, placement(path)) for path in self.cgroups.candidates(cgroup_id, member_of)]
+        paths = self.cgroups.candidates(owner.cgroup_id, owner.cgroup_v1_id, member_of)
+        placed = [(path, placement(path)) for path in paths]
         return max(placed, key=_specificity, default=(None, Placement()))
 
 

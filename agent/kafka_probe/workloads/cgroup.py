@@ -1,8 +1,9 @@
-"""From the kernel's cgroup id to a path: cgroup v1, v2 and hybrid hosts.
+"""From the kernel's cgroup ids to a path: cgroup v1, v2 and hybrid hosts.
 
 A cgroup's id is the inode number of its directory (kernel 5.5 and newer), so a path that /proc/<pid>/cgroup gives is
-proved by one stat, and the path of a process that has ended is found by walking the hierarchy. What a path means is not
-decided here.
+proved by one stat, and the path of a process that has ended is found by walking the hierarchy. A hybrid host needs an
+id of each version: some engines make containers in v1 only, others in both, and a unit may be in v2 only. What a path
+means is not decided here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ V1_CONTROLLERS = ("memory", "pids", "cpu")
 V1_NAMES = (*V1_CONTROLLERS, "name=systemd")
 
 WALK_SHARE = 20
-"""After a walk the next one waits this many times the last one's duration: at most 5 % of a CPU, whatever the host."""
+"""After a walk the next one waits this many times the last one's duration: at most 5 % of a CPU per hierarchy."""
 WALK_PAUSE_S = 0.01
 
 
@@ -51,41 +52,49 @@ class Cgroups:
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
         unified, v1 = _mounts((proc / "self/mountinfo").read_bytes())
         self.mode: Mode = ("hybrid" if v1 else "v2") if unified else ("v1" if v1 else "none")
-        self.v1_controller = next((v1[name] for name in V1_CONTROLLERS if name in v1), None)
-        """The controller whose hierarchy gives the cgroup ids on a host of mode v1; None if it has none to use."""
-        self._hierarchy = unified or self.v1_controller
+        self.v1_controller = next((name for name in V1_CONTROLLERS if name in v1), None)
+        """The controller whose hierarchy gives the cgroup ids of v1; None if the host has none to use."""
+        used = [unified, v1.get(self.v1_controller or "")]
+        self._trees = {hierarchy.name: _Tree(hierarchy, clock) for hierarchy in used if hierarchy}
+
+    def candidates(self, cgroup_id: int, cgroup_v1_id: int, member_of: Mapping[str, str]) -> Iterator[str]:
+        """Paths that a process has: in v2, then in the hierarchies of v1.
+
+        `member_of` is empty for a process that has ended. On a hybrid host the path in v2 may be `/` or that of the
+        engine's service, and the container shows in v1 only.
+        """
+        for name in (UNIFIED, *V1_NAMES):
+            path = member_of.get(name)
+            if name in self._trees:
+                path = self._trees[name].path(cgroup_v1_id if name else cgroup_id, path)
+            if path:
+                yield path
+
+
+class _Tree:
+    """The cgroups of one hierarchy by their ids."""
+
+    def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float]) -> None:
+        self._hierarchy = hierarchy
         self._clock = clock
         self._paths: dict[int, str] = {}
         self._next_walk = clock()
 
-    def candidates(self, cgroup_id: int, member_of: Mapping[str, str]) -> Iterator[str]:
-        """Paths that a process has, the one of its cgroup id first.
-
-        `member_of` is empty for a process that has ended. The paths in the v1 hierarchies follow where there are some:
-        on a hybrid host engines make containers in v1 only, and the v2 path is `/` or that of the engine's service.
-        """
-        path = self._path(cgroup_id, member_of)
-        if path:
-            yield path
-        yield from (member_of[name] for name in V1_NAMES if name in member_of)
-
-    def _path(self, cgroup_id: int, member_of: Mapping[str, str]) -> str | None:
-        if self._hierarchy is None:
-            return member_of.get(UNIFIED)
+    def path(self, cgroup_id: int, claimed: str | None) -> str | None:
+        """The path of a cgroup. `claimed`: that of its process now, by /proc."""
         known = self._paths.get(cgroup_id)
         if known is not None:
             return known
-        claimed = member_of.get(self._hierarchy.name)
         if claimed and _inode(self._hierarchy, claimed) == cgroup_id:
             return claimed
         if self._clock() >= self._next_walk:
-            self._walk(self._hierarchy)
+            self._walk()
         # A process that moved since its record may have left a cgroup that is gone: where it is now is next best.
         return self._paths.get(cgroup_id, claimed)
 
-    def _walk(self, hierarchy: Hierarchy) -> None:
+    def _walk(self) -> None:
         began = self._clock()
-        self._paths = dict(_walk(hierarchy))
+        self._paths = dict(_walk(self._hierarchy))
         ended = self._clock()
         self._next_walk = ended + max(WALK_PAUSE_S, WALK_SHARE * (ended - began))
 

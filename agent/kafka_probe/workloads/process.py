@@ -30,8 +30,9 @@ class Owner:
     """The owner of a socket as the kernel recorded it; byte strings as they come, NUL padding allowed.
 
     `pid` is the thread group id in the root pid namespace, `start_boottime_ns` is `task->group_leader->start_boottime`,
-    `netns` the inode of the network namespace, `cgroup_id` the kernfs id in the hierarchy that `Cgroups` names, and
-    `cmdline` the start of the argument area, arguments ended by NUL; it may be empty or cut.
+    `netns` the inode of the network namespace, `cgroup_id` the kernfs id in the hierarchy of v2, `cgroup_v1_id` that in
+    the hierarchy of the v1 controller that `Cgroups` names (0: there is none), and `cmdline` the start of the argument
+    area, arguments ended by NUL; it may be empty or cut.
     """
 
     pid: int
@@ -40,6 +41,7 @@ class Owner:
     uid: int
     netns: int
     cgroup_id: int
+    cgroup_v1_id: int
     cmdline: bytes
 
 

@@ -62,9 +62,17 @@ def test_the_owner_is_the_process_as_the_kernel_saw_it() -> None:
     words = b"java\0-jar\0app.jar\0"
     area = np.frombuffer(words.ljust(COMMAND_LINE_BYTES, b"~"), np.uint8)
     records = opened(
-        start_ns=5, cgroup_id=6, tgid=7, uid=8, netns=9, comm=b"java", command_line=area, command_line_size=len(words)
+        start_ns=5,
+        cgroup_id=6,
+        cgroup_v1_id=10,
+        tgid=7,
+        uid=8,
+        netns=9,
+        comm=b"java",
+        command_line=area,
+        command_line_size=len(words),
     )
-    assert owner_of(records) == Owner(7, 5, b"java", 8, 9, 6, words)
+    assert owner_of(records) == Owner(7, 5, b"java", 8, 9, 6, 10, words)
     assert identity_of(records).netns == 9
 
 

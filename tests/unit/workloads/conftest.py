@@ -23,11 +23,12 @@ OwnerOf = Callable[..., Owner]
 def owner_of() -> OwnerOf:
     """What the kernel would record of a process that lives now, its start somewhere inside its clock tick."""
 
-    def owner_of(pid: int, *, cgroup_id: int = 0, cmdline: bytes = b"") -> Owner:
+    def owner_of(pid: int, *, cgroup_id: int = 0, cgroup_v1_id: int = 0, cmdline: bytes = b"") -> Owner:
         ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
         comm = Path(f"/proc/{pid}/comm").read_bytes().removesuffix(b"\n")
         start_ns = ticks * NS_PER_TICK + NS_PER_TICK // 3
-        return Owner(pid, start_ns, comm.ljust(16, b"\0"), os.getuid(), 4026531840, cgroup_id, cmdline)
+        ids = cgroup_id, cgroup_v1_id
+        return Owner(pid, start_ns, comm.ljust(16, b"\0"), os.getuid(), 4026531840, *ids, cmdline)
 
     return owner_of
 

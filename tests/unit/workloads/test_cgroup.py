@@ -50,8 +50,9 @@ def made(directory: Path) -> int:
     return directory.stat().st_ino
 
 
-def first(cgroups: Cgroups, cgroup_id: int, **member_of: str) -> str | None:
-    return next(cgroups.candidates(cgroup_id, member_of), None)
+def of_ended(cgroups: Cgroups, cgroup_id: int, cgroup_v1_id: int = 0) -> list[str]:
+    """The paths that are found without a process."""
+    return list(cgroups.candidates(cgroup_id, cgroup_v1_id, {}))
 
 
 V2 = ("/", "/sys/fs/cgroup", "cgroup2", "rw,nsdelegate")
@@ -78,9 +79,7 @@ def test_the_mode_follows_from_the_mounts(
 ) -> None:
     cgroups = mount(*mounts)
     assert cgroups.mode == mode
-    found = cgroups.v1_controller
-    assert (found and found.name) == controller
-    assert found is None or str(found.mount_point) in {point for _, point, _, _ in mounts}
+    assert cgroups.v1_controller == controller
 
 
 def test_the_mode_of_this_host_is_the_one_its_mount_points_show() -> None:
@@ -104,29 +103,35 @@ def test_a_real_cgroup_is_found_by_its_id_until_it_is_removed(make_cgroup: MakeC
     cgroup = make_cgroup(mounts[Cgroups().mode])
     child = cgroup / "worker"
     cgroup_id = made(child)
-    assert first(Cgroups(), cgroup_id) == f"/{cgroup.name}/worker"
+    assert of_ended(Cgroups(), cgroup_id) == [f"/{cgroup.name}/worker"]
     child.rmdir()
-    assert first(Cgroups(), cgroup_id) is None
+    assert of_ended(Cgroups(), cgroup_id) == []
 
 
 def test_a_cgroup_is_found_without_its_process(mount: Mount, tmp_path: Path) -> None:
     cgroup_id = made(tmp_path / "cgroup/system.slice/kafka.service")
     cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
-    assert first(cgroups, cgroup_id) == "/system.slice/kafka.service"
-    assert first(cgroups, (tmp_path / "cgroup").stat().st_ino) == "/"
+    assert of_ended(cgroups, cgroup_id) == ["/system.slice/kafka.service"]
+    assert of_ended(cgroups, (tmp_path / "cgroup").stat().st_ino) == ["/"]
 
 
 def test_on_v1_ids_are_those_of_the_controller(mount: Mount, tmp_path: Path) -> None:
     in_pids, in_memory = made(tmp_path / "pids/docker/a"), made(tmp_path / "memory/docker/b")
     cgroups = mount(("/", tmp_path / "pids", "cgroup", "rw,pids"), ("/", tmp_path / "memory", "cgroup", "rw,memory"))
-    assert first(cgroups, in_memory) == "/docker/b"
-    assert first(cgroups, in_pids) is None
+    assert of_ended(cgroups, 1, in_memory) == ["/docker/b"]
+    assert of_ended(cgroups, 1, in_pids) == []
+
+
+def test_on_a_hybrid_host_an_ended_process_has_a_path_of_each_version(mount: Mount, tmp_path: Path) -> None:
+    in_v2, in_v1 = made(tmp_path / "unified/containerd.service"), made(tmp_path / "memory/docker/a")
+    cgroups = mount(("/", tmp_path / "unified", "cgroup2", "rw"), ("/", tmp_path / "memory", "cgroup", "rw,memory"))
+    assert of_ended(cgroups, in_v2, in_v1) == ["/containerd.service", "/docker/a"]
 
 
 def test_a_mount_point_may_hold_a_blank(mount: Mount, tmp_path: Path) -> None:
     cgroup_id = made(tmp_path / "control groups/a")
     point = str(tmp_path / "control groups").replace(" ", r"\040")
-    assert first(mount(("/", point, "cgroup2", "rw")), cgroup_id) == "/a"
+    assert of_ended(mount(("/", point, "cgroup2", "rw")), cgroup_id) == ["/a"]
 
 
 def test_the_mount_that_shows_most_is_walked(mount: Mount, tmp_path: Path) -> None:
@@ -134,48 +139,48 @@ def test_the_mount_that_shows_most_is_walked(mount: Mount, tmp_path: Path) -> No
     made(ours)
     cgroup_id = made(hosts / "system.slice")
     cgroups = mount(("/", ours, "cgroup2", "rw"), ("/../../..", hosts, "cgroup2", "rw"))
-    assert first(cgroups, cgroup_id) == "/system.slice"
+    assert of_ended(cgroups, cgroup_id) == ["/system.slice"]
 
 
 def test_paths_below_a_mount_of_one_cgroup_start_with_its_path(mount: Mount, tmp_path: Path) -> None:
     cgroup_id = made(tmp_path / "cgroup/init")
     cgroups = mount(("/docker/abc", tmp_path / "cgroup", "cgroup2", "rw"))
-    assert first(cgroups, cgroup_id) == "/docker/abc/init"
+    assert of_ended(cgroups, cgroup_id) == ["/docker/abc/init"]
 
 
 def test_the_path_of_a_living_process_needs_no_walk(mount: Mount, tmp_path: Path, clock: Clock) -> None:
     cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
     clock.now_s = -1.0
     cgroup_id = made(tmp_path / "cgroup/a")
-    assert list(cgroups.candidates(cgroup_id, {"": "/a"})) == ["/a"]
-    assert list(cgroups.candidates(cgroup_id, {})) == []
+    assert list(cgroups.candidates(cgroup_id, 0, {"": "/a"})) == ["/a"]
+    assert of_ended(cgroups, cgroup_id) == []
 
 
 def test_the_recorded_cgroup_counts_and_not_the_one_moved_to(mount: Mount, tmp_path: Path) -> None:
     recorded = made(tmp_path / "cgroup/recorded")
     made(tmp_path / "cgroup/now")
     cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
-    assert list(cgroups.candidates(recorded, {"": "/now"})) == ["/recorded"]
-    assert list(cgroups.candidates(recorded + 1_000_000, {"": "/now"})) == ["/now"]
+    assert list(cgroups.candidates(recorded, 0, {"": "/now"})) == ["/recorded"]
+    assert list(cgroups.candidates(recorded + 1_000_000, 0, {"": "/now"})) == ["/now"]
 
 
 def test_unknown_ids_do_not_walk_without_pause(mount: Mount, tmp_path: Path, clock: Clock) -> None:
     cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
     made(tmp_path / "cgroup")
-    assert first(cgroups, 1) is None
+    assert of_ended(cgroups, 1) == []
     cgroup_id = made(tmp_path / "cgroup/later")
-    assert first(cgroups, cgroup_id) is None
+    assert of_ended(cgroups, cgroup_id) == []
     clock.now_s += WALK_PAUSE_S
-    assert first(cgroups, cgroup_id) == "/later"
+    assert of_ended(cgroups, cgroup_id) == ["/later"]
 
 
 def test_without_cgroupfs_the_process_itself_tells(mount: Mount) -> None:
-    assert list(mount().candidates(7, {"": "/system.slice"})) == ["/system.slice"]
-    assert list(mount().candidates(7, {})) == []
+    assert list(mount().candidates(7, 0, {"": "/system.slice"})) == ["/system.slice"]
+    assert of_ended(mount(), 7) == []
 
 
 def test_v1_paths_follow_in_order_of_preference(mount: Mount, tmp_path: Path) -> None:
     cgroup_id = made(tmp_path / "cgroup/a")
     cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"), PIDS)
     member_of = {"name=systemd": "/s", "pids": "/p", "memory": "/m", "freezer": "/f", "": "/a"}
-    assert list(cgroups.candidates(cgroup_id, member_of)) == ["/a", "/m", "/p", "/s"]
+    assert list(cgroups.candidates(cgroup_id, 0, member_of)) == ["/a", "/m", "/p", "/s"]

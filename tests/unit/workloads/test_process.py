@@ -57,7 +57,7 @@ def test_of_an_ended_process_the_kernels_record_is_kept(start: Start, owner_of: 
 def test_a_process_that_exits_at_once_is_not_an_error() -> None:
     process = Popen(["/bin/true"])
     process.wait()
-    found = described(Owner(process.pid, 1, b"true", 0, 0, 0, b""))
+    found = described(Owner(process.pid, 1, b"true", 0, 0, 0, 0, b""))
     assert (found.comm, found.exe, found.cmdline) == ("true", None, None)
 
 

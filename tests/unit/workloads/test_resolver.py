@@ -11,7 +11,7 @@ from subprocess import Popen
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_probe.events import WORKLOAD
@@ -130,6 +130,7 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
     assert resolver.resolve(consumer)["comm"] == "consumer"
 
 
+@settings(deadline=None)  # a walk of the hierarchies takes as long as the host lets it
 @given(
     st.builds(
         Owner,
@@ -139,6 +140,7 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
         uid=st.integers(0, 2**32 - 1),
         netns=st.integers(0, 2**32 - 1),
         cgroup_id=st.integers(0, 2**64 - 1),
+        cgroup_v1_id=st.integers(0, 2**64 - 1),
         cmdline=st.binary(max_size=100),
     )
 )

@@ -1,0 +1,70 @@
+"""`make demo` in a guest on Debian 12's own kernel, its broker outside: clients, agent and pipeline are at work there.
+
+Part of `make test-kernels`, not of `make test`: emulated, what runs on Java takes its time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.kernel.archive import kernel
+from tests.kernel.machine import Job, run
+from tests.kernel.matrix import LOGS, ROOT
+from tests.kernel.outside import TAP, give_to_guest
+from tests.kernel.root import root_disk
+from tests.lab.broker import Broker
+from tests.lab.network import nat
+from tests.lab.processes import LabError
+
+pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
+
+SERIES = "6.1"
+MEMORY_MB = 6144
+FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/lab", "build/jars")}
+SCRIPT = """
+export HOME=/root PATH={java}:/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:pipeline:. PATIENCE=20
+export JDK_JAVA_OPTIONS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+export KAFKA_PROBE_PIPELINE_KAFKA_OPTION='{{"default.api.timeout.ms": "200000"}}'
+echo localhost >/proc/sys/kernel/hostname
+{network}
+BOOTSTRAP={bootstrap} python3 -m tests.lab.demo
+status=$?
+[ $status = 0 ] || tail -n 20 build/demo/*.log
+cp build/demo.json /results
+exit $status
+"""
+CLIENTS = {
+    f"{library}-{role}" for library in ("kafka-python", "librdkafka", "java") for role in ("producer", "consumer")
+}
+
+
+def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
+    java, package = java_runtime()
+    disk, found = root_disk("demo", debian=[package], python=["kafka-probe[demo]"]), kernel(SERIES)
+    with nat(clients=1) as network, network.broker.inside(), Broker(tmp_path, host=network.broker.address) as broker:
+        (client,) = network.clients
+        script = SCRIPT.format(java=java.parent, network=give_to_guest(client), bootstrap=broker.bootstrap)
+        with client.inside():
+            job, log = Job(FILES, script), LOGS / "demo.log"
+            outcome = run(found, disk, job, log, timeout_s=3600, tap=TAP, memory_mb=MEMORY_MB)
+    assert outcome.status == 0, log.read_text()
+    said = json.loads(outcome.results["demo.json"])
+    assert {row["client_id"] for row in said["clients"]} == CLIENTS
+    assert said["losses"]
+    assert not any(said["losses"].values())
+
+
+def java_runtime() -> tuple[Path, str]:
+    """This machine's `java`, and the Debian package that it is of."""
+    if not (java := shutil.which("java")):
+        raise LabError("java is missing: install default-jre-headless")
+    program = Path(java).resolve()
+    owner = subprocess.run(["dpkg-query", "--search", program], capture_output=True, text=True)
+    if owner.returncode:
+        raise LabError(f"{program} is of no Debian package: install default-jre-headless")
+    return program, owner.stdout.partition(":")[0]

@@ -1,0 +1,26 @@
+"""A guest's way to the outside: a tap device in a network namespace, in whose place the guest then is."""
+
+from __future__ import annotations
+
+import json
+
+from tests.lab.network import Namespace
+
+TAP = "tap0"
+_SCRIPT = """
+ip address add {address}/24 dev eth0
+ip link set eth0 up
+ip route add default via {gateway}
+"""
+
+
+def give_to_guest(client: Namespace) -> str:
+    """Let a guest on TAP have the namespace's address and its cable; returns what the guest's script must do."""
+    (route,) = (route for route in json.loads(client.run("ip", "-json", "route")) if "gateway" in route)
+    client.run("ip", "address", "flush", "dev", "eth0")
+    client.run("ip", "tuntap", "add", TAP, "mode", "tap")
+    client.run("ip", "link", "add", "bridge", "type", "bridge")
+    for device in ("eth0", TAP):
+        client.run("ip", "link", "set", device, "master", "bridge", "up")
+    client.run("ip", "link", "set", "bridge", "up")
+    return _SCRIPT.format(address=client.address, gateway=route["gateway"])
