@@ -58,6 +58,7 @@ class Agent:
         self._id = uuid.uuid4().hex
         self._sent = 0
         self._stopping = False
+        self._backend: str | None = None
         resolver = WorkloadResolver()
         self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
@@ -81,6 +82,7 @@ class Agent:
             cgroup_subsystem=self._subsystem,
         )
         programs = Programs.load(config.backend, config.buffer, options, _rules())
+        self._backend = programs.backend
         try:
             not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
@@ -163,7 +165,7 @@ class Agent:
             "counters": self._counters(),
             "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
             "rss_bytes": _resident_bytes(),
-            "backend": "tracepoint",
+            "backend": self._backend,
             "kernel": platform.release(),
             "version": kafka_probe.__version__,
         }

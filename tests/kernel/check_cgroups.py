@@ -37,6 +37,8 @@ def test_owners_are_found_in_their_containers(layout: str) -> None:
     script = f"set -e\n{LAYOUTS[layout]}{SCRIPT.format(port=PORT, arguments=f'cgroups {BACKEND}-{BUFFER}')}"
     job, log = Job({**FILES, "programs": programs(found)}, script), LOGS / f"cgroups-{layout}.log"
     outcome = run(found, root_disk(), job, log, timeout_s=TIMEOUT_S)
-    said = json.loads(outcome.results[f"{BACKEND}-{BUFFER}.json"])
+    report = outcome.results.get(f"{BACKEND}-{BUFFER}.json")
+    assert report, log.read_text()
+    said = json.loads(report)
     assert (said["failures"], outcome.status) == ({}, 0)
     assert len(said["tests"]) == 10

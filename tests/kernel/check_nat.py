@@ -48,8 +48,9 @@ def test_flow_ids_agree_through_a_nat(tmp_path: Path) -> None:
         with Agent(tmp_path, "--sink", "stdout", "--ports", str(broker.port)) as agent, client.inside():
             outcome = run(found, disk, Job(FILES, script), LOGS / "nat.log", timeout_s=900, tap=TAP)
     assert outcome.status == 0
-    connecting = opened(outcome.results["events"].splitlines())
-    accepting = opened(agent.output.read_bytes().splitlines())
+    inside = events(outcome.results["events"])
+    assert {event["backend"] for event in inside if event["kind"] == "agent"} == {"fentry"}
+    connecting, accepting = opened(inside), opened(events(agent.output.read_bytes()))
     assert len(connecting) >= 2
     assert connecting.keys() == accepting.keys()
     for flow_id, end in connecting.items():
@@ -58,10 +59,14 @@ def test_flow_ids_agree_through_a_nat(tmp_path: Path) -> None:
         assert host(accepting[flow_id]["peer"]) == network.gateway_address
 
 
-def opened(lines: Iterable[bytes]) -> dict[str, dict[str, Any]]:
-    """The ends of connections that an agent saw, by flow id."""
-    events = map(json.loads, lines)
-    return {event["flow_id"]: event for event in events if event["kind"] == "open"}
+def events(output: bytes) -> list[dict[str, Any]]:
+    """What an agent wrote."""
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def opened(told: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The ends of connections among the events, by flow id."""
+    return {event["flow_id"]: event for event in told if event["kind"] == "open"}
 
 
 def host(endpoint: str) -> str:
