@@ -18,7 +18,7 @@ demo: setup ## a real broker, real clients, the agent and the pipeline for a min
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
 test: setup-tests lint ## lint, then all tests: those in virtual machines with what the others leave of the processors
-	@nice -n 19 $(BIN)/python -m pytest tests/kernel >build/guests.log 2>&1 & guests=$$!; \
+	@nice -n 5 $(BIN)/python -m pytest tests/kernel >build/guests.log 2>&1 & guests=$$!; \
 	trap "kill $$guests" INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/kernel; host=$$?; \
 	wait $$guests; guests=$$?; cat build/guests.log; exit $$((host | guests))

@@ -46,7 +46,7 @@ def test_a_backend_that_says_what_it_could_not_read_may_see_less() -> None:
 
 def test_a_job_ends_with_its_status_and_its_results() -> None:
     outcome = run(
-        kernel(SERIES), root_disk(), Job({}, "uname -r >/results/release; exit 7"), LOGS / "job.log", timeout_s=120
+        kernel(SERIES), root_disk(), Job({}, "uname -r >/results/release; exit 7"), LOGS / "job.log", timeout_s=600
     )
     assert (outcome.status, outcome.results["release"].decode().strip()) == (7, kernel(SERIES).release)
 
@@ -54,7 +54,7 @@ def test_a_job_ends_with_its_status_and_its_results() -> None:
 def test_a_guest_that_panics_is_no_success() -> None:
     log = LOGS / "panic.log"
     with pytest.raises(LabError, match="did not end in order"):
-        run(kernel(SERIES), root_disk(), Job({}, "echo c >/proc/sysrq-trigger"), log, timeout_s=120)
+        run(kernel(SERIES), root_disk(), Job({}, "echo c >/proc/sysrq-trigger"), log, timeout_s=600)
     assert "sysrq triggered crash" in log.read_text(errors="replace")
 
 
