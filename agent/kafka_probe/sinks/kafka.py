@@ -196,8 +196,8 @@ class _LastWords(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        # Its sentences about the bootstrap as a whole hide why an attempt failed.
-        if not message.startswith("Bootstrap"):
+        # Its sentences about the bootstrap as a whole hide why an attempt failed; so does one that was cut short.
+        if not message.startswith("Bootstrap") and not (self.last and message.endswith("timed out")):
             self.last = re.sub(r"^<.*?>: ", "", message)
 
     def detach(self) -> None:
