@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.protocol.facts import Kind, Status
+from kafka_probe.protocol.facts import Fact, Kind, Status
 from kafka_probe.protocol.rules import HEADER_ONLY
 from tests.golden.wire import Seen
 from tests.recorded import oracle
@@ -107,9 +107,9 @@ def test_the_fetch_session_is_right(conversation: list[Held]) -> None:
     for held in visible(conversation):
         if held.api == "Fetch":
             for facts, body in held.bodies:
-                assert facts.session_id == getattr(body, "session_id", None)
+                assert facts.number(Fact.SESSION_ID) == getattr(body, "session_id", None)
                 assert list(facts.forgotten) == oracle.forgotten(body)
-                if not facts.response and facts.session_id is not None:
+                if not facts.response and facts.number(Fact.SESSION_ID) is not None:
                     assert facts.incremental == (body.session_epoch > 0)
 
 
@@ -162,7 +162,7 @@ def test_the_new_group_protocols_are_decoded(everything: Conversations) -> None:
     for held in modern:
         (facts, body), *_ = held.bodies
         assert facts.status is Status.COMPLETE
-        assert facts.member_ids == (body.member_id,)
+        assert facts.texts(Fact.MEMBER_ID) == (body.member_id,)
 
 
 def test_clients_say_which_library_they_are(everything: Conversations) -> None:

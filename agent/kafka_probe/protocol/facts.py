@@ -217,21 +217,12 @@ class Facts(NamedTuple):
         return self.text(Fact.SOFTWARE_VERSION)
 
     @property
-    def mechanism(self) -> str | None:
-        return self.text(Fact.MECHANISM)
-
-    @property
     def acks(self) -> int | None:
         return self.number(Fact.ACKS)
 
     @property
     def cluster_id(self) -> str | None:
         return self.text(Fact.CLUSTER_ID)
-
-    @property
-    def session_id(self) -> int | None:
-        """Of Fetch 7 and newer, both ways; 0: no session."""
-        return self.number(Fact.SESSION_ID)
 
     @property
     def incremental(self) -> bool:
@@ -255,30 +246,9 @@ class Facts(NamedTuple):
         return tuple(dict.fromkeys(self.texts(Fact.TRANSACTIONAL_ID) + self._keys(_KEY_IS_TRANSACTION)))
 
     @property
-    def member_ids(self) -> tuple[str, ...]:
-        return self.texts(Fact.MEMBER_ID)
-
-    @property
-    def instance_ids(self) -> tuple[str, ...]:
-        return self.texts(Fact.INSTANCE_ID)
-
-    @property
     def has_records(self) -> bool:
         """A record set is not empty: a Fetch was answered with data."""
         return bool(self.record_sets)
-
-    @property
-    def brokers(self) -> tuple[tuple[int, str, int], ...]:
-        """(broker id, host, port) wherever the three follow each other, as in Metadata responses."""
-        three = (Fact.BROKER_ID, Fact.HOST, Fact.PORT)
-        runs = zip(self.values, self.values[1:], self.values[2:], strict=False)
-        return tuple(tuple(value for _, value in run) for run in runs if tuple(fact for fact, _ in run) == three)  # type: ignore[misc]  # as the three facts have them
-
-    @property
-    def api_ranges(self) -> tuple[tuple[int, int, int], ...]:
-        """(API key, lowest, highest version) of an ApiVersions response."""
-        columns = (Fact.API_KEY, Fact.MIN_VERSION, Fact.MAX_VERSION)
-        return tuple(zip(*map(self.numbers, columns), strict=False))
 
     @property
     def topic_names(self) -> tuple[tuple[str, str], ...]:
