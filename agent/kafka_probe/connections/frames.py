@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
-from kafka_probe.protocol.facts import POSITIVE, Kind, Shape, Status
+from kafka_probe.protocol.decoder import walks_for
+from kafka_probe.protocol.facts import Kind, Shape, Status
 from kafka_probe.protocol.long_shapes import LongShapes
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 
@@ -66,12 +68,7 @@ class FrameReader:
 
     def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
         """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
-        wanted = POSITIVE.union(kinds)
-
-        def decode(code: int, data: bytes) -> Shape:
-            shape = decode_code(code, data)
-            return shape._replace(measures=tuple(measure for measure in shape.measures if measure.kind in wanted))
-
+        decode = partial(decode_code, walks=walks_for(kinds))
         self._table = ShapeTable(decode)
         self._long = LongShapes(decode)
         self._unfinished: dict[tuple[int, int], _Unfinished] = {}

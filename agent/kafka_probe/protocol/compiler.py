@@ -1,8 +1,9 @@
 """Turns a plan into one Python function that walks over the data of a frame: a walk by tables takes six times as long.
 
-The function takes (data, end, found, mask) and returns where it stopped, (at, place, malformed); place is None at the
-plan's end. A field that the data's end cuts raises IndexError or struct.error inside of it, a value that cannot be
-raises ValueError; the line that raised says which field it was. `since` is always the mask's length.
+The function takes (data, end, mask) and returns where it stopped and what it found, (at, place, malformed, found);
+place is None at the plan's end. The mask comes as all ones, and is zero afterwards where bytes that were walked over do
+not decide. A field that the data's end cuts raises IndexError or struct.error inside of it, a value that cannot be
+raises ValueError; the line that raised says which field it was.
 
 What a frame can cost is bounded by its data, whatever lengths and counts it claims: nothing is read beyond `end`, a
 string is taken or skipped only if it ends before that, and an array's elements are walked one by one until the data
@@ -12,21 +13,21 @@ ends, each of which takes at least one byte. So a walk's loops turn at most as o
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol import wire
-from kafka_probe.protocol.collector import Collector
-from kafka_probe.protocol.facts import Encoding, Fact, Kind
+from kafka_probe.protocol.facts import Encoding, Fact, Kind, SetStatus
+from kafka_probe.protocol.found import Found
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
 
 
 class Place(NamedTuple):
     """What a line is about: the path of its field, or of neighbours that are skipped as one, with their sizes; and
-    whether the bytes that are not in the mask yet decide."""
+    whether its bytes decide."""
 
     path: tuple[str, ...]
     skipped: tuple[tuple[str, int], ...]
@@ -43,14 +44,13 @@ class Place(NamedTuple):
         return ".".join(path)
 
 
-Walk = Callable[[bytes, int, Collector, bytearray], tuple[int, Place | None, bool]]
+Walk = Callable[[bytes, int, bytearray], tuple[int, Place | None, bool, Found]]
 
 
-def compiled(steps: tuple[Step, ...]) -> Walk:
-    """The walk of a plan's steps."""
-    writer = _Writer()
+def compiled(steps: tuple[Step, ...], kinds: Collection[Kind] = frozenset(Kind)) -> Walk:
+    """The walk of a plan's steps; of record sets it takes the measures of these kinds."""
+    writer = _Writer(kinds)
     writer.steps(steps)
-    writer.flush()
     namespace: dict[str, Any] = {**_NAMES, "PLACES": writer.places}
     exec("\n".join([_HEAD, *writer.lines, _TAIL]), namespace)
     walk: Walk = namespace["walk"]
@@ -58,24 +58,25 @@ def compiled(steps: tuple[Step, ...]) -> Walk:
 
 
 _HEAD = """\
-def walk(data, end, found, mask):
-    value, measure, error, topics = found.values.append, found.measures.append, found.errors.append, found.topics
-    at = since = 0
-    t = -1
-    try:"""
+def walk(data, end, mask):
+    values, errors, topics, forgotten, record_sets, measures = found = [], [], [], [], [], []
+    at = 0
+    try:
+        t = -1"""
 _TAIL = f"""\
     except (IndexError, StructError, ValueError) as stop:
         place = PLACES[stop.__traceback__.tb_lineno - {_HEAD.count(chr(10)) + 2}]
-        return at, place, isinstance(stop, ValueError)
-    return at, None, False
+        return at, place, isinstance(stop, ValueError), found
+    return at, None, False, found
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
     "SIGNED": Encoding.SIGNED,
     "NO_ID": bytes(16),
-    "STUB_MASK": wire.STUB_MASK,
-    **{name: getattr(wire, name) for name in ("uvarint", "skip_tags", "record_set")},
+    "COMPACT": Encoding.COMPACT_LENGTH,
+    "COUNTED": (SetStatus.COUNTED.value, SetStatus.PARTIAL.value),
+    **{name: getattr(wire, name) for name in ("STUB_MASK", "uvarint", "skip_tags")},
     **{f"int_{code}": struct.Struct(f">{code}").unpack_from for code in _CODES.values()},
     **{f"F_{fact.name}": fact for fact in Fact},
     **{f"K_{kind.name}": kind for kind in Kind},
@@ -83,14 +84,14 @@ _NAMES: dict[str, Any] = {
 
 
 class _Writer:
-    """Writes the lines. Loops and branches begin and end where bytes decide, so that this is known at every line."""
+    """Writes the lines."""
 
-    def __init__(self) -> None:
+    def __init__(self, kinds: Collection[Kind]) -> None:
+        self._kinds = kinds
         self.lines: list[str] = []
         self.places: list[Place] = []
         self._path: tuple[str, ...] = ()
         self._depth = 2
-        self._decides = True
         self._error_waits = False  # for the index of its partition
 
     def steps(self, steps: Sequence[Step]) -> None:
@@ -101,11 +102,6 @@ class _Writer:
             for step in run:
                 with self._inside(step.name):
                     _WRITERS[step.form](self, step)
-
-    def flush(self) -> None:
-        """The bytes so far are in the mask."""
-        self._line(f"mask += {self._mask()} * (at - since)")
-        self._line("since = at")
 
     def fixed(self, step: Step) -> None:
         match step.role:
@@ -126,10 +122,10 @@ class _Writer:
                 self._line("if raw != NO_ID: topic[1] = raw.hex()")
             case Fact() if step.size == 16:
                 self._uuid()
-                self._line(f"value((F_{step.role.name}, raw.hex()))")
+                self._line(f"values.append((F_{step.role.name}, raw.hex()))")
             case Fact():
                 self._number("n", step)
-                self._line(f"value((F_{step.role.name}, n))")
+                self._line(f"values.append((F_{step.role.name}, n))")
 
     def string(self, step: Step) -> None:
         self._length(step.size)
@@ -143,23 +139,41 @@ class _Writer:
             case Part.TOPIC_NAME:
                 use = f"topic[0] = {text}"
             case role:
-                use = f"value((F_{role.name}, {text}))"
+                use = f"values.append((F_{role.name}, {text}))"
         with self._block("if n >= 0:"):
             self._line("if at + n > end: raise IndexError")
             self._line(use)
             self._line("at += n")
 
     def records(self, step: Step) -> None:
-        self._decide()
         self._line("start = at")
         self._length(step.size)
         with self._block("if n > 0:"):
             self._line(f"if at + {wire.STUB_BYTES} > end: raise IndexError")
             # The length is a measure: it decides only by being above 0 (see Shape), and a varint by its own width.
             length = r"b'\0'" if step.size else r"b'\x80'"
-            self._line(rf"mask += b'\xff' * (start - since) + {length} * (at - start) + STUB_MASK")
-            self._line(f"record_set(data, start, at, {step.size == 0}, t, p, found)")
-            self._line(f"at = since = at + {wire.STUB_BYTES}")
+            self._set("SIGNED" if step.size else "COMPACT")
+            self._line(f"at += {wire.STUB_BYTES}")
+            self._line(f"mask[start:at] = {length} * (at - start - {wire.STUB_BYTES}) + STUB_MASK")
+
+    def _set(self, length: str) -> None:
+        """A record set whose length stands at `start`, and whose stub at `at`."""
+        magic, _ = wire.STUB_FIELDS["magic"]
+        self._line(f"magic, codec, status, flags = data[at + {magic} : at + {magic + 4}]")
+        self._line("record_sets.append((t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0))")
+        self._line(f"measures.append((K_RECORD_BYTES, t, p, start, at - start, {length}))")
+        self._set_numbers("if status in COUNTED:", records=Kind.RECORDS, batches=Kind.BATCHES)
+        producer = {"producer_id": Kind.BATCH_PRODUCER_ID, "producer_epoch": Kind.BATCH_PRODUCER_EPOCH}
+        self._set_numbers(f"if magic == {wire.WITH_PRODUCER} and status in COUNTED:", **producer)
+        if Kind.UNCOUNTED_BYTES in self._kinds:
+            uncounted = f"measures.append((K_UNCOUNTED_BYTES, t, p, start, at - start, {length}))"
+            self._line(f"if status not in COUNTED: {uncounted}")
+
+    def _set_numbers(self, head: str, **fields: Kind) -> None:
+        places = [(kind, *wire.STUB_FIELDS[name]) for name, kind in fields.items() if kind in self._kinds]
+        if places:
+            numbers = [f"(K_{kind.name}, t, p, at + {offset}, {width}, SIGNED)" for kind, offset, width in places]
+            self._line(f"{head} measures += [{', '.join(numbers)}]")
 
     def array(self, step: Step) -> None:
         (element,) = step.inner
@@ -176,7 +190,7 @@ class _Writer:
             if scope is Scope.TOPIC:
                 self._line("topic = [None, None, [], []]; topics.append(topic); t += 1")
             elif scope is Scope.FORGOTTEN:
-                self._line("topic = [None, None, [], []]; found.forgotten.append(topic)")
+                self._line("topic = [None, None, [], []]; forgotten.append(topic)")
         if Scope.PARTITION in step.opens:
             roles = [member.role for member in step.inner]
             index = roles.index(Part.PARTITION_INDEX)
@@ -184,15 +198,13 @@ class _Writer:
         self.steps(step.inner)
 
     def nullable_struct(self, step: Step) -> None:
-        self._decide()
         self._line("n = data[at]; at += 1")
         with self._block("if n < 128:"):
             self.struct(step.inner[0])
 
     def tags(self, step: Step) -> None:
-        self._decide()
         if not step.inner:
-            self._line("if data[at]: at = since = skip_tags(data, at, since, mask)")
+            self._line("if data[at]: at = skip_tags(data, at, mask)")
             self._line("else: at += 1")
             return
         self._line("n, at = uvarint(data, at)")
@@ -206,11 +218,11 @@ class _Writer:
                 with self._block(f"{'el' * bool(place)}if n == {field.tag}:"):
                     self.steps((field,))
             self._line(f"if at > {stop}: raise ValueError")
-            self._line(rf"mask += b'\xff' * (at - since) + bytes({stop} - at); at = since = {stop}")
+            self._line(f"mask[at:{stop}] = bytes({stop} - at); at = {stop}")
 
-    def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = ()) -> None:
+    def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = (), *, decides: bool = True) -> None:
         self.lines.append("    " * self._depth + text)
-        self.places.append(Place(self._path, skipped, self._decides))
+        self.places.append(Place(self._path, skipped, decides))
 
     @contextmanager
     def _inside(self, name: str) -> Iterator[None]:
@@ -220,36 +232,28 @@ class _Writer:
 
     @contextmanager
     def _block(self, head: str) -> Iterator[None]:
-        self._decide()
         self._line(head)
         self._depth += 1
         yield
-        self._decide()
         self._depth -= 1
 
-    def _mask(self) -> str:
-        return r"b'\xff'" if self._decides else r"b'\0'"
-
-    def _decide(self, decides: bool = True) -> None:
-        """From here on bytes decide, or do not."""
-        if self._decides is not decides:
-            self.flush()
-            self._decides = decides
+    def _ignore(self, size: int, skipped: tuple[tuple[str, int], ...] = ()) -> None:
+        """So many bytes that do not decide must be there."""
+        self._line(f"if at + {size} > end: raise IndexError", skipped, decides=False)
+        self._line(f"mask[at : at + {size}] = {bytes(size)!r}")
 
     def _skip(self, *fields: tuple[str, int]) -> None:
         size = sum(size for _, size in fields)
-        self._decide(False)
-        self._line(f"if at + {size} > end: raise IndexError", fields)
+        self._ignore(size, fields)
         self._line(f"at += {size}")
 
     def _skip_n(self) -> None:
         with self._block("if n > 0:"):
             self._line("if at + n > end: raise IndexError")
-            self._line(r"mask += b'\xff' * (at - since) + bytes(n); at += n; since = at")
+            self._line("mask[at : at + n] = bytes(n); at += n")
 
     def _length(self, size: int) -> None:
         """A length or count, -1 for null. Null is accepted where Kafka's definition does not allow it."""
-        self._decide()
         if size == 0:
             self._line("n = data[at] - 1; at += 1")
             self._line("if n > 126: n, at = uvarint(data, at - 1); n -= 1")
@@ -258,11 +262,9 @@ class _Writer:
             self._line("if n < -1: raise ValueError")
 
     def _number(self, name: str, step: Step) -> None:
-        self._decide()
         self._line(f"{name}, = int_{_CODES[step.size, step.signed]}(data, at); at += {step.size}")
 
     def _uuid(self) -> None:
-        self._decide()
         self._line("if at + 16 > end: raise IndexError")
         self._line("raw = data[at : at + 16]; at += 16")
 
@@ -270,29 +272,28 @@ class _Writer:
         self._number("n", step)
         match step.scope:
             case Scope.FRAME:
-                self._line("if n: error(n)")
+                self._line("if n: errors.append(n)")
             case Scope.PARTITION if self._error_waits:
-                self._line("if n: error(n)")
+                self._line("if n: errors.append(n)")
             case scope:
                 partition = "p" if scope is Scope.PARTITION else "-1"
-                self._line(f"if n: error(n); topic[3].append(({partition}, n))")
+                self._line(f"if n: errors.append(n); topic[3].append(({partition}, n))")
 
     def _measure(self, step: Step, kind: Kind) -> None:
         topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
-        self._decide(False)
-        self._line(f"if at + {step.size} > end: raise IndexError")
-        self._line(f"measure((K_{kind.name}, {topic}, {partition}, at, {step.size}, SIGNED))")
+        self._ignore(step.size)
+        self._line(f"measures.append((K_{kind.name}, {topic}, {partition}, at, {step.size}, SIGNED))")
         self._line(f"at += {step.size}")
 
     def _session_epoch(self) -> None:
         """Above 0 it counts the session's requests; 0 and -1 mean something of their own."""
-        self._decide()
-        self._line("n, = int_i(data, at); at += 4")
+        self._line("n, = int_i(data, at)")
         with self._block("if n > 0:"):
-            self._line("value((F_SESSION_EPOCH, 1))")
-            self._line("measure((K_SESSION_EPOCH, -1, -1, at - 4, 4, SIGNED))")
-            self._line(r"mask += b'\xff' * (at - 4 - since) + b'\0\0\0\0'; since = at")
-        self._line("if n <= 0: value((F_SESSION_EPOCH, n))")
+            self._line("values.append((F_SESSION_EPOCH, 1))")
+            self._line("measures.append((K_SESSION_EPOCH, -1, -1, at, 4, SIGNED))")
+            self._line("mask[at : at + 4] = bytes(4)")
+        self._line("else: values.append((F_SESSION_EPOCH, n))")
+        self._line("at += 4")
 
 
 _WRITERS: dict[Form, Callable[[_Writer, Step], None]] = {

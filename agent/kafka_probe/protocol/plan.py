@@ -7,11 +7,12 @@ last one with a role are left out: a frame is complete once its facts are.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from itertools import takewhile
 
-from kafka_probe.protocol.facts import Fact, Status
+from kafka_probe.protocol.facts import Fact, Kind, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.rules import LIMITS, STOPS
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
@@ -51,6 +52,10 @@ class Plan:
 
     steps: tuple[Step, ...]
     done: Status
+
+    def only(self, kinds: Collection[Kind]) -> Plan:
+        """The plan for those who ask for no other measures."""
+        return Plan(_until_last_role(tuple(_only(kinds, step) for step in self.steps)), self.done)
 
 
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
@@ -151,6 +156,14 @@ def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = Non
 
 def _holds(versions: tuple[int, int] | None, version: int) -> bool:
     return versions is not None and versions[0] <= version <= versions[1]
+
+
+def _only(kinds: Collection[Kind], step: Step) -> Step:
+    asked = not isinstance(step.role, Kind) or step.role in kinds
+    inner = tuple(_only(kinds, each) for each in step.inner)
+    if step.form is Form.TAGS:
+        inner = tuple(filter(_has_role, inner))
+    return replace(step, role=step.role if asked else None, inner=inner)
 
 
 def _until_last_role(steps: tuple[Step, ...]) -> tuple[Step, ...]:

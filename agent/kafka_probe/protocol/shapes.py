@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.decoder import Walks, decode
 from kafka_probe.protocol.facts import POSITIVE, Shape
 from kafka_probe.protocol.measures import Integers, MeasureReader, Rows
 
@@ -34,7 +34,7 @@ def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) ->
     return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
 
 
-def decode_code(code: int, data: bytes) -> Shape:
+def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
     """The shape of one frame by its code."""
     return decode(
         bool(code & _RESPONSE_BIT),
@@ -42,6 +42,7 @@ def decode_code(code: int, data: bytes) -> Shape:
         code & 0xFFFF,
         data,
         copied_all=bool(code & _COPIED_ALL_BIT),
+        **walks,
     )
 
 

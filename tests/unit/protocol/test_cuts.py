@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.protocol.collector import Collector
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Status, measure_values
 from kafka_probe.protocol.schemas import Api, apis
@@ -121,7 +120,7 @@ def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> in
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        walk(data, len(data), Collector(), bytearray())
+        walk(data, len(data), bytearray(b"\xff" * len(data)))
     finally:
         sys.settrace(before)
     return lines
