@@ -32,7 +32,6 @@ from kafka_probe.capture.record import Kind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.long_shapes import LongShapes
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 from tests.golden.capture import Capture
 from tests.lab.processes import free_port
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 FRAMES = 2000
 ROUNDS = 15
-DATA_BYTES = 208
+WORD = 8
 PARTITIONS = 100
 STUB = Records(b"", 7).stub
 TOPIC_ID = UUID("0123456789abcdef0123456789abcdef")
@@ -177,18 +176,26 @@ def microseconds(work: Callable[[], object], frames: int) -> float:
 
 
 def short_frames() -> None:
-    frames = [random.choice(KINDS)(f"client-{random.randrange(10)}") for _ in range(FRAMES)]
+    compare_shapes("short frames", [random.choice(KINDS)(f"client-{random.randrange(10)}") for _ in range(FRAMES)])
+
+
+def long_frames() -> None:
+    frames = [produce(f"client-{index % 5}", 9, PARTITIONS) for index in range(50)]
+    compare_shapes(f"Produce requests with {PARTITIONS} partitions", frames)
+
+
+def compare_shapes(what: str, frames: list[Frame]) -> None:
     codes = np.array([each.code for each in frames], np.uint64)
-    lengths = np.array([len(each.data) for each in frames], np.uint16)
-    rows = np.zeros((FRAMES, DATA_BYTES), np.uint8)
+    lengths = np.array([len(each.data) for each in frames])
+    rows = np.zeros((len(frames), -(-lengths.max() // WORD) * WORD), np.uint8)
     for row, each in zip(rows, frames, strict=True):
         row[: len(each.data)] = np.frombuffer(each.data, np.uint8)
     items = [(each.code, each.data) for each in frames]
     table = ShapeTable()
     matched(table, codes, rows, lengths)
     compare(
-        f"{FRAMES} short frames, {len(set(zip(codes, lengths, strict=True)))} groups, {len(table)} shapes",
-        FRAMES,
+        f"{len(frames)} {what}, {len(set(zip(codes, lengths, strict=True)))} groups, {len(table)} shapes",
+        len(frames),
         {
             "matched by shape": lambda: table.match(codes, rows, lengths),
             "matched, numbers read": lambda: matched(table, codes, rows, lengths),
@@ -233,21 +240,6 @@ def recorded_frames() -> None:
     taken = [microseconds(lambda: deque(reader.read(batch), maxlen=0), whole) for _ in range(ROUNDS)]
     print(f"\n{whole} recorded frames, read as the agent does, µs CPU per frame")
     print(f"min {min(taken):.2f}, median {statistics.median(taken):.2f}, max {max(taken):.2f}")
-
-
-def long_frames() -> None:
-    frames = [produce(f"client-{index % 5}", 9, PARTITIONS) for index in range(50)]
-    items = [(each.code, each.data) for each in frames]
-    shapes = LongShapes()
-    compare(
-        f"{len(frames)} Produce requests with {PARTITIONS} partitions",
-        len(frames),
-        {
-            "found, numbers read": lambda: run_all(shapes.find, *zip(*items, strict=True)),
-            "decoded one by one": lambda: run_all(decode_code, *zip(*items, strict=True)),
-            "kafka-python": lambda: decoded_by_kafka_python(frames),
-        },
-    )
 
 
 def main() -> None:

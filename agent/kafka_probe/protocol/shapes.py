@@ -8,6 +8,7 @@ of the bytes proves it. The work is NumPy's; Python's share is per group and lay
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +19,13 @@ from kafka_probe.protocol.measures import Integers, MeasureReader, Rows
 
 Codes = npt.NDArray[np.uint64]
 Words = npt.NDArray[np.uint64]
-Lengths = npt.NDArray[np.uint16]
+Lengths = npt.NDArray[Any]
 Decode = Callable[[int, bytes], Shape]
 
 _WORD = 8
 _LAYOUTS_PER_GROUP = 64
-_LENGTH_BITS = 16
+_LENGTH_BITS = 24  # a frame comes in 65,536 records at most
+_SHAPE_BYTES = 1024  # what a shape takes besides its data
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
 _UNKNOWN = -1
@@ -47,11 +49,15 @@ def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
 
 
 class ShapeTable:
-    """The shapes of a stream of frames. Ids count up from 0 and hold until a `match` raises `resets`."""
+    """The shapes of a stream of frames. Ids count up from 0 and hold until a `match` raises `resets`.
 
-    def __init__(self, decode: Decode = decode_code, limit: int = 4096) -> None:
+    It starts anew, counted in `resets`, at a `match` after what it holds has passed `limit_bytes`.
+    """
+
+    def __init__(self, decode: Decode = decode_code, limit_bytes: int = 4 << 20) -> None:
         self._decode = decode
-        self._limit = limit
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
         self._shapes: list[Shape] = []
         self._readers: dict[int, MeasureReader] = {}
         self._layouts: dict[int, list[_Layout]] = {}
@@ -63,18 +69,18 @@ class ShapeTable:
     def match(self, codes: Codes, data: Rows, lengths: Lengths) -> Integers:
         """The shape id of every frame.
 
-        codes: (n,) uint64, see `code_of`; data: (n, W) uint8, contiguous, W a multiple of 8; lengths: (n,) uint16, how
-        many bytes of the row are data. Starts anew and counts it in `resets` if the table reached its limit before;
-        within one call it may grow beyond by the number of frames.
+        codes: (n,) uint64, see `code_of`; data: (n, W) uint8, contiguous, W a multiple of 8; lengths: (n,), how many
+        bytes of the row are data. Within one call the table may grow beyond its limit by that call's frames.
         """
-        if len(self._shapes) >= self._limit:
+        if self._held_bytes >= self._limit_bytes:
             self._shapes, self._readers, self._layouts = [], {}, {}
+            self._held_bytes = 0
             self.resets += 1
         ids = np.full(len(codes), _UNKNOWN, np.int64)
         if not len(codes):
             return ids
         words = data.view(np.uint64)
-        keys = codes << np.uint64(_LENGTH_BITS) | lengths
+        keys = codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64)
         order = np.argsort(keys, kind="stable")
         ordered = keys[order]
         for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
@@ -120,6 +126,7 @@ class ShapeTable:
             del layouts[:-_LAYOUTS_PER_GROUP]
         layout.add(data, len(self._shapes))
         self._shapes.append(shape)
+        self._held_bytes += _SHAPE_BYTES + len(data)
         return layout
 
 
@@ -127,13 +134,14 @@ class _Layout:
     """The shapes that share a mask and the places of what must be above 0."""
 
     # Unpredictable, so that no sender can craft collisions.
-    _factors: Words = np.random.default_rng().integers(0, 1 << 64, 1 << _LENGTH_BITS - 2, np.uint64)
+    _random = np.random.default_rng()
 
     def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], positive: MeasureReader) -> None:
         self.mask = mask
         self.places = places
         self._positive = positive
         self._mask_words = _words(mask)
+        self._factors: Words = self._random.integers(0, 1 << 64, 2 * len(self._mask_words), np.uint64)
         # Ordered by hash.
         self._hashes = np.empty(0, np.uint64)
         self._keys = np.empty((0, len(self._mask_words)), np.uint64)
@@ -160,7 +168,7 @@ class _Layout:
     def _hash(self, masked: Words) -> Words:
         # Halves, since of a product modulo 2**64 high bits of the word would only reach high bits of the hash.
         halves = masked.view(np.uint32)
-        return halves @ self._factors[: halves.shape[1]]
+        return halves @ self._factors
 
 
 def _words(data: bytes) -> Words:

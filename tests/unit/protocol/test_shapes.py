@@ -175,7 +175,7 @@ def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistake
 
 
 def test_a_full_table_starts_anew_and_says_so() -> None:
-    table = ShapeTable(limit=10)
+    table = ShapeTable(limit_bytes=15_000)
     frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(20)]
     for expected_resets in range(3):
         assert_matched_as_decoded(table, frames)
