@@ -78,7 +78,7 @@ CLIENT = Struct(
 
 COMMON = (
     Field("v", "long", f"version of this schema: {SCHEMA_VERSION}"),
-    Field("kind", "string", "flow, request, open, close, topics or agent"),
+    Field("kind", "string", "flow, request, open, close, reset, topics or agent"),
     Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow, topics and agent"),
     Field("node", "string", "name of the node"),
     Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
@@ -207,22 +207,51 @@ REQUEST = (
     Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
 )
 
-OPEN = (Field("found", "string", "start: seen from its first byte; midstream: it was open already"),)
+OPEN = (
+    Field(
+        "found",
+        "string",
+        "start: seen from its first byte; midstream: it was open already; listed: open when the agent started, and no "
+        "payload has passed since, so that its flow_id is not known yet",
+    ),
+    Field("cookie", "long", "the kernel's own number of the socket, as `ss -e` shows it; null where it has none yet"),
+)
 
 CLOSE = (
     Field("found", "string", "as in open"),
+    Field("closing_ts", "long", "when this end began to close, µs since epoch; ts is when it was closed both ways"),
     Field("closed_by", "string", "local, peer or unknown: which end closed first"),
     Field("how", "string", "fin, rst_sent, rst_received, timeout or unknown"),
-    Field("idle_us", "long", "time since the last payload in either direction, µs"),
+    Field("idle_us", "long", "time since the last payload in either direction when this end began to close, µs"),
+    Field(
+        "silence_us",
+        "long",
+        "idle age, µs: idle_us, or where the last payload sent was not acknowledged, the silence before it",
+    ),
+    Field("received_idle_us", "long", "time since the last payload received, as idle_us; null: none was"),
     Field("age_us", "long", "time since the connection was first seen, µs; a lower bound when found midstream"),
     Field("last_api", "string", "API of the last request"),
+    Field("last_acks", "long", "acks of the last request, if it was a Produce; 0: it has no response"),
     Field("in_flight", "long", "requests without a response"),
+    Field("auth_error", "long", "error code of a SaslHandshake or SaslAuthenticate response; null: there was none"),
     Field("sent_bytes", "long", "payload bytes that the watched end sent, as TCP counts them"),
     Field("received_bytes", "long", "payload bytes that the watched end received, likewise"),
     Field("unacked_bytes", "long", "sent bytes that the peer never acknowledged"),
     Field("retransmits", "long", "retransmitted segments"),
+    Field("unanswered_retransmits", "long", "retransmissions in a row, up to the end, that nothing answered"),
     Field("srtt_us", "long", "smoothed round-trip time, µs"),
+    Field("keepalive_s", "long", "silence after which the kernel probes the peer (SO_KEEPALIVE); null: it does not"),
+    Field("user_timeout_ms", "long", "TCP_USER_TIMEOUT; null: not set"),
+    Field("owner_exiting", "boolean", "the socket was closed by the end of its process, not by a close of its own"),
+    Field("owner_ended", "boolean", "the process had ended within a second after this end began to close"),
+    Field(
+        "listener_closed_us",
+        "long",
+        "accepting side: time since the last listening socket of the port was closed, µs; null: one is open",
+    ),
 )
+
+RESET = (Field("direction", "string", "sent: this host answered a segment for which it had no socket"),)
 
 NAMED_TOPIC = Struct(
     (
@@ -235,10 +264,21 @@ TOPICS = (
     Field("topics", ListOf(NAMED_TOPIC), "ids whose names this agent learned, from messages or from a broker's files"),
 )
 
+OPEN_NOW = Struct(
+    (
+        Field("side", "string", "connecting or accepting"),
+        Field("workload", WORKLOAD, "the process that owns the watched ends"),
+        Field("local", "string", "address:port of the watched ends; the port of connecting ends is left out"),
+        Field("peer_network", "string", "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64"),
+        Field("count", "long", "open connections"),
+    )
+)
+
 AGENT = (
     Field("since", "long", "start of the interval, µs since epoch"),
     Field("complete_until", "long", "all closes up to this time have been sent, µs since epoch"),
     Field("connections", "long", "connections open now"),
+    Field("open", ListOf(OPEN_NOW), "the same, counted"),
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
@@ -253,6 +293,7 @@ KINDS: dict[str, tuple[Field, ...]] = {
     "request": REQUEST,
     "open": OPEN,
     "close": CLOSE,
+    "reset": RESET,
     "topics": TOPICS,
     "agent": AGENT,
 }
