@@ -67,8 +67,12 @@ class LiveProcess:
 
     def start_ticks(self) -> int | None:
         """Start since boot in clock ticks; None when the process has ended."""
-        _, _, fields = self._read("stat", _STAT_MAX_BYTES).rpartition(b")")
-        return int(fields.split()[_STAT_STARTTIME]) if fields else None
+        fields = self._stat()
+        return int(fields[_STAT_STARTTIME]) if fields else None
+
+    def is_zombie(self) -> bool:
+        """The process has ended, and its parent has not asked how."""
+        return self._stat()[:1] in ([b"Z"], [b"X"], [])
 
     def exe(self) -> str | None:
         """Path of the executable in the process's mount namespace; None for a zombie or a kernel thread."""
@@ -118,6 +122,10 @@ class LiveProcess:
             raise
         except OSError:
             return None
+
+    def _stat(self) -> list[bytes]:
+        """The fields behind the command name; none when the process has ended."""
+        return self._read("stat", _STAT_MAX_BYTES).rpartition(b")")[2].split()
 
     def _read(self, name: str, limit_bytes: int) -> bytes:
         try:
