@@ -12,6 +12,7 @@ import resource
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.settling import SETTLED_NS
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -79,6 +81,7 @@ class Agent:
             watch_connecting=config.side in ("both", "connecting"),
             watch_accepting=config.side in ("both", "accepting"),
             agent_tgid=os.getpid(),
+            netns=config.netns.stat().st_ino if config.netns else 0,
             ring_bytes=config.ring_size_bytes,
             cgroup_subsystem=self._subsystem,
         )
@@ -89,7 +92,8 @@ class Agent:
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
             if config.ready_file:
                 config.ready_file.touch()
-            self._loop(programs)
+            with closing(Listing(options.ports, config.netns)) if options.ports else nullcontext() as listing:
+                self._loop(programs, listing)
         finally:
             programs.close()
         log.info("detached")
@@ -102,7 +106,7 @@ class Agent:
         """What was lost and what was done since the start, by name."""
         return {"losses": self._losses(), "counters": self._counters()}
 
-    def _loop(self, programs: Programs) -> None:
+    def _loop(self, programs: Programs, listing: Listing | None) -> None:
         since = time.time_ns()
         due = time.monotonic() + self._config.interval_s
         self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
@@ -111,6 +115,9 @@ class Agent:
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.time_ns()
             self._drain(programs.buffer)
+            if listing and (listed := listing.take()) is not None:
+                self._tracker.add_listed(listed, time.monotonic_ns())
+                listing = None
             if time.monotonic() >= due:
                 self._kernel = programs.counters()
                 self._report(since, now, now - SETTLED_NS)

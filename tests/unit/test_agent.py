@@ -249,7 +249,7 @@ class NoPrograms:
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
-    agent._loop(NoPrograms(LateRing(20, agent.stop)))  # type: ignore[arg-type]  # stands in for the kernel
+    agent._loop(NoPrograms(LateRing(20, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
     complete_until, closes = 0, 0
     for event in sink.events:
         if event["kind"] == "agent":

@@ -23,7 +23,7 @@ class Identity:
     conn: int
     accepting: bool
     from_start: bool
-    flow_id: str
+    flow_id: str | None  # None: no hook has seen the socket yet
     local: str
     peer: str
     peer_network: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.sessions import FetchSession, Naming, naming
 from kafka_probe.connections.settling import Settling
 from kafka_probe.protocol.facts import Facts
-from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
 Event = dict[str, object]
@@ -39,6 +39,7 @@ class Connection:
     identity: Identity
     workload: Mapping[str, object]
     opened_ns: int
+    conn_id: int  # for events: that of the first sight
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
@@ -83,7 +84,7 @@ class Connection:
         return {
             "side": self.side,
             "flow_id": self.identity.flow_id,
-            "conn_id": f"{self.identity.conn:016x}",
+            "conn_id": f"{self.conn_id:016x}",
             "local": self.identity.local,
             "peer": self.identity.peer,
             "netns": self.identity.netns,
@@ -98,6 +99,10 @@ class Connection:
         }
 
 
+_Ends = tuple[int, str, str]
+"""Network namespace, local and far end."""
+
+
 class Tracker:
     """Connections by the kernel's id. `losses` counts what could not be given to one."""
 
@@ -105,6 +110,9 @@ class Tracker:
         self._resolver = resolver
         self._clients = Clients()
         self._connections: dict[int, Connection] = {}
+        # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
+        self._listed: dict[_Ends, Connection] = {}
+        self._seen: set[_Ends] | None = set()
         self._unreported: list[Connection] = []
         self._resets: list[tuple[int, Event]] = []
         self._closings = Settling(resolver)
@@ -137,6 +145,15 @@ class Tracker:
             case Kind.RESET:
                 self._resets.append((int(record["ts_ns"]), _reset(record)))
 
+    def add_listed(self, listed: Iterable[tuple[Identity, Owner]], now_ns: int) -> None:
+        """Connections that were open when capture began, listed since then. Comes once."""
+        seen, self._seen = self._seen or set(), None
+        for identity, owner in listed:
+            ends = identity.netns, identity.local, identity.peer
+            if ends not in seen:
+                self._listed[ends] = self._add(identity, self._resolver.resolve(owner), now_ns)
+                self._unreported.append(self._listed[ends])
+
     def close(self, record: Record) -> None:
         """A CLOSE record: the connection has ended, and only what was received before may still be read."""
         connection = self._connections.get(int(record["conn"]))
@@ -162,7 +179,7 @@ class Tracker:
         """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
         counts: Counter[tuple[str, int, str, str]] = Counter()
         workloads: dict[int, Mapping[str, object]] = {}
-        for connection in self._connections.values():
+        for connection in (*self._connections.values(), *self._listed.values()):
             if connection.closed or connection.internal:
                 continue
             identity, side = connection.identity, connection.side
@@ -189,14 +206,26 @@ class Tracker:
         if known:
             known.workload = workload
             return
-        connection = Connection(identity, workload, int(record["ts_ns"]))
+        ends = identity.netns, identity.local, identity.peer
+        if self._seen is not None:
+            self._seen.add(ends)
+        connection = self._listed.pop(ends, None)
+        if connection:
+            connection.identity = identity
+            connection.workload = workload if owner.pid else connection.workload
+        else:
+            connection = self._add(identity, workload, int(record["ts_ns"]))
         self._connections[identity.conn] = connection
-        self._open += 1
         self._unreported.append(connection)
+
+    def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
+        self._open += 1
+        return Connection(identity, workload, opened_ns, identity.conn)
 
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:
-    found = "start" if connection.identity.from_start else "midstream"
+    identity = connection.identity
+    found = "listed" if identity.flow_id is None else "start" if identity.from_start else "midstream"
     return {"kind": kind, **connection.common(), "found": found, **facts}
 
 

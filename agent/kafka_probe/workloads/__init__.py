@@ -14,9 +14,9 @@ from kafka_probe.events import WORKLOAD
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
-from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living
+from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living, present
 
-__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver"]
+__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
 
 CACHED_OWNERS = 16384
 """About 2 KB each: on a host of short-lived clients the memory fills up, and has to stay small beside the agent's."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.lab.processes import wait_until
 from tests.unit.connections.records import Records, closed, gone, listener, opened, rejected
 from tests.unit.protocol.messages import case
@@ -224,3 +226,31 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
         ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 1),
         ("connecting", "[2001:db8::7]", "2001:db8::/64", 1),
     ]
+
+
+def identity(record: Records, **changes: Any) -> tuple[Identity, Owner]:
+    """What a list of open sockets says of a connection."""
+    found, owner = read_open(record[0])
+    return replace(found, flow_id=None, from_start=False, **changes), owner
+
+
+def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracker) -> None:
+    tracker.add_listed([identity(opened(9, tgid=os.getpid()))], 0)
+    assert (len(tracker), [event["found"] for event in events(tracker)]) == (1, ["listed"])
+    take(tracker, opened(1, tgid=0, from_start=False))
+    tracker.close(closed(1)[0])
+    opening, closing = events(tracker)
+    assert (opening["found"], opening["conn_id"], closing["conn_id"]) == ("midstream", f"{9:016x}", f"{9:016x}")
+    assert opening["flow_id"] is not None
+    assert closing["workload"]["pid"] == os.getpid()  # type: ignore[index]
+    assert len(tracker) == 0
+
+
+def test_what_was_seen_before_the_list_came_is_not_listed(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.close(closed(1)[0])
+    tracker.gone(gone(1)[0])
+    tracker.add_listed([identity(opened(9)), identity(opened(10), local="10.0.0.7:40002")], 0)
+    told = [(event["kind"], event["local"]) for event in events(tracker)]
+    assert told == [("open", "10.0.0.7:40001"), ("open", "10.0.0.7:40002"), ("close", "10.0.0.7:40001")]
+    assert len(tracker) == 1
