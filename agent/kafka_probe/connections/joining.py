@@ -94,7 +94,7 @@ class Joiner:
             self.losses["frame_incomplete"] += 1
             begun = None
         if first["part"] == 0:
-            begun = _Begun(first, -1, b"")
+            begun = _Begun(first.copy(), -1, b"")  # a view would keep its whole batch
         if begun is None or first["part"] != begun.part + 1:
             # However many of its records are lost, the last one counts the frame.
             self.losses["frame_incomplete"] += not more
