@@ -1,0 +1,38 @@
+"""The TCP connections of a network namespace, as the kernel lists them (`ss`)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tests.lab.network import Namespace
+
+_OVER = ("LISTEN", "SYN-SENT", "SYN-RECV", "TIME-WAIT")
+_PID = re.compile(r"\bpid=(\d+)")
+_SILENCE = re.compile(r"\blast(?:snd|rcv):(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """One end of a connection: address:port of both, the process that has it open, if one has, and its silence.
+
+    silent_ms: time since the last payload in either direction.
+    """
+
+    state: str
+    local: str
+    peer: str
+    pid: int | None
+    silent_ms: int
+
+
+def sockets(namespace: Namespace) -> list[Socket]:
+    """The connections that are there, from established to closed both ways."""
+    return [one for line in namespace.run("ss", "-HOtanpi").splitlines() if (one := _read(line)).state not in _OVER]
+
+
+def _read(line: str) -> Socket:
+    state, _, _, local, peer, *_ = line.split()
+    owner = _PID.search(line)
+    silences = [int(silence) for silence in _SILENCE.findall(line)]
+    return Socket(state, local, peer, int(owner[1]) if owner else None, min(silences, default=0))
