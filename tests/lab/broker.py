@@ -165,7 +165,10 @@ class Broker:
         controller = f"127.0.0.1:{free_port()}"
         others = (f"{protocol}://{self.address(protocol)}" for protocol in self._listeners)
         listeners = ",".join((f"PLAINTEXT://{self.bootstrap}", *others))
-        protocols = ("CONTROLLER:PLAINTEXT", *(f"{protocol}:{protocol}" for protocol in ("PLAINTEXT", *self._listeners)))
+        protocols = (
+            "CONTROLLER:PLAINTEXT",
+            *(f"{protocol}:{protocol}" for protocol in ("PLAINTEXT", *self._listeners)),
+        )
         return {
             "process.roles": "broker,controller",
             "node.id": "1",

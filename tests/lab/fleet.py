@@ -19,13 +19,13 @@ from tests.lab.network import Namespace
 from tests.lab.processes import LabError, start, stop, tail, wait_until
 from tests.lab.sockets import sockets
 
-Library = Literal["kafka-python", "librdkafka", "java"]
+Library = Literal["kafka-python", "librdkafka", "java", "raw"]
 LIBRARIES: tuple[Library, ...] = ("kafka-python", "librdkafka", "java")
 ROOT = Path(__file__).parents[2]
 USER = "lab"  # of SASL PLAIN
 
 _PROGRAMS = Path(__file__).parent / "producers"
-_DAY_MS = 86_400_000
+_HOUR_MS = 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Settings:
     """What producers are set to; `idle_ms` 0: the library's default.
 
     certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN. patient: they
-    wait for a day before they connect once more.
+    wait for an hour before they connect once more.
     """
 
     bootstrap: str
@@ -55,11 +55,11 @@ class Settings:
         else:
             settings["max.block.ms"] = self.request_timeout_ms
         if library == "kafka-python":
-            settings["acks"] = -1 if self.acks == "all" else 0
+            settings |= {"acks": -1 if self.acks == "all" else 0, "bootstrap.timeout.ms": self.request_timeout_ms}
         if self.idle_ms:
             settings["connections.max.idle.ms"] = self.idle_ms
         if self.patient:
-            settings |= {"reconnect.backoff.ms": _DAY_MS, "reconnect.backoff.max.ms": _DAY_MS}
+            settings |= {"reconnect.backoff.ms": _HOUR_MS, "reconnect.backoff.max.ms": _HOUR_MS}
         settings |= self._security(library)
         return {name: str(value) for name, value in settings.items()}
 
@@ -70,7 +70,7 @@ class Settings:
                     trust = {"ssl.truststore.type": "PEM", "ssl.truststore.location": self.certificate}
                 case "librdkafka":
                     trust = {"ssl.ca.location": self.certificate}
-                case "kafka-python":
+                case _:
                     trust = {"ssl.cafile": self.certificate}
             return {"security.protocol": "SSL", **trust}
         if self.password:
@@ -82,7 +82,7 @@ class Settings:
                     return {**sasl, "sasl.jaas.config": who}
                 case "librdkafka":
                     return {**sasl, "sasl.username": USER, "sasl.password": self.password}
-                case "kafka-python":
+                case _:
                     return {**sasl, "sasl.plain.username": USER, "sasl.plain.password": self.password}
         return {}
 

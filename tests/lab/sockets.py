@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tests.lab.network import Namespace
 
 _OVER = ("LISTEN", "SYN-SENT", "SYN-RECV", "TIME-WAIT")
+_MAPPED = re.compile(r"\[::ffff:([\d.]+)\]")
 _PID = re.compile(r"\bpid=(\d+)")
 _SILENCE = re.compile(r"\blast(?:snd|rcv):(\d+)")
 
@@ -32,7 +33,8 @@ def sockets(namespace: Namespace) -> list[Socket]:
 
 
 def _read(line: str) -> Socket:
-    state, _, _, local, peer, *_ = line.split()
+    # A socket of IPv6 may speak IPv4, as Java's do.
+    state, _, _, local, peer, *_ = _MAPPED.sub(r"\1", line).split()
     owner = _PID.search(line)
     silences = [int(silence) for silence in _SILENCE.findall(line)]
     return Socket(state, local, peer, int(owner[1]) if owner else None, min(silences, default=0))

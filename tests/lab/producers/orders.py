@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from operator import methodcaller
 from typing import Protocol, TypeVar
 
 Settings = dict[str, str | int]
@@ -33,15 +34,19 @@ def obey(make: Callable[[str, Settings], Producer]) -> None:
             return _tried(lambda: make(topic, {**settings, "client.id": f"{client_id}-{number}"}))
 
         producers = [one for one in pool.map(made, range(int(count))) if one]
+
+        def each(action: Callable[[Producer], None]) -> None:
+            for _ in pool.map(lambda one: _tried(lambda: action(one)), producers):
+                pass
+
         _answer()
         for line in sys.stdin:
             match line.split():
                 case ["send", size]:
-                    value = bytes(int(size))
-                    _wait(pool.map(lambda one: _tried(lambda: one.send(value)), producers))
+                    each(methodcaller("send", bytes(int(size))))
                     _answer()
                 case ["stop"]:
-                    _wait(pool.map(lambda one: _tried(one.close), producers))
+                    each(methodcaller("close"))
                     return
                 case ["leave"]:
                     os._exit(0)
@@ -55,11 +60,6 @@ def _tried(action: Callable[[], Result]) -> Result | None:
     except Exception as error:  # whatever the library raises: it is what the lab is there to cause
         print(repr(error), file=sys.stderr, flush=True)
         return None
-
-
-def _wait(results: Iterable[object]) -> None:
-    for _ in results:
-        pass
 
 
 def _answer() -> None:
