@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 USER = "lab"  # of SASL PLAIN
 
 _PROGRAMS = Path(__file__).parent / "producers"
-_HOUR_MS = 3_600_000
+_PATIENCE_MS = 600_000  # librdkafka takes an hour, but counts its microseconds in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Settings:
     """What producers are set to; `idle_ms` 0: the library's default.
 
     certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN. patient: they
-    wait for an hour before they connect once more.
+    wait for ten minutes before they connect once more.
     """
 
     bootstrap: str
@@ -59,7 +59,7 @@ class Settings:
         if self.idle_ms:
             settings["connections.max.idle.ms"] = self.idle_ms
         if self.patient:
-            settings |= {"reconnect.backoff.ms": _HOUR_MS, "reconnect.backoff.max.ms": _HOUR_MS}
+            settings |= {"reconnect.backoff.ms": _PATIENCE_MS, "reconnect.backoff.max.ms": _PATIENCE_MS}
         settings |= self._security(library)
         return {name: str(value) for name, value in settings.items()}
 
@@ -148,7 +148,11 @@ class Fleet:
     def end(self, order: Literal["stop", "leave"]) -> None:
         """Give an order that ends it, and return when it has ended."""
         self.tell(order)
-        wait_until(lambda: self._running.poll() is not None, f"{self.name} to {order}")
+        self.wait_ended()
+
+    def wait_ended(self) -> None:
+        """Return when its process has ended."""
+        wait_until(lambda: self._running.poll() is not None, f"{self.name} to end", timeout_s=60)
 
     def kill(self) -> None:
         """End it without notice: SIGKILL."""
