@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from tests.lab.java import SHORT_LIVED, java
-from tests.lab.network import Namespace
+from tests.lab.network import Connection, Namespace
 from tests.lab.processes import LabError, start, stop, tail, wait_until
 from tests.lab.sockets import sockets
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 USER = "lab"  # of SASL PLAIN
 
 _PROGRAMS = Path(__file__).parent / "producers"
-_PATIENCE_MS = 600_000  # librdkafka takes an hour, but counts its microseconds in 32 bits
+_PATIENCE_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Settings:
     """What producers are set to; `idle_ms` 0: the library's default.
 
     certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN. patient: they
-    wait for ten minutes before they connect once more.
+    wait for ten minutes before they connect once more; librdkafka does not.
     """
 
     bootstrap: str
@@ -141,9 +141,9 @@ class Fleet:
         self.tell(f"send {size}")
         self.wait_done()
 
-    def connections(self) -> set[str]:
-        """Its established connections: address:port of its end."""
-        return {one.local for one in sockets(self._namespace) if one.pid == self.pid and one.state == "ESTAB"}
+    def connections(self) -> set[Connection]:
+        """Its established connections."""
+        return {one.connection for one in sockets(self._namespace) if one.pid == self.pid and one.state == "ESTAB"}
 
     def end(self, order: Literal["stop", "leave"]) -> None:
         """Give an order that ends it, and return when it has ended."""

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from tests.lab.processes import LabError
 
@@ -26,9 +26,16 @@ _FIRST = 9  # the first member of a network stands this far above the gateway: .
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
 # The first four fields of a line are the connection as the client made it, before it is translated.
-_TRACKED = re.compile(r"^.*? src=(?P<host>\S+) dst=\S+ sport=(?P<port>\d+) dport=(?P<to>\d+) ", re.MULTILINE)
+_TRACKED = re.compile(r"^.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) ", re.MULTILINE)
 
 Answer = Literal["drop", "reset"]
+
+
+class Connection(NamedTuple):
+    """A connection as its connecting end has it: address:port of both. Its own port it may share with others."""
+
+    local: str
+    peer: str
 
 
 class Namespace:
@@ -82,15 +89,12 @@ class Network:
         networks = {"CLIENTS": str(_CLIENTS.network), "BROKERS": str(_BROKERS.network)}
         self.gateway.run("bash", SCRIPTS / "gateway.sh", IDLE_S=str(idle_s), FORGOTTEN=forgotten, **networks)
 
-    def tracked(self, port: int | None = None) -> set[str]:
-        """The connections that the gateway remembers, or those to a port: address:port of clients as they see it.
-
-        One that was closed in order stays for the two minutes that conntrack gives it.
-        """
+    def tracked(self) -> set[Connection]:
+        """The connections that the gateway remembers: one that was closed in order for two minutes more."""
         with self.gateway.inside():
             table = Path("/proc/thread-self/net/nf_conntrack").read_text()
-        found = _TRACKED.finditer(table)
-        return {f"{one['host']}:{one['port']}" for one in found if port is None or int(one["to"]) == port}
+        found = _TRACKED.findall(table)
+        return {Connection(f"{source}:{port}", f"{target}:{to}") for source, target, port, to in found}
 
 
 @contextmanager

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tests.lab.network import Namespace
+from tests.lab.network import Connection, Namespace
 
-_OVER = ("LISTEN", "SYN-SENT", "SYN-RECV", "TIME-WAIT")
+_NONE = ("LISTEN", "TIME-WAIT")
 _MAPPED = re.compile(r"\[::ffff:([\d.]+)\]")
 _PID = re.compile(r"\bpid=(\d+)")
 _SILENCE = re.compile(r"\blast(?:snd|rcv):(\d+)")
@@ -15,21 +15,20 @@ _SILENCE = re.compile(r"\blast(?:snd|rcv):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """One end of a connection: address:port of both, the process that has it open, if one has, and its silence.
+    """The connecting end of a connection, and the process that has it open, if one has.
 
     silent_ms: time since the last payload in either direction.
     """
 
     state: str
-    local: str
-    peer: str
+    connection: Connection
     pid: int | None
     silent_ms: int
 
 
 def sockets(namespace: Namespace) -> list[Socket]:
-    """The connections that are there, from established to closed both ways."""
-    return [one for line in namespace.run("ss", "-HOtanpi").splitlines() if (one := _read(line)).state not in _OVER]
+    """The connections that clients in the namespace have or had, until nothing is left to be sent."""
+    return [one for line in namespace.run("ss", "-HOtanpi").splitlines() if (one := _read(line)).state not in _NONE]
 
 
 def _read(line: str) -> Socket:
@@ -37,4 +36,4 @@ def _read(line: str) -> Socket:
     state, _, _, local, peer, *_ = _MAPPED.sub(r"\1", line).split()
     owner = _PID.search(line)
     silences = [int(silence) for silence in _SILENCE.findall(line)]
-    return Socket(state, local, peer, int(owner[1]) if owner else None, min(silences, default=0))
+    return Socket(state, Connection(local, peer), int(owner[1]) if owner else None, min(silences, default=0))

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup, path_of
 from tests.lab.fleet import Fleet, Library, Settings
-from tests.lab.network import Network
+from tests.lab.network import Connection, Network
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
 
@@ -24,7 +24,7 @@ class Victim:
 
     pid: int
     cgroup: str
-    connections: frozenset[str]
+    connections: frozenset[Connection]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Herd:
         for _, fleet in self.fleets:
             fleet.wait_done()
 
-    def silences_ms(self) -> dict[str, int]:
-        """For how long each of its connections has been silent, by address:port of the client's end."""
+    def silences_ms(self) -> dict[Connection, int]:
+        """For how long each of its connections has been silent."""
         pids = {fleet.pid for _, fleet in self.fleets}
         return {
-            one.local: one.silent_ms
+            one.connection: one.silent_ms
             for namespace in self.network.clients
             for one in sockets(namespace)
             if one.pid in pids and one.state == "ESTAB"
@@ -113,7 +113,7 @@ def storm(of: Herd) -> Storm:
     """
     of.send()
     before = of.victims()
-    connections = set[str]().union(*(victim.connections for victim in before))
+    connections = set[Connection]().union(*(victim.connections for victim in before))
     wait_until(
         lambda: connections.isdisjoint(of.network.tracked()),
         f"the gateway to forget {len(connections)} connections",

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from kafka_probe.check import require_capture
 from tests.lab.fleet import ROOT
-from tests.lab.network import Namespace
+from tests.lab.network import Connection, Namespace
 from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent
 from tests.verdicts.answers import answers
@@ -116,10 +116,10 @@ def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[
     failed = [f"{cell}: it did not happen" for cell in cells if cell not in happened]
     failures = [(both, one) for one in views[both] if not one.right]
     failures += [(name, one) for name in single for one in views[name] if one.wrong]
-    counts: dict[str, list[str]] = {}
+    examples: dict[str, list[Connection]] = {}
     for name, one in failures:
-        counts.setdefault(f"{one.cell}, {name} watched: {one.given}", []).append(one.local)
-    return [*failed, *(f"{what}: {len(locals_)}, as {locals_[0]}" for what, locals_ in counts.items())]
+        examples.setdefault(f"{one.cell}, {name} watched: {one.given}", []).append(one.connection)
+    return [*failed, *(f"{what}: {len(of)}, as {of[0].local} to {of[0].peer}" for what, of in examples.items())]
 
 
 def say(text: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from kafka import KafkaProducer
 
 from tests.lab.broker import Broker
+from tests.lab.network import Connection
 from tests.lab.product import EVENTS, run_pipeline
 from tests.lab.topics import create_topics, read_topic
 
@@ -19,11 +20,11 @@ _LINES = 200  # of NDJSON in a record: far below a broker's limit
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The product's word on a connection; `local` is the client's end as it sees itself, None if nobody watched it."""
+    """The product's word on a connection; `connection` is None if nobody watched the client's end."""
 
     verdict: str
     flow_id: str | None
-    local: str | None
+    connection: Connection | None
 
 
 def answers(outputs: Iterable[Path], directory: Path) -> list[Answer]:
@@ -37,7 +38,8 @@ def answers(outputs: Iterable[Path], directory: Path) -> list[Answer]:
 
 def _read(value: bytes) -> Answer:
     row = json.loads(value)
-    return Answer(row["verdict"], row.get("flow_id"), row.get("connecting_local"))
+    local, peer = row.get("connecting_local"), row.get("connecting_peer")
+    return Answer(row["verdict"], row.get("flow_id"), Connection(local, peer) if local else None)
 
 
 def _feed(bootstrap: str, outputs: Iterable[Path]) -> None:

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Condition, Lock
 from typing import Literal, TypedDict, Unpack
 
 from tests.lab.broker import Broker
 from tests.lab.fleet import USER, Fleet, Library, Settings
 from tests.lab.keys import Key, make_key
-from tests.lab.network import Answer, Namespace, Network, nat
+from tests.lab.network import Answer, Connection, Namespace, Network, nat
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
 from tests.lab.topics import create_topics
@@ -21,13 +20,15 @@ from tests.lab.topics import create_topics
 Security = Literal["plaintext", "tls"]
 Mood = Literal["forgiving"] | Answer
 
-IDLE_S = 4  # of every idle limit: the clients', the impatient broker's, the firewall's
+IDLE_S = 4  # of every idle limit: the impatient broker's, the firewall's, and at least the clients'
 MAX_BYTES = 50_000  # of a record batch, by the brokers' limit
 TOPIC = "orders"
 # Ports of plaintext and TLS.
-_PATIENT, _IMPATIENT, _DOOMED = (9092, 9093), (9192, 9193), ((9292, 9293), (9392, 9393))
+_PATIENT, _IMPATIENT = (9092, 9093), (9192, 9193)
+# A pair for each cell that ends a broker: a client's port comes again only with another port of a broker.
+_DOOMED = tuple((port, port + 1) for port in range(9200, 9230, 2))
 SASL_PORT = 9094
-PORTS = tuple(sorted({SASL_PORT, *_PATIENT, *_IMPATIENT, *(port for pair in _DOOMED for port in pair)}))
+PORTS = (SASL_PORT, *_PATIENT, *_IMPATIENT, *(port for pair in _DOOMED for port in pair))
 
 _HOUR_S = 3600
 
@@ -85,7 +86,7 @@ class Lab:
     patient: Broker
     impatient: Broker
     knocking: Lock = field(default_factory=Lock)
-    _doomed_ports: SimpleQueue[tuple[int, int]] = field(default_factory=SimpleQueue)
+    _doomed_ports: list[tuple[int, int]] = field(default_factory=lambda: list(_DOOMED))
 
     @property
     def clients(self) -> Namespace:
@@ -106,22 +107,20 @@ class Lab:
     @contextmanager
     def doomed_broker(self, name: str) -> Iterator[Broker]:
         """A broker for one cell, which may end it."""
-        ports = self._doomed_ports.get()
-        try:
-            with _broker(self.network, self.directory / name, ports, self.key.properties) as broker:
-                yield broker
-        finally:
-            self._doomed_ports.put(ports)
+        with _broker(self.network, self.directory / name, self._doomed_ports.pop(), self.key.properties) as broker:
+            yield broker
 
-    def wait_silent(self, connections: set[str], silence_s: int) -> None:
+    def wait_silent(self, connections: set[Connection], silence_s: int) -> None:
         """Return when nothing was said on any of them for so long."""
         wait_until(
-            lambda: all(one.silent_ms >= silence_s * 1000 for one in sockets(self.clients) if one.local in connections),
+            lambda: all(
+                one.silent_ms >= silence_s * 1000 for one in sockets(self.clients) if one.connection in connections
+            ),
             f"{len(connections)} connections to be silent for {silence_s} s",
             every_s=0.3,
         )
 
-    def wait_forgotten(self, connections: set[str]) -> None:
+    def wait_forgotten(self, connections: set[Connection]) -> None:
         """Return when the gateway remembers none of them."""
         wait_until(
             lambda: connections.isdisjoint(self.network.tracked()),
@@ -129,10 +128,10 @@ class Lab:
             every_s=0.3,
         )
 
-    def wait_closed(self, connections: set[str]) -> None:
+    def wait_closed(self, connections: set[Connection]) -> None:
         """Return when nothing is left of the clients' ends, not even a socket that still sends in vain."""
         wait_until(
-            lambda: connections.isdisjoint(one.local for one in sockets(self.clients)),
+            lambda: connections.isdisjoint(one.connection for one in sockets(self.clients)),
             f"{len(connections)} connections to be closed",
             timeout_s=180,
             every_s=0.3,
@@ -161,10 +160,7 @@ def lab(directory: Path) -> Iterator[Lab]:
         patient = _broker(network, directory / "patient", _PATIENT, {**key.properties, **sasl}, sasl_port=SASL_PORT)
         impatient = _broker(network, directory / "impatient", _IMPATIENT, {**key.properties, **idle})
         up = stack.enter_context
-        made = Lab(directory, network, Gateway(network), key, up(patient), up(impatient))
-        for ports in _DOOMED:
-            made._doomed_ports.put(ports)
-        yield made
+        yield Lab(directory, network, Gateway(network), key, up(patient), up(impatient))
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tests.lab.network import Connection
 from tests.verdicts.answers import Answer
 from tests.verdicts.causes import Cell, Connections
 
@@ -19,7 +20,7 @@ class Judged:
     """A connection that a cell ended, and the verdict on it."""
 
     cell: Cell
-    local: str
+    connection: Connection
     given: str
 
     @property
@@ -33,18 +34,20 @@ class Judged:
         return self.given not in (self.cell.cause.verdict, UNKNOWN, MISSING)
 
 
-def flows(answers: Iterable[Answer]) -> dict[str, str]:
-    """The connections' ids by the client's end."""
-    return {one.local: one.flow_id for one in answers if one.local and one.flow_id}
+def flows(answers: Iterable[Answer]) -> dict[Connection, str]:
+    """The ids of the connections."""
+    return {one.connection: one.flow_id for one in answers if one.connection and one.flow_id}
 
 
-def judged(truth: Mapping[Cell, Connections], flow_ids: Mapping[str, str], answers: Iterable[Answer]) -> list[Judged]:
+def judged(
+    truth: Mapping[Cell, Connections], flow_ids: Mapping[Connection, str], answers: Iterable[Answer]
+) -> list[Judged]:
     """Every connection that a cell ended, with the verdict on it: they are joined by the id that both ends have."""
     given = {one.flow_id: one.verdict for one in answers if one.flow_id}
     return [
-        Judged(cell, local, given.get(flow_ids.get(local, ""), MISSING))
+        Judged(cell, connection, given.get(flow_ids.get(connection, ""), MISSING))
         for cell, connections in truth.items()
-        for local in sorted(connections)
+        for connection in sorted(connections)
     ]
 
 

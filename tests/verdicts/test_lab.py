@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.network import Network, nat
+from tests.lab.network import Connection, Network, nat
 from tests.lab.processes import LabError, wait_until
 from tests.lab.sockets import sockets
 
@@ -32,12 +32,12 @@ def test_the_gateway_resets_who_speaks_on_a_forgotten_connection_and_the_other_e
     with client, broker:
         client.sendall(b"data")
         assert broker.recv(4) == b"data"
-        host, port = client.getsockname()
-        assert network.tracked() == {f"{host}:{port}"}
+        ends = Connection(*("{}:{}".format(*end) for end in (client.getsockname(), client.getpeername())))
+        assert network.tracked() == {ends}
         wait_until(lambda: not network.tracked(), "the gateway to forget", timeout_s=5 * IDLE_S)
 
         (open_,) = sockets(network.clients[0])
-        assert open_.local == f"{host}:{port}"
+        assert open_.connection == ends
         assert open_.silent_ms >= IDLE_S * 1000
         client.sendall(b"data")
         with pytest.raises(ConnectionResetError):

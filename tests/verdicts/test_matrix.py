@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.lab.network import Connection
 from tests.verdicts.answers import Answer
 from tests.verdicts.causes import CAUSES, Cell
 from tests.verdicts.matrix import MISSING, flows, judged, matrix, table
@@ -9,11 +10,12 @@ from tests.verdicts.matrix import MISSING, flows, judged, matrix, table
 CELLS = {cell.cause.name: cell for cause in CAUSES for cell in cause.cells()}
 KILLED: Cell = CELLS["client killed"]
 IDLE: Cell = CELLS["client idle limit"]
-TRUTH = {KILLED: {"10.0.0.1:1", "10.0.0.1:2"}, IDLE: {"10.0.0.1:3", "10.0.0.1:4"}}
+ENDS = [Connection(f"10.0.0.1:{port}", "10.0.0.2:9092") for port in range(5)]
+TRUTH = {KILLED: {ENDS[1], ENDS[2]}, IDLE: {ENDS[3], ENDS[4]}}
 ANSWERS = [
-    Answer("process_exit", "a", "10.0.0.1:1"),
-    Answer("normal", "b", "10.0.0.1:2"),
-    Answer("unknown", "c", "10.0.0.1:3"),
+    Answer("process_exit", "a", ENDS[1]),
+    Answer("normal", "b", ENDS[2]),
+    Answer("unknown", "c", ENDS[3]),
 ]
 
 
@@ -33,7 +35,7 @@ def test_every_injected_connection_has_a_verdict_or_is_missing() -> None:
 
 def test_what_one_end_alone_saw_is_joined_by_the_id_that_both_have() -> None:
     broker_only = [Answer("process_exit", "b", None)]
-    of = judged({KILLED: {"10.0.0.1:2"}}, flows(ANSWERS), broker_only)
+    of = judged({KILLED: {ENDS[2]}}, flows(ANSWERS), broker_only)
     assert [one.right for one in of] == [True]
 
 
