@@ -33,8 +33,9 @@ _METADATA = struct.pack(">hhih3si", 3, 1, 1, 3, b"lab", 0)
 class Broker:
     """`with Broker(directory) as broker:` runs a broker from ready to orderly stopped, and removes its data.
 
-    `port` 0 takes a free one; `properties` override server.properties; `keep` leaves the data. `stop`, `kill` and
-    `start` may be called in between: the port and the data stay. The log is `log`.
+    `port` 0 takes a free one; `listeners` are further ones, by security protocol; `properties` override
+    server.properties; `keep` leaves the data. `stop`, `kill` and `start` may be called in between: the ports and the
+    data stay. The log is `log`.
 
     Raises:
         LabError: the broker did not start; the text ends with the log's tail.
@@ -46,6 +47,7 @@ class Broker:
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        listeners: Mapping[str, int] | None = None,
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 512,
         keep: bool = False,
@@ -60,12 +62,17 @@ class Broker:
         self._heap_mb = heap_mb
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
+        self._listeners = listeners or {}
         self._properties = {**self._defaults(), **(properties or {})}
 
     @property
     def bootstrap(self) -> str:
         """host:port, as clients take it."""
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return self._at(self.port)
+
+    def address(self, protocol: str) -> str:
+        """host:port of one of the further listeners."""
+        return self._at(self._listeners[protocol])
 
     @property
     def pid(self) -> int:
@@ -98,9 +105,9 @@ class Broker:
             self.kill()
             raise LabError(f"{error}; its log {self.log} ends with:\n{tail(self.log)}") from None
 
-    def stop(self) -> None:
-        """Shut down in order: SIGTERM."""
-        self._end(signal.SIGTERM)
+    def stop(self) -> int | None:
+        """Shut down in order: SIGTERM; returns the exit status, None if it did not run."""
+        return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it without notice: SIGKILL."""
@@ -151,14 +158,24 @@ class Broker:
         if not self._keep:
             shutil.rmtree(self._data, ignore_errors=True)
 
+    def _at(self, port: int) -> str:
+        return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
+
     def _defaults(self) -> dict[str, str]:
         controller = f"127.0.0.1:{free_port()}"
+        others = (f"{protocol}://{self.address(protocol)}" for protocol in self._listeners)
+        listeners = ",".join((f"PLAINTEXT://{self.bootstrap}", *others))
+        protocols = (
+            "CONTROLLER:PLAINTEXT",
+            *(f"{protocol}:{protocol}" for protocol in ("PLAINTEXT", *self._listeners)),
+        )
         return {
             "process.roles": "broker,controller",
             "node.id": "1",
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "listeners": f"{listeners},CONTROLLER://{controller}",
+            "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
+            "listener.security.protocol.map": ",".join(protocols),
             "controller.quorum.bootstrap.servers": controller,
             "log.dirs": str(self._data),
             "auto.create.topics.enable": "true",
@@ -201,7 +218,6 @@ class Broker:
         # size, correlation id, number of brokers
         return len(answer) == 12 and struct.unpack(">iii", answer)[2] == 1
 
-    def _end(self, by: signal.Signals) -> None:
-        if self._process is not None:
-            stop(self._process, by=by)
-            self._process = None
+    def _end(self, by: signal.Signals) -> int | None:
+        process, self._process = self._process, None
+        return None if process is None else stop(process, by=by)

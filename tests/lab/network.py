@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Interface
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 from tests.lab.processes import LabError
 
@@ -23,6 +25,17 @@ _CLIENTS, _BROKERS = IPv4Interface("10.57.1.2/24"), IPv4Interface("10.57.2.2/24"
 _FIRST = 9  # the first member of a network stands this far above the gateway: .11
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
+# The first four fields of a line are the connection as the client made it, before it is translated.
+_TRACKED = re.compile(r"^.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) ", re.MULTILINE)
+
+Answer = Literal["drop", "reset"]
+
+
+class Connection(NamedTuple):
+    """A connection as its connecting end has it: address:port of both. Its own port it may share with others."""
+
+    local: str
+    peer: str
 
 
 class Namespace:
@@ -71,14 +84,21 @@ class Network:
     broker: Namespace
     gateway_address: str
 
-    def run_gateway(self, idle_s: int) -> None:
+    def run_gateway(self, idle_s: int, forgotten: Answer = "drop") -> None:
         """Make the gateway's namespace a gateway; it may be one already."""
         networks = {"CLIENTS": str(_CLIENTS.network), "BROKERS": str(_BROKERS.network)}
-        self.gateway.run("bash", SCRIPTS / "gateway.sh", IDLE_S=str(idle_s), **networks)
+        self.gateway.run("bash", SCRIPTS / "gateway.sh", IDLE_S=str(idle_s), FORGOTTEN=forgotten, **networks)
+
+    def tracked(self) -> set[Connection]:
+        """The connections that the gateway remembers: one that was closed in order for two minutes more."""
+        with self.gateway.inside():
+            table = Path("/proc/thread-self/net/nf_conntrack").read_text()
+        found = _TRACKED.findall(table)
+        return {Connection(f"{source}:{port}", f"{target}:{to}") for source, target, port, to in found}
 
 
 @contextmanager
-def nat(*, clients: int = 1, idle_s: int = 60) -> Iterator[Network]:
+def nat(*, clients: int = 1, idle_s: int = 60, forgotten: Answer = "drop") -> Iterator[Network]:
     """A lab whose firewall forgets a connection after `idle_s` seconds of silence.
 
     Raises:
@@ -98,7 +118,7 @@ def nat(*, clients: int = 1, idle_s: int = 60) -> Iterator[Network]:
         for client in behind:
             client.run("ip", "route", "add", str(_BROKERS.network), "via", str(_CLIENTS.ip))
         network = Network(behind, gateway, broker, str(_BROKERS.ip))
-        network.run_gateway(idle_s)
+        network.run_gateway(idle_s, forgotten)
         yield network
 
 

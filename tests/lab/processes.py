@@ -32,10 +32,12 @@ def start(
     stdout: Path | None = None,
     cwd: Path | None = None,
     inside: Path | None = None,
+    told: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process with standard error appended to `log`, and standard output too or to `stdout`.
 
-    `inside` is the directory of a cgroup: the process enters it before its program starts.
+    `inside` is the directory of a cgroup: the process enters it before its program starts. `told`: its standard input
+    is a pipe to write to; else it has none.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -47,7 +49,7 @@ def start(
     with log.open("ab") as errors, (stdout or log).open("ab") as output:
         return subprocess.Popen(
             [str(arg) for arg in argv],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
             env={**os.environ, **(env or {})},

@@ -1,14 +1,21 @@
 #!/usr/bin/env bash
 # Makes this machine, or network namespace, a NAT gateway from clients to brokers, whose firewall forgets connections:
-# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either.
+# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either,
+# or reset when one of them speaks again.
 #
-#   IDLE_S    seconds of silence after which a connection is forgotten
-#   CLIENTS   network of the clients, as 10.57.1.0/24
-#   BROKERS   network of the brokers
+#   IDLE_S      seconds of silence after which a connection is forgotten
+#   CLIENTS     network of the clients, as 10.57.1.0/24
+#   BROKERS     network of the brokers
+#   FORGOTTEN   what becomes of a segment on a forgotten connection: drop (default), or reset: answered with RST
 #
 # It is told by networks, not by interfaces: these have other names on each hypervisor. It may run again at any time.
 set -euo pipefail
 : "${IDLE_S:?}" "${CLIENTS:?}" "${BROKERS:?}"
+case ${FORGOTTEN:=drop} in
+    drop) answer=drop ;;
+    reset) answer="reject with tcp reset" ;;
+    *) echo "FORGOTTEN is drop or reset, not $FORGOTTEN" >&2; exit 2 ;;
+esac
 
 # The first two lines make the rest a replacement, all or nothing.
 nft -f - <<RULES
@@ -23,7 +30,7 @@ table ip kafka-probe-lab {
     # Only these networks: a quiet ssh session to the gateway goes on.
     chain forgotten {
         type filter hook prerouting priority filter;
-        ip saddr { $CLIENTS, $BROKERS } ct state invalid counter drop
+        ip saddr { $CLIENTS, $BROKERS } meta l4proto tcp ct state invalid counter $answer
     }
 }
 RULES

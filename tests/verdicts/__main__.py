@@ -1,0 +1,141 @@
+"""`make verdicts`: every cause of a disconnect is made to happen, and the verdicts are held against the truth.
+
+Two agents watch, one for each simulated node. The pipeline then judges three times: by what both saw, and by what each
+saw alone. Exit status 0: the first matrix is diagonal, and the others have no wrong verdict, only unknown ones.
+
+    python -m tests.verdicts [--count N] [--only REGEX] [--workers N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from kafka_probe.check import require_capture
+from tests.lab.fleet import ROOT
+from tests.lab.network import Connection, Namespace
+from tests.lab.processes import LabError, wait_until
+from tests.lab.product import Agent
+from tests.verdicts.answers import answers
+from tests.verdicts.causes import CAUSES, Cell, Connections
+from tests.verdicts.lab import PORTS, Lab, lab
+from tests.verdicts.matrix import Judged, flows, judged, matrix, table
+
+DIRECTORY = ROOT / "build" / "verdicts"
+RESULT = ROOT / "build" / "verdicts.json"
+# A verdict that rests on what an agent did not see waits for its word on the time after; longer than it ever waits.
+_LATER_US = 10_000_000
+
+Truth = dict[Cell, Connections]
+
+
+def main() -> int:
+    """Run the matrix; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.verdicts")
+    parser.add_argument("--count", type=int, default=20, help="connections per cell")
+    parser.add_argument("--only", type=re.compile, default=re.compile(""), help="cells whose name matches")
+    parser.add_argument("--workers", type=int, default=6, help="cells at a time")
+    arguments = parser.parse_args()
+    require_capture()
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    cells = [cell for cause in CAUSES for cell in cause.cells() if arguments.only.search(str(cell))]
+    views = verdicts(cells, arguments.count, arguments.workers, DIRECTORY)
+    for name, view in views.items():
+        print(f"\nWatched: {name}\n{table(matrix(view))}")
+    for sentence in (sentences := shortcomings(cells, views)):
+        print(sentence, file=sys.stderr)
+    both, *single = views
+    result = {"matrix": matrix(views[both]), "one_end": {name: matrix(views[name]) for name in single}}
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    return 1 if sentences else 0
+
+
+def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -> dict[str, list[Judged]]:
+    """Inject the cells and judge what became of it, by who watched: "both ends", "clients", "brokers"."""
+    with lab(directory / "lab") as made, watching(made, directory) as outputs:
+        truth = inject(made, cells, count, workers)
+        end_us = time.time_ns() // 1000 + _LATER_US
+        wait_until(lambda: all(told_until_us(one) > end_us for one in outputs), "the agents' last word", every_s=1)
+    say("Judging ...")
+    clients, brokers = outputs
+    both = answers(outputs, directory / "both")
+    flow_ids = flows(both)
+    views = {
+        "both ends": both,
+        "clients": answers([clients], directory / "clients"),
+        "brokers": answers([brokers], directory / "brokers"),
+    }
+    return {name: judged(truth, flow_ids, view) for name, view in views.items()}
+
+
+@contextmanager
+def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
+    """An agent for the clients' node and one for the brokers', meanwhile; the files that they write."""
+    with (
+        Agent(_new(directory / "clients-agent"), *_flags("clients", made.clients)) as clients,
+        Agent(_new(directory / "brokers-agent"), *_flags("brokers", made.network.broker)) as brokers,
+    ):
+        yield [clients.output, brokers.output]
+
+
+def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
+    """Bring about all cells, some at a time; returns which connections each ended: none if it failed."""
+
+    def one(cell: Cell) -> Connections:
+        started = time.monotonic()
+        try:
+            ended = cell.inject(made, count)
+        except LabError as error:
+            say(f"{cell}: {error}")
+            return set()
+        say(f"{cell}: {len(ended)} connections in {time.monotonic() - started:.0f} s")
+        return ended
+
+    with ThreadPoolExecutor(workers) as pool:
+        return dict(zip(cells, pool.map(one, cells), strict=True))
+
+
+def told_until_us(output: Path) -> int:
+    """Up to when the agent has told all, by what it wrote."""
+    said = [json.loads(line) for line in output.read_bytes().splitlines() if b'"complete_until"' in line]
+    return max((event["complete_until"] or 0 for event in said), default=0)
+
+
+def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[str]:
+    """What is not as it should be, one sentence for each cell that failed, and each cell and wrong verdict."""
+    both, *single = views
+    happened = {one.cell for one in views[both]}
+    failed = [f"{cell}: it did not happen" for cell in cells if cell not in happened]
+    failures = [(both, one) for one in views[both] if not one.right]
+    failures += [(name, one) for name in single for one in views[name] if one.wrong]
+    examples: dict[str, list[Connection]] = {}
+    for name, one in failures:
+        examples.setdefault(f"{one.cell}, {name} watched: {one.given}", []).append(one.connection)
+    return [*failed, *(f"{what}: {len(of)}, as {of[0].local} to {of[0].peer}" for what, of in examples.items())]
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def _flags(node: str, namespace: Namespace) -> tuple[str, ...]:
+    ports = ",".join(map(str, PORTS))
+    return ("--sink", "stdout", "--node", node, "--netns", namespace.path, "--ports", ports)
+
+
+def _new(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    return directory
+
+
+if __name__ == "__main__":
+    sys.exit(main())

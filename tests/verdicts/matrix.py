@@ -1,0 +1,70 @@
+"""Truth beside verdicts: which causes were taken for which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tests.lab.network import Connection
+from tests.verdicts.answers import Answer
+from tests.verdicts.causes import Cell, Connections
+
+UNKNOWN = "unknown"
+MISSING = "(none)"  # no verdict at all
+Matrix = dict[str, dict[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A connection that a cell ended, and the verdict on it."""
+
+    cell: Cell
+    connection: Connection
+    given: str
+
+    @property
+    def right(self) -> bool:
+        """Whether it is the cause."""
+        return self.given == self.cell.cause.verdict
+
+    @property
+    def wrong(self) -> bool:
+        """Whether it is another cause: not to know is not to be wrong."""
+        return self.given not in (self.cell.cause.verdict, UNKNOWN, MISSING)
+
+
+def flows(answers: Iterable[Answer]) -> dict[Connection, str]:
+    """The ids of the connections."""
+    return {one.connection: one.flow_id for one in answers if one.connection and one.flow_id}
+
+
+def judged(
+    truth: Mapping[Cell, Connections], flow_ids: Mapping[Connection, str], answers: Iterable[Answer]
+) -> list[Judged]:
+    """Every connection that a cell ended, with the verdict on it: they are joined by the id that both ends have."""
+    given = {one.flow_id: one.verdict for one in answers if one.flow_id}
+    return [
+        Judged(cell, connection, given.get(flow_ids.get(connection, ""), MISSING))
+        for cell, connections in truth.items()
+        for connection in sorted(connections)
+    ]
+
+
+def matrix(of: Sequence[Judged]) -> Matrix:
+    """Expected verdict to given verdict to count."""
+    counts: dict[str, Counter[str]] = {}
+    for one in of:
+        counts.setdefault(one.cell.cause.verdict, Counter())[one.given] += 1
+    return {expected: dict(given) for expected, given in sorted(counts.items())}
+
+
+def table(of: Matrix) -> str:
+    """The matrix for the eye: expected verdicts down, given ones across."""
+    given = sorted({one for counts in of.values() for one in counts} | of.keys())
+    wide = max(map(len, (*of, "expected")))
+    lines = ["  ".join(("expected".ljust(wide), *given))]
+    for expected, counts in of.items():
+        cells = (str(counts.get(one, "") or ".").rjust(len(one)) for one in given)
+        lines.append("  ".join((expected.ljust(wide), *cells)))
+    return "\n".join(lines)

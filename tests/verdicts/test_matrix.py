@@ -1,0 +1,46 @@
+"""Truth beside verdicts: what counts as right, as wrong, and as not known."""
+
+from __future__ import annotations
+
+from tests.lab.network import Connection
+from tests.verdicts.answers import Answer
+from tests.verdicts.causes import CAUSES, Cell
+from tests.verdicts.matrix import MISSING, flows, judged, matrix, table
+
+CELLS = {cell.cause.name: cell for cause in CAUSES for cell in cause.cells()}
+KILLED: Cell = CELLS["client killed"]
+IDLE: Cell = CELLS["client idle limit"]
+ENDS = [Connection(f"10.0.0.1:{port}", "10.0.0.2:9092") for port in range(5)]
+TRUTH = {KILLED: {ENDS[1], ENDS[2]}, IDLE: {ENDS[3], ENDS[4]}}
+ANSWERS = [
+    Answer("process_exit", "a", ENDS[1]),
+    Answer("normal", "b", ENDS[2]),
+    Answer("unknown", "c", ENDS[3]),
+]
+
+
+def test_every_injected_connection_has_a_verdict_or_is_missing() -> None:
+    of = judged(TRUTH, flows(ANSWERS), ANSWERS)
+    assert [(one.given, one.right, one.wrong) for one in of] == [
+        ("process_exit", True, False),
+        ("normal", False, True),
+        ("unknown", False, False),
+        (MISSING, False, False),
+    ]
+    assert matrix(of) == {
+        "client_idle_limit": {"unknown": 1, MISSING: 1},
+        "process_exit": {"process_exit": 1, "normal": 1},
+    }
+
+
+def test_what_one_end_alone_saw_is_joined_by_the_id_that_both_have() -> None:
+    broker_only = [Answer("process_exit", "b", None)]
+    of = judged({KILLED: {ENDS[2]}}, flows(ANSWERS), broker_only)
+    assert [one.right for one in of] == [True]
+
+
+def test_the_table_has_a_column_for_every_verdict_that_was_expected_or_given() -> None:
+    header, first, second = table(matrix(judged(TRUTH, flows(ANSWERS), ANSWERS))).splitlines()
+    assert header.split() == ["expected", MISSING, "client_idle_limit", "normal", "process_exit", "unknown"]
+    assert first.split() == ["client_idle_limit", "1", ".", ".", ".", "1"]
+    assert second.split() == ["process_exit", ".", ".", "1", "1", "."]
