@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench soak fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ false-positives: setup-tests ## ten million conversations of other protocols thr
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench
+
+soak: setup-tests ## a million connections opened and closed: nothing of them stays in the kernel (CONNECTIONS=1000000)
+	@$(BIN)/python -m tests.soak
 
 fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz

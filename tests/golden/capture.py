@@ -48,11 +48,13 @@ class End:
 
 
 class Capture:
-    """Attached programs. `ports` empty: every port."""
+    """Attached programs. `ports` empty: every port; `netns`: the inode of the one namespace to watch."""
 
-    def __init__(self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0) -> None:
+    def __init__(
+        self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0, netns: int = 0
+    ) -> None:
         controller = Cgroups().v1_controller
-        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller)
+        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller, netns=netns)
         self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
         self._ports = ports
         self.begin()

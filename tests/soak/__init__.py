@@ -1,0 +1,1 @@
+"""Long runs: what only shows after very many connections."""
