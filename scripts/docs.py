@@ -28,8 +28,9 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 WHEN = {
     "flow": "once per interval, per connection, API and version",
     "request": "per exchange, with `--requests`",
-    "open": "when a connection is seen first",
-    "close": "when a connection ends",
+    "open": "when a connection is seen first, and again when one that was listed gets its flow id",
+    "close": "when an end of a connection is closed, a second later",
+    "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
     "agent": "once per interval, after all others",
 }
