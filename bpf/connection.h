@@ -46,6 +46,18 @@ static inline void announce(void *ctx, struct conn *conn)
 	send_record(ctx, &conn->notice);
 }
 
+// Both cursors, before the bytes of a call that moved those from `start` on.
+static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
+{
+	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
+	send->next = direction == SEND ? start : sequence_end(sk, SEND);
+	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
+	send->lock =
+		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
+	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
+	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
+}
+
 // tgid: the owner's, 0 if that is not the calling process.
 static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction, u32 tgid)
 {
@@ -66,14 +78,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	conn->rx_base = receive_base(sk);
 	conn->tx_base = send_base(sk);
 	conn->write_end = conn->sent_end = sequence_end(sk, SEND);
-
-	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
-	send->next = direction == SEND ? start : sequence_end(sk, SEND);
-	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
-	send->lock =
-		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
-	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
-	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
+	position(sk, conn, start, direction);
 	describe(sk, conn, RECORD_OPEN);
 	if (!ANY_PORT)
 		announce(ctx, conn);
@@ -104,6 +109,10 @@ static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8
 		conn = open_connection(ctx, sk, role, start, direction, tgid);
 	if (!conn)
 		return 0;
+	if (conn->silent) { // closed while its first call was running
+		conn->silent = 0;
+		position(sk, conn, start, direction);
+	}
 	payload_moved(sk, conn, start, direction);
 	if (tgid != conn->tgid) {
 		conn->tgid = tgid;

@@ -67,7 +67,11 @@ static inline struct conn *late_connection(void *ctx, u64 sk, int by_owner)
 	int role = ANY_PORT ? -1 : role_of(local_port(sk), peer_port(sk));
 	if (role < 0 || !watched(sk) || own.lookup(&sk))
 		return 0;
-	return open_connection(ctx, sk, role, sequence_end(sk, SEND), SEND, by_owner ? bpf_get_current_pid_tgid() >> 32 : 0);
+	u32 tgid = by_owner ? bpf_get_current_pid_tgid() >> 32 : 0;
+	struct conn *conn = open_connection(ctx, sk, role, sequence_end(sk, SEND), SEND, tgid);
+	if (conn)
+		conn->silent = 1;
+	return conn;
 }
 
 // Answered with a reset was a segment that belongs to no socket. An attempt to connect is refused so every day: it ends nothing.
@@ -95,46 +99,24 @@ static inline void listening(void *ctx, u64 sk, int closed)
 	send_record(ctx, &record);
 }
 
-// The owner closes the socket in tcp_close(), which shuts it down both ways before its state changes; a reset or a time-out does
-// so afterwards.
-static inline void state_changed(void *ctx, u64 sk, int from, int to)
+static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)
 {
-	if (from == TCP_LISTEN || to == TCP_LISTEN) {
-		listening(ctx, sk, from == TCP_LISTEN);
-		return;
-	}
-	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
-		return;
-	int by_owner = READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
-	struct conn *conn = conns.lookup(&sk);
-	if (!conn && from == TCP_ESTABLISHED)
-		conn = late_connection(ctx, sk, by_owner);
-	if (!conn || conn->closed)
-		return;
-	if (from == TCP_ESTABLISHED) {
-		conn->first_state = to;
-		conn->closing_ns = bpf_ktime_get_ns();
-	}
-	if (!by_owner && to != TCP_CLOSE)
-		return;
-	if (by_owner && !conn->tgid) {
-		conn->tgid = bpf_get_current_pid_tgid() >> 32;
-		describe(sk, conn, RECORD_OWNER);
-		send_record(ctx, &conn->notice);
-	}
 	conn->closed = 1;
 	conn->write_end = sequence_end(sk, SEND); // a disconnect moves it
 	if (conn->announced)
 		send_close(ctx, sk, conn, by_owner);
 }
 
-static inline void destroyed(void *ctx, u64 sk)
+// Nothing more can follow of the socket at this address.
+static inline void forget(void *ctx, u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn) {
 		own.delete(&sk);
 		return;
 	}
+	if (!conn->closed)
+		close_connection(ctx, sk, conn, 0);
 	if (conn->announced) {
 		if (!conn->rejected && sent_unseen(conn)) // now that a call in which the connection was reset has returned, too
 			count(LOST_GAP, 1);
@@ -145,7 +127,42 @@ static inline void destroyed(void *ctx, u64 sk)
 	conns.delete(&sk);
 }
 
-// on_NAME is attached to the raw tracepoint NAME, by every backend: what begins and ends a connection.
+// The owner closes the socket in tcp_close(), which shuts it down both ways before its state changes; a reset or a time-out does
+// so afterwards.
+static inline void state_changed(void *ctx, u64 sk, int from, int to)
+{
+	if (from == TCP_LISTEN || to == TCP_LISTEN) {
+		listening(ctx, sk, from == TCP_LISTEN);
+		return;
+	}
+	if (to == TCP_ESTABLISHED) // what is known of this address is of a socket whose end was missed
+		forget(ctx, sk);
+	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
+		return;
+	int by_owner = READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn && from == TCP_ESTABLISHED)
+		conn = late_connection(ctx, sk, by_owner);
+	if (!conn)
+		return;
+	if (from == TCP_ESTABLISHED) {
+		conn->first_state = to;
+		conn->closing_ns = bpf_ktime_get_ns();
+	}
+	if (by_owner && !conn->tgid) {
+		conn->tgid = bpf_get_current_pid_tgid() >> 32;
+		describe(sk, conn, RECORD_OWNER);
+		send_record(ctx, &conn->notice);
+	}
+	if (!conn->closed && (by_owner || to == TCP_CLOSE))
+		close_connection(ctx, sk, conn, by_owner);
+	if (to == TCP_CLOSE && READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DEAD & 1)
+		forget(ctx, sk);
+}
+
+// on_NAME is attached to the raw tracepoint NAME, by every backend: what begins and ends a connection. A program does not run while
+// it runs already on the same CPU, as when an interrupt ends one socket while a process closes another: so what an orphaned socket
+// leaves is forgotten by whichever of the first two sees its end.
 int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)
 {
 	state_changed(ctx, ctx->args[0], ctx->args[1], ctx->args[2]);
@@ -154,7 +171,7 @@ int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)
 
 int on_tcp_destroy_sock(struct bpf_raw_tracepoint_args *ctx)
 {
-	destroyed(ctx, ctx->args[0]);
+	forget(ctx, ctx->args[0]);
 	return 0;
 }
 

@@ -89,6 +89,7 @@ struct conn {
 	u8 sasl_raw;
 	u8 first_state; // that ESTABLISHED changed to
 	u8 closed;      // and said to be
+	u8 silent;      // it was closed before any of its bytes were seen
 	u8 last_api_key;
 	u8 last_api_version;
 	u8 no_response; // the last request was a Produce with acks=0
@@ -146,8 +147,7 @@ struct mmsg {
 };
 
 // sock address → connection. Inserted by the first call that moves bytes of a candidate, or when one that never moved any is closed;
-// deleted by tcp_destroy_sock: every TCP socket is destroyed, so no entry can outlive its socket, and an address is free again
-// only after that.
+// deleted when the socket is, see lifecycle.h; if that was missed, when another socket at the address is connected.
 BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);
 // sock addresses of the agent's own connections, with the same lifecycle: these are not followed.
 BPF_HASH(own, u64, u8, 1024);

@@ -192,6 +192,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         **_iterator(btf),
         **(_arguments(btf) if backend != "tracepoint" else {}),
         "CGROUP_SUBSYSTEM": -1 if controller is None else btf.enumerator(f"{controller}_cgrp_id"),
+        "SOCK_DEAD": btf.enumerator("SOCK_DEAD"),
         "SOCK_DONE": btf.enumerator("SOCK_DONE"),
         "SOCK_KEEPOPEN": btf.enumerator("SOCK_KEEPOPEN"),
         "ANY_PORT": int(not options.ports),
