@@ -132,11 +132,12 @@ def storm(of: Herd) -> Storm:
     return Storm(before, [silences[connection] for connection in connections])
 
 
-def restart(brokers: Sequence[Broker]) -> None:
+def restart(network: Network, brokers: Sequence[Broker]) -> None:
     """A rolling restart: one broker after the other stops in order and comes back."""
-    for broker in brokers:
-        broker.stop()
-        broker.start()
+    with network.broker.inside():
+        for broker in brokers:
+            broker.stop()
+            broker.start()
 
 
 def churn(network: Network, bootstrap: str, directory: Path, *, topic: str, rounds: int, each: int = 20) -> None:
