@@ -8,7 +8,7 @@ static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 {
 	u64 sk = READ(u64, (u64)args, 0); // a number, where args[0] is a pointer that no function takes
 	int role = candidate(sk);
-	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent())
+	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;
 	struct call call = {};
 	if (!(flags & MSG_TRUNC))

@@ -40,7 +40,7 @@ static inline u64 room(u64 message)
 int on_tcp_sendmsg(void *ctx)
 {
 	u64 sk = REGISTER(ctx, ARGUMENT_1), thread = bpf_get_current_pid_tgid();
-	if (candidate(sk) < 0 || is_agent())
+	if (candidate(sk) < 0 || is_agent(sk))
 		return 0;
 	struct sending call = { .sk = sk, .message = REGISTER(ctx, ARGUMENT_2), .running = 1 };
 	sends.update(&thread, &call);
@@ -68,7 +68,7 @@ int on_tcp_sendmsg_return(void *ctx)
 int on_tcp_recvmsg(void *ctx)
 {
 	u64 sk = REGISTER(ctx, ARGUMENT_1), message = REGISTER(ctx, ARGUMENT_2), thread = bpf_get_current_pid_tgid();
-	if (candidate(sk) < 0 || is_agent())
+	if (candidate(sk) < 0 || is_agent(sk))
 		return 0;
 	struct receiving call = { .sk = sk,
 				  .message = message,

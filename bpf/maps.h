@@ -72,7 +72,9 @@ struct cursor {
 struct conn {
 	u64 id;
 	u64 sk;
-	u64 last_ns; // last payload in either direction
+	u64 last_ns[2]; // last payload, by enum direction
+	u64 silence_ns; // before the first payload of those sent that are not acknowledged
+	u64 closing_ns; // when it left ESTABLISHED
 	u32 tgid;
 	u32 rx_base;
 	u32 tx_base;
@@ -85,13 +87,15 @@ struct conn {
 	u8 announced; // to user space
 	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
 	u8 sasl_raw;
-	u8 first_state;
+	u8 first_state; // that ESTABLISHED changed to
+	u8 closed;      // and said to be
 	u8 last_api_key;
 	u8 last_api_version;
-	u8 from_start; // seen from its first byte
-	u8 holding;    // `held` waits
+	u8 no_response; // the last request was a Produce with acks=0
+	u8 from_start;  // seen from its first byte
+	u8 holding;     // `held` waits
 	u16 client_id_bytes;
-	u32 error;            // sk_err when the connection was closed
+	u32 sent_end;         // sequence number behind the last payload that a call is known to have sent
 	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
 	u32 unheld;           // with every port watched: frames that came before the proof and did not wait
 	struct record notice; // scratch: opened, owned, closed
@@ -141,9 +145,12 @@ struct mmsg {
 	u64 index;
 };
 
-// sock address → connection. Inserted by the first call that moves bytes of a candidate, deleted by tcp_destroy_sock: every
-// TCP socket is destroyed, so no entry can outlive its socket, and an address is free again only after that.
+// sock address → connection. Inserted by the first call that moves bytes of a candidate, or when one that never moved any is closed;
+// deleted by tcp_destroy_sock: every TCP socket is destroyed, so no entry can outlive its socket, and an address is free again
+// only after that.
 BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);
+// sock addresses of the agent's own connections, with the same lifecycle: these are not followed.
+BPF_HASH(own, u64, u8, 1024);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(blank, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that

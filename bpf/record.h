@@ -10,16 +10,21 @@ enum record_kind {
 	RECORD_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
 	RECORD_OPEN,      // data: struct open_data, on first sight of a connection
 	RECORD_OWNER,     // data: struct open_data, when another process uses the connection
-	RECORD_CLOSE,     // data: struct close_data
+	RECORD_CLOSE,     // data: struct close_data, when the owner has closed it or nothing can pass any more; what was received
+			  // before may still be read
 	RECORD_REJECT,    // the connection does not speak plain Kafka; api_key: enum protocol
+	RECORD_GONE,      // nothing more follows of the connection
+	RECORD_RESET,     // data: struct open_data, its addresses: an RST was sent to a segment for which there is no socket
+	RECORD_LISTEN,    // data: struct open_data, its local end and netns: a listening socket was opened, or by its flags
 };
 
 enum record_flag {
-	FLAG_RESPONSE = 1, // else a request
-	FLAG_MORE = 2,     // the frame goes on in the connection's next record of this direction
-	FLAG_CUT = 4,      // the frame has bytes that were not copied
-	FLAG_RESYNC = 8,   // the position was found again in mid-stream and is not confirmed yet
-	FLAG_UNPROVEN = 16 // the connection has not proven yet to speak Kafka
+	FLAG_RESPONSE = 1,  // else a request
+	FLAG_MORE = 2,      // the frame goes on in the connection's next record of this direction
+	FLAG_CUT = 4,       // the frame has bytes that were not copied
+	FLAG_RESYNC = 8,    // the position was found again in mid-stream and is not confirmed yet
+	FLAG_UNPROVEN = 16, // the connection has not proven yet to speak Kafka
+	FLAG_CLOSED = 32    // of a listening socket
 };
 
 #define NO_API 255 // a response to a request that was not seen
@@ -46,7 +51,8 @@ struct open_data {
 	u64 start_ns;     // of the process, since boot
 	u64 cgroup_id;    // in the hierarchy of v2
 	u64 cgroup_v1_id; // in that of a v1 controller, 0 where there is none
-	u32 tgid;
+	u64 cookie;       // 0: nobody has asked for it yet
+	u32 tgid;         // 0: the owner is not known
 	u32 uid;
 	u32 netns;
 	u32 rx_base; // design contract 3.3
@@ -65,17 +71,25 @@ struct open_data {
 };
 
 struct close_data {
-	u64 idle_ns; // since the last payload in either direction
+	u64 closing_ns; // when this end left ESTABLISHED
+	u64 sent_ns;    // the last payload in this direction, 0: none was seen
+	u64 received_ns;
+	u64 silence_ns; // before the first payload of those sent that are not acknowledged
 	u64 sent_bytes;
 	u64 received_bytes;
 	u32 unacked_bytes;
 	u32 retransmits;
 	u32 srtt_us;
 	u32 in_flight;
-	u32 error;      // sk_err when the state became CLOSE
+	u32 error; // sk_err
+	u32 user_timeout_ms;
 	u8 first_state; // the TCP state that ESTABLISHED changed to
 	u8 last_api_key;
 	u8 last_api_version;
+	u8 no_response; // the last request was a Produce with acks=0
+	u8 retransmits_unanswered;
+	u8 keepalive;
+	u8 owner_exiting;
 	u8 pad;
 };
 

@@ -204,6 +204,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->out.api_version = api_version;
 	conn->last_api_key = api_key;
 	conn->last_api_version = api_version;
+	conn->no_response = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
 		conn->sasl_raw = 1;
 		conn->sasl_correlation_id = correlation_id;

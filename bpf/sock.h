@@ -20,14 +20,35 @@
 enum role { ROLE_UNKNOWN, ROLE_CONNECTING, ROLE_ACCEPTING };
 enum direction { SEND, RECEIVE };
 
-// The role of a candidate connection, or -1. A configured port belongs to the accepting side; with every port a candidate the
-// role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of comparisons, or 1.
-// A reset takes the local port away while data may still be read (tcp_done, inet_put_port): then the connection is a known one.
-static inline int candidate(u64 sk)
+static inline u32 netns_of(u64 net)
 {
-	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
-	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
+	return READ(u32, net, OFFSET_NET_NS + OFFSET_NS_COMMON_INUM);
+}
 
+static inline int watched(u64 sk)
+{
+	u16 family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
+	u16 protocol = READ(u16, sk, OFFSET_SOCK_SK_PROTOCOL);
+	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP &&
+	       (!NETNS || netns_of(READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET)) == NETNS);
+}
+
+// The local port, also of a socket from which it was taken away when it was closed.
+static inline u16 local_port(u64 sk)
+{
+	return bpf_ntohs(READ(u16, sk, OFFSET_INET_SOCK_INET_SPORT));
+}
+
+static inline u16 peer_port(u64 sk)
+{
+	return bpf_ntohs((u16)READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR));
+}
+
+// The role of a connection between these ports, or -1 if nobody asked for it. A configured port belongs to the accepting side;
+// with every port a candidate the role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of
+// comparisons, or 1.
+static inline int role_of(u16 local, u16 peer)
+{
 	int role = -1;
 	if (ANY_PORT)
 		role = ROLE_UNKNOWN;
@@ -35,19 +56,28 @@ static inline int candidate(u64 sk)
 		role = ROLE_ACCEPTING;
 	else if (PORT_MATCH(peer))
 		role = ROLE_CONNECTING;
-	else if (!local)
-		return conns.lookup(&sk) ? ROLE_ACCEPTING : -1;
-	if (role < 0 || (role && !(WATCHED_ROLES & (1 << role))))
-		return -1;
-
-	u16 family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
-	u16 protocol = READ(u16, sk, OFFSET_SOCK_SK_PROTOCOL);
-	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP ? role : -1;
+	return role > 0 && !(WATCHED_ROLES & (1 << role)) ? -1 : role;
 }
 
-static inline int is_agent(void)
+// The role of a candidate connection, or -1. A reset takes the local port away while data may still be read (tcp_done,
+// inet_put_port): then the connection is a known one.
+static inline int candidate(u64 sk)
 {
-	return bpf_get_current_pid_tgid() >> 32 == AGENT_TGID;
+	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
+	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
+	int role = role_of(local, peer);
+	if (role < 0 && !local)
+		return conns.lookup(&sk) ? ROLE_ACCEPTING : -1;
+	return role >= 0 && watched(sk) ? role : -1;
+}
+
+static inline int is_agent(u64 sk)
+{
+	if (bpf_get_current_pid_tgid() >> 32 != AGENT_TGID)
+		return 0;
+	u8 yes = 1;
+	own.update(&sk, &yes);
+	return 1;
 }
 
 // Initial sequence numbers from counters, for connections of any age. A softirq may move the pair between the two reads, so
@@ -96,9 +126,8 @@ static inline u32 sequence_end(u64 sk, u8 direction)
 
 static inline void fill_addresses(u64 sk, struct open_data *open)
 {
-	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
-	open->local_port = ports >> 16;
-	open->peer_port = bpf_ntohs((u16)ports);
+	open->local_port = local_port(sk);
+	open->peer_port = peer_port(sk);
 	open->family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
 	if (open->family == AF_INET) {
 		bpf_probe_read_kernel(open->local_address, 4, (void *)(sk + OFFSET_SOCK_COMMON_SKC_RCV_SADDR));
@@ -107,8 +136,16 @@ static inline void fill_addresses(u64 sk, struct open_data *open)
 		bpf_probe_read_kernel(open->local_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR));
 		bpf_probe_read_kernel(open->peer_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_DADDR));
 	}
-	u64 net = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET);
-	open->netns = READ(u32, net, OFFSET_NET_NS + OFFSET_NS_COMMON_INUM);
+	open->netns = netns_of(READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET));
+	open->cookie = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_COOKIE);
+}
+
+#define PF_EXITING 4
+
+// Whether the calling process ends.
+static inline int exiting(void)
+{
+	return !!(READ(u32, (u64)bpf_get_current_task(), OFFSET_TASK_STRUCT_FLAGS) & PF_EXITING);
 }
 
 // The calling process, which owns the socket. Its command line is read here, because it may be gone when user space looks.

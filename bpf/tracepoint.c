@@ -9,7 +9,7 @@ static inline int called(struct bpf_raw_tracepoint_args *ctx, u8 direction)
 	s32 result = ctx->args[1];
 	u32 flags = direction == RECEIVE ? ctx->args[2] : 0;
 	int role = candidate(sk);
-	if (role < 0 || (flags & MSG_IGNORED) || is_agent())
+	if (role < 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;
 	struct call call = {};
 	if (!(flags & MSG_TRUNC))

@@ -171,8 +171,10 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 		malformed(c);
 		return;
 	}
-	if (c->state == ACKS && acks) // acks=0: there will be no response
+	if (c->state == ACKS && acks)
 		remember(conn, &c->out);
+	else if (c->state == ACKS)
+		conn->no_response = 1;
 	advance(c);
 }
 

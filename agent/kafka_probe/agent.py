@@ -12,6 +12,7 @@ import resource
 import time
 import uuid
 from collections.abc import Iterable, Iterator
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.listing import Listing
+from kafka_probe.connections.settling import SETTLED_NS
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import SCHEMA_VERSION
@@ -78,6 +81,7 @@ class Agent:
             watch_connecting=config.side in ("both", "connecting"),
             watch_accepting=config.side in ("both", "accepting"),
             agent_tgid=os.getpid(),
+            netns=config.netns.stat().st_ino if config.netns else 0,
             ring_bytes=config.ring_size_bytes,
             cgroup_subsystem=self._subsystem,
         )
@@ -88,7 +92,8 @@ class Agent:
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
             if config.ready_file:
                 config.ready_file.touch()
-            self._loop(programs)
+            with closing(Listing(options.ports, config.netns)) if options.ports else nullcontext() as listing:
+                self._loop(programs, listing)
         finally:
             programs.close()
         log.info("detached")
@@ -101,25 +106,28 @@ class Agent:
         """What was lost and what was done since the start, by name."""
         return {"losses": self._losses(), "counters": self._counters()}
 
-    def _loop(self, programs: Programs) -> None:
+    def _loop(self, programs: Programs, listing: Listing | None) -> None:
         since = time.time_ns()
         due = time.monotonic() + self._config.interval_s
-        self._report(since, since)  # the agent is here; and a sink that cannot deliver says so at once
+        self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             programs.buffer.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.time_ns()
             self._drain(programs.buffer)
+            if listing and (listed := listing.take()) is not None:
+                self._tracker.add_listed(listed, time.monotonic_ns())
+                listing = None
             if time.monotonic() >= due:
                 self._kernel = programs.counters()
-                self._report(since, now)
+                self._report(since, now, now - SETTLED_NS)
                 since = now
                 due += self._config.interval_s
         programs.detach()
         now = time.time_ns()
         self._kernel = programs.counters()
         self._drain(programs.buffer)
-        self._report(since, now)
+        self._report(since, now, now)
 
     def _drain(self, buffer: RingBuffer | PerfBuffers) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
@@ -133,7 +141,7 @@ class Agent:
         kinds = records["kind"]
         others = np.flatnonzero(kinds != Kind.FRAME)
         for record in records[others]:
-            if record["kind"] != Kind.CLOSE:
+            if record["kind"] not in (Kind.CLOSE, Kind.GONE):
                 self._tracker.take(record)
         batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
         self._flows.add(batch)
@@ -141,26 +149,30 @@ class Agent:
         if self._exchanges:
             self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))
         for record in records[others]:
-            if record["kind"] != Kind.CLOSE:
-                continue
-            connection = self._tracker.close(record)
-            self._reader.forget(int(record["conn"]))
-            if connection and self._exchanges:
-                self._send_stamped(self._wanted.of(self._exchanges.end(connection)))
+            if record["kind"] == Kind.CLOSE:
+                self._tracker.close(record)
+            elif record["kind"] == Kind.GONE:
+                connection = self._tracker.gone(record)
+                self._reader.forget(int(record["conn"]))
+                if connection and self._exchanges:
+                    self._send_stamped(self._wanted.of(self._exchanges.end(connection)))
 
-    def _report(self, since_ns: int, now_ns: int) -> None:
-        """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives."""
+    def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> None:
+        """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
+
+        settled_ns: closes until then are told, see settling.py.
+        """
         interval: Event = {"since": since_ns // 1000}
-        self._send_stamped(self._tracker.report())
+        self._send_stamped(self._tracker.report(settled_ns - _wall_offset_ns()))
         self._send(_named_topics(self._names.report()), now_ns)
         self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
-        self._send([{"kind": "agent", **interval, **self._state(now_ns)}], now_ns)
+        self._send([{"kind": "agent", **interval, "complete_until": settled_ns // 1000, **self._state()}], now_ns)
 
-    def _state(self, now_ns: int) -> Event:
+    def _state(self) -> Event:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
-            "complete_until": now_ns // 1000,
             "connections": len(self._tracker),
+            "open": self._tracker.open_now(),
             "losses": self._losses(),
             "counters": self._counters(),
             "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
@@ -180,9 +192,13 @@ class Agent:
         return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
 
     def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
-        """Events with the kernel's monotonic time of their own."""
-        offset_ns = time.time_ns() - time.monotonic_ns()
-        self._send(({**event, "ts": (ts_ns + offset_ns) // 1000} for ts_ns, event in stamped), 0)
+        """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
+        offset_ns = _wall_offset_ns()
+
+        def on_the_wall(event: Event, **times_ns: object) -> Event:
+            return event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
+
+        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0)
 
     def _send(self, events: Iterable[Event], now_ns: int) -> None:
         batch: list[Event] = []
@@ -239,6 +255,11 @@ def _rules() -> Iterator[Rule]:
         )
         limits = rule.request_limit_bytes, rule.response_limit_bytes
         yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk.hex(), rule.response_walk.hex())
+
+
+def _wall_offset_ns() -> int:
+    """What CLOCK_MONOTONIC lacks of the time since epoch, now."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 def _resident_bytes() -> int:

@@ -18,6 +18,7 @@ from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Annotated, Literal, get_args, get_origin
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     ByteSize,
     Field,
@@ -101,6 +102,18 @@ def _request_events(value: object) -> object:
 
 Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+
+
+def _netns(file: Path) -> Path:
+    try:
+        if file.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev:
+            return file
+    except OSError:
+        pass
+    raise ValueError("must be the file of a network namespace, as /proc/PID/ns/net")
+
+
+Netns = Annotated[Path, AfterValidator(_netns)]
 Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), PlainSerializer(str)]
 
 
@@ -177,6 +190,8 @@ class Config(SinkConfig):
     """ports of the brokers' listeners, or auto: look at every connection"""
     side: Literal["both", "accepting", "connecting"] = "both"
     """which end of a connection to watch"""
+    netns: Netns | None = None
+    """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"

@@ -231,7 +231,7 @@ CLOSE = (
     Field("received_idle_us", "long", "time since the last payload received, as idle_us; null: none was"),
     Field("age_us", "long", "time since the connection was first seen, µs; a lower bound when found midstream"),
     Field("last_api", "string", "API of the last request"),
-    Field("last_acks", "long", "acks of the last request, if it was a Produce; 0: it has no response"),
+    Field("last_acks", "long", "0: the last request was a Produce with acks=0, which has no response; else null"),
     Field("in_flight", "long", "requests without a response"),
     Field("auth_error", "long", "error code of a SaslHandshake or SaslAuthenticate response; null: there was none"),
     Field("sent_bytes", "long", "payload bytes that the watched end sent, as TCP counts them"),
@@ -240,14 +240,15 @@ CLOSE = (
     Field("retransmits", "long", "retransmitted segments"),
     Field("unanswered_retransmits", "long", "retransmissions in a row, up to the end, that nothing answered"),
     Field("srtt_us", "long", "smoothed round-trip time, µs"),
-    Field("keepalive_s", "long", "silence after which the kernel probes the peer (SO_KEEPALIVE); null: it does not"),
+    Field("keepalive", "boolean", "the kernel probes the peer after a long silence (SO_KEEPALIVE)"),
     Field("user_timeout_ms", "long", "TCP_USER_TIMEOUT; null: not set"),
     Field("owner_exiting", "boolean", "the socket was closed by the end of its process, not by a close of its own"),
     Field("owner_ended", "boolean", "the process had ended within a second after this end began to close"),
     Field(
         "listener_closed_us",
         "long",
-        "accepting side: time since the last listening socket of the port was closed, µs; null: one is open",
+        "accepting side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it "
+        "is open, or was closed before the agent started",
     ),
 )
 

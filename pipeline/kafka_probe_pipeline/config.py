@@ -36,12 +36,50 @@ class Config(BaseSettings):
     """topic of the sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)
     """topic of the lines that are not events; created if absent"""
+    alerts_topic: str = Field("kafka-probe.alerts", min_length=1)
+    """topic of the alerts; created if absent"""
+    alertmanager_url: str = Field("", pattern=r"^(https?://[^\s,]+(,https?://[^\s,]+)*)?$")
+    """URLs of Prometheus Alertmanagers, separated by commas; each is told of all alerts"""
     output: str = Field("kafka-probe-output", min_length=1)
-    """directory of the Parquet tables and the checkpoint, a path or a URI; the file system must rename atomically"""
+    """directory of the Parquet tables and the checkpoints, a path or a URI; the file system must rename atomically"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
     """seconds between micro-batches; each one adds a directory to the table"""
+    verdict_interval: float = Field(2, gt=0)
+    """seconds between looks at what was closed: part of the time that an alert takes"""
+    other_end_wait: float = Field(15, ge=0)
+    """seconds that a closed connection waits for another end that no agent has named so far"""
+    agent_silent: float = Field(30, gt=0)
+    """seconds without a word from an agent after which nobody waits for it"""
+    clock_margin: float = Field(1, ge=0)
+    """seconds by which the clocks of two hosts may differ"""
+    idle_minimum: float = Field(2, gt=0)
+    """seconds of silence from which on a limit on idle connections may have closed one"""
+    right_after: float = Field(1, gt=0)
+    """seconds within which a close without an answer is one because of the request"""
+    authentication_within: float = Field(5, gt=0)
+    """seconds within which a close is one because of the authentication before it"""
+    shutdown_within: float = Field(300, gt=0)
+    """seconds from when a broker stops to listen within which it closes connections because it stops"""
+    same_age_percent: int = Field(10, gt=0)
+    """by how much idle ages may differ that are regarded as the same"""
+    storm_window: float = Field(60, gt=0)
+    """seconds within which closes for the same cause are counted together"""
+    storm_minimum: int = Field(20, gt=0)
+    """closes within a window from which on they are a storm"""
+    storm_percent: int = Field(10, ge=0, le=100)
+    """share of the connections of a broker, a network or a workload, in percent, from which on they are one"""
+    storm_quiet: float = Field(60, gt=0)
+    """seconds without another close after which a storm is over"""
+    reconnect_minimum: int = Field(100, gt=0)
+    """connections of one workload that a window sees opened and closed from which on that is a storm"""
+    open_limit: float = Field(86_400, gt=0)
+    """seconds without a word about an open connection after which it is forgotten"""
+    closed_limit: float = Field(900, gt=0)
+    """seconds that a connection whose end was explained is kept for an end that comes late"""
+    topics_kept: int = Field(20, gt=0)
+    """most topics that are named per connection"""
     once: bool = False
     """process what is there, then exit"""
     console: bool = False
@@ -69,8 +107,33 @@ class Config(BaseSettings):
 
     @property
     def checkpoint(self) -> str:
-        """Where the query keeps its offsets."""
+        """Where the query of the traffic keeps its offsets."""
         return f"{self.output}/checkpoint"
+
+    @property
+    def agents(self) -> str:
+        """Where the newest version of what each agent said of itself is."""
+        return f"{self.output}/agents"
+
+    @property
+    def connections(self) -> str:
+        """Where the newest version of the connections is."""
+        return f"{self.output}/connections"
+
+    @property
+    def verdicts(self) -> str:
+        """Where the verdicts are, each once."""
+        return f"{self.output}/verdicts"
+
+    @property
+    def storms(self) -> str:
+        """Where the newest version of the storms is."""
+        return f"{self.output}/storms"
+
+    @property
+    def connections_checkpoint(self) -> str:
+        """Where the query of the connections keeps its offsets."""
+        return f"{self.output}/connections_checkpoint"
 
     @property
     def kafka(self) -> dict[str, str]:

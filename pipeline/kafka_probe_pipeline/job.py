@@ -11,6 +11,8 @@ import logging
 import signal
 import sys
 from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import Event
 
@@ -21,7 +23,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe_pipeline import names, report, session, source, topics
+from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
@@ -88,36 +92,53 @@ def known(table: Table) -> DataFrame:
     return table.read_or(names.PAIRS).drop("batch_id")
 
 
-def start_query(spark: SparkSession, config: Config, step: Step) -> StreamingQuery:
-    """Start the stream from the events topic through `step`.
+def start(
+    spark: SparkSession, config: Config, step: Step, diagnosis: Diagnosis
+) -> tuple[StreamingQuery, StreamingQuery]:
+    """Start the two streams from the events topic: into `step`, and into `diagnosis`.
 
     Raises:
-        StartError: the table has no checkpoint, so that every event would count again.
+        StartError: a table has no checkpoint, so that every event would count again.
     """
-    if step.table.exists() and not Table(spark, config.checkpoint).exists():
-        raise StartError(
-            f"{config.table} has batches, but its checkpoint {config.checkpoint} is gone: "
-            "move the table away or choose another --output, else every event would count twice."
-        )
-    writer = (
-        source.records(spark, config).writeStream.foreachBatch(step).option("checkpointLocation", config.checkpoint)
-    )
+    for path, checkpoint in (
+        (config.table, config.checkpoint),
+        (config.connections, config.connections_checkpoint),
+    ):
+        if Table(spark, path).exists() and not Table(spark, checkpoint).exists():
+            raise StartError(
+                f"{path} has batches, but its checkpoint {checkpoint} is gone: "
+                "move the table away or choose another --output, else every event would count twice."
+            )
+    events = source.records(spark, config)
+    # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt.
+    bounded = events.withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
+    traffic_query = _start(events, step, config.checkpoint, config.trigger_interval, config)
+    return traffic_query, _start(bounded, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+
+
+def _start(
+    events: DataFrame, step: Callable[[DataFrame, int], None], checkpoint: str, interval: float, config: Config
+) -> StreamingQuery:
+    writer = events.writeStream.foreachBatch(step).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(config.trigger_interval * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
 
 
-def run_until_signal(query: StreamingQuery, stopping: Event) -> None:
-    """Return when the query has ended by itself (`--once`) or was stopped after `stopping` was set.
+def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None:
+    """Return when all queries have ended by themselves (`--once`) or were stopped after `stopping` was set.
 
     Raises:
-        PipelineError: the query failed.
+        PipelineError: a query failed.
     """
     try:
-        while not query.awaitTermination(1):
-            if stopping.is_set():
-                query.stop()
+        while not stopping.is_set():
+            # Each is asked, so that one that failed is heard of while others run.
+            ended = [query.awaitTermination(1) for query in queries]
+            if all(ended):
                 return
+        for query in queries:
+            query.stop()
     except StreamingQueryException as error:
         raise PipelineError(f"The stream stopped: {_last_cause(error)}") from None
 
@@ -146,9 +167,14 @@ def run(**given: object) -> None:
         session.require_connector(spark)
         created = topics.create_missing(spark, config)
         step = Step(config, Table(spark, config.table), Table(spark, config.names))
-        query = start_query(spark, config, step)
-        log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
-        run_until_signal(query, stopping)
+        urls = filter(None, config.alertmanager_url.split(","))
+        with ExitStack() as stack:
+            receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
+            diagnosis = Diagnosis(spark, config, receivers)
+            diagnosis.resume()
+            queries = start(spark, config, step, diagnosis)
+            log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
+            run_until_signal(queries, stopping)
         log.info("stopped; the table is %s%s", config.table, _listed("malformed", step.malformed))
     finally:
         spark.stop()

@@ -12,6 +12,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
 from kafka_probe_pipeline.traffic import KEYS, with_percentiles
 
@@ -54,6 +55,29 @@ class Table:
     def read_or(self, schema: str) -> DataFrame:
         """The same; no rows of that schema while there is no table."""
         return self.read() if self.exists() else self.spark.createDataFrame([], schema)
+
+    def before(self, batch_id: int, schema: StructType) -> DataFrame:
+        """The newest batch before the named one, where a batch is a whole version; no rows if there is none."""
+        earlier = [number for number in self._batches() if number < batch_id]
+        return self.batch(earlier[-1]) if earlier else self.spark.createDataFrame([], schema)
+
+    def newest(self) -> DataFrame | None:
+        """The newest batch; None while there is none."""
+        batches = self._batches()
+        return self.batch(batches[-1]) if batches else None
+
+    def keep(self, versions: int) -> None:
+        """Remove all but the newest batches, where a batch is a whole version."""
+        for number in self._batches()[:-versions]:
+            path = self._hadoop(self._batch(number))
+            self._file_system(path).delete(path, True)
+
+    def _batches(self) -> list[int]:
+        """The numbers of the batches that are there, ascending."""
+        path = self._hadoop(f"{self.path}/batch_id=*")
+        return sorted(
+            int(found.getPath().getName().split("=")[1]) for found in self._file_system(path).globStatus(path)
+        )
 
     def _batch(self, batch_id: int) -> str:
         return f"{self.path}/batch_id={batch_id}"

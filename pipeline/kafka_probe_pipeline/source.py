@@ -5,7 +5,7 @@ The schema of a row is derived from `kafka_probe.events`. No line is lost here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,6 +17,7 @@ from kafka_probe_pipeline.config import Config
 SCALARS: dict[schema.Scalar, T.DataType] = {"string": T.StringType(), "long": T.LongType(), "boolean": T.BooleanType()}
 REQUIRED = ("kind", "agent_id", "seq", "ts")
 YEAR_9999_US = 253_370_764_800_000_000
+RECORD = ("topic", "partition", "offset", "timestamp")
 
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
 
@@ -40,12 +41,12 @@ def records(spark: SparkSession, config: Config) -> DataFrame:
 
 
 def parsed(records: DataFrame) -> DataFrame:
-    """One row per line: `event`, or `reason` and the line; with the topic, partition and offset of its record.
+    """One row per line: `event`, or `reason` and the line; with topic, partition, offset and timestamp of its record.
 
     `line_number` counts from 0 within the record. Blank lines are none.
     """
     return (
-        records.select("topic", "partition", "offset", F.posexplode(F.split(F.col("value").cast("string"), "\n")))
+        records.select(*RECORD, F.posexplode(F.split(F.col("value").cast("string"), "\n")))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
         .withColumn("event", F.from_json("line", _with_misfit(spark_schema()), {"columnNameOfCorruptRecord": _MISFIT}))
@@ -60,9 +61,14 @@ def events(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNull()).select("event.*")
 
 
+def received(parsed: DataFrame) -> DataFrame:
+    """The same, with `received_us`: when Kafka got the event, µs since epoch."""
+    return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
+
+
 def malformed(parsed: DataFrame) -> DataFrame:
     """The lines that are no events: topic, partition, offset, line_number, line, reason."""
-    return parsed.where(F.col("reason").isNotNull()).drop("event")
+    return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")
 
 
 def _reason(line: Column, event: Column) -> Column:
@@ -80,6 +86,11 @@ def _reason(line: Column, event: Column) -> Column:
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
 
 
+def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
+    """Fields by name as one type."""
+    return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
+
+
 def _with_misfit(struct: T.StructType) -> T.StructType:
     return T.StructType([*struct.fields, T.StructField(_MISFIT, T.StringType())])
 
@@ -88,7 +99,7 @@ def _struct(fields: Iterable[schema.Field]) -> T.StructType:
     merged: dict[str, T.DataType] = {}
     for field in fields:
         merged[field.name] = _merged(merged.get(field.name), _type(field.type), field.name)
-    return T.StructType([T.StructField(name, kind) for name, kind in merged.items()])
+    return struct_of(merged)
 
 
 def _type(kind: schema.Type) -> T.DataType:

@@ -19,7 +19,7 @@ ANSWER_WITHIN_MS = 10_000
 
 
 def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
-    """Create those of the job's three topics that are absent; returns their names.
+    """Create those of the job's topics that are absent; returns their names.
 
     Raises:
         StartError: no broker answers, or it refuses.
@@ -32,9 +32,8 @@ def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
         raise _refusal(config, error) from None
     try:
         there = set(admin.listTopics().names().get())
-        missing = tuple(
-            name for name in (config.events_topic, config.traffic_topic, config.dead_letter_topic) if name not in there
-        )
+        needed = (config.events_topic, config.traffic_topic, config.dead_letter_topic, config.alerts_topic)
+        missing = tuple(name for name in needed if name not in there)
         default_replication = jvm.java.util.Optional.empty()
         partitions = jvm.java.util.Optional.of(PARTITIONS)
         new = [jvm.org.apache.kafka.clients.admin.NewTopic(name, partitions, default_replication) for name in missing]

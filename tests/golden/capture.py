@@ -40,6 +40,7 @@ class End:
     frames: list[Seen] = field(default_factory=list)
     opaque: Protocol | None = None
     closed: dict[str, object] | None = None
+    gone: bool = False
 
     @property
     def pids(self) -> set[int]:
@@ -63,6 +64,7 @@ class Capture:
         self._before = Counter(self._programs.counters())
         self._reader = FrameReader()
         self._ends: dict[int, End] = {}
+        self.sockets: list[tuple[Kind, bool, Identity]] = []
 
     def close(self) -> None:
         self._programs.close()
@@ -102,8 +104,8 @@ class Capture:
 
     def ends_of(self, talk: Conversation) -> list[End]:
         """The client's end and the server's, those of them that were seen."""
-        local = {end.identity.local: end for end in self.ends}
-        return [local[name] for name in talk.names if name in local]
+        ends = {(end.identity.local, end.identity.peer): end for end in self.ends}
+        return [ends[pair] for pair in (talk.names, talk.names[::-1]) if pair in ends]
 
     def lost(self) -> dict[str, int]:
         """All losses that are not zero, by reason."""
@@ -124,7 +126,7 @@ class Capture:
 
     def wait_closed(self, talk: Conversation) -> list[End]:
         """Both ends, once both are gone."""
-        wait_until(lambda: all(end.closed for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
+        wait_until(lambda: all(end.gone for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
         return self.ends_of(talk)
 
     def _take(self, record: Any) -> None:
@@ -137,12 +139,16 @@ class Capture:
                 self._ends[conn].owners.append(read_open(record)[1])
             case Kind.REJECT if conn in self._ends:
                 self._ends[conn].opaque = Protocol(record["api_key"])
-            case Kind.CLOSE:
+            case Kind.CLOSE if conn in self._ends:
+                _, self._ends[conn].closed = read_close(record)
+            case Kind.GONE:
                 self._reader.forget(conn)
                 if conn in self._ends:
-                    self._ends[conn].closed = read_close(record)
+                    self._ends[conn].gone = True
             case Kind.FRAME:
                 self._take_frames(record.reshape(1))
+            case Kind.RESET | Kind.LISTEN as kind:
+                self.sockets.append((kind, bool(record["flags"] & Flag.CLOSED), read_open(record)[0]))
 
     def _take_frames(self, records: Records) -> None:
         """Frames, in the order of their records; of long ones, one record at a time."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import ssl
@@ -96,10 +97,13 @@ def test_less_than_a_header(capture: Capture, port: int, size: int) -> None:
     assert capture.lost() == {"header_incomplete": 2}
 
 
-def test_a_connection_without_a_word_is_not_seen(capture: Capture, port: int) -> None:
+def test_a_connection_without_a_word_is_seen_when_it_is_closed(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
-        pass
-    assert capture.ends_of(talk) == []
+        assert capture.ends_of(talk) == []
+    client, server = capture.wait_closed(talk)
+    assert (client.pids, server.pids - {0}) == ({os.getpid()}, {os.getpid()})
+    assert client.identity.flow_id == server.identity.flow_id
+    assert (client.frames, server.frames, capture.lost()) == ([], [], {})
     assert_a_good_connection_works(capture, port)
 
 

@@ -66,11 +66,12 @@ def test_a_client_that_vanishes(capture: Capture, port: int) -> None:
             receive_all(accepted, len(frame))
             client.kill()
             assert accepted.recv(1) == b""
-    wait_until(lambda: len(capture.ends) == 2 and all(end.closed for end in capture.ends), "both ends to close")
+    wait_until(lambda: len(capture.ends) == 2 and all(end.gone for end in capture.ends), "both ends to close")
     (vanished,) = (end for end in capture.ends if not end.identity.accepting)
     assert (vanished.pids, vanished.frames) == ({client.pid}, [frame.seen])
     assert vanished.closed
     assert (vanished.closed["closed_by"], vanished.closed["how"], vanished.closed["in_flight"]) == ("local", "fin", 1)
+    assert vanished.closed["owner_exiting"]
 
 
 @pytest.mark.kernel
@@ -94,7 +95,7 @@ def test_closed_connections_leave_nothing_in_the_kernel(capture: Capture, port: 
         with conversation(port) as talk:
             exchange(talk)
     capture.wait_closed(talk)
-    wait_until(lambda: all(end.closed for end in capture.ends), "all ends to close")
+    wait_until(lambda: all(end.gone for end in capture.ends), "all ends to close")
     assert len(capture.ends) == 400
     assert entries("conns", capture) == 0
     assert capture.lost() == {}

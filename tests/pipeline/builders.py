@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
+from itertools import count
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -43,10 +45,72 @@ def lines(*events: Event) -> str:
 
 def records(spark: SparkSession, *values: str) -> DataFrame:
     """What Kafka's source gives: one row per record, offsets from 0."""
-    rows = [("events", 0, offset, bytearray(value.encode())) for offset, value in enumerate(values)]
-    return spark.createDataFrame(rows, "topic string, partition int, offset long, value binary")
+    at = datetime.fromtimestamp(NOON_US / 1e6, UTC)
+    rows = [("events", 0, offset, at, bytearray(value.encode())) for offset, value in enumerate(values)]
+    return spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, value binary")
 
 
 def events(spark: SparkSession, *events: Event) -> DataFrame:
     """Events as the transformations get them."""
     return records(spark, lines(*events)).transform(source.parsed).transform(source.events)
+
+
+SECOND_US = 1_000_000
+CLIENT, BROKER = "client-agent", "broker-agent"
+_seqs = count()
+
+
+def at_end(agent: str, kind: str, connection: int = 1, **fields: object) -> Event:
+    """An event of an agent about its end of the connection with a number; `seq` counts up over all of them."""
+    near, far = f"10.0.1.1:{40_000 + connection}", "10.0.0.9:9092"
+    client = agent == CLIENT
+    return {
+        "v": SCHEMA_VERSION,
+        "kind": kind,
+        "ts": NOON_US,
+        "agent_id": agent,
+        "seq": next(_seqs),
+        "node": "client-node" if client else "broker-node",
+        "side": "connecting" if client else "accepting",
+        "conn_id": f"{agent}-{connection}",
+        "flow_id": f"{connection:016x}",
+        "workload": {"pid": 100 + connection if client else 9, "start_time": 1, "comm": "app" if client else "java"},
+        "local": near if client else far,
+        # Behind a NAT: the broker sees another address.
+        "peer": far if client else f"10.9.0.1:{connection}",
+        **fields,
+    }
+
+
+def opened(agent: str, connection: int = 1, **fields: Any) -> Event:
+    """An end that was seen an hour ago."""
+    facts: Event = {"ts": NOON_US - 60 * MINUTE_US, "found": "start"}
+    return at_end(agent, "open", connection, **facts | fields)
+
+
+def closed(agent: str, connection: int = 1, **fields: Any) -> Event:
+    """An end that closed at noon after 30 s of silence, both ways by FIN; by default the other end was first."""
+    facts: Event = {
+        "found": "start",
+        "closing_ts": NOON_US,
+        "closed_by": "peer",
+        "how": "fin",
+        "idle_us": 30 * SECOND_US,
+        "silence_us": 30 * SECOND_US,
+        "age_us": 60 * MINUTE_US,
+        "last_api": "Fetch",
+        "in_flight": 0,
+        "unacked_bytes": 0,
+        "unanswered_retransmits": 0,
+        "owner_exiting": False,
+        "owner_ended": False,
+    }
+    return at_end(agent, "close", connection, **facts | fields)
+
+
+def word(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
+    """What an agent says of itself: all that it saw up to `until_s` after noon has been sent."""
+    until = NOON_US + round(until_s * SECOND_US)
+    about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
+    event = at_end(agent, "agent", ts=until, complete_until=until, open=[], **fields)
+    return {name: value for name, value in event.items() if name not in about}

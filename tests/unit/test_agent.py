@@ -15,7 +15,7 @@ from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
 from tests.unit.connections.records import (
     Records,
-    closed,
+    ended,
     message,
     opened,
     produced_without_acks,
@@ -61,7 +61,7 @@ class Fed:
 
     def report(self) -> None:
         now = time.time_ns()
-        self.agent._report(now - SECOND_NS, now)
+        self.agent._report(now - SECOND_NS, now, now)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         for event in self.sink.events:
@@ -78,14 +78,14 @@ def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int =
 
 def test_an_interval_is_told_as_open_close_flow_and_agent() -> None:
     fed = Fed()
-    fed.see(opened(), request(METADATA, 12), response(METADATA, 12), closed())
+    fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
     assert [event["kind"] for event in fed.events()] == ["open", "close", "topics", "flow", "agent"]
 
 
 def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
     fed = Fed("all")
-    fed.see(opened(1), request(METADATA, 12, 1), closed(1), opened(2), request(METADATA, 12, 2))
+    fed.see(opened(1), request(METADATA, 12, 1), ended(1), opened(2), request(METADATA, 12, 2))
     fed.report()
     assert [event["response_bytes"] for event in fed.events("request")] == [None]
     assert sorted(event["conn_id"] for event in fed.events("flow")) == [f"{1:016x}", f"{2:016x}"]
@@ -125,7 +125,7 @@ def test_two_runs_are_two_agents() -> None:
 def test_events_of_a_moment_have_the_time_of_the_kernel_as_time_of_day() -> None:
     fed = Fed("all")
     ten_s_ago = time.monotonic_ns() - 10 * SECOND_NS
-    fed.see(opened(ts_ns=ten_s_ago), exchange(1), closed(ts_ns=ten_s_ago + SECOND_NS))
+    fed.see(opened(ts_ns=ten_s_ago), exchange(1), ended(ts_ns=ten_s_ago + SECOND_NS))
     fed.report()
     now_us = time.time_ns() // 1000
     ages = {event["kind"]: now_us - event["ts"] for event in fed.events()}
@@ -173,7 +173,7 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
 def test_losses_in_every_room_reach_the_agent_event() -> None:
     fed = Fed()
     unfinished = message(case(METADATA, 12, response=True), record_bytes=20)[:1]
-    fed.see(opened(1), request(METADATA, 12, 9), closed(8), unfinished, closed(1))
+    fed.see(opened(1), request(METADATA, 12, 9), ended(8), unfinished, ended(1))
     fed.report()
     losses = {reason: count for reason, count in fed.events("agent")[0]["losses"].items() if count}
     assert losses == {"connection_unknown": 2, "frame_incomplete": 1}
@@ -227,7 +227,7 @@ class LateRing:
             if self._readings == 0:
                 self._then()
             conn = 1 + self._readings
-            self._waiting = stream(opened(conn), closed(conn, ts_ns=time.monotonic_ns()))
+            self._waiting = stream(opened(conn), ended(conn, ts_ns=time.monotonic_ns()))
             return np.zeros(0, RECORD)
         taken, self._waiting = self._waiting, np.zeros(0, RECORD)
         return taken
@@ -249,7 +249,7 @@ class NoPrograms:
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
-    agent._loop(NoPrograms(LateRing(20, agent.stop)))  # type: ignore[arg-type]  # stands in for the kernel
+    agent._loop(NoPrograms(LateRing(20, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
     complete_until, closes = 0, 0
     for event in sink.events:
         if event["kind"] == "agent":

@@ -20,10 +20,10 @@ from tests.unit.connections.records import (
 )
 from tests.unit.connections.records import (
     by_hand,
-    closed,
     fetch,
     fetched_nothing,
     frame,
+    gone,
     opened,
     request,
     response,
@@ -52,7 +52,7 @@ class Watched:
         self.flows.add(self.reader.read(stream(*records)))
 
     def close(self, conn: int) -> None:
-        self.tracker.close(closed(conn)[0])
+        self.tracker.gone(gone(conn)[0])
         self.reader.forget(conn)
 
     def report(self) -> list[dict[str, Any]]:

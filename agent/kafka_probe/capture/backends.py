@@ -52,6 +52,7 @@ class Hook:
 _LIFECYCLE = (
     Hook("on_tcp_destroy_sock", Type.RAW_TRACEPOINT, "tcp_destroy_sock"),
     Hook("on_inet_sock_set_state", Type.RAW_TRACEPOINT, "inet_sock_set_state"),
+    Hook("on_tcp_send_reset", Type.RAW_TRACEPOINT, "tcp_send_reset"),
 )
 BACKENDS = {
     "fentry": (

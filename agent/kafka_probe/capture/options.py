@@ -28,6 +28,7 @@ class Rule:
 class Options:
     """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, if there is one.
 
+    netns: the inode of the one network namespace that is watched, 0 for all.
     perf_buffers: the descriptors of the perf buffers by CPU, if records leave through these and not through a ring.
     """
 
@@ -39,3 +40,4 @@ class Options:
     perf_buffers: dict[int, int] = field(default_factory=dict)
     cgroup_subsystem: str | None = None
     max_connections: int = 131072
+    netns: int = 0

@@ -49,6 +49,7 @@ OPEN_DATA = np.dtype(
         ("start_ns", "<u8"),
         ("cgroup_id", "<u8"),
         ("cgroup_v1_id", "<u8"),
+        ("cookie", "<u8"),
         ("tgid", "<u4"),
         ("uid", "<u4"),
         ("netns", "<u4"),
@@ -70,7 +71,10 @@ OPEN_DATA = np.dtype(
 
 CLOSE_DATA = np.dtype(
     [
-        ("idle_ns", "<u8"),
+        ("closing_ns", "<u8"),
+        ("sent_ns", "<u8"),
+        ("received_ns", "<u8"),
+        ("silence_ns", "<u8"),
         ("sent_bytes", "<u8"),
         ("received_bytes", "<u8"),
         ("unacked_bytes", "<u4"),
@@ -78,9 +82,14 @@ CLOSE_DATA = np.dtype(
         ("srtt_us", "<u4"),
         ("in_flight", "<u4"),
         ("error", "<u4"),
+        ("user_timeout_ms", "<u4"),
         ("first_state", "u1"),
         ("last_api_key", "u1"),
         ("last_api_version", "u1"),
+        ("no_response", "u1"),
+        ("retransmits_unanswered", "u1"),
+        ("keepalive", "u1"),
+        ("owner_exiting", "u1"),
         ("pad", "u1"),
     ]
 )
@@ -94,6 +103,9 @@ class Kind(IntEnum):
     OWNER = 3
     CLOSE = 4
     REJECT = 5
+    GONE = 6
+    RESET = 7
+    LISTEN = 8
 
 
 class Flag(IntFlag):
@@ -104,6 +116,7 @@ class Flag(IntFlag):
     CUT = 4
     RESYNC = 8
     UNPROVEN = 16
+    CLOSED = 32
 
 
 class Protocol(IntEnum):

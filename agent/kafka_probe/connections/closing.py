@@ -15,11 +15,13 @@ Record = npt.NDArray[Any]
 
 # include/net/tcp_states.h
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8
+# What tcp_write_err() sets: the reason that the network gave, if it gave one.
+_TIMEOUTS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def _how(first_state: int, error: int) -> tuple[str, str]:
     """(closed_by, how): the state that ESTABLISHED changed to says who began, the socket's error what came of it."""
-    if error == errno.ETIMEDOUT:
+    if error in _TIMEOUTS:
         return "local", "timeout"
     # What tcp_reset() sets; EPIPE once the peer had closed its half.
     reset = error in (errno.ECONNRESET, errno.EPIPE)
@@ -31,20 +33,39 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return "unknown", "unknown"
 
 
-def read_close(record: Record) -> dict[str, object]:
-    """The fields of the `close` event that the kernel knows."""
+def read_close(record: Record) -> tuple[int, dict[str, object]]:
+    """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows."""
     data = np.frombuffer(record["data"].tobytes(), CLOSE_DATA, 1)[0]
-    closed_by, how = _how(int(data["first_state"]), int(data["error"]))
+    error = int(data["error"])
+    closed_by, how = _how(int(data["first_state"]), error)
+    closing_ns = int(data["closing_ns"]) or int(record["ts_ns"])
+    sent_us, received_us = (_since(int(data[name]), closing_ns) for name in ("sent_ns", "received_ns"))
+    idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
+    unacked_bytes, unanswered = int(data["unacked_bytes"]), int(data["retransmits_unanswered"])
+    # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
+    in_vain = unacked_bytes and (unanswered or error)
     api = apis().get(int(data["last_api_key"]))
-    return {
+    return closing_ns, {
         "closed_by": closed_by,
         "how": how,
-        "idle_us": int(data["idle_ns"]) // 1000,
+        "idle_us": idle_us,
+        "silence_us": int(data["silence_ns"]) // 1000 if in_vain else idle_us,
+        "received_idle_us": received_us,
         "last_api": api.name if api else None,
+        "last_acks": 0 if data["no_response"] else None,
         "in_flight": int(data["in_flight"]),
         "sent_bytes": int(data["sent_bytes"]),
         "received_bytes": int(data["received_bytes"]),
-        "unacked_bytes": int(data["unacked_bytes"]),
+        "unacked_bytes": unacked_bytes,
         "retransmits": int(data["retransmits"]),
+        "unanswered_retransmits": unanswered,
         "srtt_us": int(data["srtt_us"]),
+        "keepalive": bool(data["keepalive"]),
+        "user_timeout_ms": int(data["user_timeout_ms"]) or None,
+        "owner_exiting": bool(data["owner_exiting"]),
     }
+
+
+def _since(then_ns: int, now_ns: int) -> int | None:
+    """µs; what came after the beginning of the end was not idle at all."""
+    return max(now_ns - then_ns, 0) // 1000 if then_ns else None

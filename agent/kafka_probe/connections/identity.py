@@ -23,10 +23,12 @@ class Identity:
     conn: int
     accepting: bool
     from_start: bool
-    flow_id: str
+    flow_id: str | None  # None: no hook has seen the socket yet
     local: str
     peer: str
+    peer_network: str
     netns: int
+    cookie: int | None  # the kernel's own number of the socket, if somebody asked for it
 
 
 def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
@@ -46,6 +48,12 @@ def endpoint(family: int, address: bytes, port: int) -> str:
     return f"{v6.ipv4_mapped}:{port}" if v6.ipv4_mapped else f"[{v6}]:{port}"
 
 
+def network(endpoint: str) -> str:
+    """The network that an endpoint is taken to be in: the first 24 bits of an IPv4 address, 64 of an IPv6 one."""
+    address = endpoint.rpartition(":")[0].strip("[]")
+    return str(ipaddress.ip_network((address, 64 if ":" in address else 24), strict=False))
+
+
 def read_open(record: Record) -> tuple[Identity, Owner]:
     """The identity and the owner out of an OPEN or OWNER record."""
     data = np.frombuffer(record["data"].tobytes(), OPEN_DATA, 1)[0]
@@ -56,8 +64,10 @@ def read_open(record: Record) -> tuple[Identity, Owner]:
         from_start=bool(data["from_start"]),
         flow_id=flow_id(accepting, int(data["tx_base"]), int(data["rx_base"])),
         local=endpoint(family, data["local_address"].tobytes(), int(data["local_port"])),
-        peer=endpoint(family, data["peer_address"].tobytes(), int(data["peer_port"])),
+        peer=(peer := endpoint(family, data["peer_address"].tobytes(), int(data["peer_port"]))),
+        peer_network=network(peer),
         netns=int(data["netns"]),
+        cookie=int(data["cookie"]) or None,
     )
     owner = Owner(
         pid=int(data["tgid"]),

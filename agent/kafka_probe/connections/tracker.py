@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +14,20 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.sessions import FetchSession, Naming, naming
+from kafka_probe.connections.settling import Settling
 from kafka_probe.protocol.facts import Facts
-from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
 Event = dict[str, object]
 
 # Client ids of kafka-probe's own clients: the far end of an agent's sink is known by it (design contract 3.1).
 INTERNAL = "kafka-probe-"
+SASL_HANDSHAKE = 17
 
 LOSSES = {
     "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
+    "close_unknown": "connections that are gone and did not say how, because that record was lost: see ring_full",
     "frame_unconfirmed": "frames, if they were any, of connections that ended before they proved to speak Kafka",
 }
 
@@ -36,14 +39,21 @@ class Connection:
     identity: Identity
     workload: Mapping[str, object]
     opened_ns: int
+    conn_id: int  # for events: that of the first sight
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
     cluster_id: str | None = None
     opaque: str | None = None
+    auth_error: int | None = None
     confirmed: bool = False
+    closed: bool = False
     client: Client | None = None
     sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
+
+    @property
+    def side(self) -> str:
+        return "accepting" if self.identity.accepting else "connecting"
 
     @property
     def internal(self) -> bool:
@@ -53,6 +63,8 @@ class Connection:
         """What a frame says of its connection. A response is matched, so a connection that has one speaks Kafka."""
         self.client_id = facts.client_id if facts.client_id is not None else self.client_id
         self.cluster_id = facts.cluster_id or self.cluster_id
+        if facts.api_key == SASL_HANDSHAKE and facts.errors:
+            self.auth_error = facts.errors[0][0]
         if facts.software_name:
             self.software_name, self.software_version = facts.software_name, facts.software_version
 
@@ -70,9 +82,9 @@ class Connection:
     def common(self) -> Event:
         """The fields that all events of the connection share."""
         return {
-            "side": "accepting" if self.identity.accepting else "connecting",
+            "side": self.side,
             "flow_id": self.identity.flow_id,
-            "conn_id": f"{self.identity.conn:016x}",
+            "conn_id": f"{self.conn_id:016x}",
             "local": self.identity.local,
             "peer": self.identity.peer,
             "netns": self.identity.netns,
@@ -87,6 +99,10 @@ class Connection:
         }
 
 
+_Ends = tuple[int, str, str]
+"""Network namespace, local and far end."""
+
+
 class Tracker:
     """Connections by the kernel's id. `losses` counts what could not be given to one."""
 
@@ -94,12 +110,18 @@ class Tracker:
         self._resolver = resolver
         self._clients = Clients()
         self._connections: dict[int, Connection] = {}
+        # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
+        self._listed: dict[_Ends, Connection] = {}
+        self._seen: set[_Ends] | None = set()
         self._unreported: list[Connection] = []
-        self._ended: list[tuple[int, Event]] = []
+        self._resets: list[tuple[int, Event]] = []
+        self._closings = Settling(resolver)
+        self._open = 0
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def __len__(self) -> int:
-        return len(self._connections)
+        """Connections that are open."""
+        return self._open
 
     def get(self, conn: int) -> Connection | None:
         return self._connections.get(conn)
@@ -110,42 +132,104 @@ class Tracker:
         self._clients.learn(connection, facts)
 
     def take(self, record: Record) -> None:
-        """An OPEN, OWNER or REJECT record."""
-        kind = record["kind"]
-        if kind == Kind.REJECT:
-            connection = self._connections.get(int(record["conn"]))
-            if connection:
-                connection.opaque = "tls" if record["api_key"] == Protocol.TLS else "unknown"
+        """A record of a connection, or of a socket, that is neither a frame nor an end."""
+        match record["kind"]:
+            case Kind.OPEN | Kind.OWNER:
+                self._take_owner(record)
+            case Kind.REJECT:
+                connection = self._connections.get(int(record["conn"]))
+                if connection:
+                    connection.opaque = "tls" if record["api_key"] == Protocol.TLS else "unknown"
+            case Kind.LISTEN:
+                self._closings.listen(record)
+            case Kind.RESET:
+                self._resets.append((int(record["ts_ns"]), _reset(record)))
+
+    def add_listed(self, listed: Iterable[tuple[Identity, Owner]], now_ns: int) -> None:
+        """Connections that were open when capture began, listed since then. Comes once."""
+        seen, self._seen = self._seen or set(), None
+        for identity, owner in listed:
+            ends = identity.netns, identity.local, identity.peer
+            if ends not in seen:
+                self._listed[ends] = self._add(identity, self._resolver.resolve(owner), now_ns)
+                self._unreported.append(self._listed[ends])
+
+    def close(self, record: Record) -> None:
+        """A CLOSE record: the connection has ended, and only what was received before may still be read."""
+        connection = self._connections.get(int(record["conn"]))
+        if connection is None:
+            self.losses["connection_unknown"] += 1
             return
+        connection.closed = True
+        self._open -= 1
+        ended_ns, (closing_ns, facts) = int(record["ts_ns"]), read_close(record)
+        more = {"age_us": (ended_ns - connection.opened_ns) // 1000, "auth_error": connection.auth_error}
+        event = _event(connection, "close", {**facts, **more, "closing_ts": closing_ns})
+        self._closings.add(ended_ns, closing_ns, connection.identity, connection.workload, event)
+
+    def gone(self, record: Record) -> Connection | None:
+        """A GONE record: the connection is forgotten, and returned if it was known."""
+        connection = self._connections.pop(int(record["conn"]), None)
+        if connection and not connection.closed:
+            self._open -= 1
+            self.losses["close_unknown"] += 1
+        return connection
+
+    def open_now(self) -> list[Event]:
+        """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
+        counts: Counter[tuple[str, int, str, str]] = Counter()
+        workloads: dict[int, Mapping[str, object]] = {}
+        for connection in (*self._connections.values(), *self._listed.values()):
+            if connection.closed or connection.internal:
+                continue
+            identity, side = connection.identity, connection.side
+            local = identity.local if identity.accepting else identity.local.rpartition(":")[0]
+            workloads[id(connection.workload)] = connection.workload
+            counts[side, id(connection.workload), local, identity.peer_network] += 1
+        return [
+            {"side": side, "workload": workloads[owner], "local": local, "peer_network": network, "count": count}
+            for (side, owner, local, network), count in counts.items()
+        ]
+
+    def report(self, settled_ns: int) -> Iterator[tuple[int, Event]]:
+        """(ts_ns, event) of what was opened and reset since the last report, and what was closed until `settled_ns`."""
+        for connection in self._unreported:
+            yield connection.opened_ns, _event(connection, "open", {"cookie": connection.identity.cookie})
+        yield from self._resets
+        self._unreported, self._resets = [], []
+        yield from self._closings.settled(settled_ns)
+
+    def _take_owner(self, record: Record) -> None:
         identity, owner = read_open(record)
         workload = self._resolver.resolve(owner)
         known = self._connections.get(identity.conn)
         if known:
             known.workload = workload
+            return
+        ends = identity.netns, identity.local, identity.peer
+        if self._seen is not None:
+            self._seen.add(ends)
+        connection = self._listed.pop(ends, None)
+        if connection:
+            connection.identity = identity
+            connection.workload = workload if owner.pid else connection.workload
         else:
-            connection = Connection(identity, workload, int(record["ts_ns"]))
-            self._connections[identity.conn] = connection
-            self._unreported.append(connection)
+            connection = self._add(identity, workload, int(record["ts_ns"]))
+        self._connections[identity.conn] = connection
+        self._unreported.append(connection)
 
-    def close(self, record: Record) -> Connection | None:
-        """A CLOSE record: the connection is forgotten, and returned if it was known."""
-        connection = self._connections.pop(int(record["conn"]), None)
-        if connection is None:
-            self.losses["connection_unknown"] += 1
-            return None
-        ended_ns = int(record["ts_ns"])
-        facts = {**read_close(record), "age_us": (ended_ns - connection.opened_ns) // 1000}
-        self._ended.append((ended_ns, self._event(connection, "close", facts)))
-        return connection
+    def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
+        self._open += 1
+        return Connection(identity, workload, opened_ns, identity.conn)
 
-    def report(self) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) of what was opened and closed since the last report."""
-        for connection in self._unreported:
-            yield connection.opened_ns, self._event(connection, "open", {})
-        yield from self._ended
-        self._unreported, self._ended = [], []
 
-    @staticmethod
-    def _event(connection: Connection, kind: str, facts: Event) -> Event:
-        found = "start" if connection.identity.from_start else "midstream"
-        return {"kind": kind, **connection.common(), "found": found, **facts}
+def _event(connection: Connection, kind: str, facts: Event) -> Event:
+    identity = connection.identity
+    found = "listed" if identity.flow_id is None else "start" if identity.from_start else "midstream"
+    return {"kind": kind, **connection.common(), "found": found, **facts}
+
+
+def _reset(record: Record) -> Event:
+    identity, _ = read_open(record)
+    ends = {"local": identity.local, "peer": identity.peer, "netns": identity.netns}
+    return {"kind": "reset", **ends, "direction": "sent"}

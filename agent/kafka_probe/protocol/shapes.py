@@ -7,7 +7,7 @@ of the bytes proves it. The work is NumPy's; Python's share is per group and lay
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ Decode = Callable[[int, bytes], Shape]
 
 _WORD = 8
 _LAYOUTS_PER_GROUP = 64
-_LENGTH_BITS = 24  # a frame comes in 65,536 records at most
+LENGTH_BITS = 24  # a frame comes in 65,536 records at most
 _SHAPE_BYTES = 1024  # what a shape takes besides its data
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
@@ -46,6 +46,17 @@ def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
         copied_all=bool(code & _COPIED_ALL_BIT),
         **walks,
     )
+
+
+def groups(keys: npt.NDArray[Any]) -> Iterator[Integers]:
+    """The places of equal keys, (k,) each and ascending."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    ends = [*(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(keys)]
+    start = 0
+    for end in ends if len(keys) else ():
+        yield order[start:end]
+        start = end
 
 
 class ShapeTable:
@@ -77,13 +88,9 @@ class ShapeTable:
             self._held_bytes = 0
             self.resets += 1
         ids = np.full(len(codes), _UNKNOWN, np.int64)
-        if not len(codes):
-            return ids
         words = data.view(np.uint64)
-        keys = codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64)
-        order = np.argsort(keys, kind="stable")
-        ordered = keys[order]
-        for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
+        keys = codes << np.uint64(LENGTH_BITS) | lengths.astype(np.uint64)
+        for members in groups(keys):
             self._match_group(int(keys[members[0]]), members, words, ids)
         return ids
 
@@ -98,7 +105,7 @@ class ShapeTable:
         return reader.read(rows)
 
     def _match_group(self, key: int, members: Integers, words: Words, ids: Integers) -> None:
-        code, length = key >> _LENGTH_BITS, key & (1 << _LENGTH_BITS) - 1
+        code, length = key >> LENGTH_BITS, key & (1 << LENGTH_BITS) - 1
         rows = words[members, : -(-length // _WORD)]
         layouts = self._layouts.setdefault(key, [])
         known = iter(tuple(layouts))

@@ -10,15 +10,20 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 
+from kafka_probe.events import WORKLOAD
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
-from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living
+from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living, present
 
-__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver"]
+__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
 
 CACHED_OWNERS = 16384
 """About 2 KB each: on a host of short-lived clients the memory fills up, and has to stay small beside the agent's."""
+
+
+NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fields)
+"""The workload of a socket whose owner is not known."""
 
 
 class WorkloadResolver:
@@ -33,13 +38,21 @@ class WorkloadResolver:
 
     def resolve(self, owner: Owner) -> Mapping[str, object]:
         """The `workload` object of events.py, all keys present. Shared between callers: not to be changed."""
-        return self._remembered(owner)
+        return self._remembered(owner) if owner.pid else NOBODY
 
     def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
         """The topics in the log directories of a workload's process, see log_dirs.py."""
         with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
             if live:
                 yield from stored_topics(live)
+
+    def ended(self, workload: Mapping[str, object]) -> bool | None:
+        """Whether the process of a workload has ended; None if it is not known."""
+        match workload:
+            case {"pid": int(pid), "start_time": int(start_time_us)}:
+                with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
+                    return live is None or live.is_zombie()
+        return None
 
     def _resolve(self, owner: Owner) -> dict[str, object]:
         with living(owner.pid, owner.start_boottime_ns, self._proc) as live:

@@ -67,8 +67,16 @@ class LiveProcess:
 
     def start_ticks(self) -> int | None:
         """Start since boot in clock ticks; None when the process has ended."""
-        _, _, fields = self._read("stat", _STAT_MAX_BYTES).rpartition(b")")
-        return int(fields.split()[_STAT_STARTTIME]) if fields else None
+        fields = self._stat()
+        return int(fields[_STAT_STARTTIME]) if fields else None
+
+    def is_zombie(self) -> bool:
+        """The process has ended, and its parent has not asked how."""
+        return self._stat()[:1] in ([b"Z"], [b"X"], [])
+
+    def comm(self) -> bytes:
+        """The command name of the main thread; empty when the process has ended."""
+        return self._read("comm", _STAT_MAX_BYTES).rstrip(b"\n")
 
     def exe(self) -> str | None:
         """Path of the executable in the process's mount namespace; None for a zombie or a kernel thread."""
@@ -119,6 +127,10 @@ class LiveProcess:
         except OSError:
             return None
 
+    def _stat(self) -> list[bytes]:
+        """The fields behind the command name; none when the process has ended."""
+        return self._read("stat", _STAT_MAX_BYTES).rpartition(b")")[2].split()
+
     def _read(self, name: str, limit_bytes: int) -> bytes:
         try:
             file_fd = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._dir_fd)
@@ -143,6 +155,23 @@ def living(pid: int, start_boottime_ns: int, proc: Path = PROC) -> Iterator[Live
     try:
         live = LiveProcess(dir_fd)
         yield live if live.start_ticks() == start_boottime_ns // _NS_PER_TICK else None
+    finally:
+        os.close(dir_fd)
+
+
+def present(pid: int | None, netns: int, proc: Path = PROC) -> Owner:
+    """A process as /proc tells it now, its start to a clock tick; without a pid, or once it has ended, nobody."""
+    nobody = Owner(0, 0, b"", 0, netns, 0, 0, b"")
+    if pid is None:
+        return nobody
+    try:
+        dir_fd = os.open(proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return nobody
+    try:
+        live = LiveProcess(dir_fd)
+        ticks, uid = live.start_ticks(), os.fstat(dir_fd).st_uid
+        return Owner(pid, ticks * _NS_PER_TICK, live.comm(), uid, netns, 0, 0, b"") if ticks is not None else nobody
     finally:
         os.close(dir_fd)
 

@@ -121,12 +121,29 @@ def opened(
 
 
 def closed(conn: int = 1, *, ts_ns: int = 0, **data: int) -> Records:
-    """The record of a connection's end; `data` are fields of CLOSE_DATA."""
+    """The record of a connection's end; `data` are fields of CLOSE_DATA. What was received may still be read."""
     content = np.zeros(1, CLOSE_DATA)
     content["first_state"] = ESTABLISHED_TO_FIN_WAIT1
     for name, value in data.items():
         content[name] = value
     return _record(conn, Kind.CLOSE, content, ts_ns=ts_ns)
+
+
+def gone(conn: int = 1) -> Records:
+    """The last record of a connection."""
+    return _record(conn, Kind.GONE, np.zeros(0, np.uint8))
+
+
+def ended(conn: int = 1, **fields: int) -> Records:
+    """The records of a connection's end, and that nothing more follows."""
+    return stream(closed(conn, **fields), gone(conn))
+
+
+def listener(*, closed: bool, local: tuple[str, int] = ("10.0.0.1", 9092), netns: int = 0, ts_ns: int = 0) -> Records:
+    """The record of a listening socket that was opened or closed."""
+    record = opened(0, local=local, kind=Kind.LISTEN, netns=netns, ts_ns=ts_ns)
+    record["flags"] = Flag.CLOSED if closed else 0
+    return record
 
 
 def rejected(conn: int = 1, protocol: Protocol = Protocol.TLS) -> Records:

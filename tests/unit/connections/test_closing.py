@@ -16,6 +16,7 @@ from tests.unit.connections.records import (
 )
 
 NEVER_LEFT_ESTABLISHED = 0
+SECOND_NS = 10**9
 
 
 @pytest.mark.parametrize(
@@ -30,11 +31,13 @@ NEVER_LEFT_ESTABLISHED = 0
         (ESTABLISHED_TO_FIN_WAIT1, errno.ECONNRESET, "local", "rst_received"),
         (ESTABLISHED_TO_CLOSE_WAIT, errno.EPIPE, "peer", "rst_received"),
         (ESTABLISHED_TO_FIN_WAIT1, errno.ETIMEDOUT, "local", "timeout"),
+        # The network said why nothing came through.
+        (ESTABLISHED_TO_CLOSE, errno.EHOSTUNREACH, "local", "timeout"),
         (NEVER_LEFT_ESTABLISHED, 0, "unknown", "unknown"),
     ],
 )
 def test_how_a_connection_closed(first_state: int, error: int, closed_by: str, how: str) -> None:
-    facts = read_close(closed(first_state=first_state, error=error)[0])
+    _, facts = read_close(closed(first_state=first_state, error=error)[0])
     assert (facts["closed_by"], facts["how"]) == (closed_by, how)
 
 
@@ -47,11 +50,57 @@ def test_the_totals_are_those_of_the_kernel() -> None:
         "srtt_us": 6,
         "in_flight": 7,
     }
-    facts = read_close(closed(idle_ns=540_000_000_999, **totals)[0])
+    _, facts = read_close(closed(**totals)[0])
     assert {name: facts[name] for name in totals} == totals
-    assert facts["idle_us"] == 540_000_000
 
 
 @pytest.mark.parametrize(("api_key", "name"), [(0, "Produce"), (68, "ConsumerGroupHeartbeat"), (NO_API, None)])
 def test_the_last_request_is_named_by_its_api(api_key: int, name: str | None) -> None:
-    assert read_close(closed(last_api_key=api_key)[0])["last_api"] == name
+    _, facts = read_close(closed(last_api_key=api_key)[0])
+    assert facts["last_api"] == name
+
+
+IDLE = {"closing_ns": 20 * SECOND_NS, "sent_ns": 9 * SECOND_NS, "received_ns": 11 * SECOND_NS}
+
+
+def times(**data: int) -> tuple[object, object, object]:
+    """Idle, silence and idle since the last payload received, in seconds."""
+    _, facts = read_close(closed(ts_ns=21 * SECOND_NS, **data)[0])
+    names = ("idle_us", "silence_us", "received_idle_us")
+    return tuple(us / 1e6 if isinstance(us := facts[name], int) else us for name in names)  # type: ignore[return-value]
+
+
+def test_idle_is_counted_until_this_end_began_to_close() -> None:
+    assert times(**IDLE) == (9, 9, 9)
+    assert read_close(closed(ts_ns=21 * SECOND_NS, **IDLE)[0])[0] == 20 * SECOND_NS
+
+
+def test_what_came_while_the_connection_was_closing_was_not_idle() -> None:
+    assert times(**{**IDLE, "received_ns": 20 * SECOND_NS + 5}) == (0, 0, 0)
+
+
+def test_a_connection_that_moved_nothing_has_no_idle_age() -> None:
+    assert times(closing_ns=20 * SECOND_NS) == (None, None, None)
+
+
+def test_the_end_is_when_nothing_passes_any_more_if_its_beginning_was_not_seen() -> None:
+    assert times(**{**IDLE, "closing_ns": 0}) == (10, 10, 10)
+
+
+@pytest.mark.parametrize("in_vain", [{"retransmits_unanswered": 3}, {"error": errno.ECONNRESET}])
+def test_what_was_sent_in_vain_does_not_end_a_silence(in_vain: dict[str, int]) -> None:
+    sent = {**IDLE, "sent_ns": 19 * SECOND_NS, "silence_ns": 8 * SECOND_NS, "unacked_bytes": 70}
+    assert times(**sent, **in_vain) == (1, 8, 9)
+
+
+def test_what_is_still_on_its_way_does() -> None:
+    assert times(**{**IDLE, "sent_ns": 19 * SECOND_NS}, silence_ns=8 * SECOND_NS, unacked_bytes=70) == (1, 1, 9)
+
+
+def test_a_produce_request_without_acks_and_unset_timeouts() -> None:
+    _, facts = read_close(closed(no_response=1, keepalive=1, owner_exiting=1)[0])
+    assert (facts["last_acks"], facts["user_timeout_ms"]) == (0, None)
+    assert facts["keepalive"] is True
+    assert facts["owner_exiting"] is True
+    _, facts = read_close(closed(user_timeout_ms=30_000)[0])
+    assert (facts["last_acks"], facts["user_timeout_ms"]) == (None, 30_000)

@@ -17,8 +17,8 @@ from tests.unit.connections.records import (
 )
 from tests.unit.connections.records import (
     by_hand,
-    closed,
     fetch,
+    gone,
     opened,
     produced_without_acks,
     request,
@@ -55,7 +55,7 @@ class Watched:
         return valid([event for _, event in self.exchanges.pair(batch)])
 
     def close(self, conn: int) -> list[dict[str, Any]]:
-        connection = self.tracker.close(closed(conn)[0])
+        connection = self.tracker.gone(gone(conn)[0])
         assert connection
         return valid([event for _, event in self.exchanges.end(connection)])
 

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.records import Records, closed, opened, rejected
+from kafka_probe.workloads import Owner, WorkloadResolver
+from tests.lab.processes import wait_until
+from tests.unit.connections.records import Records, closed, gone, listener, opened, rejected
 from tests.unit.protocol.messages import case
 from tests.unit.schema import assert_body_valid
 
 API_VERSIONS, METADATA = 18, 3
+SECOND_NS = 10**9
+ALL = 1 << 62
 
 
 @pytest.fixture
@@ -22,7 +30,7 @@ def tracker() -> Tracker:
 
 
 def events(tracker: Tracker) -> list[dict[str, object]]:
-    reported = [event for _, event in tracker.report()]
+    reported = [event for _, event in tracker.report(ALL)]
     for event in reported:
         assert_body_valid(event)
     return reported
@@ -41,7 +49,9 @@ def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:
     take(tracker, opened(1, ts_ns=10))
     assert len(tracker) == 1
     assert kinds(tracker) == ["open"]
-    assert tracker.close(closed(1, ts_ns=20)[0]) is not None
+    tracker.close(closed(1, ts_ns=20)[0])
+    assert len(tracker) == 0
+    assert tracker.gone(gone(1)[0]) is not None
     assert len(tracker) == 0
     assert kinds(tracker) == ["close"]
     assert kinds(tracker) == []
@@ -50,7 +60,7 @@ def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:
 def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_order(tracker: Tracker) -> None:
     take(tracker, opened(1, ts_ns=10_000))
     tracker.close(closed(1, ts_ns=5_010_000)[0])
-    opening, closing = tracker.report()
+    opening, closing = tracker.report(ALL)
     assert (opening[0], closing[0]) == (10_000, 5_010_000)
     assert closing[1]["age_us"] == 5_000
 
@@ -110,6 +120,137 @@ def test_a_connection_without_plain_kafka_keeps_its_owner_and_its_end(
 
 
 def test_an_end_without_a_beginning_is_counted(tracker: Tracker) -> None:
-    assert tracker.close(closed(1)[0]) is None
+    tracker.close(closed(1)[0])
+    assert tracker.gone(gone(1)[0]) is None
     assert tracker.losses["connection_unknown"] == 1
     assert kinds(tracker) == []
+
+
+def test_a_connection_that_is_gone_without_a_close_is_counted(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.gone(gone(1)[0])
+    assert (len(tracker), tracker.losses["close_unknown"]) == (0, 1)
+    assert kinds(tracker) == ["open"]
+
+
+def test_what_is_read_after_the_end_still_finds_its_connection(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.close(closed(1)[0])
+    assert tracker.get(1) is not None
+
+
+def test_a_close_is_told_when_it_is_settled(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.close(closed(1, ts_ns=3 * SECOND_NS)[0])
+    assert [event["kind"] for _, event in tracker.report(3 * SECOND_NS - 1)] == ["open"]
+    assert [event["kind"] for _, event in tracker.report(3 * SECOND_NS)] == ["close"]
+
+
+def owner_of_a_close(tracker: Tracker, pid: int, start_ns: int) -> object:
+    take(tracker, opened(1, tgid=pid, start_ns=start_ns))
+    tracker.close(closed(1)[0])
+    _, closing = events(tracker)
+    return closing["owner_ended"]
+
+
+def test_a_process_that_lives_on_has_not_ended(tracker: Tracker) -> None:
+    start_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    assert owner_of_a_close(tracker, os.getpid(), start_ticks * (SECOND_NS // os.sysconf("SC_CLK_TCK"))) is False
+
+
+def test_a_process_that_nobody_has_waited_for_has_ended(tracker: Tracker) -> None:
+    child = subprocess.Popen(["true"])
+    stat = Path(f"/proc/{child.pid}/stat")
+    start_ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    wait_until(lambda: ") Z " in stat.read_text(), "the process to end")
+    try:
+        ended = owner_of_a_close(tracker, child.pid, start_ticks * (SECOND_NS // os.sysconf("SC_CLK_TCK")))
+    finally:
+        child.wait()
+    assert ended is True
+
+
+def test_the_end_of_an_unknown_owner_is_unknown(tracker: Tracker) -> None:
+    assert owner_of_a_close(tracker, 0, 0) is None
+
+
+def listener_of_a_close(tracker: Tracker, *listeners: Records, **fields: Any) -> object:
+    take(tracker, *listeners, opened(1, **{"accepting": True, "local": BROKER, "netns": 7, **fields}))
+    tracker.close(closed(1, closing_ns=5 * SECOND_NS)[0])
+    return events(tracker)[-1]["listener_closed_us"]
+
+
+BROKER = ("10.0.0.1", 9092)
+SHUT = listener(closed=True, netns=7, ts_ns=3 * SECOND_NS)
+
+
+def test_a_listener_that_was_closed_is_told_at_the_accepting_end(tracker: Tracker) -> None:
+    assert listener_of_a_close(tracker, SHUT) == 2_000_000
+
+
+def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracker) -> None:
+    assert listener_of_a_close(tracker, listener(closed=True, netns=7, ts_ns=5 * SECOND_NS + 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("listeners", "fields"),
+    [
+        ((), {}),
+        ((SHUT, listener(closed=False, netns=7)), {}),
+        ((SHUT,), {"netns": 8}),
+        ((SHUT,), {"local": ("10.0.0.1", 9093)}),
+        ((SHUT,), {"accepting": False}),
+    ],
+    ids=["none", "open again", "another namespace", "another port", "the connecting end"],
+)
+def test_no_listener_of_this_end_was_closed(
+    tracker: Tracker, listeners: tuple[Records, ...], fields: dict[str, Any]
+) -> None:
+    assert listener_of_a_close(tracker, *listeners, **fields) is None
+
+
+def test_a_reset_without_a_socket_is_told_with_its_addresses(tracker: Tracker) -> None:
+    take(tracker, opened(0, kind=Kind.RESET, local=BROKER, netns=7))
+    (event,) = events(tracker)
+    assert (event["kind"], event["local"], event["peer"]) == ("reset", "10.0.0.1:9092", "10.0.0.1:9092")
+
+
+def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker) -> None:
+    for conn in (1, 2, 3):
+        take(tracker, opened(conn, tgid=conn // 3 + 1, accepting=True, local=BROKER, peer=("10.0.7.1", 40000 + conn)))
+    take(tracker, opened(4, local=("2001:db8::7", 40004), peer=("2001:db8::1", 9092)), opened(5))
+    tracker.close(closed(5)[0])
+    counted = [(now["side"], now["local"], now["peer_network"], now["count"]) for now in tracker.open_now()]
+    assert counted == [
+        ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 2),
+        ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 1),
+        ("connecting", "[2001:db8::7]", "2001:db8::/64", 1),
+    ]
+
+
+def identity(record: Records, **changes: Any) -> tuple[Identity, Owner]:
+    """What a list of open sockets says of a connection."""
+    found, owner = read_open(record[0])
+    return replace(found, flow_id=None, from_start=False, **changes), owner
+
+
+def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracker) -> None:
+    tracker.add_listed([identity(opened(9, tgid=os.getpid()))], 0)
+    assert (len(tracker), [event["found"] for event in events(tracker)]) == (1, ["listed"])
+    take(tracker, opened(1, tgid=0, from_start=False))
+    tracker.close(closed(1)[0])
+    opening, closing = events(tracker)
+    assert (opening["found"], opening["conn_id"], closing["conn_id"]) == ("midstream", f"{9:016x}", f"{9:016x}")
+    assert opening["flow_id"] is not None
+    assert closing["workload"]["pid"] == os.getpid()  # type: ignore[index]
+    assert len(tracker) == 0
+
+
+def test_what_was_seen_before_the_list_came_is_not_listed(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.close(closed(1)[0])
+    tracker.gone(gone(1)[0])
+    tracker.add_listed([identity(opened(9)), identity(opened(10), local="10.0.0.7:40002")], 0)
+    told = [(event["kind"], event["local"]) for event in events(tracker)]
+    assert told == [("open", "10.0.0.7:40001"), ("open", "10.0.0.7:40002"), ("close", "10.0.0.7:40001")]
+    assert len(tracker) == 1

@@ -134,7 +134,7 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
 @given(
     st.builds(
         Owner,
-        pid=st.integers(0, 2**32 - 1),
+        pid=st.integers(1, 2**32 - 1),
         start_boottime_ns=st.integers(0, 2**64 - 1),
         comm=st.binary(max_size=16),
         uid=st.integers(0, 2**32 - 1),
@@ -147,3 +147,9 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
 def test_any_record_gives_a_workload_that_can_be_written(owner: Owner) -> None:
     workload = RESOLVER.resolve(owner)
     assert orjson.loads(orjson.dumps(workload))["pid"] == owner.pid
+
+
+def test_an_unknown_owner_has_an_empty_workload() -> None:
+    workload = RESOLVER.resolve(Owner(0, 0, b"", 0, 7, 0, 0, b""))
+    assert set(workload) == {field.name for field in WORKLOAD.fields}
+    assert not any(workload.values())

@@ -1,0 +1,74 @@
+"""Closed connections wait here for a second: only then it shows whether their process or its listener ended with them.
+
+The order of these ends within a stopping process is nobody's contract: Kafka closes connections and listeners from
+several threads, and a client ends some milliseconds after its last connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy.typing as npt
+
+from kafka_probe.capture.record import Flag
+from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.workloads import WorkloadResolver
+
+Record = npt.NDArray[Any]
+Event = dict[str, object]
+
+SETTLED_NS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Closed:
+    ended_ns: int
+    closing_ns: int
+    identity: Identity
+    workload: Mapping[str, object]
+    event: Event
+
+
+class Settling:
+    """The `close` events of connections, in the order in which they ended; times are of CLOCK_MONOTONIC."""
+
+    def __init__(self, resolver: WorkloadResolver) -> None:
+        self._resolver = resolver
+        self._waiting: deque[_Closed] = deque()
+        # When the listening socket of a port was closed, by network namespace and local address.
+        self._listeners: dict[tuple[int, str], int] = {}
+
+    def listen(self, record: Record) -> None:
+        """A LISTEN record."""
+        identity, _ = read_open(record)
+        key = identity.netns, _port(identity.local)
+        if record["flags"] & Flag.CLOSED:
+            self._listeners[key] = int(record["ts_ns"])
+        else:
+            self._listeners.pop(key, None)
+
+    def add(
+        self, ended_ns: int, closing_ns: int, identity: Identity, workload: Mapping[str, object], event: Event
+    ) -> None:
+        """The `close` event of a connection, as far as it is known when it ends."""
+        self._waiting.append(_Closed(ended_ns, closing_ns, identity, workload, event))
+
+    def settled(self, until_ns: int) -> Iterator[tuple[int, Event]]:
+        """(ts_ns, event) of those that ended until then."""
+        while self._waiting and self._waiting[0].ended_ns <= until_ns:
+            closed = self._waiting.popleft()
+            yield closed.ended_ns, {**closed.event, **self._company(closed)}
+
+    def _company(self, closed: _Closed) -> Event:
+        ended = self._resolver.ended(closed.workload)
+        listener_ns = self._listeners.get((closed.identity.netns, _port(closed.identity.local)))
+        if listener_ns is None or not closed.identity.accepting:
+            return {"owner_ended": ended, "listener_closed_us": None}
+        return {"owner_ended": ended, "listener_closed_us": max(closed.closing_ns - listener_ns, 0) // 1000}
+
+
+def _port(endpoint: str) -> str:
+    return endpoint.rpartition(":")[2]

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Connections while they last: first seen, used, used by another process.
+#pragma once
+#include "sock.h"
+
+static inline struct record *notice(struct conn *conn, u8 kind)
+{
+	struct record *record = &conn->notice;
+	__builtin_memset(record, 0, sizeof(*record));
+	record->ts_ns = bpf_ktime_get_ns();
+	record->conn = conn->id;
+	record->kind = kind;
+	return record;
+}
+
+static inline void send_record(void *ctx, struct record *record)
+{
+	if (emit(ctx, record))
+		count(LOST_RING_FULL, 1);
+}
+
+// Fills the notice of the connection and its owner, the calling process; an OPEN waits there until it is announced.
+static inline void describe(u64 sk, struct conn *conn, u8 kind)
+{
+	struct record *record = notice(conn, kind);
+	struct open_data *open = (struct open_data *)record->data;
+	fill_addresses(sk, open);
+	if (conn->tgid)
+		fill_owner(open);
+	open->rx_base = conn->rx_base;
+	open->tx_base = conn->tx_base;
+	open->accepting = conn->role == ROLE_ACCEPTING;
+	open->from_start = conn->from_start;
+	record->size = sizeof(*open);
+}
+
+// Tells user space of the connection, once. Short, for with a perf buffer the verifier walks it for every record of a call.
+static inline void announce(void *ctx, struct conn *conn)
+{
+	if (conn->announced)
+		return;
+	conn->announced = 1;
+	count(COUNT_CONNECTIONS, 1);
+	struct open_data *open = (struct open_data *)conn->notice.data;
+	open->accepting = conn->role == ROLE_ACCEPTING; // no longer a guess
+	send_record(ctx, &conn->notice);
+}
+
+// tgid: the owner's, 0 if that is not the calling process.
+static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction, u32 tgid)
+{
+	u32 zero = 0;
+	struct conn *blank_conn = blank.lookup(&zero);
+	if (!blank_conn)
+		return 0;
+	conns.update(&sk, blank_conn);
+	struct conn *conn = conns.lookup(&sk);
+	if (!conn) {
+		count(LOST_MAP_FULL, 1);
+		return 0;
+	}
+	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and tells nothing of the kernel
+	conn->sk = sk;
+	conn->role = role ? role : direction == RECEIVE ? ROLE_ACCEPTING : ROLE_CONNECTING; // in Kafka the client speaks first
+	conn->tgid = tgid;
+	conn->rx_base = receive_base(sk);
+	conn->tx_base = send_base(sk);
+	conn->write_end = conn->sent_end = sequence_end(sk, SEND);
+
+	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
+	send->next = direction == SEND ? start : sequence_end(sk, SEND);
+	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
+	send->lock =
+		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
+	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
+	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
+	describe(sk, conn, RECORD_OPEN);
+	if (!ANY_PORT)
+		announce(ctx, conn);
+	return conn;
+}
+
+static inline u64 last_payload(struct conn *conn)
+{
+	return conn->last_ns[SEND] > conn->last_ns[RECEIVE] ? conn->last_ns[SEND] : conn->last_ns[RECEIVE];
+}
+
+static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u8 direction)
+{
+	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
+	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all before it was acknowledged
+		conn->silence_ns = last ? now - last : 0;
+	if (direction == SEND)
+		conn->sent_end = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
+	conn->last_ns[direction] = now;
+}
+
+// The connection of a call that moved the bytes from `start` on, with its present owner.
+static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8 direction)
+{
+	struct conn *conn = conns.lookup(&sk);
+	u32 tgid = bpf_get_current_pid_tgid() >> 32;
+	if (!conn)
+		conn = open_connection(ctx, sk, role, start, direction, tgid);
+	if (!conn)
+		return 0;
+	payload_moved(sk, conn, start, direction);
+	if (tgid != conn->tgid) {
+		conn->tgid = tgid;
+		describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
+		if (conn->announced)
+			send_record(ctx, &conn->notice);
+	}
+	return conn;
+}

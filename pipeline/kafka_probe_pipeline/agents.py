@@ -1,0 +1,62 @@
+"""Agents: what each one said of itself, which tells how far its silence means something.
+
+One row per run of an agent: up to when its word is complete, when it was heard, what is open on its host, and to whom
+its host sent an RST without a socket. Pure functions of DataFrames; this room never reads or writes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.source import spark_schema
+
+# Per agent the newest are kept: a host that is scanned sends them without end.
+RESETS_KEPT = 5_000
+
+_LONG, _STRING = T.LongType(), T.StringType()
+RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
+# `complete_until` is of the agent's own clock, `heard_us` of Kafka's.
+SCHEMA = T.StructType(
+    [
+        T.StructField("agent_id", _STRING),
+        T.StructField("node", _STRING),
+        T.StructField("last_seq", _LONG),
+        T.StructField("complete_until", _LONG),
+        T.StructField("heard_us", _LONG),
+        T.StructField("open", spark_schema()["open"].dataType),
+        T.StructField("resets", T.ArrayType(RESET)),
+    ]
+)
+
+
+def agents(events: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+    """The rows `before`, brought up to date by the events of a batch; without agents that are silent for long."""
+    reset = F.struct("ts", "local", "peer")
+    new = events.select(
+        "agent_id",
+        "node",
+        F.col("seq").alias("last_seq"),
+        "complete_until",
+        F.col("received_us").alias("heard_us"),
+        F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
+        F.when(F.col("kind") == "reset", F.array(reset)).alias("resets"),
+    )
+    resets = F.array_distinct(F.flatten(F.collect_list("resets")))
+    return (
+        before.unionByName(new)
+        .groupBy("agent_id")
+        .agg(
+            F.max("node").alias("node"),
+            F.max("last_seq").alias("last_seq"),
+            F.max("complete_until").alias("complete_until"),
+            F.max("heard_us").alias("heard_us"),
+            F.max_by("open", F.when(F.col("open").isNotNull(), F.col("last_seq"))).alias("open"),
+            F.slice(F.sort_array(resets, asc=False), 1, RESETS_KEPT).alias("resets"),
+        )
+        .crossJoin(F.broadcast(clock.select("now_us")))
+        .where(F.col("now_us") - F.col("heard_us") < config.open_limit * 1e6)
+        .drop("now_us")
+    )

@@ -1,0 +1,120 @@
+"""Alertmanager: keeps one Prometheus Alertmanager told of the alerts, through its v2 API, also after it was down.
+
+An alert that goes on is told again every `RENEW_S`: one that nobody renews resolves itself after `STALE_S`, so that a
+job that is gone leaves no alert behind. One that is over is told until it was taken, and then forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import urllib.request
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from http.client import HTTPException
+from threading import Condition, Thread
+from typing import Self
+from urllib.error import HTTPError
+
+from kafka_probe_pipeline.alerts import Alert
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+RENEW_S, STALE_S = 60.0, 300.0
+RETRY_S, ANSWER_WITHIN_S = 2.0, 5.0
+SAID_BYTES = 200  # of an answer that refuses, for the log
+
+
+class Alertmanager:
+    """`with Alertmanager(url) as receiver:` delivers what it is told from a thread; the end tries once more."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._alerts: dict[str, Alert] = {}
+        self._due: dict[str, float] = {}  # by alert id, monotonic
+        self._untold: set[str] = set()
+        self._changed = Condition()
+        self._stopping = self._failing = False
+        self._thread = Thread(target=self._run, name="alertmanager", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def tell(self, alerts: Iterable[Alert]) -> None:
+        """Take the newest word on some alerts, and return at once."""
+        with self._changed:
+            for alert in alerts:
+                self._alerts[alert.id] = alert
+                self._due[alert.id] = 0
+                self._untold.add(alert.id)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        stopping = False
+        while not stopping:
+            with self._changed:
+                if not self._stopping:
+                    self._changed.wait(self._pause_s())
+                stopping, now = self._stopping, time.monotonic()
+                due = [self._alerts[name] for name, at in self._due.items() if at <= now]
+                if stopping:
+                    due = [self._alerts[name] for name in self._untold]
+            if due:
+                self._settle(due, self._post(due))
+
+    def _pause_s(self) -> float | None:
+        """Time until something is due; None: until something is told."""
+        return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
+
+    def _settle(self, sent: list[Alert], failure: str | None) -> None:
+        again = time.monotonic() + (RETRY_S if failure else RENEW_S)
+        with self._changed:
+            for alert in sent:
+                if self._alerts[alert.id] is not alert:
+                    continue  # there is a newer word on it by now
+                self._due[alert.id] = again
+                if failure is None:
+                    self._untold.discard(alert.id)
+                    if alert.resolved:
+                        del self._alerts[alert.id], self._due[alert.id]
+        if failure and not self._failing:
+            log.warning("%s does not take alerts (%s); they are kept and sent again", self.url, failure)
+        if self._failing and not failure:
+            log.info("%s takes alerts again", self.url)
+        self._failing = failure is not None
+
+    def _post(self, alerts: list[Alert]) -> str | None:
+        """Send them; returns why it failed, None if it did not."""
+        body = json.dumps([_payload(alert) for alert in alerts]).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}/api/v2/alerts", data=body, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S):
+                return None
+        except HTTPError as error:
+            with error:
+                return f"{error}: {error.read(SAID_BYTES).decode(errors='replace')}"
+        except (OSError, HTTPException) as error:
+            return str(error)
+
+
+def _payload(alert: Alert) -> dict[str, object]:
+    ends = alert.resolved_us / 1e6 if alert.resolved_us is not None else time.time() + STALE_S
+    return {
+        "labels": alert.labels(),
+        "annotations": alert.annotations(),
+        "startsAt": _iso(alert.opened_us / 1e6),
+        "endsAt": _iso(ends),
+    }
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat()

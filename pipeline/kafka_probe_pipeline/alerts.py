@@ -1,0 +1,154 @@
+"""Alerts: a storm in words for people, and as Kafka's and Alertmanager's JSON.
+
+What it says: the cause, how many and of how many, the idle age, who was hit most, what both ends told, and which
+setting to change to what. Only makes texts; `alertmanager` and `sinks` deliver them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from pyspark.sql import Row
+
+from kafka_probe_pipeline.storms import CRASHES, IDLE, RESOLVED, RESTART
+
+NAMES = {
+    IDLE: "KafkaIdleDisconnectStorm",
+    RESTART: "KafkaBrokerRestart",
+    CRASHES: "KafkaClientCrashLoop",
+}
+OTHER_NAME = "KafkaReconnectStorm"
+# Far enough below a limit that a timer that comes late is still in time.
+BELOW = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What happened and what to do about it, with the names of a storm's columns, `ms` and `s` in braces."""
+
+    what: str
+    remedy: str
+
+
+_MIDDLEBOX_REMEDY = (
+    "Let the clients be faster: connections.max.idle.ms of at most {ms}, or TCP keepalive (socket.keepalive.enable, "
+    "net.ipv4.tcp_keepalive_time) of at most {s} s. Or raise the time-out of idle connections in the firewall, NAT "
+    "gateway or load balancer between them above the time that the clients are silent."
+)
+IDLE_TEXTS = {
+    "client_idle_limit": Text(
+        what="the clients closed them, by their own limit on idle connections",
+        remedy="If they should stay open, raise connections.max.idle.ms of these clients above {idle_s} s, and that of "
+        "the brokers above it.",
+    ),
+    "broker_idle_limit": Text(
+        what="the brokers closed them, by their limit on idle connections",
+        remedy="Set connections.max.idle.ms of the clients to at most {ms}, so that they close first and lose nothing, "
+        "or raise it on the brokers above the time that the clients are silent.",
+    ),
+    "middlebox_reset": Text(
+        what="something between clients and brokers had forgotten them and answered with RST",
+        remedy=_MIDDLEBOX_REMEDY,
+    ),
+    "middlebox_silent_drop": Text(
+        what="something between clients and brokers had forgotten them and dropped what was sent",
+        remedy=_MIDDLEBOX_REMEDY,
+    ),
+}
+TEXTS = {
+    RESTART: Text(
+        what="{count} connections closed by the stop of broker {subject}",
+        remedy="Nothing, if it was stopped on purpose; else look into its log. Clients go on with the other brokers.",
+    ),
+    CRASHES: Text(
+        what="{count} connections closed by the end of processes of {subject}, which did not close them",
+        remedy="Find out why these processes end: their log, their exit status, their memory limit.",
+    ),
+}
+OTHER_TEXT = Text(
+    what="{count} connections of {subject} opened and closed again within moments",
+    remedy="See the verdicts for what ends them ({cause}); let the clients keep their connections, and wait longer "
+    "before they retry.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """A storm as it is now. `id` is the same from its start to its end."""
+
+    id: str
+    change: str | None
+    resolved: bool
+    summary: str
+    remedy: str
+    opened_us: int
+    resolved_us: int | None
+    storm: dict[str, Any]
+
+    def letter(self) -> str:
+        """The value for the topic."""
+        times = {name: _time(self.storm[f"{name}_us"]) for name in ("opened", "updated", "resolved")}
+        kept = ("id", "kind", "subject", "state", "change", "cause", "count", "population", "share", "scope")
+        said = ("idle_us", "both_ends", "evidence", "workloads", "brokers", "networks")
+        fields = {name: self.storm[name] for name in (*kept, *said)}
+        return json.dumps({**fields, **times, "summary": self.summary, "remedy": self.remedy})
+
+    def labels(self) -> dict[str, str]:
+        """What makes it the same alert: nothing that changes while it goes on."""
+        kind = self.storm["kind"]
+        return {
+            "alertname": NAMES.get(kind, OTHER_NAME),
+            "severity": "warning" if kind == IDLE else "info",
+            "kind": kind,
+            "subject": self.storm["subject"] or "unknown",
+            "storm": self.id,
+        }
+
+    def annotations(self) -> dict[str, str]:
+        """What it says, as texts."""
+        hit = {name: _listed(self.storm[name]) for name in ("workloads", "brokers", "networks")}
+        texts = {"summary": self.summary, "remedy": self.remedy, "evidence": self.storm["evidence"] or "", **hit}
+        return {name: text for name, text in texts.items() if text}
+
+
+def alert(row: Row) -> Alert:
+    """A row of `storms` as an alert."""
+    storm = row.asDict(recursive=True)
+    what, remedy = _texts(storm)
+    share = f"{100 * (storm['share'] or 0):.0f} % of {storm['population']} of {storm['scope']}"
+    ends = f"both ends of {storm['both_ends']} were watched"
+    hit = _listed(storm["workloads"]) or "unknown"
+    return Alert(
+        id=storm["id"],
+        change=storm["change"],
+        resolved=storm["state"] == RESOLVED,
+        summary=f"{what}; {share}; {ends}; hit most: {hit}",
+        remedy=remedy,
+        opened_us=storm["opened_us"],
+        resolved_us=storm["resolved_us"],
+        storm=storm,
+    )
+
+
+def _texts(storm: dict[str, Any]) -> tuple[str, str]:
+    if storm["kind"] != IDLE:
+        text = TEXTS.get(storm["kind"], OTHER_TEXT)
+        return text.what.format(**storm), text.remedy.format(**storm)
+    idle_s = storm["idle_us"] / 1e6
+    text = IDLE_TEXTS[storm["subject"]]
+    what = f"{storm['count']} connections closed after {idle_s:.1f} s of silence ({storm['subject']}): {text.what}"
+    below_s = idle_s * BELOW
+    return what, text.remedy.format(idle_s=f"{idle_s:.1f}", ms=round(below_s * 1000), s=f"{below_s:.1f}")
+
+
+def _listed(hits: list[dict[str, Any]] | None) -> str:
+    return ", ".join(f"{hit['name']} ({hit['count']})" for hit in hits or ())
+
+
+def _time(microseconds: int | None) -> str | None:
+    if microseconds is None:
+        return None
+    return datetime.fromtimestamp(microseconds / 1e6, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

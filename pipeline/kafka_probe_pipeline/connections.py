@@ -1,0 +1,181 @@
+"""Connections: `open`, `flow` and `close` events of both ends in, one row per connection out.
+
+The ends are joined by `flow_id`, which is the same on both hosts; an end without one is a connection of its own until
+it gets one. Times of events are of the clock of their host and are never compared with another host's; `heard_us` is
+of Kafka's clock. Pure functions of DataFrames; this room never reads or writes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from kafka_probe import events as schema
+from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.source import spark_schema, struct_of
+
+SIDES = ("connecting", "accepting")
+FACTS = ("node", "side", "flow_id", "local", "peer", "cluster_id", "broker_id", "workload", "client", "opaque", "found")
+TOTALS = ("requests", "request_bytes", "response_bytes")
+
+_EVENT = {field.name: field.dataType for field in spark_schema()}
+_LONG, _STRING, _BOOLEAN = T.LongType(), T.StringType(), T.BooleanType()
+
+CLOSE = struct_of({name: _EVENT[name] for name in ("ts", *(f.name for f in schema.CLOSE if f.name != "found"))})
+END = struct_of(
+    {
+        "agent_id": _STRING,
+        "conn_id": _STRING,
+        **{name: _EVENT[name] for name in FACTS},
+        "opened_us": _LONG,
+        "close": CLOSE,
+        **dict.fromkeys(TOTALS, _LONG),
+        "topics": T.ArrayType(_STRING),
+        "topics_cut": _BOOLEAN,
+        "heard_us": _LONG,
+    }
+)
+# Why it was closed, once that is known: `verdicts` fills it in. `closed_us` is of the clock of the end `by`.
+VERDICT = struct_of(
+    {
+        "batch_id": _LONG,
+        "judged_us": _LONG,
+        "cause": _STRING,
+        "evidence": _STRING,
+        "by": _STRING,
+        "idle_us": _LONG,
+        "closed_us": _LONG,
+    }
+)
+SCHEMA = struct_of(
+    {
+        "key": _STRING,
+        "flow_id": _STRING,
+        "state": _STRING,
+        "ends": _STRING,
+        "connecting": END,
+        "accepting": END,
+        "verdict": VERDICT,
+    }
+)
+
+
+def connections(
+    events: DataFrame, before: DataFrame, agents_before: DataFrame, clock: DataFrame, config: Config
+) -> DataFrame:
+    """The connections `before`, brought up to date by the events of a batch: columns of `SCHEMA`."""
+    new = events.transform(unseen, agents_before).transform(pieces)
+    return (
+        before.transform(ends)
+        .unionByName(new, allowMissingColumns=True)
+        .transform(merged, config.topics_kept)
+        .transform(joined)
+        .transform(within_limits, clock, config)
+    )
+
+
+def unseen(events: DataFrame, agents_before: DataFrame) -> DataFrame:
+    """What says something of a connection; flows, which add up, each once: an agent that retries writes some twice."""
+    about = events.where(F.col("kind").isin("open", "flow", "close") & F.col("conn_id").isNotNull())
+    counted = agents_before.select("agent_id", "last_seq")
+    return (
+        about.dropDuplicates(["agent_id", "seq"])
+        .join(F.broadcast(counted), "agent_id", "left")
+        .where((F.col("kind") != "flow") | F.col("last_seq").isNull() | (F.col("seq") > F.col("last_seq")))
+    )
+
+
+def pieces(events: DataFrame) -> DataFrame:
+    """Each event as an end of which it knows a part, with its `seq`."""
+
+    def of(kind: str, value: Column) -> Column:
+        return F.when(F.col("kind") == kind, value)
+
+    named = F.transform("topics", lambda topic: F.coalesce(topic["topic"], topic["topic_id"]))
+    first_seen = F.coalesce(of("open", F.col("ts")), of("close", F.col("ts") - F.col("age_us")))
+    return events.select(
+        "agent_id",
+        "conn_id",
+        "seq",
+        *FACTS,
+        first_seen.alias("opened_us"),
+        of("close", F.struct(*CLOSE.names)).alias("close"),
+        *(of("flow", F.col(name)).alias(name) for name in TOTALS),
+        of("flow", F.array_compact(named)).alias("topics"),
+        F.lit(False).alias("topics_cut"),
+        F.col("received_us").alias("heard_us"),
+    )
+
+
+def ends(connections: DataFrame) -> DataFrame:
+    """The ends of the connections, each with the verdict on its connection, as older than any event."""
+    return connections.select(F.explode(F.array_compact(F.array(*SIDES))).alias("end"), "verdict").select(
+        "end.*", F.lit(-1).cast("long").alias("seq"), "verdict"
+    )
+
+
+def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
+    """One row per end: of each fact the newest word, the totals added up."""
+    topics = F.array_distinct(F.flatten(F.collect_list("topics")))
+    return (
+        pieces.groupBy("agent_id", "conn_id")
+        .agg(
+            *(F.max_by(name, F.when(F.col(name).isNotNull(), F.col("seq"))).alias(name) for name in (*FACTS, "close")),
+            F.min("opened_us").alias("opened_us"),
+            *(F.try_sum(name).alias(name) for name in TOTALS),
+            F.sort_array(topics).alias("topics"),
+            F.bool_or("topics_cut").alias("topics_cut"),
+            F.max("heard_us").alias("heard_us"),
+            F.max("verdict").alias("verdict"),
+        )
+        .withColumns(
+            {
+                "topics_cut": F.col("topics_cut") | (F.size("topics") > topics_kept),
+                "topics": F.slice("topics", 1, topics_kept),
+            }
+        )
+    )
+
+
+def joined(ends: DataFrame) -> DataFrame:
+    """One row per connection. Of two ends on one side, seen by an agent before and after its restart, the newer."""
+    end = F.struct(*END.names)
+    newest = F.struct(F.col("close").isNotNull(), "heard_us", "agent_id", "conn_id")
+    return (
+        ends.groupBy(F.coalesce("flow_id", F.concat_ws("/", "agent_id", "conn_id")).alias("key"))
+        .agg(
+            F.max("flow_id").alias("flow_id"),
+            *(F.max_by(end, F.when(F.col("side") == side, newest)).alias(side) for side in SIDES),
+            F.max("verdict").alias("verdict"),
+        )
+        .withColumns({"state": _state(), "ends": _watched()})
+        .select(*SCHEMA.names)
+    )
+
+
+def within_limits(connections: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+    """Without what is over for long. One whose verdict is given stays while an end of it is open."""
+    heard = F.greatest(*(f"{side}.heard_us" for side in SIDES))
+    quiet = F.col("now_us") - F.greatest("verdict.judged_us", heard)
+    over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
+    forgotten = F.col("now_us") - heard >= config.open_limit * 1e6
+    return connections.crossJoin(F.broadcast(clock.select("now_us"))).where(~over & ~forgotten).drop("now_us")
+
+
+def _state() -> Column:
+    open_ends = [F.col(side).isNotNull() & F.col(f"{side}.close").isNull() for side in SIDES]
+    closed_ends = [F.col(f"{side}.close").isNotNull() for side in SIDES]
+    return (
+        F.when(~(closed_ends[0] | closed_ends[1]), "open")
+        .when(open_ends[0] | open_ends[1], "half closed")
+        .otherwise("closed")
+    )
+
+
+def _watched() -> Column:
+    return (
+        F.when(F.col("connecting").isNull(), "accepting only")
+        .when(F.col("accepting").isNull(), "connecting only")
+        .otherwise("both")
+    )

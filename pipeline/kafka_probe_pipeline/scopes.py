@@ -1,0 +1,63 @@
+"""Scopes: what connections have in common, as a broker, a network of peers, a workload, and how many of them there are.
+
+Pure functions of DataFrames; this room never reads or writes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+BROKER, NETWORK, WORKLOAD = "broker", "network", "workload"
+
+
+def scopes_of_connection() -> Column:
+    """The scopes of a connection, as structs of `scope` and `name`, by what is known of either end."""
+    return F.array(
+        _scope(BROKER, F.coalesce("accepting.local", "connecting.peer")),
+        _scope(NETWORK, F.coalesce(network(F.col("accepting.peer")), network(F.col("connecting.local")))),
+        _scope(WORKLOAD, F.coalesce(workload(F.col("connecting.workload")), _behind(F.col("accepting.peer")))),
+    )
+
+
+def open_by_agents(agents: DataFrame) -> DataFrame:
+    """`scope`, `name` and `open_said`: the open connections as the agents count them."""
+    counted = agents.select(F.explode("open").alias("of")).select("of.*")
+    accepting, connecting = F.col("side") == "accepting", F.col("side") == "connecting"
+    scopes = F.array(
+        _scope(BROKER, F.when(accepting, F.col("local"))),
+        _scope(NETWORK, F.when(accepting, F.col("peer_network"))),
+        _scope(WORKLOAD, F.when(connecting, workload(F.col("workload")))),
+    )
+    return (
+        counted.select(F.explode(scopes).alias("of"), "count")
+        .where(F.col("of.name").isNotNull())
+        .groupBy("of.scope", "of.name")
+        .agg(F.sum("count").alias("open_said"))
+    )
+
+
+def workload(of: Column) -> Column:
+    """A workload by command and place, as `java team/orders-7f` or `java kafka.service`; null if it is not known."""
+    pod = F.concat_ws("/", of["namespace"], of["pod"])
+    place = F.coalesce(
+        F.when(of["pod"].isNotNull(), pod), of["unit"], F.substring(of["container_id"], 1, 12), of["cgroup"]
+    )
+    return F.when(of["comm"].isNotNull(), F.concat_ws(" ", of["comm"], place))
+
+
+def network(address: Column) -> Column:
+    """The network of `address:port`: /24, or /64 of IPv6, as the agents write it."""
+    v4 = F.regexp_extract(address, r"^(\d+\.\d+\.\d+)\.\d+:\d+$", 1)
+    v6 = F.regexp_extract(address, r"^\[((?:[0-9a-f]+:){1,3}(?:[0-9a-f]+)?)", 1)
+    return F.when(v4 != "", F.concat(v4, F.lit(".0/24"))).when(
+        v6 != "", F.concat(F.regexp_replace(v6, ":+$", ""), F.lit("::/64"))
+    )
+
+
+def _scope(scope: str, name: Column) -> Column:
+    return F.struct(F.lit(scope).alias("scope"), name.alias("name"))
+
+
+def _behind(address: Column) -> Column:
+    return F.concat(F.lit("behind "), F.regexp_replace(address, r":\d+$", ""))

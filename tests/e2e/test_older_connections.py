@@ -1,0 +1,113 @@
+"""Connections that are older than the agent: listed when it starts, told in full when they speak or end."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.golden.conversation import conversation, exchange
+from tests.lab.network import Namespace
+from tests.lab.processes import free_port, wait_until
+from tests.lab.product import Agent
+
+pytestmark = pytest.mark.root
+
+Event = dict[str, Any]
+SO_COOKIE = 57  # include/uapi/asm-generic/socket.h
+
+
+class Watched:
+    """An agent on one port, and what it has told."""
+
+    def __init__(self, directory: Path, port: int, *flags: str) -> None:
+        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), "--interval-s", "0.3", *flags)
+
+    def events(self, **equal: object) -> list[Event]:
+        """The events with these values, the client's before the server's."""
+        *whole, _ = self.agent.output.read_text().split("\n")
+        told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
+        return sorted(told, key=lambda event: str(event.get("side")), reverse=True)
+
+    def wait_for(self, count: int, what: str, **equal: object) -> list[Event]:
+        wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)
+        return self.events(**equal)
+
+
+def cookie(sock: socket.socket) -> int:
+    return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
+
+
+def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    with conversation(port) as talk, watched.agent:
+        listed = watched.wait_for(2, "both ends to be listed", kind="open")
+        cookies = [cookie(talk.client), cookie(talk.server)]
+        exchange(talk)
+        watched.wait_for(4, "both ends to speak", kind="open")
+        talk.client.close()
+        talk.server.close()
+        closed = watched.wait_for(2, "both ends to close", kind="close")
+    opened = [event for event in watched.events(kind="open") if event["found"] != "listed"]
+    assert [event["found"] for event in listed] == ["listed", "listed"]
+    assert [event["flow_id"] for event in listed] == [None, None]
+    assert [event["cookie"] for event in listed] == cookies
+    assert [(event["local"], event["peer"]) for event in listed] == [talk.names, talk.names[::-1]]
+    for name in ("conn_id", "local", "peer", "netns", "side"):
+        assert [event[name] for event in opened] == [event[name] for event in listed]
+        assert [event[name] for event in closed] == [event[name] for event in listed]
+    assert {event["workload"]["pid"] for event in (*listed, *opened, *closed)} == {os.getpid()}
+    assert len({event["flow_id"] for event in (*opened, *closed)}) == 1
+
+
+def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    with watched.agent:
+        with conversation(port) as talk:
+            pass
+        closed = watched.wait_for(2, "both ends to close", kind="close")
+    assert [(event["local"], event["peer"]) for event in closed] == [talk.names, talk.names[::-1]]
+    assert closed[0]["flow_id"] == closed[1]["flow_id"] is not None
+    assert [event["workload"]["pid"] for event in closed] == [os.getpid()] * 2
+
+
+def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp_path: Path) -> None:
+    port = free_port()
+    with conversation(port) as talk:
+        exchange(talk)
+        for _ in range(2):
+            watched = Watched(tmp_path, port)
+            with watched.agent:
+                exchange(talk)
+                watched.wait_for(2, "both ends to be told", kind="open", found="midstream")
+                now = watched.wait_for(1, "the open ones to be counted", kind="agent", connections=2)[-1]
+            ends = {(event["conn_id"], event["flow_id"]) for event in watched.events(kind="open") if event["flow_id"]}
+            assert len(ends) == 2
+            assert sum(counted["count"] for counted in now["open"]) == 2
+            assert watched.events(kind="close") == []
+
+
+def test_only_one_network_namespace_is_watched_if_it_is_named(tmp_path: Path) -> None:
+    port, inside = free_port(), Namespace()
+    watched = Watched(tmp_path, port, "--netns", inside.path)
+    try:
+        with inside.inside():
+            older = conversation(port)
+            there = older.__enter__()
+        with conversation(port) as here, watched.agent:
+            watched.wait_for(2, "both ends to be listed", kind="open")
+            exchange(here)
+            exchange(there)
+            watched.wait_for(4, "both ends to speak", kind="open")
+            older.__exit__(None, None, None)
+            watched.wait_for(2, "both ends to close", kind="close")
+    finally:
+        inside.close()
+    assert {event["netns"] for event in watched.events() if event["kind"] != "agent"} == {os.stat(inside.path).st_ino}

@@ -1,0 +1,128 @@
+"""How connections end: when, by whom, after how long a silence; resets and listening sockets that belong to none."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import struct
+import time
+
+import pytest
+
+from kafka_probe.capture.record import Kind
+from kafka_probe.connections.identity import endpoint
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, exchange, receive_all
+from tests.golden.wire import METADATA, produce, records_of, request
+from tests.lab.processes import wait_until
+
+pytestmark = [pytest.mark.root, pytest.mark.kernel]
+
+TCP_REPAIR = 19  # include/uapi/linux/tcp.h
+TRACED_WITHOUT_ANY_SOCKET = tuple(map(int, platform.release().split(".")[:2])) >= (6, 10)
+ON, LINGER_AND_RESET = 1, struct.pack("ii", 1, 0)
+
+
+def vanish(sock: socket.socket) -> None:
+    """Close a socket without a word to the peer, as a host that is cut off: only checkpointing can do that."""
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, ON)
+    sock.close()
+
+
+def test_both_ends_say_how_long_nothing_passed(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        exchange(talk)
+        said = time.monotonic()
+        wait_until(lambda: time.monotonic() - said > 0.3, "a silence")
+        before_the_close = time.monotonic()
+    closed = [end.closed for end in capture.wait_closed(talk)]
+    for facts in closed:
+        assert facts
+        idle_s = facts["idle_us"] / 1e6  # type: ignore[operator]
+        assert before_the_close - said <= idle_s <= time.monotonic() - said + 0.1
+        assert facts["silence_us"] == facts["idle_us"]
+        assert facts["owner_exiting"] is False
+    assert [facts["closed_by"] for facts in closed if facts] == ["local", "peer"]
+
+
+def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        exchange(talk)
+        talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_AND_RESET)
+        talk.server.close()
+        client, server = capture.ends_of(talk)
+        wait_until(lambda: bool(capture.ends and client.closed and server.closed), "the reset to be told")
+        assert (client.closed or {})["how"] == "rst_received"
+        assert not client.gone
+    assert all(end.gone for end in capture.wait_closed(talk))
+
+
+@pytest.mark.parametrize("acks", [0, -1])
+def test_a_produce_that_nobody_will_answer_is_told(capture: Capture, port: int, acks: int) -> None:
+    with conversation(port) as talk:
+        exchange(talk)
+        talk.ask(produce(9, {"orders": {0: records_of(1)}}, acks=acks))
+    for end in capture.wait_closed(talk):
+        assert end.closed
+        assert (end.closed["last_api"], end.closed["last_acks"]) == ("Produce", None if acks else 0)
+        assert end.closed["in_flight"] == (1 if acks else 0)
+
+
+def test_the_settings_of_the_socket_are_told(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        talk.client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, ON)
+        talk.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+        exchange(talk)
+    settings = [
+        (end.closed["keepalive"], end.closed["user_timeout_ms"]) for end in capture.wait_closed(talk) if end.closed
+    ]
+    assert settings == [(True, 30_000), (False, None)]
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_reset_without_a_socket_is_told(capture: Capture, port: int, listens: bool) -> None:
+    with conversation(port) as talk:
+        exchange(talk)
+        for sock in (talk.client, talk.server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, ON)  # no acknowledgement is left to be sent
+        silence_s = time.monotonic()
+        vanish(talk.server)
+        listener = socket.create_server(("127.0.0.1", port)) if listens else None
+        wait_until(lambda: time.monotonic() - silence_s > 0.3, "a silence")
+        talk.client.send(request(METADATA, 12, 3).wire)
+        with pytest.raises(ConnectionResetError):
+            receive_all(talk.client, 1)
+        if listener:
+            listener.close()
+    client, _ = capture.wait_closed(talk)
+    assert resets(capture) == ([talk.names[::-1]] if listens or TRACED_WITHOUT_ANY_SOCKET else [])
+    assert client.closed
+    assert (client.closed["closed_by"], client.closed["how"]) == ("peer", "rst_received")
+    # What was sent in vain did not end the silence.
+    assert client.closed["unacked_bytes"] == len(request(METADATA, 12, 3))
+    assert client.closed["silence_us"] >= 300_000  # type: ignore[operator]
+
+
+def resets(capture: Capture) -> list[tuple[str, str]]:
+    """Between whom."""
+    return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == Kind.RESET]
+
+
+def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        pass
+    wait_until(lambda: capture.ends == [] and len(capture.sockets) == 2, "both to be told")
+    netns = os.stat("/proc/self/ns/net").st_ino
+    local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
+    told = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
+    assert told == [(Kind.LISTEN, False, local, netns), (Kind.LISTEN, True, local, netns)]
+
+
+def test_a_refused_attempt_to_connect_ends_nothing(capture: Capture, port: int) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    with conversation(port) as talk:
+        exchange(talk)
+    capture.wait_closed(talk)
+    assert resets(capture) == []

@@ -1,0 +1,58 @@
+"""A history of micro-batches through the rooms of the diagnosis, without the job around them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+
+from kafka_probe_pipeline import agents, connections, storms, verdicts
+from kafka_probe_pipeline.config import Config, load
+from tests.pipeline.builders import NOON_US, SECOND_US, Event, events
+
+
+class History:
+    """Each `batch` is told to the state that the batches before left. Kafka got it `at_s` after noon."""
+
+    def __init__(self, spark: SparkSession, **settings: object) -> None:
+        self.spark = spark
+        self.config: Config = load(settings)
+        self.number = -1
+        self.agents = spark.createDataFrame([], agents.SCHEMA)
+        self.connections = spark.createDataFrame([], connections.SCHEMA)
+        self.storms = spark.createDataFrame([], storms.SCHEMA)
+
+    def batch(self, *of: Event, at_s: float = 0) -> list[Row]:
+        """The connections after the batch."""
+        self.number += 1
+        now_us, clock = NOON_US + round(at_s * SECOND_US), self._clock(at_s)
+        told = events(self.spark, *of).withColumn("received_us", F.lit(now_us)) if of else self._nothing()
+        before = self.agents
+        self.agents = _kept(agents.agents(told, before, clock, self.config))
+        rows = connections.connections(told, self.connections, before, clock, self.config)
+        self.connections = _kept(rows.transform(verdicts.verdicts, self.agents, clock, self.config))
+        return self.connections.orderBy("key").collect()
+
+    def weather(self, *of: Event, at_s: float = 0) -> list[Row]:
+        """The storms after the batch."""
+        self.batch(*of, at_s=at_s)
+        self.storms = _kept(storms.storms(self.connections, self.agents, self.storms, self._clock(at_s), self.config))
+        return self.storms.orderBy("kind").collect()
+
+    def _clock(self, at_s: float) -> DataFrame:
+        now_us = NOON_US + round(at_s * SECOND_US)
+        return self.spark.createDataFrame([(self.number, now_us)], "batch_id long, now_us long")
+
+    def _nothing(self) -> DataFrame:
+        return events(self.spark).withColumn("received_us", F.lit(0).cast("long"))
+
+
+def only(rows: list[Row]) -> Any:
+    """The one row that there is."""
+    (row,) = rows
+    return row
+
+
+def _kept(rows: DataFrame) -> DataFrame:
+    return rows.localCheckpoint()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.pipeline.builders import BROKER, CLIENT, NOON_US, at_end, closed, opened, word
+from tests.pipeline.history import History, only
+
+pytestmark = pytest.mark.spark
+
+
+def flowed(agent: str, connection: int = 1, *topics: str, **fields: object) -> dict[str, object]:
+    return at_end(agent, "flow", connection, requests=2, topics=[{"topic": topic} for topic in topics], **fields)
+
+
+def test_both_ends_are_one_connection_each_with_what_its_own_agent_saw(spark: SparkSession) -> None:
+    row = only(History(spark).batch(opened(CLIENT), opened(BROKER)))
+    assert (row["key"], row["state"], row["ends"]) == (f"{1:016x}", "open", "both")
+    assert (row["connecting"]["peer"], row["connecting"]["workload"]["comm"]) == ("10.0.0.9:9092", "app")
+    assert (row["accepting"]["peer"], row["accepting"]["workload"]["comm"]) == ("10.9.0.1:1", "java")
+    assert row["connecting"]["opened_us"] == NOON_US - 3_600_000_000
+
+
+def test_a_connection_of_which_one_end_is_watched_says_so_and_an_end_that_comes_late_joins(spark: SparkSession) -> None:
+    history = History(spark)
+    assert only(history.batch(opened(CLIENT)))["ends"] == "connecting only"
+    assert only(history.batch(closed(BROKER)))["state"] == "half closed"
+    row = only(history.batch(closed(CLIENT, closed_by="local")))
+    assert (row["ends"], row["state"]) == ("both", "closed")
+    assert (row["connecting"]["close"]["closed_by"], row["accepting"]["close"]["closed_by"]) == ("local", "peer")
+
+
+def test_a_close_alone_is_a_connection(spark: SparkSession) -> None:
+    row = only(History(spark).batch(closed(BROKER)))
+    assert (row["ends"], row["state"]) == ("accepting only", "closed")
+    assert row["accepting"]["opened_us"] == NOON_US - 3_600_000_000
+
+
+def test_a_listed_end_joins_when_it_has_its_flow_id(spark: SparkSession) -> None:
+    history = History(spark)
+    rows = history.batch(opened(CLIENT, flow_id=None, found="listed"), opened(BROKER))
+    assert [row["ends"] for row in rows] == ["accepting only", "connecting only"]
+    row = only(history.batch(opened(CLIENT, found="midstream")))
+    assert (row["ends"], row["connecting"]["found"]) == ("both", "midstream")
+
+
+def test_flows_add_up_over_batches_however_often_one_of_them_is_written(spark: SparkSession) -> None:
+    history = History(spark)
+    start, first, second = opened(CLIENT), flowed(CLIENT, 1, "b", "a"), flowed(CLIENT, 1, "c")
+    history.batch(start, first, first)
+    end = only(history.batch(first, second))["connecting"]
+    assert (end["requests"], end["topics"], end["topics_cut"]) == (4, ["a", "b", "c"], False)
+
+
+def test_of_many_topics_some_are_named_and_that_it_were_more_is_said_from_then_on(spark: SparkSession) -> None:
+    history = History(spark, topics_kept=2)
+    history.batch(flowed(CLIENT, 1, "c", "b", "a"))
+    end = only(history.batch(flowed(CLIENT, 1, "a")))["connecting"]
+    assert (end["topics"], end["topics_cut"]) == (["a", "b"], True)
+
+
+def test_after_a_restart_of_an_agent_its_new_word_on_an_end_replaces_the_old_one(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(opened(CLIENT), opened(BROKER))
+    row = only(history.batch(closed(CLIENT, agent_id="restarted", conn_id="1"), at_s=5))
+    assert (row["connecting"]["agent_id"], row["ends"]) == ("restarted", "both")
+
+
+def test_what_nobody_spoke_of_for_long_is_forgotten(spark: SparkSession) -> None:
+    history = History(spark, open_limit=100)
+    history.batch(opened(CLIENT, 1), opened(CLIENT, 2))
+    history.batch(flowed(CLIENT, 2), at_s=50)
+    rows = history.batch(word(BROKER), at_s=120)
+    assert [row["key"] for row in rows] == [f"{2:016x}"]
+    history.batch(word(BROKER), at_s=160)
+    assert {row["agent_id"] for row in history.agents.collect()} == {BROKER}

@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.scopes import network
+from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART
+from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
+from tests.pipeline.history import History, only
+
+pytestmark = pytest.mark.spark
+
+RESET: Event = {"how": "rst_received"}
+STOPPED: Event = {"closed_by": "local", "listener_closed_us": SECOND_US}
+EXITED: Event = {"closed_by": "local", "owner_exiting": True}
+
+
+def workload(number: int) -> Event:
+    """Of two pods, the first has two of three clients."""
+    pod = "orders-1" if number % 3 else "orders-2"
+    return {"pid": 1000 + number, "start_time": 1, "comm": "java", "namespace": "team", "pod": pod}
+
+
+def open_ends(numbers: Iterable[int]) -> list[Event]:
+    ends = []
+    for number in numbers:
+        ends += [opened(CLIENT, number, workload=workload(number)), opened(BROKER, number)]
+    return ends
+
+
+def dropped(numbers: Iterable[int], at_s: float = 0) -> list[Event]:
+    """The firewall resets clients after about 30 s of silence, ages within 5 %, over 2 s."""
+    return [
+        closed(
+            CLIENT,
+            number,
+            workload=workload(number),
+            closing_ts=NOON_US + round((at_s + number % 200 / 100) * SECOND_US),
+            silence_us=30 * SECOND_US + number % 15 * 100_000,
+            **RESET,
+        )
+        for number in numbers
+    ]
+
+
+def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(*open_ends(range(400)), word(CLIENT, until_s=-5), word(BROKER, until_s=-5))
+
+    assert history.weather(*dropped(range(19)), word(BROKER), at_s=2) == []
+    storm = only(history.weather(*dropped(range(19, 60)), word(BROKER), at_s=4))
+    assert (storm["kind"], storm["subject"], storm["change"], storm["count"]) == (
+        IDLE, "middlebox_reset", "opened", 60,
+    )  # fmt: skip
+    assert (storm["population"], storm["share"]) == (400, pytest.approx(60 / 400))
+    assert storm["idle_us"] == pytest.approx(30.7 * SECOND_US, rel=0.02)
+    assert [(hit["name"], hit["count"]) for hit in storm["workloads"]] == [
+        ("java team/orders-1", 40), ("java team/orders-2", 20),
+    ]  # fmt: skip
+    assert [hit["name"] for hit in storm["brokers"]] == ["10.0.0.9:9092"]
+    assert [hit["name"] for hit in storm["networks"]] == ["10.9.0.0/24"]
+    assert storm["both_ends"] == 60
+
+    grown = only(history.weather(*dropped(range(60, 300)), word(BROKER, until_s=9), at_s=9))
+    assert (grown["id"], grown["change"], grown["count"], grown["population"]) == (storm["id"], "updated", 300, 400)
+    said = alert(grown)
+    assert said.summary.startswith("300 connections closed after 30.7 s of silence (middlebox_reset): ")
+    assert "75 % of 400" in said.summary
+    assert "connections.max.idle.ms of at most 24560" in said.remedy
+
+    still = only(history.weather(word(BROKER, until_s=40), at_s=40))
+    assert (still["change"], still["state"], still["count"]) == (None, "active", 300)
+    over = only(history.weather(word(BROKER, until_s=70), at_s=70))
+    assert (over["id"], over["change"], over["state"], over["count"]) == (storm["id"], "resolved", "resolved", 300)
+    assert alert(over).labels() == said.labels()
+
+
+def test_a_restart_and_a_normal_stop_and_churn_are_no_idle_storms(spark: SparkSession) -> None:
+    def pair(number: int, first: str, other_broker: str = "10.0.0.8:9092", **facts: object) -> list[Event]:
+        other = CLIENT if first == BROKER else BROKER
+        process = {"workload": workload(number)} if first == CLIENT else {}
+        local = {"local": other_broker} if first == BROKER else {}
+        return [closed(first, number, **{**process, **local, **facts}), closed(other, number)]
+
+    restart = [event for number in range(300) for event in pair(number, BROKER, **STOPPED)]
+    stop = [
+        event
+        for number in range(300, 600)
+        for event in pair(number, CLIENT, closed_by="local", owner_ended=True, silence_us=20 * SECOND_US)
+    ]
+    # One connection a second reaches the client's limit, and others stop in the middle of their work.
+    churn = [
+        event
+        for number in range(600, 720)
+        for event in pair(
+            number,
+            CLIENT,
+            closed_by="local",
+            closing_ts=NOON_US + (number - 720) * 6 * SECOND_US,
+            silence_us=9 * SECOND_US if number % 2 else SECOND_US // 10,
+        )
+    ]
+    words = (word(CLIENT), word(BROKER))
+    storm = only(History(spark).weather(*restart, *stop, *churn, *words))
+    assert (storm["kind"], storm["subject"], storm["count"]) == (RESTART, "10.0.0.8:9092", 300)
+    assert "the stop of broker 10.0.0.8:9092" in alert(storm).summary
+
+
+def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_such(spark: SparkSession) -> None:
+    def crash(number: int) -> list[Event]:
+        return [closed(CLIENT, number, **EXITED, workload=workload(0)), closed(BROKER, number)]
+
+    def reconnect(number: int) -> list[Event]:
+        brief = {"closed_by": "local", "silence_us": SECOND_US, "age_us": SECOND_US}
+        return [closed(CLIENT, number, **brief, workload=workload(1)), closed(BROKER, number)]
+
+    told = [
+        *(event for n in range(25) for event in crash(n)),
+        *(event for n in range(25, 130) for event in reconnect(n)),
+    ]
+    crashes, reconnects = History(spark).weather(*told)
+    assert (crashes["kind"], crashes["subject"], crashes["count"]) == (CRASHES, "java team/orders-2", 25)
+    assert (reconnects["kind"], reconnects["subject"], reconnects["count"]) == (RECONNECTS, "java team/orders-1", 105)
+    assert "processes of java team/orders-2" in alert(crashes).summary
+
+
+def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(spark: SparkSession) -> None:
+    many = [{"side": "accepting", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24", "count": 1000}]
+    many += [{"side": "connecting", "local": "10.0.1.1", "workload": workload(n), "count": 1000} for n in (0, 1)]
+    history = History(spark)
+    history.batch(*open_ends(range(25)))
+    assert history.weather(*dropped(range(25)), word(BROKER, open=many)) == []
+
+
+def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> None:
+    rows = spark.createDataFrame([("10.1.2.3:9",), ("[2001:db8::7]:9",), ("[2001:db8:1:2:3::7]:9",)], "a string")
+    assert [row[0] for row in rows.select(network(rows["a"])).collect()] == [
+        "10.1.2.0/24", "2001:db8::/64", "2001:db8:1:2::/64",
+    ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""The list of the connections that are open when the agent starts, made by a process of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.connections.identity import Identity
+from kafka_probe.connections.listing import Listing
+from kafka_probe.workloads import Owner
+from tests.golden.conversation import conversation
+from tests.lab.processes import free_port, wait_until
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def listed(port: int, netns: Path | None = None) -> list[tuple[Identity, Owner]]:
+    """What is found, the client's end first."""
+    found: list[tuple[Identity, Owner]] = []
+
+    def done() -> bool:
+        taken = listing.take()
+        found.extend(taken or [])
+        return taken is not None
+
+    with closing(Listing((port,), netns)) as listing:
+        wait_until(done, "the list")
+    return sorted(found, key=lambda one: one[0].accepting)
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("server", ["127.0.0.1", "::", "::1"])
+def test_both_ends_of_a_connection_with_their_process(port: int, server: str) -> None:
+    with conversation(port, server=server, client="127.0.0.1" if server == "::" else None) as talk:
+        found = listed(port)
+    assert [(one.local, one.peer) for one, _ in found] == [talk.names, talk.names[::-1]]
+    netns = os.stat("/proc/self/ns/net").st_ino
+    for one, owner in found:
+        assert (one.flow_id, one.from_start, one.netns) == (None, False, netns)
+        assert one.conn == one.cookie != 0
+        assert (owner.pid, owner.uid, owner.netns) == (os.getpid(), os.getuid(), netns)
+        assert owner.comm == Path("/proc/self/comm").read_bytes().rstrip()
+
+
+def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
+    with conversation(free_port()), socket.create_server(("127.0.0.1", port)):
+        assert listed(port, Path("/proc/self/ns/net")) == []
+
+
+@pytest.mark.root
+def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    assert listed(port, Path("/proc/self/ns/nothing")) == []
+    (said,) = caplog.messages
+    assert said.startswith("connections that are open already are seen when they first speak or end: ")
+    assert "/proc/self/ns/nothing" in said
+
+
+def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
+    listing = Listing((port,), None)
+    listing.close()
+    assert listing._process.returncode is not None
