@@ -17,11 +17,12 @@ Matrix = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A connection that a cell ended, and the verdict on it."""
+    """A connection that a cell ended, and the verdict on it with its evidence."""
 
     cell: Cell
     connection: Connection
     given: str
+    evidence: str
 
     @property
     def right(self) -> bool:
@@ -43,9 +44,9 @@ def judged(
     truth: Mapping[Cell, Connections], flow_ids: Mapping[Connection, str], answers: Iterable[Answer]
 ) -> list[Judged]:
     """Every connection that a cell ended, with the verdict on it: they are joined by the id that both ends have."""
-    given = {one.flow_id: one.verdict for one in answers if one.flow_id}
+    given = {one.flow_id: (one.verdict, one.evidence) for one in answers if one.flow_id}
     return [
-        Judged(cell, connection, given.get(flow_ids.get(connection, ""), MISSING))
+        Judged(cell, connection, *given.get(flow_ids.get(connection, ""), (MISSING, "")))
         for cell, connections in truth.items()
         for connection in sorted(connections)
     ]

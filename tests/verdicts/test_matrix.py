@@ -13,9 +13,9 @@ IDLE: Cell = CELLS["client idle limit"]
 ENDS = [Connection(f"10.0.0.1:{port}", "10.0.0.2:9092") for port in range(5)]
 TRUTH = {KILLED: {ENDS[1], ENDS[2]}, IDLE: {ENDS[3], ENDS[4]}}
 ANSWERS = [
-    Answer("process_exit", "a", ENDS[1]),
-    Answer("normal", "b", ENDS[2]),
-    Answer("unknown", "c", ENDS[3]),
+    Answer("process_exit", "why", "a", ENDS[1]),
+    Answer("normal", "why", "b", ENDS[2]),
+    Answer("unknown", "why", "c", ENDS[3]),
 ]
 
 
@@ -34,7 +34,7 @@ def test_every_injected_connection_has_a_verdict_or_is_missing() -> None:
 
 
 def test_what_one_end_alone_saw_is_joined_by_the_id_that_both_have() -> None:
-    broker_only = [Answer("process_exit", "b", None)]
+    broker_only = [Answer("process_exit", "why", "b", None)]
     of = judged({KILLED: {ENDS[2]}}, flows(ANSWERS), broker_only)
     assert [one.right for one in of] == [True]
 
