@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup, path_of
-from tests.lab.fleet import Fleet, Library, Settings
+from tests.lab.fleet import Fleet
+from tests.lab.libraries import Library, Settings
 from tests.lab.network import Connection, Network
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tests.lab.fleet import LIBRARIES, Fleet, Library
+from tests.lab.fleet import Fleet
+from tests.lab.libraries import LIBRARIES, Library
 from tests.lab.network import Connection
 from tests.lab.processes import LabError, wait_until
 from tests.lab.sockets import sockets

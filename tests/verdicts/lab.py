@@ -10,8 +10,9 @@ from threading import Condition, Lock
 from typing import Literal, TypedDict, Unpack
 
 from tests.lab.broker import Broker
-from tests.lab.fleet import USER, Fleet, Library, Settings
+from tests.lab.fleet import Fleet
 from tests.lab.keys import Key, make_key
+from tests.lab.libraries import USER, Library, Settings
 from tests.lab.network import Answer, Connection, Namespace, Network, nat
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
