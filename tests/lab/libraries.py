@@ -11,15 +11,12 @@ Library = Literal["kafka-python", "librdkafka", "java", "raw"]
 LIBRARIES: tuple[Library, ...] = ("kafka-python", "librdkafka", "java")
 USER = "lab"  # of SASL PLAIN
 
-_PATIENCE_MS = 600_000
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What producers are set to; `idle_ms` 0: the library's default.
 
-    certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN. patient: they
-    wait for ten minutes before they connect once more; librdkafka does not.
+    certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN.
     """
 
     bootstrap: str
@@ -28,7 +25,6 @@ class Settings:
     request_timeout_ms: int = 30_000
     certificate: Path | None = None
     password: str | None = None
-    patient: bool = False
 
     def of(self, library: Library) -> dict[str, str]:
         """The same as the library has it; kafka-python has underscores where others have dots."""
@@ -41,8 +37,6 @@ class Settings:
         }
         if self.idle_ms:
             settings["connections.max.idle.ms"] = self.idle_ms
-        if self.patient:
-            settings |= {"reconnect.backoff.ms": _PATIENCE_MS, "reconnect.backoff.max.ms": _PATIENCE_MS}
         if self.certificate:
             settings |= {"security.protocol": "SSL"}
         if self.password:

@@ -141,20 +141,21 @@ def unsupported_version(lab: Lab, library: Library, security: Security, count: i
 
 
 def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them.
-
-    Some libraries try again once in a second or more often; what is under way at the end is not counted.
-    """
+    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them."""
     with lab.knocking:
         before = lab.network.tracked()
-        wishes = Wishes(password="wrong", patient=True, request_timeout_ms=_GIVES_UP_MS)
+
+        def refused() -> Connections:
+            port = lab.patient.address("SASL_PLAINTEXT")
+            knocked = {one for one in lab.network.tracked() - before if one.peer == port}
+            return knocked - {one.connection for one in sockets(lab.clients)}
+
+        wishes = Wishes(password="wrong", request_timeout_ms=_GIVES_UP_MS)
         with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
-            fleet.send()
-            knocked = {
-                one for one in lab.network.tracked() - before if one.peer == lab.patient.address("SASL_PLAINTEXT")
-            }
-            refused = knocked - {one.connection for one in sockets(lab.clients)}
-    return refused
+            fleet.tell("send 100")
+            wait_until(lambda: len(refused()) >= count, f"{count} of {fleet.name} to be refused", timeout_s=60)
+            ended = refused()
+    return ended
 
 
 def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:

@@ -70,7 +70,6 @@ class Wishes(TypedDict, total=False):
     idle_ms: int
     request_timeout_ms: int
     password: str
-    patient: bool
 
 
 @dataclass(frozen=True, slots=True)
