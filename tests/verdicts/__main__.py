@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from kafka_probe.check import require_capture
@@ -25,9 +26,9 @@ from tests.lab.network import Namespace
 from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent
 from tests.verdicts.answers import answers
-from tests.verdicts.causes import CAUSES, Cell, Connections
+from tests.verdicts.causes import CAUSES, Cell, Ended
 from tests.verdicts.lab import PORTS, Lab, lab
-from tests.verdicts.matrix import Judged, flows, judged, matrix, table
+from tests.verdicts.matrix import Judged, Truth, flows, judged, matrix, table
 
 DIRECTORY = ROOT / "build" / "verdicts"
 RESULT = ROOT / "build" / "verdicts.json"
@@ -35,8 +36,6 @@ RESULT = ROOT / "build" / "verdicts.json"
 _LATER_US = 20_000_000
 
 BOTH = "both"
-
-Truth = dict[Cell, Connections]
 
 
 def main() -> int:
@@ -66,12 +65,12 @@ def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
         wait_until(lambda: all(told_until_us(one) > end_us for one in outputs), "the agents' last word", every_s=1)
-    kept = {str(cell): sorted(connections) for cell, connections in truth.items()}
+    kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
     (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")
     clients, brokers = outputs
     given = answers({BOTH: outputs, "clients": [clients], "brokers": [brokers]}, directory)
-    flow_ids = flows(given[BOTH])
+    flow_ids = flows(truth, given[BOTH])
     return {name: judged(truth, flow_ids, view) for name, view in given.items()}
 
 
@@ -86,20 +85,20 @@ def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
 
 
 def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
-    """Bring about all cells, some at a time; returns which connections each ended: none if it failed."""
+    """Bring about all cells, some at a time; returns which connections each ended, without those that failed."""
 
-    def one(cell: Cell) -> Connections:
+    def one(cell: Cell) -> Ended | None:
         started = time.monotonic()
         try:
             ended = cell.inject(made, count)
         except LabError as error:
             say(f"{cell}: {error}")
-            return set()
-        say(f"{cell}: {len(ended)} connections in {time.monotonic() - started:.0f} s")
+            return None
+        say(f"{cell}: {len(ended.connections)} connections in {time.monotonic() - started:.0f} s")
         return ended
 
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(cells, pool.map(one, cells), strict=True))
+        return {cell: ended for cell, ended in zip(cells, pool.map(one, cells), strict=True) if ended}
 
 
 def told_until_us(output: Path) -> int:

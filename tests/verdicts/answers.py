@@ -21,12 +21,16 @@ _LINES = 200  # of NDJSON in a record: far below a broker's limit
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The product's word on a connection; `connection` is None if nobody watched the client's end."""
+    """The product's word on a connection; `connection` is None if nobody watched the client's end.
+
+    closed_us: when it was closed, µs since epoch.
+    """
 
     verdict: str
     evidence: str
     flow_id: str | None
     connection: Connection | None
+    closed_us: int
 
 
 def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
@@ -40,9 +44,15 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
     try:
         return {
             name: [
-                Answer(row.cause, row.evidence, row.flow_id, Connection(row.local, row.peer) if row.local else None)
+                Answer(
+                    row.cause,
+                    row.evidence,
+                    row.flow_id,
+                    Connection(row.local, row.peer) if row.local else None,
+                    row.closed_us,
+                )
                 for row in spark.read.parquet(str(directory / name / "pipeline" / "verdicts"))
-                .select("cause", "evidence", "flow_id", "connecting.local", "connecting.peer")
+                .select("cause", "evidence", "flow_id", "connecting.local", "connecting.peer", "closed_us")
                 .collect()
             ]
             for name in views
