@@ -1,7 +1,4 @@
-"""Many producers of one library in one process, in a namespace and a cgroup of the lab, to be told what to do.
-
-Settings are told in the lab's words once, and become each library's own.
-"""
+"""Many producers of one library in one process, in a namespace and a cgroup of the lab, to be told what to do."""
 
 from __future__ import annotations
 
@@ -9,82 +6,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 from tests.lab.java import SHORT_LIVED, java
+from tests.lab.libraries import Library, Settings
 from tests.lab.network import Connection, Namespace
 from tests.lab.processes import LabError, start, stop, tail, wait_until
 from tests.lab.sockets import sockets
 
-Library = Literal["kafka-python", "librdkafka", "java", "raw"]
-LIBRARIES: tuple[Library, ...] = ("kafka-python", "librdkafka", "java")
 ROOT = Path(__file__).parents[2]
-USER = "lab"  # of SASL PLAIN
-
 _PROGRAMS = Path(__file__).parent / "producers"
-_PATIENCE_MS = 600_000
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What producers are set to; `idle_ms` 0: the library's default.
-
-    certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN. patient: they
-    wait for ten minutes before they connect once more; librdkafka does not.
-    """
-
-    bootstrap: str
-    acks: Literal["all", "0"] = "all"
-    idle_ms: int = 0
-    request_timeout_ms: int = 30_000
-    certificate: Path | None = None
-    password: str | None = None
-    patient: bool = False
-
-    def of(self, library: Library) -> dict[str, str]:
-        """The same as the library has it."""
-        timeouts = {"request.timeout.ms": self.request_timeout_ms, "delivery.timeout.ms": 2 * self.request_timeout_ms}
-        settings: dict[str, object] = {"bootstrap.servers": self.bootstrap, "acks": self.acks, **timeouts}
-        if self.acks == "0" and library != "librdkafka":
-            settings["enable.idempotence"] = "false" if library == "java" else 0
-        if library == "librdkafka":
-            settings["socket.timeout.ms"] = self.request_timeout_ms
-        else:
-            settings["max.block.ms"] = self.request_timeout_ms
-        if library == "kafka-python":
-            settings |= {"acks": -1 if self.acks == "all" else 0, "bootstrap.timeout.ms": self.request_timeout_ms}
-        if self.idle_ms:
-            settings["connections.max.idle.ms"] = self.idle_ms
-        if self.patient:
-            settings |= {"reconnect.backoff.ms": _PATIENCE_MS, "reconnect.backoff.max.ms": _PATIENCE_MS}
-        settings |= self._security(library)
-        return {name: str(value) for name, value in settings.items()}
-
-    def _security(self, library: Library) -> dict[str, object]:
-        if self.certificate:
-            match library:
-                case "java":
-                    trust = {"ssl.truststore.type": "PEM", "ssl.truststore.location": self.certificate}
-                case "librdkafka":
-                    trust = {"ssl.ca.location": self.certificate}
-                case _:
-                    trust = {"ssl.cafile": self.certificate}
-            return {"security.protocol": "SSL", **trust}
-        if self.password:
-            sasl = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
-            match library:
-                case "java":
-                    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
-                    who = f'{module} required username="{USER}" password="{self.password}";'
-                    return {**sasl, "sasl.jaas.config": who}
-                case "librdkafka":
-                    return {**sasl, "sasl.username": USER, "sasl.password": self.password}
-                case _:
-                    return {**sasl, "sasl.plain.username": USER, "sasl.plain.password": self.password}
-        return {}
 
 
 class Fleet:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup, path_of
-from tests.lab.fleet import Fleet, Library, Settings
+from tests.lab.fleet import Fleet
+from tests.lab.libraries import Library, Settings
 from tests.lab.network import Connection, Network
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
@@ -132,11 +133,12 @@ def storm(of: Herd) -> Storm:
     return Storm(before, [silences[connection] for connection in connections])
 
 
-def restart(brokers: Sequence[Broker]) -> None:
+def restart(network: Network, brokers: Sequence[Broker]) -> None:
     """A rolling restart: one broker after the other stops in order and comes back."""
-    for broker in brokers:
-        broker.stop()
-        broker.start()
+    with network.broker.inside():
+        for broker in brokers:
+            broker.stop()
+            broker.start()
 
 
 def churn(network: Network, bootstrap: str, directory: Path, *, topic: str, rounds: int, each: int = 20) -> None:

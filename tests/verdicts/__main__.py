@@ -17,24 +17,25 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from kafka_probe.check import require_capture
 from tests.lab.fleet import ROOT
-from tests.lab.network import Connection, Namespace
+from tests.lab.network import Namespace
 from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent
 from tests.verdicts.answers import answers
-from tests.verdicts.causes import CAUSES, Cell, Connections
+from tests.verdicts.causes import CAUSES, Cell, Ended
 from tests.verdicts.lab import PORTS, Lab, lab
-from tests.verdicts.matrix import Judged, flows, judged, matrix, table
+from tests.verdicts.matrix import Judged, Truth, flows, judged, matrix, table
 
 DIRECTORY = ROOT / "build" / "verdicts"
 RESULT = ROOT / "build" / "verdicts.json"
 # A verdict that rests on what an agent did not see waits for its word on the time after; longer than it ever waits.
-_LATER_US = 10_000_000
+_LATER_US = 20_000_000
 
-Truth = dict[Cell, Connections]
+BOTH = "both"
 
 
 def main() -> int:
@@ -52,28 +53,25 @@ def main() -> int:
         print(f"\nWatched: {name}\n{table(matrix(view))}")
     for sentence in (sentences := shortcomings(cells, views)):
         print(sentence, file=sys.stderr)
-    both, *single = views
-    result = {"matrix": matrix(views[both]), "one_end": {name: matrix(views[name]) for name in single}}
+    one_end = {name: matrix(view) for name, view in views.items() if name != BOTH}
+    result = {"matrix": matrix(views[BOTH]), "one_end": one_end}
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     return 1 if sentences else 0
 
 
 def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -> dict[str, list[Judged]]:
-    """Inject the cells and judge what became of it, by who watched: "both ends", "clients", "brokers"."""
+    """Inject the cells and judge what became of it, by whom was watched: both ends, or those of one node."""
     with lab(directory / "lab") as made, watching(made, directory) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
         wait_until(lambda: all(told_until_us(one) > end_us for one in outputs), "the agents' last word", every_s=1)
+    kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
+    (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")
     clients, brokers = outputs
-    both = answers(outputs, directory / "both")
-    flow_ids = flows(both)
-    views = {
-        "both ends": both,
-        "clients": answers([clients], directory / "clients"),
-        "brokers": answers([brokers], directory / "brokers"),
-    }
-    return {name: judged(truth, flow_ids, view) for name, view in views.items()}
+    given = answers({BOTH: outputs, "clients": [clients], "brokers": [brokers]}, directory)
+    flow_ids = flows(truth, given[BOTH])
+    return {name: judged(truth, flow_ids, view) for name, view in given.items()}
 
 
 @contextmanager
@@ -87,20 +85,20 @@ def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
 
 
 def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
-    """Bring about all cells, some at a time; returns which connections each ended: none if it failed."""
+    """Bring about all cells, some at a time; returns which connections each ended, without those that failed."""
 
-    def one(cell: Cell) -> Connections:
+    def one(cell: Cell) -> Ended | None:
         started = time.monotonic()
         try:
             ended = cell.inject(made, count)
         except LabError as error:
             say(f"{cell}: {error}")
-            return set()
-        say(f"{cell}: {len(ended)} connections in {time.monotonic() - started:.0f} s")
+            return None
+        say(f"{cell}: {len(ended.connections)} connections in {time.monotonic() - started:.0f} s")
         return ended
 
     with ThreadPoolExecutor(workers) as pool:
-        return dict(zip(cells, pool.map(one, cells), strict=True))
+        return {cell: ended for cell, ended in zip(cells, pool.map(one, cells), strict=True) if ended}
 
 
 def told_until_us(output: Path) -> int:
@@ -111,15 +109,20 @@ def told_until_us(output: Path) -> int:
 
 def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[str]:
     """What is not as it should be, one sentence for each cell that failed, and each cell and wrong verdict."""
-    both, *single = views
-    happened = {one.cell for one in views[both]}
+    happened = {one.cell for one in views[BOTH]}
     failed = [f"{cell}: it did not happen" for cell in cells if cell not in happened]
-    failures = [(both, one) for one in views[both] if not one.right]
-    failures += [(name, one) for name in single for one in views[name] if one.wrong]
-    examples: dict[str, list[Connection]] = {}
-    for name, one in failures:
-        examples.setdefault(f"{one.cell}, {name} watched: {one.given}", []).append(one.connection)
-    return [*failed, *(f"{what}: {len(of)}, as {of[0].local} to {of[0].peer}" for what, of in examples.items())]
+    examples: dict[str, list[Judged]] = {}
+    for name, view in views.items():
+        for one in view:
+            if one.wrong or (name == BOTH and not one.right):
+                examples.setdefault(f"{one.cell}, watched: {name}, {one.given}", []).append(one)
+    return [
+        *failed,
+        *(
+            f"{what}: {len(of)}, as {of[0].connection.local} to {of[0].connection.peer}: {of[0].evidence}"
+            for what, of in examples.items()
+        ),
+    ]
 
 
 def say(text: str) -> None:

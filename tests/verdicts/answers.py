@@ -3,55 +3,83 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from kafka import KafkaProducer
 
+from kafka_probe_pipeline import session
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
 from tests.lab.product import EVENTS, run_pipeline
-from tests.lab.topics import create_topics, read_topic
+from tests.lab.topics import create_topics
 
-VERDICTS = "kafka-probe.verdicts"
 _LINES = 200  # of NDJSON in a record: far below a broker's limit
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The product's word on a connection; `connection` is None if nobody watched the client's end."""
+    """The product's word on a connection; `connection` is None if nobody watched the client's end.
+
+    closed_us: when it was closed, µs since epoch.
+    """
 
     verdict: str
+    evidence: str
     flow_id: str | None
     connection: Connection | None
+    closed_us: int
 
 
-def answers(outputs: Iterable[Path], directory: Path) -> list[Answer]:
-    """What the pipeline concludes from what these agents wrote, at a broker of its own in a fresh directory."""
-    with Broker(directory / "broker") as broker:
-        create_topics(broker.bootstrap, [EVENTS], partitions=4)
-        _feed(broker.bootstrap, outputs)
-        run_pipeline(broker.bootstrap, directory / "pipeline")
-        return [_read(value) for _, value in read_topic(broker.bootstrap, VERDICTS)]
-
-
-def _read(value: bytes) -> Answer:
-    row = json.loads(value)
-    local, peer = row.get("connecting_local"), row.get("connecting_peer")
-    return Answer(row["verdict"], row.get("flow_id"), Connection(local, peer) if local else None)
+def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
+    """What the pipeline concludes, for each view from what some agents wrote; the directory is a fresh one."""
+    for name, outputs in views.items():
+        with Broker(directory / name / "broker") as broker:
+            create_topics(broker.bootstrap, [EVENTS], partitions=4)
+            _feed(broker.bootstrap, outputs)
+            run_pipeline(broker.bootstrap, directory / name / "pipeline")
+    spark = session.start()
+    try:
+        return {
+            name: [
+                Answer(
+                    row.cause,
+                    row.evidence,
+                    row.flow_id,
+                    Connection(row.local, row.peer) if row.local else None,
+                    row.closed_us,
+                )
+                for row in spark.read.parquet(str(directory / name / "pipeline" / "verdicts"))
+                .select("cause", "evidence", "flow_id", "connecting.local", "connecting.peer", "closed_us")
+                .collect()
+            ]
+            for name in views
+        }
+    finally:
+        spark.stop()
 
 
 def _feed(bootstrap: str, outputs: Iterable[Path]) -> None:
-    """Write what agents wrote to files as they write it to the topic: many lines to a record, by the agent's id."""
+    """Write what agents wrote to files as they write it to the topic: many lines to a record, by the agent's id.
+
+    Kafka has each record from when it was written, as if it had come then: the pipeline reckons how long it waits.
+    """
     producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="lab")
     for output in outputs:
-        lines = output.read_bytes().splitlines()
-        for part in _parts(lines):
-            producer.send(EVENTS, key=json.loads(part[0])["agent_id"].encode(), value=b"\n".join(part))
+        for lines in _records(output.read_bytes().splitlines()):
+            last = json.loads(lines[-1])
+            key, value = last["agent_id"].encode(), b"\n".join(lines)
+            producer.send(EVENTS, key=key, value=value, timestamp_ms=last["ts"] // 1000)
     producer.flush()
     producer.close()
 
 
-def _parts(lines: Sequence[bytes]) -> Iterable[Sequence[bytes]]:
-    return (lines[start : start + _LINES] for start in range(0, len(lines), _LINES))
+def _records(lines: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
+    """The lines of a second each, and not too many of them."""
+    for _, of_a_second in groupby(lines, lambda line: json.loads(line)["ts"] // 1_000_000):
+        rest = list(of_a_second)
+        while rest:
+            part, rest = rest[:_LINES], rest[_LINES:]
+            yield part

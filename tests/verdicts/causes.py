@@ -1,22 +1,17 @@
-"""Every cause of a disconnect, made to happen to real clients; each function returns the connections that it ended.
-
-A connection counts if it was open just before its end was brought about and is gone, with nothing left of its socket,
-while its client is still there, or with it if the client's end is the cause. Kafka's Java producer has a second
-connection, from its bootstrap, which only speaks once: it does not count where a cause needs a client that speaks.
-"""
+"""The causes of a disconnect that the product names, each with the clients that it can happen to."""
 
 from __future__ import annotations
 
-import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from tests.lab.fleet import LIBRARIES, Fleet, Library
+from tests.lab.libraries import LIBRARIES, Library
 from tests.lab.network import Connection
-from tests.lab.processes import LabError, wait_until
-from tests.lab.sockets import sockets
-from tests.verdicts.lab import IDLE_S, MAX_BYTES, Lab, Mood, Security, Wishes
+from tests.lab.processes import LabError
+from tests.verdicts import injections
+from tests.verdicts.lab import Lab, Mood, Security
 
 Verdict = Literal[
     "client_idle_limit",
@@ -29,11 +24,9 @@ Verdict = Literal[
     "broker_shutdown",
     "normal",
 ]
-Connections = set[Connection]
-Inject = Callable[[Lab, Library, Security, int], Connections]
+Inject = Callable[[Lab, Library, Security, int], injections.Connections]
 
 _SECURITIES: tuple[Security, ...] = get_args(Security)
-_GIVES_UP_MS = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +53,15 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True)
+class Ended:
+    """The connections that a cell ended, and between which times, µs since epoch: their addresses come again."""
+
+    connections: frozenset[Connection]
+    since_us: int
+    until_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cell:
     """A cause, with the clients that it happens to."""
 
@@ -70,186 +72,37 @@ class Cell:
     def __str__(self) -> str:
         return f"{self.cause.name}, {self.library}, {self.security}"
 
-    def inject(self, lab: Lab, count: int) -> Connections:
+    def inject(self, lab: Lab, count: int) -> Ended:
         """Bring it about, once the gateway is in the mood.
 
         Raises:
             LabError: it did not happen to so many connections.
         """
         with lab.gateway.mood(self.cause.mood):
-            ended = self.cause.inject(lab, self.library, self.security, count)
-        if len(ended) < count:
-            raise LabError(f"{self}: only {len(ended)} of {count} connections ended")
+            since_us = _now_us()
+            connections = self.cause.inject(lab, self.library, self.security, count)
+            ended = Ended(frozenset(connections), since_us, _now_us())
+        if len(connections) < count:
+            raise LabError(f"{self}: only {len(connections)} of {count} connections ended")
         return ended
 
 
-def client_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The clients close what was idle for longer than their own limit.
-
-    A silent Java client looks once in a request timeout, and closes one connection at a time; librdkafka's close up to
-    two seconds before the limit, each at another time.
-    """
-    wishes = Wishes(idle_ms=(IDLE_S + 2) * 1000, request_timeout_ms=_GIVES_UP_MS)
-    with lab.fleet(lab.patient, library, security, count, "client-idle", **wishes) as fleet:
-        fleet.send()
-        idle = fleet.connections()
-        lab.wait_closed(idle)
-    return idle
-
-
-def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The broker closes what was idle for longer than its limit."""
-    with lab.fleet(lab.impatient, library, security, count, "broker-idle") as fleet:
-        fleet.send()
-        idle = fleet.connections()
-        lab.wait_closed(idle)
-    return idle
-
-
-def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The firewall forgets connections; the clients, which know nothing, speak again."""
-    with lab.fleet(lab.patient, library, security, count, "middlebox", request_timeout_ms=_GIVES_UP_MS) as fleet:
-        fleet.send()
-        idle = fleet.connections()
-        lab.wait_forgotten(idle)
-        fleet.tell("send 100")
-        ended = _given_up(fleet, idle)
-        lab.wait_closed(ended)
-    return ended
-
-
-def oversize(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """A record batch above the broker's limit, by producers that want no acknowledgment: all it can do is close."""
-    with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
-        fleet.send()
-        used = fleet.connections()
-        fleet.tell(f"send {2 * MAX_BYTES}")
-        ended = _given_up(fleet, used)
-        lab.wait_closed(ended)
-    return ended
-
-
-def unsupported_version(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """A request of a version that the broker does not have, after one that it does."""
-    with lab.fleet(lab.patient, library, security, count, "unsupported-version") as fleet:
-        fleet.send(1)
-        used = fleet.connections()
-        fleet.send(99)
-        lab.wait_closed(used)
-    return used
-
-
-def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them.
-
-    Some libraries try again once in a second or more often; what is under way at the end is not counted.
-    """
-    with lab.knocking:
-        before = lab.network.tracked()
-        wishes = Wishes(password="wrong", patient=True, request_timeout_ms=_GIVES_UP_MS)
-        with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
-            fleet.send()
-            knocked = {
-                one for one in lab.network.tracked() - before if one.peer == lab.patient.address("SASL_PLAINTEXT")
-            }
-            refused = knocked - {one.connection for one in sockets(lab.clients)}
-    return refused
-
-
-def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """`kill -9` of the client."""
-    with lab.fleet(lab.patient, library, security, count, "killed-client") as fleet:
-        fleet.send()
-        used = fleet.connections()
-        fleet.kill()
-        lab.wait_closed(used)
-    return used
-
-
-def left_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The client exits without closing anything."""
-    return _ended_by(lab, library, security, count, "left-client", "leave")
-
-
-def stopped_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The client is stopped in order, right after its work."""
-    return _ended_by(lab, library, security, count, "stopped-client", "stop")
-
-
-def stopped_silent_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """The client is stopped in order, after a silence as long as an idle limit."""
-    return _ended_by(lab, library, security, count, "stopped-silent-client", "stop", silence_s=IDLE_S)
-
-
-def killed_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """`kill -9` of the broker."""
-    with (
-        lab.doomed_broker(f"killed-{library}-{security}") as broker,
-        lab.fleet(broker, library, security, count, "killed-broker") as fleet,
-    ):
-        fleet.send()
-        used = fleet.connections()
-        broker.kill()
-        lab.wait_closed(used)
-    return used
-
-
-def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """SIGTERM to the broker."""
-    with (
-        lab.doomed_broker(f"stopped-{library}-{security}") as broker,
-        lab.fleet(broker, library, security, count, "stopped-broker") as fleet,
-    ):
-        fleet.send()
-        used = fleet.connections()
-        if broker.stop() == -signal.SIGKILL:
-            raise LabError(f"the broker at {broker.bootstrap} did not stop in order")
-        lab.wait_closed(used)
-    return used
-
-
 CAUSES = (
-    Cause("client idle limit", "client_idle_limit", client_idle_limit),
-    Cause("broker idle limit", "broker_idle_limit", broker_idle_limit),
-    Cause("oversize record, acks=0", "rejected_request", oversize, in_plaintext=True),
-    Cause("unsupported version", "rejected_request", unsupported_version, in_plaintext=True, by_hand=True),
-    Cause("wrong password", "auth_failure", wrong_password, in_plaintext=True),
-    Cause("client killed", "process_exit", killed_client),
-    Cause("client left", "process_exit", left_client),
-    Cause("broker killed", "process_exit", killed_broker),
-    Cause("broker stopped", "broker_shutdown", stopped_broker),
-    Cause("client stopped", "normal", stopped_client),
-    Cause("silent client stopped", "normal", stopped_silent_client),
-    Cause("firewall drops", "middlebox_silent_drop", middlebox, mood="drop"),
-    Cause("firewall resets", "middlebox_reset", middlebox, mood="reset"),
+    Cause("client idle limit", "client_idle_limit", injections.client_idle_limit),
+    Cause("broker idle limit", "broker_idle_limit", injections.broker_idle_limit),
+    Cause("oversize record, acks=0", "rejected_request", injections.oversize, in_plaintext=True),
+    Cause("unsupported version", "rejected_request", injections.unsupported_version, in_plaintext=True, by_hand=True),
+    Cause("wrong password", "auth_failure", injections.wrong_password, in_plaintext=True),
+    Cause("client killed", "process_exit", injections.killed_client),
+    Cause("client left", "process_exit", injections.left_client),
+    Cause("broker killed", "process_exit", injections.killed_broker),
+    Cause("broker stopped", "broker_shutdown", injections.stopped_broker),
+    Cause("client stopped", "normal", injections.stopped_client),
+    Cause("silent client stopped", "normal", injections.stopped_silent_client),
+    Cause("firewall drops", "middlebox_silent_drop", injections.middlebox, mood="drop"),
+    Cause("firewall resets", "middlebox_reset", injections.middlebox, mood="reset"),
 )
 
 
-def _ended_by(
-    lab: Lab,
-    library: Library,
-    security: Security,
-    count: int,
-    name: str,
-    order: Literal["stop", "leave"],
-    silence_s: int = 0,
-) -> Connections:
-    with lab.fleet(lab.patient, library, security, count, name) as fleet:
-        fleet.send()
-        used = fleet.connections()
-        lab.wait_silent(used, silence_s)
-        fleet.end(order)
-        lab.wait_closed(used)
-    return used
-
-
-def _given_up(fleet: Fleet, among: Connections) -> Connections:
-    """Those that the clients have no more, once it is at least one for each."""
-    ended: Connections = set()
-
-    def enough() -> bool:
-        ended.update(among - fleet.connections())
-        return len(ended) >= fleet.count
-
-    wait_until(enough, f"{fleet.count} connections of {fleet.name} to be given up", timeout_s=90, every_s=0.3)
-    return ended
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -10,8 +10,9 @@ from threading import Condition, Lock
 from typing import Literal, TypedDict, Unpack
 
 from tests.lab.broker import Broker
-from tests.lab.fleet import USER, Fleet, Library, Settings
+from tests.lab.fleet import Fleet
 from tests.lab.keys import Key, make_key
+from tests.lab.libraries import USER, Library, Settings
 from tests.lab.network import Answer, Connection, Namespace, Network, nat
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
@@ -69,7 +70,6 @@ class Wishes(TypedDict, total=False):
     idle_ms: int
     request_timeout_ms: int
     password: str
-    patient: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +97,11 @@ class Lab:
         self, broker: Broker, library: Library, security: Security, count: int, name: str, **wishes: Unpack[Wishes]
     ) -> Fleet:
         """Producers at a broker of the lab, still to be started; those with a password go to the SASL port."""
-        protocol = {"password": "SASL_PLAINTEXT", "tls": "SSL"}.get("password" if "password" in wishes else security)
-        bootstrap = broker.address(protocol) if protocol else broker.bootstrap
-        certificate = self.key.certificate if protocol == "SSL" else None
+        bootstrap, certificate = broker.bootstrap, None
+        if "password" in wishes:
+            bootstrap = broker.address("SASL_PLAINTEXT")
+        elif security == "tls":
+            bootstrap, certificate = broker.address("SSL"), self.key.certificate
         settings = Settings(bootstrap, certificate=certificate, **wishes)
         name = f"{name}-{library}-{security}"
         return Fleet(self.clients, library, settings, self.directory, count=count, topic=TOPIC, name=name)

@@ -8,20 +8,23 @@ from dataclasses import dataclass
 
 from tests.lab.network import Connection
 from tests.verdicts.answers import Answer
-from tests.verdicts.causes import Cell, Connections
+from tests.verdicts.causes import Cell, Ended
 
 UNKNOWN = "unknown"
 MISSING = "(none)"  # no verdict at all
 Matrix = dict[str, dict[str, int]]
+Truth = Mapping[Cell, Ended]
+Flows = Mapping[tuple[Cell, Connection], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A connection that a cell ended, and the verdict on it."""
+    """A connection that a cell ended, and the verdict on it with its evidence."""
 
     cell: Cell
     connection: Connection
     given: str
+    evidence: str
 
     @property
     def right(self) -> bool:
@@ -34,20 +37,27 @@ class Judged:
         return self.given not in (self.cell.cause.verdict, UNKNOWN, MISSING)
 
 
-def flows(answers: Iterable[Answer]) -> dict[Connection, str]:
-    """The ids of the connections."""
-    return {one.connection: one.flow_id for one in answers if one.connection and one.flow_id}
+def flows(truth: Truth, answers: Iterable[Answer]) -> Flows:
+    """The ids of the connections that the cells ended, by what was concluded with the clients watched."""
+    by_connection: dict[Connection | None, list[Answer]] = {}
+    for one in answers:
+        by_connection.setdefault(one.connection, []).append(one)
+    return {
+        (cell, connection): one.flow_id
+        for cell, ended in truth.items()
+        for connection in ended.connections
+        for one in by_connection.get(connection, ())
+        if one.flow_id and ended.since_us <= one.closed_us <= ended.until_us
+    }
 
 
-def judged(
-    truth: Mapping[Cell, Connections], flow_ids: Mapping[Connection, str], answers: Iterable[Answer]
-) -> list[Judged]:
+def judged(truth: Truth, flow_ids: Flows, answers: Iterable[Answer]) -> list[Judged]:
     """Every connection that a cell ended, with the verdict on it: they are joined by the id that both ends have."""
-    given = {one.flow_id: one.verdict for one in answers if one.flow_id}
+    given = {one.flow_id: (one.verdict, one.evidence) for one in answers if one.flow_id}
     return [
-        Judged(cell, connection, given.get(flow_ids.get(connection, ""), MISSING))
-        for cell, connections in truth.items()
-        for connection in sorted(connections)
+        Judged(cell, connection, *given.get(flow_ids.get((cell, connection), ""), (MISSING, "")))
+        for cell, ended in truth.items()
+        for connection in sorted(ended.connections)
     ]
 
 

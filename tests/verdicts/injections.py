@@ -1,0 +1,189 @@
+"""How each cause of a disconnect is made to happen; each function returns the connections that it ended.
+
+A connection counts if it was open just before its end was brought about and is gone, with nothing left of its socket,
+while its client is still there, or with it if the client's end is the cause. Kafka's Java producer has a second
+connection, from its bootstrap, which only speaks once: it does not count where a cause needs a client that speaks.
+"""
+
+from __future__ import annotations
+
+import signal
+from typing import Literal
+
+from tests.lab.fleet import Fleet
+from tests.lab.libraries import Library
+from tests.lab.network import Connection
+from tests.lab.processes import LabError, wait_until
+from tests.lab.sockets import sockets
+from tests.verdicts.lab import IDLE_S, MAX_BYTES, Lab, Security, Wishes
+
+Connections = set[Connection]
+
+_GIVES_UP_MS = 5000
+_OUTLIVES_S = 2  # the product takes a process that ends within a second after a close for its cause
+
+
+def client_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The clients close what was idle for longer than their own limit.
+
+    A silent Java client looks once in a request timeout, and closes one connection at a time; librdkafka's close up to
+    two seconds before the limit, each at another time.
+    """
+    wishes = Wishes(idle_ms=(IDLE_S + 2) * 1000, request_timeout_ms=_GIVES_UP_MS)
+    with lab.fleet(lab.patient, library, security, count, "client-idle", **wishes) as fleet:
+        fleet.send()
+        idle = fleet.connections()
+        lab.wait_closed(idle)
+        _live_on(lab, fleet)
+    return idle
+
+
+def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The broker closes what was idle for longer than its limit."""
+    with lab.fleet(lab.impatient, library, security, count, "broker-idle") as fleet:
+        fleet.send()
+        idle = fleet.connections()
+        lab.wait_closed(idle)
+        _live_on(lab, fleet)
+    return idle
+
+
+def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The firewall forgets connections; the clients, which know nothing, speak again."""
+    with lab.fleet(lab.patient, library, security, count, "middlebox", request_timeout_ms=_GIVES_UP_MS) as fleet:
+        fleet.send()
+        idle = fleet.connections()
+        lab.wait_forgotten(idle)
+        fleet.tell("send 100")
+        ended = _given_up(fleet, idle)
+        lab.wait_closed(ended)
+        _live_on(lab, fleet)
+    return ended
+
+
+def oversize(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """A record batch above the broker's limit, by producers that want no acknowledgment: all it can do is close."""
+    with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
+        fleet.send()
+        used = fleet.connections()
+        fleet.tell(f"send {2 * MAX_BYTES}")
+        ended = _given_up(fleet, used)
+        lab.wait_closed(ended)
+        _live_on(lab, fleet)
+    return ended
+
+
+def unsupported_version(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """A request of a version that the broker does not have, after one that it does."""
+    with lab.fleet(lab.patient, library, security, count, "unsupported-version") as fleet:
+        fleet.send(1)
+        used = fleet.connections()
+        fleet.send(99)
+        lab.wait_closed(used)
+    return used
+
+
+def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them."""
+    with lab.knocking:
+        before = lab.network.tracked()
+
+        def refused() -> Connections:
+            port = lab.patient.address("SASL_PLAINTEXT")
+            knocked = {one for one in lab.network.tracked() - before if one.peer == port}
+            return knocked - {one.connection for one in sockets(lab.clients)}
+
+        wishes = Wishes(password="wrong", request_timeout_ms=_GIVES_UP_MS)
+        with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
+            fleet.tell("send 100")
+            wait_until(lambda: len(refused()) >= count, f"{count} of {fleet.name} to be refused", timeout_s=60)
+            ended = refused()
+    return ended
+
+
+def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """`kill -9` of the client."""
+    with lab.fleet(lab.patient, library, security, count, "killed-client") as fleet:
+        fleet.send()
+        used = fleet.connections()
+        fleet.kill()
+        lab.wait_closed(used)
+    return used
+
+
+def left_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The client exits without closing anything."""
+    return _ended_by(lab, library, security, count, "left-client", "leave")
+
+
+def stopped_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The client is stopped in order, right after its work."""
+    return _ended_by(lab, library, security, count, "stopped-client", "stop")
+
+
+def stopped_silent_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """The client is stopped in order, after a silence as long as an idle limit."""
+    return _ended_by(lab, library, security, count, "stopped-silent-client", "stop", silence_s=IDLE_S)
+
+
+def killed_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """`kill -9` of the broker."""
+    with (
+        lab.doomed_broker(f"killed-{library}-{security}") as broker,
+        lab.fleet(broker, library, security, count, "killed-broker") as fleet,
+    ):
+        fleet.send()
+        used = fleet.connections()
+        broker.kill()
+        lab.wait_closed(used)
+    return used
+
+
+def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+    """SIGTERM to the broker."""
+    with (
+        lab.doomed_broker(f"stopped-{library}-{security}") as broker,
+        lab.fleet(broker, library, security, count, "stopped-broker") as fleet,
+    ):
+        fleet.send()
+        used = fleet.connections()
+        if broker.stop() == -signal.SIGKILL:
+            raise LabError(f"the broker at {broker.bootstrap} did not stop in order")
+        lab.wait_closed(used)
+    return used
+
+
+def _ended_by(
+    lab: Lab,
+    library: Library,
+    security: Security,
+    count: int,
+    name: str,
+    order: Literal["stop", "leave"],
+    silence_s: int = 0,
+) -> Connections:
+    with lab.fleet(lab.patient, library, security, count, name) as fleet:
+        fleet.send()
+        used = fleet.connections()
+        lab.wait_silent(used, silence_s)
+        fleet.end(order)
+        lab.wait_closed(used)
+    return used
+
+
+def _live_on(lab: Lab, fleet: Fleet) -> None:
+    """Return when the clients have worked on and been silent for a while: no connection was closed by their end."""
+    fleet.send()
+    lab.wait_silent(fleet.connections(), _OUTLIVES_S)
+
+
+def _given_up(fleet: Fleet, among: Connections) -> Connections:
+    """Those that the clients have no more, once it is at least one for each."""
+    ended: Connections = set()
+
+    def enough() -> bool:
+        ended.update(among - fleet.connections())
+        return len(ended) >= fleet.count
+
+    wait_until(enough, f"{fleet.count} connections of {fleet.name} to be given up", timeout_s=90, every_s=0.3)
+    return ended

@@ -1,0 +1,23 @@
+"""A small matrix: every cause once, each with another library or listener, and the verdicts on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.verdicts.__main__ import shortcomings, verdicts
+from tests.verdicts.causes import CAUSES
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.broker,
+    pytest.mark.spark,
+    # py4j leaves its sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+def test_every_cause_is_named_and_no_end_alone_is_wrong(tmp_path: Path) -> None:
+    cells = [(of := cause.cells())[number % len(of)] for number, cause in enumerate(CAUSES)]
+    assert not shortcomings(cells, verdicts(cells, count=3, workers=4, directory=tmp_path))
