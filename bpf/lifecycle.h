@@ -39,8 +39,11 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->closing_ns = conn->closing_ns;
 	close->sent_ns = conn->last_ns[SEND];
 	close->received_ns = conn->last_ns[RECEIVE];
-	// A reset may come before the send that brought it about has returned; a FIN is one number.
-	close->silence_ns = (s32)(write_seq - conn->sent_end) > 1 ? conn->closing_ns - last_payload(conn) : conn->silence_ns;
+	u64 last = last_payload(conn);
+	close->silence_ns = conn->silence_ns;
+	if ((s32)(write_seq - conn->sent_end) >
+	    1) // a reset came before the send that brought it about has returned; a FIN is one
+		close->silence_ns = last && last < conn->closing_ns ? conn->closing_ns - last : 0;
 	close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS) +
 			    (by_owner ? unsent : 0);
 	close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
@@ -131,8 +134,9 @@ static inline void forget(void *ctx, u64 sk)
 // so afterwards.
 static inline void state_changed(void *ctx, u64 sk, int from, int to)
 {
-	if (from == TCP_LISTEN || to == TCP_LISTEN) {
-		listening(ctx, sk, from == TCP_LISTEN);
+	if (to == TCP_LISTEN ||
+	    (from == TCP_LISTEN && to == TCP_CLOSE)) { // an accepted one begins as a copy of the listening one
+		listening(ctx, sk, to == TCP_CLOSE);
 		return;
 	}
 	if (to == TCP_ESTABLISHED) // what is known of this address is of a socket whose end was missed
