@@ -90,9 +90,16 @@ static inline u64 last_payload(struct conn *conn)
 	return conn->last_ns[SEND] > conn->last_ns[RECEIVE] ? conn->last_ns[SEND] : conn->last_ns[RECEIVE];
 }
 
-static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u8 direction)
+static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes, u8 direction)
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
+	if (now - last >= BURST_NS) {
+		conn->burst_ns = now;
+		conn->pause_ns = last ? now - last : 0;
+		conn->burst_bytes = 0;
+		conn->burst_direction = direction;
+	}
+	conn->burst_bytes += bytes;
 	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all before it was acknowledged
 		conn->silence_ns = last ? now - last : 0;
 	if (direction == SEND)
@@ -101,7 +108,7 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u8 direct
 }
 
 // The connection of a call that moved the bytes from `start` on, with its present owner.
-static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8 direction)
+static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u32 bytes, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
@@ -113,7 +120,7 @@ static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u8
 		conn->silent = 0;
 		position(sk, conn, start, direction);
 	}
-	payload_moved(sk, conn, start, direction);
+	payload_moved(sk, conn, start, bytes, direction);
 	if (tgid != conn->tgid) {
 		conn->tgid = tgid;
 		describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);

@@ -268,7 +268,7 @@ static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
 // A call moved [end - result, end): follows the frames in it.
 static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
 {
-	struct conn *conn = connection(ctx, sk, role, end - result, direction);
+	struct conn *conn = connection(ctx, sk, role, end - result, result, direction);
 	if (!conn || conn->rejected)
 		return;
 	struct cursor *c = &conn->cursors[direction];

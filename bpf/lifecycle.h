@@ -39,11 +39,14 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->closing_ns = conn->closing_ns;
 	close->sent_ns = conn->last_ns[SEND];
 	close->received_ns = conn->last_ns[RECEIVE];
-	u64 last = last_payload(conn);
-	close->silence_ns = conn->silence_ns;
-	if ((s32)(write_seq - conn->sent_end) >
-	    1) // a reset came before the send that brought it about has returned; a FIN is one
-		close->silence_ns = last && last < conn->closing_ns ? conn->closing_ns - last : 0;
+	// A reset may come before the send that brought it about has returned; a FIN is one number.
+	u64 last = last_payload(conn), in_call = (s32)(write_seq - conn->sent_end) > 1;
+	u64 until_now = last && last < conn->closing_ns ? conn->closing_ns - last : 0;
+	close->silence_ns = in_call ? until_now : conn->silence_ns;
+	close->burst_ns = conn->burst_ns;
+	close->pause_ns = conn->pause_ns;
+	close->burst_bytes = conn->burst_bytes;
+	close->burst_direction = conn->burst_direction;
 	close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS) +
 			    (by_owner ? unsent : 0);
 	close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
@@ -134,8 +137,8 @@ static inline void forget(void *ctx, u64 sk)
 // so afterwards.
 static inline void state_changed(void *ctx, u64 sk, int from, int to)
 {
-	if (to == TCP_LISTEN ||
-	    (from == TCP_LISTEN && to == TCP_CLOSE)) { // an accepted one begins as a copy of the listening one
+	// An accepted socket begins as a copy of the listening one.
+	if (to == TCP_LISTEN || (from == TCP_LISTEN && to == TCP_CLOSE)) {
 		listening(ctx, sk, to == TCP_CLOSE);
 		return;
 	}

@@ -75,6 +75,10 @@ struct conn {
 	u64 last_ns[2]; // last payload, by enum direction
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged
 	u64 closing_ns; // when it left ESTABLISHED
+	u64 burst_ns;   // see struct close_data
+	u64 pause_ns;
+	u32 burst_bytes;
+	u8 burst_direction;
 	u32 tgid;
 	u32 rx_base;
 	u32 tx_base;

@@ -70,11 +70,15 @@ struct open_data {
 	u8 command_line[COMMAND_LINE_BYTES];
 };
 
+#define BURST_NS 1000000000ull
+
 struct close_data {
 	u64 closing_ns; // when this end left ESTABLISHED
 	u64 sent_ns;    // the last payload in this direction, 0: none was seen
 	u64 received_ns;
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged
+	u64 burst_ns;   // when the last burst began: payloads in either direction with less than BURST_NS between them
+	u64 pause_ns;   // and the silence before it
 	u64 sent_bytes;
 	u64 received_bytes;
 	u32 unacked_bytes;
@@ -83,6 +87,7 @@ struct close_data {
 	u32 in_flight;
 	u32 error; // sk_err
 	u32 user_timeout_ms;
+	u32 burst_bytes;
 	u8 first_state; // the TCP state that ESTABLISHED changed to
 	u8 last_api_key;
 	u8 last_api_version;
@@ -90,7 +95,8 @@ struct close_data {
 	u8 retransmits_unanswered;
 	u8 keepalive;
 	u8 owner_exiting;
-	u8 pad;
+	u8 burst_direction; // of its first payload, enum direction
+	u32 pad;
 };
 
 // Stands in a frame's data where a record set stood. Big-endian, as the frame around it.

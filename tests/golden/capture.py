@@ -142,7 +142,8 @@ class Capture:
             case Kind.REJECT if conn in self._ends:
                 self._ends[conn].opaque = Protocol(record["api_key"])
             case Kind.CLOSE if conn in self._ends:
-                _, self._ends[conn].closed = read_close(record)
+                end = self._ends[conn]
+                _, end.closed = read_close(record, tls=end.opaque is Protocol.TLS)
             case Kind.GONE:
                 self._reader.forget(conn)
                 if conn in self._ends:

@@ -13,7 +13,8 @@ import pytest
 from kafka_probe.capture.record import Kind
 from kafka_probe.connections.identity import endpoint
 from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, receive_all
+from tests.golden.conversation import conversation, exchange, receive_all, transfer
+from tests.golden.test_strangers import client_hello
 from tests.golden.wire import METADATA, produce, records_of, request
 from tests.lab.processes import wait_until
 
@@ -56,6 +57,23 @@ def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: 
         assert (client.closed or {})["how"] == "rst_received"
         assert not client.gone
     assert all(end.gone for end in capture.wait_closed(talk))
+
+
+CLOSE_NOTIFY = bytes.fromhex("1703030013") + bytes(19)  # as TLS 1.3 hides it
+
+
+@pytest.mark.parametrize("words", [CLOSE_NOTIFY, CLOSE_NOTIFY * 10], ids=["a goodbye", "more than that"])
+def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(capture: Capture, port: int, words: bytes) -> None:
+    with conversation(port) as talk:
+        transfer(talk.client, talk.server, client_hello())
+        said = time.monotonic()
+        wait_until(lambda: time.monotonic() - said > 1.1, "a silence")
+        transfer(talk.server, talk.client, words)
+    client, server = (end.closed or {} for end in capture.wait_closed(talk))
+    goodbye = words == CLOSE_NOTIFY
+    assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if goodbye else ("local", "peer"))
+    for facts in (client, server):
+        assert (facts["silence_us"] >= 1_100_000) is goodbye  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("acks", [0, -1])
@@ -110,9 +128,12 @@ def resets(capture: Capture) -> list[tuple[str, str]]:
 
 
 def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture, port: int) -> None:
-    with socket.create_server(("127.0.0.1", port)) as listener:
-        with socket.create_connection(("127.0.0.1", port)), listener.accept()[0]:
-            pass  # what it accepts is not it
+    with (
+        socket.create_server(("127.0.0.1", port)) as listener,
+        socket.create_connection(("127.0.0.1", port)),
+        listener.accept()[0],
+    ):
+        pass  # what it accepts is not it
     wait_until(lambda: len(capture.ends) == 2 and len(capture.sockets) == 2, "both to be told")
     netns = os.stat("/proc/self/ns/net").st_ino
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)

@@ -75,6 +75,8 @@ CLOSE_DATA = np.dtype(
         ("sent_ns", "<u8"),
         ("received_ns", "<u8"),
         ("silence_ns", "<u8"),
+        ("burst_ns", "<u8"),
+        ("pause_ns", "<u8"),
         ("sent_bytes", "<u8"),
         ("received_bytes", "<u8"),
         ("unacked_bytes", "<u4"),
@@ -83,6 +85,7 @@ CLOSE_DATA = np.dtype(
         ("in_flight", "<u4"),
         ("error", "<u4"),
         ("user_timeout_ms", "<u4"),
+        ("burst_bytes", "<u4"),
         ("first_state", "u1"),
         ("last_api_key", "u1"),
         ("last_api_version", "u1"),
@@ -90,7 +93,8 @@ CLOSE_DATA = np.dtype(
         ("retransmits_unanswered", "u1"),
         ("keepalive", "u1"),
         ("owner_exiting", "u1"),
-        ("pad", "u1"),
+        ("burst_direction", "u1"),
+        ("pad", "<u4"),
     ]
 )
 

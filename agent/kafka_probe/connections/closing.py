@@ -14,6 +14,8 @@ from kafka_probe.protocol.schemas import apis
 Record = npt.NDArray[Any]
 
 # include/net/tcp_states.h
+_ALERTS_BYTES = 128  # two alert records, the longest of TLS 1.2 with padding to a block
+_JUST_NS = 1_000_000_000
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8
 # What tcp_write_err() sets: the reason that the network gave, if it gave one.
 _TIMEOUTS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
@@ -33,8 +35,11 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return "unknown", "unknown"
 
 
-def read_close(record: Record) -> tuple[int, dict[str, object]]:
-    """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows."""
+def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, object]]:
+    """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
+
+    tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.
+    """
     data = np.frombuffer(record["data"].tobytes(), CLOSE_DATA, 1)[0]
     error = int(data["error"])
     closed_by, how = _how(int(data["first_state"]), error)
@@ -42,6 +47,10 @@ def read_close(record: Record) -> tuple[int, dict[str, object]]:
     sent_us, received_us = (_since(int(data[name]), closing_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
     unacked_bytes, unanswered = int(data["unacked_bytes"]), int(data["retransmits_unanswered"])
+    if tls and how == "fin" and data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - int(data["burst_ns"]) < _JUST_NS:
+        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
+        closed_by = "peer" if data["burst_direction"] else "local"
+        idle_us = int(data["pause_ns"]) // 1000
     # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
     api = apis().get(int(data["last_api_key"]))

@@ -162,7 +162,7 @@ class Tracker:
             return
         connection.closed = True
         self._open -= 1
-        ended_ns, (closing_ns, facts) = int(record["ts_ns"]), read_close(record)
+        ended_ns, (closing_ns, facts) = int(record["ts_ns"]), read_close(record, tls=connection.opaque == "tls")
         more = {"age_us": (ended_ns - connection.opened_ns) // 1000, "auth_error": connection.auth_error}
         event = _event(connection, "close", {**facts, **more, "closing_ts": closing_ns})
         self._closings.add(ended_ns, closing_ns, connection.identity, connection.workload, event)

@@ -104,3 +104,26 @@ def test_a_produce_request_without_acks_and_unset_timeouts() -> None:
     assert facts["owner_exiting"] is True
     _, facts = read_close(closed(user_timeout_ms=30_000)[0])
     assert (facts["last_acks"], facts["user_timeout_ms"]) == (None, 30_000)
+
+
+FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 9, "pause_ns": 7 * SECOND_NS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "closed_by", "silence_s"),
+    [
+        ({}, "local", 7),
+        ({"burst_direction": 1}, "peer", 7),
+        ({"burst_bytes": 129}, "peer", 0),
+        ({"burst_ns": 18 * SECOND_NS}, "peer", 0),
+        ({"error": errno.EPIPE}, "peer", 0),
+    ],
+    ids=["we said goodbye", "the peer did", "more was said", "it was said before", "a reset"],
+)
+def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, silence_s: int) -> None:
+    end = {**FAREWELL, "burst_bytes": 48, "first_state": ESTABLISHED_TO_CLOSE_WAIT, **changes}
+    _, facts = read_close(closed(**end)[0], tls=True)
+    assert facts["closed_by"] == closed_by
+    assert int(str(facts["silence_us"])) // 10**6 == silence_s
+    _, facts = read_close(closed(**end)[0])
+    assert (facts["closed_by"], int(str(facts["silence_us"])) // 10**6) == ("peer", 0)
