@@ -21,6 +21,7 @@ from kafka_probe_pipeline.sinks import Table, send
 log = logging.getLogger("kafka_probe_pipeline")
 
 KINDS = ("open", "flow", "close", "reset", "agent")
+FIELDS = {"v", "kind", "ts", "seq", "complete_until", "open", *connections.END.names, *connections.CLOSE.names}
 VERSIONS_KEPT = 2
 
 
@@ -33,7 +34,7 @@ class Diagnosis:
     receivers: tuple[Alertmanager, ...] = ()
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
-        parsed = records.transform(source.parsed)
+        parsed = records.transform(source.parsed, FIELDS)
         events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS)).persist()
         try:
             (known,) = events.agg(F.max("received_us").alias("now_us")).collect()

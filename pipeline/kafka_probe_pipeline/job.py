@@ -182,22 +182,51 @@ def run(**given: object) -> None:
 
 @cli.command()
 @flags("output", "master")
+@click.option(
+    "--table",
+    "name",
+    type=click.Choice(["traffic", *report.TABLES]),
+    default="traffic",
+    show_default=True,
+    help="traffic, summed over all windows; connections and storms as they are now; all verdicts",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per line, with all columns")
-def show(as_json: bool, **given: object) -> None:
-    """Print the Parquet table, summed over all windows."""
+def show(name: str, as_json: bool, **given: object) -> None:
+    """Print one of the job's tables."""
     config = load(given)
     spark = session.start(config.master)
     try:
-        table = Table(spark, config.table)
-        if not table.exists():
-            raise StartError(f"There is no table at {config.table}: name the --output of `kafka-probe-pipeline run`.")
-        rows = report.totals(table.read().transform(names.named, known(Table(spark, config.names)))).collect()
+        rows = _rows(spark, config, name).collect()
     finally:
         spark.stop()
     if as_json:
         report.print_json(rows, sys.stdout)
-    else:
+    elif name == "traffic":
         report.print_tables(rows, sys.stdout)
+    else:
+        report.print_table(name, rows, sys.stdout)
+
+
+def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
+    """What `show` prints of a table."""
+    path = {
+        "traffic": config.table,
+        "connections": config.connections,
+        "verdicts": config.verdicts,
+        "storms": config.storms,
+    }[name]
+    table = Table(spark, path)
+    if not table.exists():
+        raise StartError(f"There is no table at {path}: name the --output of `kafka-probe-pipeline run`.")
+    match name:
+        case "traffic":
+            return report.totals(table.read().transform(names.named, known(Table(spark, config.names))))
+        case "verdicts":
+            return table.read().orderBy("judged_us", "key")
+        case _:
+            newest = table.newest()
+            assert newest is not None
+            return newest.orderBy("key" if name == "connections" else "opened_us")
 
 
 def main() -> None:

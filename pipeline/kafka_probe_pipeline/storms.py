@@ -63,7 +63,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: DataFrame, clock: 
     heard = agents.crossJoin(F.broadcast(clock)).where(
         F.col("now_us") - F.col("heard_us") < config.agent_silent * SECOND_US
     )
-    told = members.transform(details).join(members.transform(hits).transform(shares, connections, heard), "id")
+    told = members.transform(details).join(members.transform(hits).transform(shares, connections, heard, config), "id")
     return (
         before.unionByName(new, allowMissingColumns=True)
         .join(told.withColumnsRenamed({name: f"new_{name}" for name in _TOLD}), "id", "left")
@@ -157,8 +157,11 @@ def hits(members: DataFrame) -> DataFrame:
     )
 
 
-def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame) -> DataFrame:
-    """Per storm the scopes hit most, and the one of which it hit the largest share of what was open when it began."""
+def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame, config: Config) -> DataFrame:
+    """Per storm the scopes hit most, and the one of which it hit the largest share of what was open when it began.
+
+    One with few hits is not asked: of the only connection of a workload it is always all.
+    """
     closed_us = F.col("verdict.closed_us")
     opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
     each = connections.select(
@@ -190,7 +193,10 @@ def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame) -> DataFr
             "of", F.struct((F.col("hit") / population).alias("share"), population.alias("population"), "scope", "name")
         )
         .groupBy("id")
-        .agg(F.max("of").alias("of"), *(most(scope).alias(name) for name, scope in _SCOPES.items()))
+        .agg(
+            F.max(F.when(F.col("hit") >= config.storm_minimum, F.col("of"))).alias("of"),
+            *(most(scope).alias(name) for name, scope in _SCOPES.items()),
+        )
         .select(
             "id",
             "of.share",
