@@ -170,8 +170,8 @@ def run(**given: object) -> None:
         urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:
             receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
-            diagnosis = Diagnosis(spark, config, receivers)
-            diagnosis.resume()
+            diagnosis = Diagnosis(config, receivers)
+            diagnosis.resume(spark)
             queries = start(spark, config, step, diagnosis)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
             run_until_signal(queries, stopping)

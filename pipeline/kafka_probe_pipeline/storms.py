@@ -9,6 +9,7 @@ writes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -51,6 +52,13 @@ SCHEMA = struct_of(
 )
 # What the members of a storm tell.
 _TOLD = ("population", "share", "scope", "cause", "idle_us", "both_ends", "evidence", *_SCOPES)
+
+
+def possible(recent: Mapping[str, int], config: Config) -> bool:
+    """Whether so many verdicts of a window, by cause, can be a storm at all: it costs less to ask first."""
+    ordinary = sum(recent.get(cause, 0) for cause in ("normal", "unknown"))
+    every = sum(recent.values())
+    return every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
 def storms(connections: DataFrame, agents: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
@@ -243,7 +251,8 @@ def _part_of(storms: DataFrame, config: Config) -> tuple[DataFrame, Column]:
         (F.col("kind") == F.col("of_kind"))
         & F.col("subject").eqNullSafe(F.col("of_subject"))
         & (F.abs(F.col("level") - F.col("of_level")) <= _span(config))
-        & (F.col("closed_us") >= F.col("since_us"))
+        # Agents tell at different times: what is heard later may have been closed before.
+        & (F.col("closed_us") >= F.col("since_us") - config.storm_window * SECOND_US)
     )
     return other, same
 

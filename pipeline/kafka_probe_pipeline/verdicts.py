@@ -215,6 +215,18 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
     )
 
 
+def counted(connections: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+    """Per `cause` the verdicts of this batch (`new`) and of the last window (`recent`)."""
+    is_new = F.col("verdict.batch_id") == F.col("batch_id")
+    recent = F.col("now_us") - F.col("verdict.judged_us") < config.storm_window * SECOND_US
+    return (
+        connections.where(F.col("verdict").isNotNull())
+        .crossJoin(F.broadcast(clock))
+        .groupBy("verdict.cause")
+        .agg(F.count_if(is_new).alias("new"), F.count_if(recent).alias("recent"))
+    )
+
+
 def _told() -> Column:
     """The agent that could speak against the rule has told of everything up to then."""
     # The closing end's own agent tells a second later what else its process closed.
