@@ -6,8 +6,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.scopes import network
-from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART
+from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART, possible
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
 from tests.pipeline.history import History, only
 
@@ -137,6 +138,13 @@ def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(sp
     history = History(spark)
     history.batch(*open_ends(range(25)))
     assert history.weather(*dropped(range(25)), word(BROKER, open=many)) == []
+
+
+def test_where_too_few_were_closed_nobody_looks_for_a_storm() -> None:
+    config = load({})
+    assert not possible({"normal": 50, "middlebox_reset": 19}, config)
+    assert possible({"middlebox_reset": 19, "process_exit": 1}, config)
+    assert possible({"normal": 100}, config)
 
 
 def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> None:
