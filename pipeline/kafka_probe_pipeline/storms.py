@@ -62,16 +62,21 @@ def possible(recent: Mapping[str, int], config: Config) -> bool:
 
 
 def storms(connections: DataFrame, agents: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
-    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`."""
-    incidents = connections.transform(incidents_of, config).crossJoin(F.broadcast(clock))
+    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
+
+    What is small and used several times is kept in between (`localCheckpoint`): else it is computed as often.
+    """
+    incidents = connections.transform(incidents_of, config).crossJoin(F.broadcast(clock)).localCheckpoint()
     active = before.where(F.col("state") == ACTIVE)
-    new = incidents.join(*_part_of(active, config), "left_anti").transform(begun, config)
+    new = incidents.join(*_part_of(active, config), "left_anti").transform(begun, config).localCheckpoint()
     current = active.select("id", *_SUBJECT, "since_us").unionByName(new)
-    members = incidents.join(*_part_of(current, config))
+    members = incidents.join(*_part_of(current, config)).localCheckpoint()
     heard = agents.crossJoin(F.broadcast(clock)).where(
         F.col("now_us") - F.col("heard_us") < config.agent_silent * SECOND_US
     )
-    told = members.transform(details).join(members.transform(hits).transform(shares, connections, heard, config), "id")
+    told = members.transform(details).join(
+        members.transform(hits).localCheckpoint().transform(shares, connections, heard, config), "id"
+    )
     return (
         before.unionByName(new, allowMissingColumns=True)
         .join(told.withColumnsRenamed({name: f"new_{name}" for name in _TOLD}), "id", "left")
