@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from pyspark.sql import Column, DataFrame
@@ -195,12 +196,11 @@ _LAST_WORD = """CASE WHEN NOT {end}.watched THEN '; nobody watched the {end}'
 def verdicts(connections: DataFrame, agents: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now."""
     settings = {"margin_us": config.clock_margin, "wait_us": config.other_end_wait}
-    first_that_holds = F.coalesce(*(F.when(F.expr(rule.holds), number) for number, rule in enumerate(RULES)))
     return (
         connections.transform(with_facts, agents, clock, config)
         .withColumns({name: F.lit(seconds * SECOND_US) for name, seconds in settings.items()})
-        .withColumn("rule", F.when(F.col("verdict").isNull() & F.expr(SETTLED), first_that_holds))
-        .withColumns({"told": _told(), "gone": _of_resting("{rests_on}.silent", otherwise=False)})
+        .withColumn("rule", F.when(F.col("verdict").isNull() & F.expr(SETTLED), _first_that_holds()))
+        .withColumns({"told": _told(), "gone": _gone()})
         .withColumn("verdict", F.coalesce("verdict", _verdict()))
         .select(*connections.columns)
     )
@@ -227,11 +227,25 @@ def counted(connections: DataFrame, clock: DataFrame, config: Config) -> DataFra
     )
 
 
+# The expressions are always the same, and to make one of many parts takes time.
+@cache
+def _first_that_holds() -> Column:
+    """The number of the rule."""
+    return F.coalesce(*(F.when(F.expr(rule.holds), number) for number, rule in enumerate(RULES)))
+
+
+@cache
 def _told() -> Column:
     """The agent that could speak against the rule has told of everything up to then."""
     # The closing end's own agent tells a second later what else its process closed.
     other = "{rests_on}.complete_until >= {by}.closed_us + IF('{rests_on}' = '{by}', 1000000, margin_us)"
     return _of_resting(other, otherwise=True)
+
+
+@cache
+def _gone() -> Column:
+    """Nobody expects a word from that agent any more."""
+    return _of_resting("{rests_on}.silent", otherwise=False)
 
 
 def _of_resting(condition: str, *, otherwise: bool) -> Column:
@@ -247,6 +261,7 @@ def _of_resting(condition: str, *, otherwise: bool) -> Column:
     return F.coalesce(*cases, F.lit(otherwise))
 
 
+@cache
 def _verdict() -> Column:
     """The verdict by `rule`; null while it waits."""
     rule, in_vain = F.col("rule"), ~F.col("told")
