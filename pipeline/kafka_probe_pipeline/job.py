@@ -1,5 +1,6 @@
-"""The composition root: `kafka-probe-pipeline run` streams traffic, `kafka-probe-pipeline show` prints what there is.
+"""The composition root: `kafka-probe-pipeline run` streams, `kafka-probe-pipeline show` prints what there is.
 
+Two queries read the events topic, each at its own pace: traffic is summed here, `diagnosis` says why connections end.
 The same through spark-submit, from an environment that has the package:
 `spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 .../kafka_probe_pipeline/job.py run ...`
 Executors run no Python. SIGINT and SIGTERM end `run` with status 0; killed at any moment, it goes on where it was.
@@ -146,7 +147,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
 @click.group()
 @click.version_option(package_name="kafka-probe")
 def cli() -> None:
-    """Sum what kafka-probe's agents saw: who does how much to which topic."""
+    """Put together what kafka-probe's agents saw: who does how much to which topic, and why connections end."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
 
@@ -154,7 +155,7 @@ def cli() -> None:
 @cli.command()
 @flags()
 def run(**given: object) -> None:
-    """Read the events topic and keep the Parquet table and the traffic topic up to date."""
+    """Read the events topic, keep the tables and the topics up to date, and alert on storms."""
     config = load(given)
     if not config.bootstrap_servers:
         raise UsageError("--bootstrap-servers is missing: host:port of a broker that holds the events topic.")
