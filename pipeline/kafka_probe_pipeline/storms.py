@@ -187,7 +187,7 @@ def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame, config: C
         .groupBy("id", "scope", "name")
         .agg(
             F.count_if(F.col("closed_us").isNull()).alias("still_open"),
-            F.count_if(F.col("closed_us") >= F.col("since_us")).alias("closed"),
+            F.count_if(F.col("closed_us") >= _earliest_us(config)).alias("closed"),
         )
     )
     none = F.lit(0)
@@ -256,10 +256,14 @@ def _part_of(storms: DataFrame, config: Config) -> tuple[DataFrame, Column]:
         (F.col("kind") == F.col("of_kind"))
         & F.col("subject").eqNullSafe(F.col("of_subject"))
         & (F.abs(F.col("level") - F.col("of_level")) <= _span(config))
-        # Agents tell at different times: what is heard later may have been closed before.
-        & (F.col("closed_us") >= F.col("since_us") - config.storm_window * SECOND_US)
+        & (F.col("closed_us") >= _earliest_us(config))
     )
     return other, same
+
+
+def _earliest_us(config: Config) -> Column:
+    """The first close that can be part of a storm. Agents tell at different times: later ones of closes before."""
+    return F.col("since_us") - config.storm_window * SECOND_US
 
 
 def _span(config: Config) -> int:
