@@ -76,14 +76,11 @@ def connections(
 
 
 def unseen(events: DataFrame, agents_before: DataFrame) -> DataFrame:
-    """What says something of a connection; flows, which add up, each once: an agent that retries writes some twice."""
+    """What says something of a connection; of flows, which add up, none that an earlier batch had."""
     about = events.where(F.col("kind").isin("open", "flow", "close") & F.col("conn_id").isNotNull())
     counted = agents_before.select("agent_id", "last_seq")
-    return (
-        about.dropDuplicates(["agent_id", "seq"])
-        .join(F.broadcast(counted), "agent_id", "left")
-        .where((F.col("kind") != "flow") | F.col("last_seq").isNull() | (F.col("seq") > F.col("last_seq")))
-    )
+    known = (F.col("kind") == "flow") & F.coalesce(F.col("seq") <= F.col("last_seq"), F.lit(False))
+    return about.join(F.broadcast(counted), "agent_id", "left").where(~known)
 
 
 def pieces(events: DataFrame) -> DataFrame:
@@ -101,7 +98,7 @@ def pieces(events: DataFrame) -> DataFrame:
         *FACTS,
         first_seen.alias("opened_us"),
         of("close", F.struct(*CLOSE.names)).alias("close"),
-        *(of("flow", F.col(name)).alias(name) for name in TOTALS),
+        of("flow", F.struct("seq", *TOTALS)).alias("counted"),
         of("flow", F.array_compact(named)).alias("topics"),
         F.lit(False).alias("topics_cut"),
         F.col("received_us").alias("heard_us"),
@@ -110,20 +107,35 @@ def pieces(events: DataFrame) -> DataFrame:
 
 def ends(connections: DataFrame) -> DataFrame:
     """The ends of the connections, each with the verdict on its connection, as older than any event."""
-    return connections.select(F.explode(F.array_compact(F.array(*SIDES))).alias("end"), "verdict").select(
-        "end.*", F.lit(-1).cast("long").alias("seq"), "verdict"
+    before = F.lit(-1).cast("long").alias("seq")
+    return (
+        connections.select(F.explode(F.array_compact(F.array(*SIDES))).alias("end"), "verdict")
+        .select("end.*", before, "verdict")
+        .withColumn("counted", F.struct("seq", *TOTALS))
+        .drop(*TOTALS)
     )
 
 
 def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
-    """One row per end: of each fact the newest word, the totals added up."""
+    """One row per end: of each fact the newest word; what flows counted added up, each flow once.
+
+    An agent that retries writes some events twice.
+    """
+
+    def newest(value: str) -> Column:
+        return F.max_by(value, F.when(F.col(value).isNotNull(), F.col("seq"))).alias(value)
+
+    def total(name: str) -> Column:
+        known = F.filter(F.col("counted")[name], lambda count: count.isNotNull())
+        return F.when(F.size(known) > 0, F.aggregate(known, F.lit(0).cast("long"), F.try_add))
+
     topics = F.array_distinct(F.flatten(F.collect_list("topics")))
     return (
         pieces.groupBy("agent_id", "conn_id")
         .agg(
-            *(F.max_by(name, F.when(F.col(name).isNotNull(), F.col("seq"))).alias(name) for name in (*FACTS, "close")),
+            *map(newest, (*FACTS, "close")),
             F.min("opened_us").alias("opened_us"),
-            *(F.try_sum(name).alias(name) for name in TOTALS),
+            F.collect_set("counted").alias("counted"),
             F.sort_array(topics).alias("topics"),
             F.bool_or("topics_cut").alias("topics_cut"),
             F.max("heard_us").alias("heard_us"),
@@ -131,6 +143,7 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
         )
         .withColumns(
             {
+                **{name: total(name) for name in TOTALS},
                 "topics_cut": F.col("topics_cut") | (F.size("topics") > topics_kept),
                 "topics": F.slice("topics", 1, topics_kept),
             }

@@ -12,83 +12,99 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, source, storms, verdicts
+from kafka_probe_pipeline import agents, connections, session, source, storms, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
-from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.sinks import Table, send
 
 log = logging.getLogger("kafka_probe_pipeline")
 
 KINDS = ("open", "flow", "close", "reset", "agent")
+FIELDS = {"v", "kind", "ts", "seq", "complete_until", "open", *connections.END.names, *connections.CLOSE.names}
 VERSIONS_KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The tables of the diagnosis; all but the verdicts are versions of a state."""
+
+    agents: Table
+    connections: Table
+    verdicts: Table
+    storms: Table
+
+    @classmethod
+    def of(cls, spark: SparkSession, config: Config) -> Tables:
+        """Those below the output directory."""
+        paths = (config.agents, config.connections, config.verdicts, config.storms)
+        return cls(*(Table(spark, path) for path in paths))
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """One micro-batch, the same however often it is called with the same batch."""
 
-    spark: SparkSession
     config: Config
     receivers: tuple[Alertmanager, ...] = ()
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
-        parsed = records.transform(source.parsed)
+        # A session of the query's own: Spark made it from that of the job.
+        spark = session.for_few_rows(records.sparkSession)
+        parsed = records.transform(source.parsed, FIELDS)
         events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS)).persist()
         try:
             (known,) = events.agg(F.max("received_us").alias("now_us")).collect()
             if known["now_us"] is not None:
-                self._look(events, batch_id, known["now_us"])
+                clock = spark.createDataFrame([(batch_id, known["now_us"])], "batch_id long, now_us long")
+                self._look(events, clock, batch_id, Tables.of(spark, self.config))
         finally:
             events.unpersist()
 
-    def _look(self, events: DataFrame, batch_id: int, now_us: int) -> None:
-        """Bring the tables up to date. The clock is a row and no literal, so that code is generated once."""
-        clock = self.spark.createDataFrame([(batch_id, now_us)], "batch_id long, now_us long")
-        said, table = Table(self.spark, self.config.agents), Table(self.spark, self.config.connections)
-        said_before = said.before(batch_id, agents.SCHEMA)
-        if not said.exists(batch_id):
-            said.write(agents.agents(events, said_before, clock, self.config), batch_id)
-        if not table.exists(batch_id):
-            before = table.before(batch_id, connections.SCHEMA)
-            rows = connections.connections(events, before, said_before, clock, self.config)
-            table.write(rows.transform(verdicts.verdicts, said.batch(batch_id), clock, self.config), batch_id)
-        given = self._verdicts(table.batch(batch_id), batch_id)
-        if given:
-            log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(given.items())))
-        self._storms(table.batch(batch_id), said.batch(batch_id), clock, batch_id, any_new=bool(given))
-        for versions in (said, table, Table(self.spark, self.config.storms)):
+    def resume(self, spark: SparkSession) -> None:
+        """Tell the receivers of the alerts that a job before this one may not have delivered."""
+        known = Table(spark, self.config.storms).newest()
+        self._tell([alert(row) for row in known.collect()] if known else [])
+
+    def _look(self, events: DataFrame, clock: DataFrame, batch_id: int, tables: Tables) -> None:
+        """Bring the tables up to date, and tell of what changed."""
+        agents_before = tables.agents.before(batch_id, agents.SCHEMA)
+        if not tables.agents.exists(batch_id):
+            tables.agents.write(agents.agents(events, agents_before, clock, self.config), batch_id)
+        said = tables.agents.batch(batch_id)
+        if not tables.connections.exists(batch_id):
+            before = tables.connections.before(batch_id, connections.SCHEMA)
+            rows = connections.connections(events, before, agents_before, clock, self.config)
+            tables.connections.write(rows.transform(verdicts.verdicts, said, clock, self.config), batch_id)
+        rows = tables.connections.batch(batch_id)
+        counts = rows.transform(verdicts.counted, clock, self.config).collect()
+        new = {row["cause"]: row["new"] for row in counts if row["new"]}
+        if new:
+            log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
+            if not tables.verdicts.exists(batch_id):
+                tables.verdicts.write(rows.transform(verdicts.given, batch_id), batch_id)
+        if not tables.storms.exists(batch_id):
+            before = tables.storms.before(batch_id, storms.SCHEMA)
+            recent = {row["cause"]: row["recent"] for row in counts}
+            active = before.where(F.col("state") == storms.ACTIVE)
+            if (new and storms.possible(recent, self.config)) or not active.isEmpty():
+                tables.storms.write(storms.storms(rows, said, before, clock, self.config), batch_id)
+        if tables.storms.exists(batch_id):
+            self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))
+        for versions in (tables.agents, tables.connections, tables.storms):
             versions.keep(VERSIONS_KEPT)
 
-    def _verdicts(self, rows: DataFrame, batch_id: int) -> dict[str, int]:
-        """Keep the verdicts of the batch; returns how many there are of each cause."""
-        new = rows.transform(verdicts.given, batch_id)
-        counts = {row["cause"]: row["count"] for row in new.groupBy("cause").count().collect()}
-        table = Table(self.spark, self.config.verdicts)
-        if counts and not table.exists(batch_id):
-            table.write(new, batch_id)
-        return counts
-
-    def _storms(self, rows: DataFrame, said: DataFrame, clock: DataFrame, batch_id: int, *, any_new: bool) -> None:
-        """Bring the storms up to date if the batch can change one, and tell of what changed."""
-        table = Table(self.spark, self.config.storms)
-        if not table.exists(batch_id):
-            before = table.before(batch_id, storms.SCHEMA)
-            if not any_new and before.isEmpty():
-                return
-            table.write(storms.storms(rows, said, before, clock, self.config), batch_id)
-        changed = [alert(row) for row in table.batch(batch_id).where(F.col("batch_id") == batch_id).collect()]
-        if not changed:
+    def _alert(self, changed: DataFrame) -> None:
+        alerts = [alert(row) for row in changed.collect()]
+        if not alerts:
             return
-        letters = self.spark.createDataFrame([(one.id, one.letter()) for one in changed], "key string, value string")
-        send(letters, self.config.alerts_topic, self.config.kafka)
-        for one in changed:
+        letters = [(one.id, one.letter()) for one in alerts]
+        rows = changed.sparkSession.createDataFrame(letters, "key string, value string")
+        send(rows, self.config.alerts_topic, self.config.kafka)
+        for one in alerts:
             log.warning("alert %s %s: %s", one.id, one.change, one.summary)
-        for receiver in self.receivers:
-            receiver.tell(changed)
+        self._tell(alerts)
 
-    def resume(self) -> None:
-        """Tell the receivers of the alerts that a job before this one may not have delivered."""
-        known = Table(self.spark, self.config.storms).newest()
+    def _tell(self, alerts: list[Alert]) -> None:
         for receiver in self.receivers:
-            receiver.tell([alert(row) for row in known.collect()] if known else [])
+            receiver.tell(alerts)

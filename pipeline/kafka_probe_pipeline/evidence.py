@@ -1,12 +1,13 @@
-"""Evidence: what the two ends of a connection say of its end, as columns with names that rules can be written in.
+"""Evidence: what each end of a connection says of its close, as facts that rules can be written in.
 
-A row is a connection with both of its ends and what their agents said (`agents`). Which end closed first is what each
-end says of itself; clocks of two hosts are never compared for that, but how long each end was silent is. Each function
-gives a condition or a value; a condition is never null. This room never names a cause.
+A row gets the columns `client` and `broker`, structs of `FACTS`: conditions that are never null, times, and texts for
+sentences. Which end closed first is what each end says of itself; clocks of two hosts are never compared for that, but
+how long each end was silent is. This room never names a cause.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -21,12 +22,13 @@ SECOND_US = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """One end of the connections; `name` is the column, `who` the word for it in sentences."""
+    """One end of the connections: `name` is its column there, `who` that of its facts and the word for it."""
 
     name: str
     who: str
+    config: Config
 
-    def fact(self, name: str) -> Column:
+    def of(self, name: str) -> Column:
         """What is known of the end."""
         return F.col(f"{self.name}.{name}")
 
@@ -34,62 +36,34 @@ class End:
         """What its close says; null while it is open."""
         return F.col(f"{self.name}.close.{name}")
 
-    def agent(self, name: str) -> Column:
-        """What its agent said of itself."""
-        return F.col(f"{self.name}_agent.{name}")
+    @property
+    def silence_us(self) -> Column:
+        """Its idle age; its whole age if no payload ever passed."""
+        return F.coalesce(self.close("silence_us"), self.close("idle_us"), self.close("age_us"), F.lit(0))
+
+    @property
+    def closed_us(self) -> Column:
+        """When it began to close, by the clock of its host."""
+        return F.coalesce(self.close("closing_ts"), self.close("ts"))
+
+    def silent_for(self, seconds: float) -> Column:
+        """Its idle age is at least that."""
+        return self.silence_us >= seconds * SECOND_US
 
 
-CLIENT, BROKER = End("connecting", "client"), End("accepting", "broker")
-ENDS = (CLIENT, BROKER)
-OTHER = {CLIENT: BROKER, BROKER: CLIENT}
+def ends(config: Config) -> tuple[End, End]:
+    """The client's end and the broker's."""
+    return End("connecting", "client", config), End("accepting", "broker", config)
 
 
 def every(*conditions: Column) -> Column:
-    """All hold; what is unknown does not."""
+    """All hold; what is not known does not."""
     return F.coalesce(reduce(and_, conditions), F.lit(False))
 
 
 def some(*conditions: Column) -> Column:
     """At least one is known to hold."""
-    return F.coalesce(reduce(or_, (F.coalesce(condition, F.lit(False)) for condition in conditions)), F.lit(False))
-
-
-def gathered(connections: DataFrame, agents: DataFrame, clock: DataFrame) -> DataFrame:
-    """The connections with the clock, per end NAME `NAME_agent` and `NAME_reset_us`, and two ages."""
-    resets = agents.select("agent_id", F.explode("resets").alias("of")).select("agent_id", "of.*")
-    for end in ENDS:
-        said = agents.select(
-            F.col("agent_id").alias("_agent"), F.struct("complete_until", "heard_us").alias(f"{end.name}_agent")
-        )
-        sent = resets.groupBy("agent_id", "local", "peer").agg(F.max("ts").alias(f"{end.name}_reset_us"))
-        sent = sent.withColumnsRenamed({"agent_id": "_of", "local": "_local", "peer": "_peer"})
-        same_socket = every(
-            F.col("_of") == end.fact("agent_id"),
-            F.col("_local") == end.fact("local"),
-            F.col("_peer") == end.fact("peer"),
-        )
-        connections = (
-            connections.join(F.broadcast(said), F.col("_agent") == end.fact("agent_id"), "left")
-            .join(F.broadcast(sent), same_socket, "left")
-            .drop("_agent", "_of", "_local", "_peer")
-        )
-    return connections.crossJoin(F.broadcast(clock)).withColumns(_ages_closed_together())
-
-
-def _ages_closed_together() -> dict[str, Column]:
-    """The least and the greatest idle age of what the client's process itself closed within the same second."""
-    together = every(closed_itself(CLIENT), CLIENT.fact("workload.pid").isNotNull())
-    process = (CLIENT.fact(name) for name in ("agent_id", "workload.pid", "workload.start_time"))
-    # All others are alone, so that no partition of the window is large.
-    window = (
-        Window.partitionBy(*process, F.when(together, F.lit("")).otherwise(F.col("key")))
-        .orderBy(closed_us(CLIENT))
-        .rangeBetween(-SECOND_US, SECOND_US)
-    )
-    return {
-        "least_age_us": F.min(silence_us(CLIENT)).over(window),
-        "greatest_age_us": F.max(silence_us(CLIENT)).over(window),
-    }
+    return reduce(or_, (F.coalesce(condition, F.lit(False)) for condition in conditions))
 
 
 def watched(end: End) -> Column:
@@ -99,67 +73,19 @@ def watched(end: End) -> Column:
 
 def closed(end: End) -> Column:
     """The end is closed both ways."""
-    return every(end.close("ts").isNotNull())
+    return end.close("ts").isNotNull()
 
 
-def closed_us(end: End) -> Column:
-    """When the end began to close, by the clock of its host."""
-    return F.coalesce(end.close("closing_ts"), end.close("ts"))
-
-
-def silence_us(end: End) -> Column:
-    """The idle age of the end, its whole age if no payload ever passed."""
-    return F.coalesce(end.close("silence_us"), end.close("idle_us"), end.close("age_us"))
-
-
-def closed_itself(end: End) -> Column:
+def itself(end: End) -> Column:
     """The end closed before it heard that the other had, by FIN or by RST."""
     return some(
-        end.close("closed_by") == "local", every(end.close("how") == "rst_sent", end.close("closed_by") != "peer")
+        end.close("closed_by") == "local", (end.close("how") == "rst_sent") & (end.close("closed_by") != "peer")
     )
 
 
-def first(end: End) -> Column:
-    """The end closed first: it says so itself, and the other does not say so of itself."""
-    return every(closed_itself(end), ~closed_itself(OTHER[end]))
-
-
-def was_idle(end: End, config: Config) -> Column:
-    """The silence before the end began to close is long enough for a limit on idle connections."""
-    return every(silence_us(end) >= config.idle_minimum * SECOND_US)
-
-
-def was_active(end: End, config: Config) -> Column:
-    """The silence was too short for one."""
-    return every(silence_us(end) < config.idle_minimum * SECOND_US)
-
-
-def asked(end: End) -> Column:
-    """Requests without a response."""
-    return F.coalesce(end.close("in_flight"), F.lit(0))
-
-
-def authenticating(end: End, config: Config) -> Column:
-    """The last request was one to authenticate, and moments ago."""
-    return every(
-        end.close("last_api").isin("SaslHandshake", "SaslAuthenticate"),
-        silence_us(end) <= config.authentication_within * SECOND_US,
-    )
-
-
-def stopped_listening(config: Config) -> Column:
-    """The broker had closed the listening socket, and not long ago."""
-    return every(BROKER.close("listener_closed_us") <= config.shutdown_within * SECOND_US)
-
-
-def unanswered(config: Config) -> Column:
-    """A request has no response, or it was a Produce with acks=0, which has none, and moments ago."""
-    produced = every(
-        BROKER.close("last_api") == "Produce",
-        BROKER.close("last_acks") == 0,
-        silence_us(BROKER) < config.right_after * SECOND_US,
-    )
-    return some(asked(BROKER) > 0, produced)
+def heard_fin(end: End) -> Column:
+    """The end heard of the other's close by a FIN."""
+    return every(end.close("closed_by") == "peer", end.close("how") == "fin")
 
 
 def got_reset(end: End) -> Column:
@@ -169,33 +95,22 @@ def got_reset(end: End) -> Column:
 
 def sent_reset(end: End) -> Column:
     """The socket of the end sent an RST, or its host did because the socket was gone."""
-    gone = F.col(f"{end.name}_reset_us").isNotNull() & (
-        end.close("ts").isNull() | (F.col(f"{end.name}_reset_us") >= closed_us(end))
+    by_host = F.col(f"{end.who}_reset_us")
+    return some(
+        end.close("how") == "rst_sent", by_host.isNotNull() & end.close("ts").isNull(), by_host >= end.closed_us
     )
-    return some(end.close("how") == "rst_sent", gone)
 
 
-def closed_before(end: End, config: Config) -> Column:
-    """The end closed by itself while the other was still open: its silence was not longer than the other's."""
-    margin = config.clock_margin * SECOND_US
-    return every(closed_itself(end), silence_us(end) <= silence_us(OTHER[end]) + margin)
+def idle(end: End) -> Column:
+    """The silence before the close is long enough for a limit on idle connections."""
+    return every(closed(end), end.silent_for(end.config.idle_minimum))
 
 
-def got_no_answer(end: End, config: Config) -> Column:
-    """What the end sent after a silence was never acknowledged, until it gave up."""
-    gave_up = every(
-        end.close("closed_by") == "local",
-        end.close("unacked_bytes") > 0,
-        end.close("unanswered_retransmits") > 0,
-        was_idle(end, config),
-        ~exited(end),
-    )
+def no_answer(end: End) -> Column:
+    """What the end sent was never acknowledged: it timed out, or gave up what it had sent after a silence."""
+    sent = (end.close("unacked_bytes") > 0) & (end.close("unanswered_retransmits") > 0)
+    gave_up = every(end.close("closed_by") == "local", sent, idle(end), ~exited(end))
     return some(end.close("how") == "timeout", gave_up)
-
-
-def held(end: End) -> Column:
-    """The end is watched and never heard that the other had closed."""
-    return every(watched(end), ~every(end.close("closed_by") == "peer", end.close("how") == "fin"), ~sent_reset(end))
 
 
 def exited(end: End) -> Column:
@@ -203,36 +118,131 @@ def exited(end: End) -> Column:
     return every(end.close("owner_exiting"))
 
 
+def ended(end: End) -> Column:
+    """The process closed the socket and ended within a second."""
+    return every(end.close("owner_ended"))
+
+
+def left(end: End) -> Column:
+    """The last request was to leave the consumer group."""
+    return every(end.close("last_api") == "LeaveGroup")
+
+
 def refused(end: End) -> Column:
     """The end saw a response that refuses the credentials."""
-    return every(end.close("auth_error").isNotNull())
+    return end.close("auth_error").isNotNull()
 
 
-def closed_with_others(config: Config) -> Column:
-    """The process closed others of its connections within the same second, of idle ages that differ."""
-    return every(F.col("greatest_age_us") > F.col("least_age_us") * (1 + config.same_age_percent / 100))
+def authenticating(end: End) -> Column:
+    """The last request was one to authenticate, and moments ago."""
+    asked_to = end.close("last_api").isin("SaslHandshake", "SaslAuthenticate")
+    return every(asked_to, ~end.silent_for(end.config.authentication_within))
 
 
-def complete(end: End, until_us: Column) -> Column:
-    """The agent of the end has sent all that it saw up to then, by the clock of its host."""
-    return every(end.agent("complete_until") >= until_us)
+def stopped_listening(end: End) -> Column:
+    """The last socket that listened on the port had been closed, and not long ago."""
+    return every(end.close("listener_closed_us") <= end.config.shutdown_within * SECOND_US)
 
 
-def silent(end: End, config: Config) -> Column:
-    """Nobody expects a word from the agent of the end any more."""
-    return every(watched(end), F.col("now_us") - end.agent("heard_us") >= config.agent_silent * SECOND_US)
+def asked(end: End) -> Column:
+    """Requests without a response."""
+    return F.coalesce(end.close("in_flight"), F.lit(0))
 
 
-def settled(config: Config) -> Column:
-    """No more is to be heard of the end of the connection, or it was waited for long enough."""
+def owed(end: End) -> Column:
+    """A request has no response, or was a Produce with acks=0, which has none, and moments ago."""
+    without = (end.close("last_api") == "Produce") & (end.close("last_acks") == 0)
+    return some(asked(end) > 0, without & ~end.silent_for(end.config.right_after))
 
-    def without(end: End) -> Column:
-        """The end is not closed: the other's word has to do."""
-        other = OTHER[end]
-        here = every(
-            watched(end), complete(end, closed_us(other) + config.clock_margin * SECOND_US) | silent(end, config)
+
+def silent(end: End) -> Column:
+    """Its agent gave no word for so long that nobody expects one."""
+    return every(F.col("now_us") - F.col(f"{end.who}_agent.heard_us") >= end.config.agent_silent * SECOND_US)
+
+
+def complete_until(end: End) -> Column:
+    """Up to then its agent has told of everything, by the clock of its host."""
+    return F.coalesce(f"{end.who}_agent.complete_until", F.lit(0))
+
+
+def seconds(microseconds: Column) -> Column:
+    """A time as `12.3 s`."""
+    return F.when(microseconds.isNotNull(), F.format_string("%.1f s", microseconds / SECOND_US))
+
+
+def _text(value: Column) -> Column:
+    return F.coalesce(value.cast("string"), F.lit("?"))
+
+
+_CONDITIONS: tuple[Callable[[End], Column], ...] = (
+    *(watched, closed, itself, heard_fin, got_reset, sent_reset, idle, no_answer, exited, ended, left, refused),
+    *(authenticating, stopped_listening, owed, silent),
+)
+FACTS: dict[str, Callable[[End], Column]] = {
+    **{condition.__name__: condition for condition in _CONDITIONS},
+    "asked": asked,
+    "complete_until": complete_until,
+    "silence_us": lambda end: end.silence_us,
+    "closed_us": lambda end: end.closed_us,
+    "heard_us": lambda end: end.of("heard_us"),
+    # Texts.
+    "silence": lambda end: seconds(end.silence_us),
+    "api": lambda end: F.coalesce(end.close("last_api"), F.lit("bytes that cannot be read")),
+    "process": lambda end: F.concat(
+        _text(end.of("workload.comm")), F.lit("["), _text(end.of("workload.pid")), F.lit("]")
+    ),
+    "how": lambda end: _text(end.close("how")),
+    "error": lambda end: _text(end.close("auth_error")),
+    "unacked": lambda end: F.coalesce(end.close("unacked_bytes"), F.lit(0)),
+    "unanswered": lambda end: F.coalesce(end.close("unanswered_retransmits"), F.lit(0)),
+    "since_listening": lambda end: _text(seconds(end.close("listener_closed_us"))),
+    "last_word": lambda end: _text(F.date_format(F.timestamp_micros(complete_until(end)), "HH:mm:ss")),
+}
+
+
+def with_facts(connections: DataFrame, agents: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+    """The connections with `client`, `broker`, the clock, and whether the client's process closed others with it."""
+    resets = agents.select("agent_id", F.explode("resets").alias("of")).select("agent_id", "of.*")
+    both = ends(config)
+    for end in both:
+        said = agents.select(
+            F.col("agent_id").alias("_agent"), F.struct("complete_until", "heard_us").alias(f"{end.who}_agent")
         )
-        absent = every(~watched(end), F.col("now_us") - other.fact("heard_us") >= config.other_end_wait * SECOND_US)
-        return every(closed(other), ~closed(end), here | absent)
+        sent = (
+            resets.groupBy("agent_id", "local", "peer")
+            .agg(F.max("ts").alias(f"{end.who}_reset_us"))
+            .withColumnsRenamed({"agent_id": "_of", "local": "_local", "peer": "_peer"})
+        )
+        of_socket = [F.col(f"_{name}") == end.of(fact) for name, fact in _SOCKET.items()]
+        connections = (
+            connections.join(F.broadcast(said), F.col("_agent") == end.of("agent_id"), "left")
+            .join(F.broadcast(sent), of_socket, "left")
+            .drop("_agent", *(f"_{name}" for name in _SOCKET))
+        )
+    return (
+        connections.crossJoin(F.broadcast(clock))
+        .withColumns({end.who: F.struct(*(of(end).alias(name) for name, of in FACTS.items())) for end in both})
+        .transform(_with_those_closed_together, config)
+    )
 
-    return some(every(closed(CLIENT), closed(BROKER)), without(CLIENT), without(BROKER))
+
+_SOCKET = {"of": "agent_id", "local": "local", "peer": "peer"}
+
+
+def _with_those_closed_together(connections: DataFrame, config: Config) -> DataFrame:
+    """With the idle ages of what the client's process itself closed within the same second."""
+    process = [F.col(f"connecting.{name}") for name in ("agent_id", "workload.pid", "workload.start_time")]
+    together = every(F.col("client.itself"), process[1].isNotNull())
+    # All others are alone, so that no partition of the window is large.
+    window = (
+        Window.partitionBy(*process, F.when(together, F.lit("")).otherwise(F.col("key")))
+        .orderBy("client.closed_us")
+        .rangeBetween(-SECOND_US, SECOND_US)
+    )
+    least, greatest = F.min("client.silence_us").over(window), F.max("client.silence_us").over(window)
+    return connections.withColumns({"least_us": least, "greatest_us": greatest}).withColumns(
+        {
+            "closed_with_others": F.col("greatest_us") > F.col("least_us") * (1 + config.same_age_percent / 100),
+            "ages": F.concat_ws(" to ", seconds(F.col("least_us")), seconds(F.col("greatest_us"))),
+        }
+    )

@@ -1,5 +1,6 @@
-"""The composition root: `kafka-probe-pipeline run` streams traffic, `kafka-probe-pipeline show` prints what there is.
+"""The composition root: `kafka-probe-pipeline run` streams, `kafka-probe-pipeline show` prints what there is.
 
+Two queries read the events topic, each at its own pace: traffic is summed here, `diagnosis` says why connections end.
 The same through spark-submit, from an environment that has the package:
 `spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 .../kafka_probe_pipeline/job.py run ...`
 Executors run no Python. SIGINT and SIGTERM end `run` with status 0; killed at any moment, it goes on where it was.
@@ -146,7 +147,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
 @click.group()
 @click.version_option(package_name="kafka-probe")
 def cli() -> None:
-    """Sum what kafka-probe's agents saw: who does how much to which topic."""
+    """Put together what kafka-probe's agents saw: who does how much to which topic, and why connections end."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
     log.setLevel(logging.INFO)
 
@@ -154,7 +155,7 @@ def cli() -> None:
 @cli.command()
 @flags()
 def run(**given: object) -> None:
-    """Read the events topic and keep the Parquet table and the traffic topic up to date."""
+    """Read the events topic, keep the tables and the topics up to date, and alert on storms."""
     config = load(given)
     if not config.bootstrap_servers:
         raise UsageError("--bootstrap-servers is missing: host:port of a broker that holds the events topic.")
@@ -170,8 +171,8 @@ def run(**given: object) -> None:
         urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:
             receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
-            diagnosis = Diagnosis(spark, config, receivers)
-            diagnosis.resume()
+            diagnosis = Diagnosis(config, receivers)
+            diagnosis.resume(spark)
             queries = start(spark, config, step, diagnosis)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
             run_until_signal(queries, stopping)
@@ -182,22 +183,51 @@ def run(**given: object) -> None:
 
 @cli.command()
 @flags("output", "master")
+@click.option(
+    "--table",
+    "name",
+    type=click.Choice(["traffic", *report.TABLES]),
+    default="traffic",
+    show_default=True,
+    help="traffic, summed over all windows; connections and storms as they are now; all verdicts",
+)
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per line, with all columns")
-def show(as_json: bool, **given: object) -> None:
-    """Print the Parquet table, summed over all windows."""
+def show(name: str, as_json: bool, **given: object) -> None:
+    """Print one of the job's tables."""
     config = load(given)
     spark = session.start(config.master)
     try:
-        table = Table(spark, config.table)
-        if not table.exists():
-            raise StartError(f"There is no table at {config.table}: name the --output of `kafka-probe-pipeline run`.")
-        rows = report.totals(table.read().transform(names.named, known(Table(spark, config.names)))).collect()
+        rows = _rows(spark, config, name).collect()
     finally:
         spark.stop()
     if as_json:
         report.print_json(rows, sys.stdout)
-    else:
+    elif name == "traffic":
         report.print_tables(rows, sys.stdout)
+    else:
+        report.print_table(name, rows, sys.stdout)
+
+
+def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
+    """What `show` prints of a table."""
+    path = {
+        "traffic": config.table,
+        "connections": config.connections,
+        "verdicts": config.verdicts,
+        "storms": config.storms,
+    }[name]
+    table = Table(spark, path)
+    if not table.exists():
+        raise StartError(f"There is no table at {path}: name the --output of `kafka-probe-pipeline run`.")
+    match name:
+        case "traffic":
+            return report.totals(table.read().transform(names.named, known(Table(spark, config.names))))
+        case "verdicts":
+            return table.read().orderBy("judged_us", "key")
+        case _:
+            newest = table.newest()
+            assert newest is not None
+            return newest.orderBy("key" if name == "connections" else "opened_us")
 
 
 def main() -> None:

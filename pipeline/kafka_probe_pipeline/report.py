@@ -1,13 +1,14 @@
-"""The report: the table's rows summed over windows and batches, for people (tables) and for programs (NDJSON).
+"""The report: what is in the job's tables, for people (tables) and for programs (NDJSON).
 
-Only reads. API rows and topic rows are two tables, the two sides of a connection are two rows.
+Only reads. Traffic is summed over windows and batches; its API rows and topic rows are two tables, and the two sides of
+a connection two rows.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from typing import TextIO
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TextIO
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
@@ -18,7 +19,7 @@ from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percent
 
 FILE_WIDTH = 200
 
-Cells = dict[str, Callable[[Row], object]]
+Cells = Mapping[str, Callable[[Row], Any]]
 
 
 def totals(rows: DataFrame) -> DataFrame:
@@ -37,21 +38,29 @@ def print_json(totals: Iterable[Row], output: TextIO) -> None:
 
 def print_tables(totals: Iterable[Row], output: TextIO) -> None:
     """A table of APIs and a table of topics; as wide as the terminal, or `FILE_WIDTH` where there is none."""
-    console = Console(file=output, width=None if output.isatty() else FILE_WIDTH)
     rows = list(totals)
     for level, numbers in (("api", _API), ("topic", _TOPIC)):
-        table = Table(title=f"Traffic by {level}", title_justify="left")
-        for name in _WHO:
-            table.add_column(name, overflow="fold")
-        for name in numbers:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in rows:
-            if row["level"] == level:
-                table.add_row(*(_text(cell(row)) for cell in ({**_WHO, **numbers}).values()))
-        console.print(table)
+        _print(f"Traffic by {level}", _WHO, numbers, [row for row in rows if row["level"] == level], output)
 
 
-def _workload(row: Row) -> str:
+def print_table(name: str, rows: Iterable[Row], output: TextIO) -> None:
+    """The connections, verdicts or storms, one row each."""
+    texts, numbers = TABLES[name]
+    _print(name.capitalize(), texts, numbers, rows, output)
+
+
+def _print(title: str, texts: Cells, numbers: Cells, rows: Iterable[Row], output: TextIO) -> None:
+    table = Table(title=title, title_justify="left")
+    for name in texts:
+        table.add_column(name, overflow="fold")
+    for name in numbers:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_text(cell(row)) for cell in ({**texts, **numbers}).values()))
+    Console(file=output, width=None if output.isatty() else FILE_WIDTH).print(table)
+
+
+def _workload(row: Row | Mapping[str, Any]) -> str:
     place = row["pod"] or (row["container_id"] or "")[:12] or row["cgroup"] or ""
     return f"{row['comm'] or '?'}[{row['pid']}] {place}"
 
@@ -91,6 +100,76 @@ _TOPIC: Cells = {
     "records": lambda row: row["records"],
     "bytes": lambda row: row["record_bytes"],
     **_ERRORS,
+}
+
+
+def _end(side: str) -> Callable[[Row], Any]:
+    """Workload and address of an end; where it is not watched, its address as the other end sees it."""
+    other = {"connecting": "accepting", "accepting": "connecting"}[side]
+
+    def cell(row: Row) -> object:
+        end = row[side]
+        if end is None:
+            return f"? {row[other]['peer']}"
+        return f"{_workload(_with_place(end['workload']))} {end['local']}"
+
+    return cell
+
+
+def _with_place(workload: Row | None) -> dict[str, Any]:
+    names = ("comm", "pid", "pod", "container_id", "cgroup")
+    return {name: workload[name] if workload else None for name in names}
+
+
+def _of_either(name: str) -> Callable[[Row], Any]:
+    """What the client's end knows, else the broker's."""
+    return lambda row: next((row[side][name] for side in ("connecting", "accepting") if row[side]), None)
+
+
+def _client(row: Row) -> object:
+    client = _of_either("client")(row)
+    return client["id"] if client else None
+
+
+def _seconds(microseconds: int | None) -> str:
+    return "" if microseconds is None else f"{microseconds / 1e6:.1f}"
+
+
+_ENDS: Cells = {"client": _end("connecting"), "broker": _end("accepting")}
+# Name of a table: its columns of text and of numbers.
+TABLES: dict[str, tuple[Cells, Cells]] = {
+    "connections": (
+        {
+            "state": lambda row: row["state"],
+            "watched": lambda row: row["ends"],
+            **_ENDS,
+            "client id": _client,
+            "topics": lambda row: ", ".join(_of_either("topics")(row) or ()),
+        },
+        {
+            "requests": _of_either("requests"),
+            "bytes out": _of_either("request_bytes"),
+            "bytes back": _of_either("response_bytes"),
+        },
+    ),
+    "verdicts": (
+        {"cause": lambda row: row["cause"], **_ENDS, "evidence": lambda row: row["evidence"]},
+        {"idle s": lambda row: _seconds(row["idle_us"])},
+    ),
+    "storms": (
+        {
+            "state": lambda row: row["state"],
+            "kind": lambda row: row["kind"],
+            "of": lambda row: row["subject"],
+            "scope": lambda row: row["scope"],
+            "hit most": lambda row: ", ".join(f"{hit['name']} ({hit['count']})" for hit in row["workloads"] or ()),
+        },
+        {
+            "closed": lambda row: row["count"],
+            "of open": lambda row: row["population"],
+            "idle s": lambda row: _seconds(row["idle_us"]),
+        },
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-BROKER, NETWORK, WORKLOAD = "broker", "network", "workload"
+BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
 
 
 def scopes_of_connection() -> Column:
@@ -17,6 +17,7 @@ def scopes_of_connection() -> Column:
         _scope(BROKER, F.coalesce("accepting.local", "connecting.peer")),
         _scope(NETWORK, F.coalesce(network(F.col("accepting.peer")), network(F.col("connecting.local")))),
         _scope(WORKLOAD, F.coalesce(workload(F.col("connecting.workload")), _behind(F.col("accepting.peer")))),
+        _scope(ALL, F.lit("connections")),
     )
 
 
@@ -28,6 +29,8 @@ def open_by_agents(agents: DataFrame) -> DataFrame:
         _scope(BROKER, F.when(accepting, F.col("local"))),
         _scope(NETWORK, F.when(accepting, F.col("peer_network"))),
         _scope(WORKLOAD, F.when(connecting, workload(F.col("workload")))),
+        # Of one side only: else those of which both ends are watched would count twice.
+        _scope(ALL, F.when(accepting, F.lit("connections"))),
     )
     return (
         counted.select(F.explode(scopes).alias("of"), "count")

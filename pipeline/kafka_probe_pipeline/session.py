@@ -24,6 +24,8 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
+    # Else each function of a column tells the JVM first where it was called: most of the time that a plan takes here.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # A local session is one JVM for one small job: no page on port 4040, nothing listening beyond loopback, and only the
 # quick compiler, without which the first micro-batch takes twice as long.
@@ -35,6 +37,13 @@ _LOCAL = {
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+}
+# Many wide expressions on few rows: to compile them takes longer than to interpret them, and to plan each stage anew
+# longer than what a better plan saves.
+_FEW_ROWS = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
 }
 
 
@@ -60,6 +69,13 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
         return builder.getOrCreate()
     except (PySparkException, PySparkRuntimeError) as error:
         raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
+
+
+def for_few_rows(session: SparkSession) -> SparkSession:
+    """The session, with what suits micro-batches of few rows and many columns."""
+    for name, value in _FEW_ROWS.items():
+        session.conf.set(name, value)
+    return session
 
 
 def require_connector(spark: SparkSession) -> None:

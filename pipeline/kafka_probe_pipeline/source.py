@@ -5,7 +5,7 @@ The schema of a row is derived from `kafka_probe.events`. No line is lost here: 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -40,16 +40,18 @@ def records(spark: SparkSession, config: Config) -> DataFrame:
     )
 
 
-def parsed(records: DataFrame) -> DataFrame:
+def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFrame:
     """One row per line: `event`, or `reason` and the line; with topic, partition, offset and timestamp of its record.
 
-    `line_number` counts from 0 within the record. Blank lines are none.
+    `line_number` counts from 0 within the record. Blank lines are none. Of an event only `fields` are read, if given:
+    that takes a part of the time.
     """
+    event = T.StructType([field for field in spark_schema() if fields is None or field.name in fields])
     return (
         records.select(*RECORD, F.posexplode(F.split(F.col("value").cast("string"), "\n")))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
-        .withColumn("event", F.from_json("line", _with_misfit(spark_schema()), {"columnNameOfCorruptRecord": _MISFIT}))
+        .withColumn("event", F.from_json("line", _with_misfit(event), {"columnNameOfCorruptRecord": _MISFIT}))
         .withColumn("reason", _reason(F.col("line"), F.col("event")))
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))
         .withColumn("line", F.when(F.col("reason").isNotNull(), F.col("line")))

@@ -9,6 +9,7 @@ writes.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -53,17 +54,29 @@ SCHEMA = struct_of(
 _TOLD = ("population", "share", "scope", "cause", "idle_us", "both_ends", "evidence", *_SCOPES)
 
 
+def possible(recent: Mapping[str, int], config: Config) -> bool:
+    """Whether so many verdicts of a window, by cause, can be a storm at all: it costs less to ask first."""
+    ordinary = sum(recent.get(cause, 0) for cause in ("normal", "unknown"))
+    every = sum(recent.values())
+    return every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
+
+
 def storms(connections: DataFrame, agents: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
-    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`."""
-    incidents = connections.transform(incidents_of, config).crossJoin(F.broadcast(clock))
+    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
+
+    What is small and used several times is kept in between (`localCheckpoint`): else it is computed as often.
+    """
+    incidents = connections.transform(incidents_of, config).crossJoin(F.broadcast(clock)).localCheckpoint()
     active = before.where(F.col("state") == ACTIVE)
-    new = incidents.join(*_part_of(active, config), "left_anti").transform(begun, config)
+    new = incidents.join(*_part_of(active, config), "left_anti").transform(begun, config).localCheckpoint()
     current = active.select("id", *_SUBJECT, "since_us").unionByName(new)
-    members = incidents.join(*_part_of(current, config))
+    members = incidents.join(*_part_of(current, config)).localCheckpoint()
     heard = agents.crossJoin(F.broadcast(clock)).where(
         F.col("now_us") - F.col("heard_us") < config.agent_silent * SECOND_US
     )
-    told = members.transform(details).join(members.transform(hits).transform(shares, connections, heard), "id")
+    told = members.transform(details).join(
+        members.transform(hits).localCheckpoint().transform(shares, connections, heard, config), "id"
+    )
     return (
         before.unionByName(new, allowMissingColumns=True)
         .join(told.withColumnsRenamed({name: f"new_{name}" for name in _TOLD}), "id", "left")
@@ -157,8 +170,11 @@ def hits(members: DataFrame) -> DataFrame:
     )
 
 
-def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame) -> DataFrame:
-    """Per storm the scopes hit most, and the one of which it hit the largest share of what was open when it began."""
+def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame, config: Config) -> DataFrame:
+    """Per storm the scopes hit most, and the one of which it hit the largest share of what was open when it began.
+
+    One with few hits is not asked: of the only connection of a workload it is always all.
+    """
     closed_us = F.col("verdict.closed_us")
     opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
     each = connections.select(
@@ -171,7 +187,7 @@ def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame) -> DataFr
         .groupBy("id", "scope", "name")
         .agg(
             F.count_if(F.col("closed_us").isNull()).alias("still_open"),
-            F.count_if(F.col("closed_us") >= F.col("since_us")).alias("closed"),
+            F.count_if(F.col("closed_us") >= _earliest_us(config)).alias("closed"),
         )
     )
     none = F.lit(0)
@@ -190,7 +206,10 @@ def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame) -> DataFr
             "of", F.struct((F.col("hit") / population).alias("share"), population.alias("population"), "scope", "name")
         )
         .groupBy("id")
-        .agg(F.max("of").alias("of"), *(most(scope).alias(name) for name, scope in _SCOPES.items()))
+        .agg(
+            F.max(F.when(F.col("hit") >= config.storm_minimum, F.col("of"))).alias("of"),
+            *(most(scope).alias(name) for name, scope in _SCOPES.items()),
+        )
         .select(
             "id",
             "of.share",
@@ -237,9 +256,14 @@ def _part_of(storms: DataFrame, config: Config) -> tuple[DataFrame, Column]:
         (F.col("kind") == F.col("of_kind"))
         & F.col("subject").eqNullSafe(F.col("of_subject"))
         & (F.abs(F.col("level") - F.col("of_level")) <= _span(config))
-        & (F.col("closed_us") >= F.col("since_us"))
+        & (F.col("closed_us") >= _earliest_us(config))
     )
     return other, same
+
+
+def _earliest_us(config: Config) -> Column:
+    """The first close that can be part of a storm. Agents tell at different times: later ones of closes before."""
+    return F.col("since_us") - config.storm_window * SECOND_US
 
 
 def _span(config: Config) -> int:

@@ -1,238 +1,47 @@
 """Verdicts: closed connections in, each with the cause of its end and the evidence for it in words.
 
-`rules` is the table: of the rules that hold, the first names the cause. What rests on an absence waits until the agent
-that would have seen it has sent everything, and says so where that agent is silent. Client ids, topics and ports name
-no cause. Pure functions of DataFrames; this room never reads or writes.
+Of the `RULES` that hold, the first names the cause. What rests on an absence waits until the agent that would have
+seen it has told of everything, and says so where that agent is silent. Pure functions of DataFrames; this room never
+reads or writes.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from functools import cache
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.evidence import (
-    BROKER,
-    CLIENT,
-    ENDS,
-    OTHER,
-    SECOND_US,
-    End,
-    asked,
-    authenticating,
-    closed,
-    closed_before,
-    closed_itself,
-    closed_us,
-    closed_with_others,
-    complete,
-    every,
-    exited,
-    first,
-    gathered,
-    got_no_answer,
-    got_reset,
-    held,
-    refused,
-    sent_reset,
-    settled,
-    silence_us,
-    silent,
-    some,
-    stopped_listening,
-    unanswered,
-    was_active,
-    was_idle,
-    watched,
-)
-from kafka_probe_pipeline.wording import api, count, process, said, seconds, silence
+from kafka_probe_pipeline.evidence import SECOND_US, with_facts
+from kafka_probe_pipeline.rules import OTHER, RULES, SIDE, End
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """If `holds`, the cause is named by the word of the end `by`. `words` are the evidence.
-
-    `rests_on` is the end whose agent would have told of what speaks against it; None: nothing could.
-    """
-
-    cause: str
-    holds: Column
-    by: End
-    words: Column
-    rests_on: End | None = None
-
-
-def rules(config: Config) -> tuple[Rule, ...]:
-    """All rules in their order."""
-    return (
-        *(
-            Rule(
-                "auth_failure", refused(end), end, said("the credentials were refused, error ", end.close("auth_error"))
-            )
-            for end in ENDS
-        ),
-        *(
-            Rule(
-                "middlebox_reset",
-                every(got_reset(end), watched(other), ~sent_reset(other), ~closed_before(other, config)),
-                end,
-                said(f"the {end.who} received an RST after ", silence(end), f" that the {other.who}'s host never sent"),
-                rests_on=other,
-            )
-            for end, other in OTHER.items()
-        ),
-        *(
-            Rule(
-                "middlebox_silent_drop",
-                every(got_no_answer(end, config), held(other)),
-                end,
-                said(
-                    f"what the {end.who} sent after ",
-                    silence(end),
-                    " was never acknowledged (",
-                    count(end, "unacked_bytes"),
-                    " bytes, ",
-                    count(end, "unanswered_retransmits"),
-                    f" retransmissions), yet the {other.who} held on",
-                ),
-                rests_on=other,
-            )
-            for end, other in OTHER.items()
-        ),
-        *(
-            Rule(
-                "unknown",
-                every(got_no_answer(end, config), ~held(other)),
-                end,
-                said(
-                    f"what the {end.who} sent after ",
-                    silence(end),
-                    f" was never acknowledged; whether the {other.who} was still there is not known",
-                ),
-            )
-            for end, other in OTHER.items()
-        ),
-        *(
-            Rule(
-                "process_exit",
-                every(closed_itself(end), exited(end)),
-                end,
-                said(f"the {end.who}'s process ", process(end), " ended without closing its socket"),
-            )
-            for end in (BROKER, CLIENT)
-        ),
-        Rule(
-            "broker_shutdown",
-            every(closed_itself(BROKER), stopped_listening(config)),
-            BROKER,
-            said("the broker had stopped listening ", seconds(BROKER.close("listener_closed_us")), " before"),
-        ),
-        *(
-            Rule(
-                "auth_failure",
-                every(first(end), authenticating(end, config)),
-                end,
-                said(f"the {end.who} closed ", silence(end, of="moment"), " after ", end.close("last_api")),
-            )
-            for end in (BROKER, CLIENT)
-        ),
-        Rule(
-            "rejected_request",
-            every(first(BROKER), unanswered(config)),
-            BROKER,
-            said(
-                "the broker closed ",
-                silence(BROKER, of="moment"),
-                " after ",
-                api(BROKER),
-                " without answering it (",
-                asked(BROKER),
-                " requests without a response)",
-            ),
-        ),
-        Rule(
-            "broker_idle_limit",
-            every(first(BROKER), was_idle(BROKER, config)),
-            BROKER,
-            said("the broker closed after ", silence(BROKER), ", with no request open"),
-        ),
-        Rule(
-            "normal",
-            every(first(CLIENT), CLIENT.close("owner_ended")),
-            CLIENT,
-            said("the client closed, and its process ", process(CLIENT), " ended within a second"),
-        ),
-        Rule(
-            "normal",
-            every(first(CLIENT), some(was_active(CLIENT, config), CLIENT.close("last_api") == "LeaveGroup")),
-            CLIENT,
-            said("the client closed ", silence(CLIENT, of="moment"), " after its last exchange, ", api(CLIENT)),
-        ),
-        Rule(
-            "unknown",
-            every(first(CLIENT), asked(CLIENT) > 0),
-            CLIENT,
-            said("the client gave up on ", asked(CLIENT), " requests, unanswered for ", silence(CLIENT, of="moment")),
-        ),
-        Rule(
-            "normal",
-            every(first(CLIENT), closed_with_others(config)),
-            CLIENT,
-            said(
-                "the client closed it together with others, idle from ",
-                seconds(F.col("least_age_us")),
-                " to ",
-                seconds(F.col("greatest_age_us")),
-                ": it was closed as a whole",
-            ),
-        ),
-        Rule(
-            "client_idle_limit",
-            every(first(CLIENT), was_idle(CLIENT, config)),
-            CLIENT,
-            said("the client closed after ", silence(CLIENT), ", with no request open"),
-            rests_on=CLIENT,
-        ),
-        Rule(
-            "unknown",
-            every(closed_itself(CLIENT), closed_itself(BROKER)),
-            CLIENT,
-            said("both ends closed before either heard of the other"),
-        ),
-        Rule(
-            "unknown",
-            every(first(BROKER)),
-            BROKER,
-            said("the broker closed ", silence(BROKER, of="moment"), " after the last exchange: too soon for a limit"),
-        ),
-        *(
-            Rule(
-                "unknown",
-                closed(end),
-                end,
-                said(
-                    f"the {end.who} heard that the other end closed (",
-                    end.close("how"),
-                    ") after ",
-                    silence(end),
-                    "; why is not known here",
-                ),
-            )
-            for end in ENDS
-        ),
+# SQL. No more is to be heard of the end of the connection, or it was waited for long enough.
+_WITHOUT = """{other}.closed AND NOT {end}.closed AND (
+    {end}.watched AND ({end}.complete_until >= {other}.closed_us + margin_us OR {end}.silent)
+    OR NOT {end}.watched AND now_us - {other}.heard_us >= wait_us)"""
+SETTLED = " OR ".join(
+    (
+        "(client.closed AND broker.closed)",
+        *(f"({_WITHOUT.format(end=end, other=other)})" for end, other in OTHER.items()),
     )
+)
+# What is left to say of an end that did not tell of its close.
+_LAST_WORD = """CASE WHEN NOT {end}.watched THEN '; nobody watched the {end}'
+    WHEN NOT {end}.closed AND {end}.silent THEN concat('; no word from the agent at the {end} since ', {end}.last_word)
+    ELSE '' END"""
 
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now."""
-    named = F.coalesce(*(F.when(rule.holds, _outcome(rule, config)) for rule in rules(config)))
-    due = every(F.col("verdict").isNull(), settled(config))
+    settings = {"margin_us": config.clock_margin, "wait_us": config.other_end_wait}
     return (
-        connections.transform(gathered, agents, clock)
-        .withColumn("_named", F.when(due, named))
-        .withColumn("verdict", F.coalesce("verdict", _verdict(F.col("_named"))))
+        connections.transform(with_facts, agents, clock, config)
+        .withColumns({name: F.lit(seconds * SECOND_US) for name, seconds in settings.items()})
+        .withColumn("rule", F.when(F.col("verdict").isNull() & F.expr(SETTLED), _first_that_holds()))
+        .withColumns({"told": _told(), "gone": _gone()})
+        .withColumn("verdict", F.coalesce("verdict", _verdict()))
         .select(*connections.columns)
     )
 
@@ -246,51 +55,81 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
     )
 
 
-def _outcome(rule: Rule, config: Config) -> Column:
-    """What a rule that holds leads to; `waits` while the agent that could speak against it may still do so."""
-    told = complete(rule.rests_on, closed_us(rule.by) + _later_us(rule, config)) if rule.rests_on else F.lit(True)
-    gone = silent(rule.rests_on, config) if rule.rests_on else F.lit(False)
-    vain = every(~told, gone)
-    return F.struct(
-        every(~told, ~gone).alias("waits"),
-        F.when(vain, "unknown").otherwise(rule.cause).alias("cause"),
-        F.concat(
-            rule.words,
-            *(_last_word(end, config) for end in ENDS),
-            F.when(vain, f"; it would be {rule.cause}, if that agent had seen nothing else").otherwise(""),
-        ).alias("evidence"),
-        F.lit(rule.by.name).alias("by"),
-        silence_us(rule.by).alias("idle_us"),
-        closed_us(rule.by).alias("closed_us"),
-    )
-
-
-def _later_us(rule: Rule, config: Config) -> float:
-    """How much later, by its own clock, an agent may still tell of something that speaks against the rule."""
-    # Of the closing end itself: what else its process closed within the same second.
-    return SECOND_US if rule.rests_on is rule.by else config.clock_margin * SECOND_US
-
-
-def _last_word(end: End, config: Config) -> Column:
-    """Whether the end was watched, where it was not to its end."""
-    since = F.date_format(F.timestamp_micros(end.agent("complete_until")), "HH:mm:ss")
+def counted(connections: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+    """Per `cause` the verdicts of this batch (`new`) and of the last window (`recent`)."""
+    is_new = F.col("verdict.batch_id") == F.col("batch_id")
+    recent = F.col("now_us") - F.col("verdict.judged_us") < config.storm_window * SECOND_US
     return (
-        F.when(~watched(end), f"; nobody watched the {end.who}")
-        .when(
-            every(~closed(end), silent(end, config)),
-            F.concat(F.lit(f"; no word from the agent at the {end.who} since "), F.coalesce(since, F.lit("its start"))),
-        )
-        .otherwise("")
+        connections.where(F.col("verdict").isNotNull())
+        .crossJoin(F.broadcast(clock))
+        .groupBy("verdict.cause")
+        .agg(F.count_if(is_new).alias("new"), F.count_if(recent).alias("recent"))
     )
 
 
-def _verdict(named: Column) -> Column:
-    fields = ("cause", "evidence", "by", "idle_us", "closed_us")
+# The expressions are always the same, and to make one of many parts takes time.
+@cache
+def _first_that_holds() -> Column:
+    """The number of the rule."""
+    return F.coalesce(*(F.when(F.expr(rule.holds), number) for number, rule in enumerate(RULES)))
+
+
+@cache
+def _told() -> Column:
+    """The agent that could speak against the rule has told of everything up to then."""
+    # The closing end's own agent tells a second later what else its process closed.
+    other = "{rests_on}.complete_until >= {by}.closed_us + IF('{rests_on}' = '{by}', 1000000, margin_us)"
+    return _of_resting(other, otherwise=True)
+
+
+@cache
+def _gone() -> Column:
+    """Nobody expects a word from that agent any more."""
+    return _of_resting("{rests_on}.silent", otherwise=False)
+
+
+def _of_resting(condition: str, *, otherwise: bool) -> Column:
+    """A condition on the ends `rests_on` and `by` of the rule, for the rules that rest on an end."""
+    numbers: dict[tuple[End, End], list[int]] = {}
+    for number, rule in enumerate(RULES):
+        if rule.rests_on:
+            numbers.setdefault((rule.rests_on, rule.by), []).append(number)
+    cases = (
+        F.when(F.col("rule").isin(of), F.expr(condition.format(rests_on=rests_on, by=by)))
+        for (rests_on, by), of in numbers.items()
+    )
+    return F.coalesce(*cases, F.lit(otherwise))
+
+
+@cache
+def _verdict() -> Column:
+    """The verdict by `rule`; null while it waits."""
+    rule, in_vain = F.col("rule"), ~F.col("told")
+    by_client = rule.isin([number for number, rule in enumerate(RULES) if rule.by == "client"])
+    cause = F.array(*(F.lit(rule.cause) for rule in RULES))[rule]
+    words = F.coalesce(*(F.when(rule == number, _sentence(of.words)) for number, of in enumerate(RULES)))
+    missing = F.concat(F.lit("; it would be "), cause, F.lit(", if that agent had seen nothing else"))
     return F.when(
-        every(~named["waits"]),
+        rule.isNotNull() & (F.col("told") | F.col("gone")),
         F.struct(
-            F.col("batch_id").alias("batch_id"),
+            "batch_id",
             F.col("now_us").alias("judged_us"),
-            *(named[name].alias(name) for name in fields),
+            F.when(in_vain, "unknown").otherwise(cause).alias("cause"),
+            F.concat(
+                words,
+                *(F.expr(_LAST_WORD.format(end=end)) for end in OTHER),
+                F.when(in_vain, missing).otherwise(""),
+            ).alias("evidence"),
+            F.when(by_client, SIDE["client"]).otherwise(SIDE["broker"]).alias("by"),
+            *(
+                F.when(by_client, F.col(f"client.{name}")).otherwise(F.col(f"broker.{name}")).alias(alias)
+                for name, alias in (("silence_us", "idle_us"), ("closed_us", "closed_us"))
+            ),
         ),
     )
+
+
+def _sentence(template: str) -> Column:
+    """A text with the values of the columns in braces."""
+    parts = re.split(r"\{(.*?)\}", template)
+    return F.concat(*(F.col(part) if number % 2 else F.lit(part) for number, part in enumerate(parts)))

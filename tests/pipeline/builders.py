@@ -112,5 +112,6 @@ def word(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
     """What an agent says of itself: all that it saw up to `until_s` after noon has been sent."""
     until = NOON_US + round(until_s * SECOND_US)
     about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
-    event = at_end(agent, "agent", ts=until, complete_until=until, open=[], **fields)
+    facts: Event = {"ts": until, "complete_until": until, "open": []}
+    event = at_end(agent, "agent", **facts | fields)
     return {name: value for name, value in event.items() if name not in about}

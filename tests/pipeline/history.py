@@ -7,7 +7,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, storms, verdicts
+from kafka_probe_pipeline import agents, connections, session, storms, verdicts
 from kafka_probe_pipeline.config import Config, load
 from tests.pipeline.builders import NOON_US, SECOND_US, Event, events
 
@@ -16,7 +16,7 @@ class History:
     """Each `batch` is told to the state that the batches before left. Kafka got it `at_s` after noon."""
 
     def __init__(self, spark: SparkSession, **settings: object) -> None:
-        self.spark = spark
+        spark = self.spark = session.for_few_rows(spark.newSession())
         self.config: Config = load(settings)
         self.number = -1
         self.agents = spark.createDataFrame([], agents.SCHEMA)

@@ -9,131 +9,20 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from itertools import count
 from pathlib import Path
 
-import psutil
 import pytest
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import job
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
-from tests.lab import processes
 from tests.lab.broker import Broker
-from tests.lab.processes import free_port, tail, wait_until
-from tests.pipeline.builders import NOON_US, Event, flow, lines
+from tests.lab.processes import free_port, tail
+from tests.pipeline.builders import flow
+from tests.pipeline.runs import LIMIT_S, Moment, Run, command_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
-LONG_AGO_US, FAR_AHEAD_US = NOON_US - 30 * 86_400_000_000, NOON_US + 3650 * 86_400_000_000
-LIMIT_S = 300  # starting Spark takes 10 s of two idle cores, minutes of busy ones
-_numbers = count()
-
-Moment = Callable[["Run"], bool]
-
-
-class Run:
-    """One set of topics and one output directory, and the job on them, as often as wanted."""
-
-    def __init__(self, broker: Broker, directory: Path) -> None:
-        number = next(_numbers)
-        self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
-        self.events, self.traffic, self.dead = (f"{name}-{number}" for name in ("events", "traffic", "dead"))
-        self.seq = self.starts = 0
-
-    def flags(self, *more: str) -> list[str]:
-        topics = ("--events-topic", self.events, "--traffic-topic", self.traffic, "--dead-letter-topic", self.dead)
-        servers = ("--bootstrap-servers", self.broker.bootstrap)
-        return ["run", *servers, *topics, "--output", str(self.output), "--trigger-interval", "0.2", *more]
-
-    def send(self, records: int) -> None:
-        """Records of two agents, each with three events, one of them twice, and a line that is no event."""
-        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
-        for _ in range(records):
-            for agent in ("agent-1", "agent-2"):
-                sent = [
-                    flow(
-                        self.seq + number,
-                        agent_id=agent,
-                        ts=ts,
-                        request_bytes=100 + self.seq,
-                        latency={"70": 1, str(self.seq % 5): 2},
-                        topics=[{"topic": "orders", "requests": 1, "records": self.seq, "bytes": 10}],
-                    )
-                    for number, ts in enumerate((NOON_US, LONG_AGO_US, FAR_AHEAD_US))
-                ]
-                value = lines(*sent, sent[1]) + f"torn {self.seq}\n"
-                producer.send(self.events, key=agent.encode(), value=value.encode()).get(10)
-            self.seq += 3
-        producer.close()
-
-    def send_events(self, *events: Event) -> None:
-        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
-        producer.send(self.events, value=lines(*events).encode()).get(10)
-        producer.close()
-
-    def expected(self) -> dict[str, int]:
-        """What the API rows and the topic rows must sum to, counted from what was sent."""
-        per_agent = range(0, self.seq, 3)
-        return {
-            "requests": 2 * self.seq,
-            "request_bytes": 6 * sum(100 + seq for seq in per_agent),
-            "records": 6 * sum(per_agent),
-        }
-
-    @contextmanager
-    def job(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        self.starts += 1
-        process = processes.start([sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)], log=self.log)
-        try:
-            yield process
-        finally:
-            kill(process)
-
-    def once(self) -> None:
-        with self.job("--once") as process:
-            assert process.wait(LIMIT_S) == 0, tail(self.log)
-
-    def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
-        """Return at the moment, which the job must live to see."""
-        name = moment.__name__.replace("_", " ")
-        wait_until(
-            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.001
-        )
-        assert process.poll() is None, tail(self.log)
-
-    def commits(self) -> int:
-        """Micro-batches that Spark regards as done."""
-        return len([*(self.output / "checkpoint" / "commits").glob("[0-9]*")])
-
-    def received(self, topic: str) -> list[tuple[str, dict[str, object]]]:
-        """All of a topic, partition by partition in order."""
-        consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")
-        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
-        consumer.assign(partitions)
-        ends = consumer.end_offsets(partitions)
-        letters = []
-        while any(consumer.position(partition) < ends[partition] for partition in partitions):
-            for batch in consumer.poll(timeout_ms=500).values():
-                letters += [(record.key.decode(), json.loads(record.value)) for record in batch]
-        consumer.close()
-        return letters
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End the job and its JVM without notice."""
-    if process.poll() is None:
-        parent = psutil.Process(process.pid)
-        family = [parent, *parent.children(recursive=True)]
-        for member in family:
-            with suppress(psutil.NoSuchProcess):  # it ends with its parent
-                member.kill()
-        psutil.wait_procs(family, timeout=20)
-        process.wait()
 
 
 @pytest.fixture
@@ -289,8 +178,3 @@ def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run) -> None:
 def test_what_cannot_be_done_is_said_in_one_sentence(arguments: tuple[str, ...], status: int, said: str) -> None:
     ended = command_line(*arguments)
     assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (status, True, False), ended.stderr
-
-
-def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "kafka_probe_pipeline.job", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)

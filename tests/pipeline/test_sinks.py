@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe_pipeline import source
@@ -37,6 +38,23 @@ def test_readers_see_nothing_of_a_draft_that_a_killed_job_left_and_the_next_batc
     assert table.read().count() == 1
     table.write(rows, 1)
     assert sorted((row["batch_id"], row["requests"]) for row in table.read().collect()) == [(0, 1), (1, 1)]
+
+
+def test_of_versions_the_newest_before_a_batch_is_found_and_old_ones_are_removed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    table = Table(spark, str(tmp_path / "state"))
+    schema = T.StructType([T.StructField("n", T.LongType())])
+    assert table.newest() is None
+    assert table.before(10, schema).collect() == []
+    for number in (2, 9, 10):
+        table.write(spark.createDataFrame([(number,)], schema), number)
+    assert table.before(10, schema).collect() == [(9,)]
+    table.keep(2)
+    newest = table.newest()
+    assert newest is not None
+    assert newest.collect() == [(10,)]
+    assert [row["batch_id"] for row in table.read().orderBy("batch_id").collect()] == [9, 10]
 
 
 def test_a_row_has_the_same_key_on_every_replay_and_another_in_every_window_batch_and_dimension(

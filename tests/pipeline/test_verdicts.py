@@ -200,7 +200,7 @@ def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(spark: SparkSes
     whole = [*of_one(1), *of_one(2, silence_us=5 * SECOND_US, closing_ts=NOON_US + SECOND_US // 2)]
     rows = history.batch(*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US), word(CLIENT, until_s=20))
     assert [row["verdict"]["cause"] for row in rows] == ["normal", "normal", "client_idle_limit"]
-    assert "idle from 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]
+    assert "idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]
 
 
 def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_have_seen_it(spark: SparkSession) -> None:

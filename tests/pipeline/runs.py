@@ -1,0 +1,133 @@
+"""The job as a process with topics and an output directory of its own, to be started and killed as often as wanted."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import psutil
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from tests.lab import processes
+from tests.lab.broker import Broker
+from tests.lab.processes import tail, wait_until
+from tests.pipeline.builders import NOON_US, Event, flow, lines
+
+LONG_AGO_US, FAR_AHEAD_US = NOON_US - 30 * 86_400_000_000, NOON_US + 3650 * 86_400_000_000
+LIMIT_S = 300  # starting Spark takes 10 s of two idle cores, minutes of busy ones
+_numbers = count()
+
+Moment = Callable[["Run"], bool]
+
+
+class Run:
+    """One set of topics and one output directory, and the job on them, as often as wanted."""
+
+    def __init__(self, broker: Broker, directory: Path) -> None:
+        number = next(_numbers)
+        self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
+        names = ("events", "traffic", "dead", "alerts")
+        self.events, self.traffic, self.dead, self.alerts = (f"{name}-{number}" for name in names)
+        self.seq = self.starts = 0
+
+    def flags(self, *more: str) -> list[str]:
+        topics = ("--events-topic", self.events, "--traffic-topic", self.traffic, "--dead-letter-topic", self.dead)
+        alerts = ("--alerts-topic", self.alerts)
+        servers = ("--bootstrap-servers", self.broker.bootstrap)
+        often = ("--trigger-interval", "0.2", "--verdict-interval", "0.2")
+        return ["run", *servers, *topics, *alerts, "--output", str(self.output), *often, *more]
+
+    def send(self, records: int) -> None:
+        """Records of two agents, each with three events, one of them twice, and a line that is no event."""
+        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
+        for _ in range(records):
+            for agent in ("agent-1", "agent-2"):
+                sent = [
+                    flow(
+                        self.seq + number,
+                        agent_id=agent,
+                        ts=ts,
+                        request_bytes=100 + self.seq,
+                        latency={"70": 1, str(self.seq % 5): 2},
+                        topics=[{"topic": "orders", "requests": 1, "records": self.seq, "bytes": 10}],
+                    )
+                    for number, ts in enumerate((NOON_US, LONG_AGO_US, FAR_AHEAD_US))
+                ]
+                value = lines(*sent, sent[1]) + f"torn {self.seq}\n"
+                producer.send(self.events, key=agent.encode(), value=value.encode()).get(10)
+            self.seq += 3
+        producer.close()
+
+    def send_events(self, *events: Event) -> None:
+        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
+        producer.send(self.events, value=lines(*events).encode()).get(10)
+        producer.close()
+
+    def expected(self) -> dict[str, int]:
+        """What the API rows and the topic rows must sum to, counted from what was sent."""
+        per_agent = range(0, self.seq, 3)
+        return {
+            "requests": 2 * self.seq,
+            "request_bytes": 6 * sum(100 + seq for seq in per_agent),
+            "records": 6 * sum(per_agent),
+        }
+
+    @contextmanager
+    def job(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
+        self.starts += 1
+        process = processes.start([sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)], log=self.log)
+        try:
+            yield process
+        finally:
+            kill(process)
+
+    def once(self) -> None:
+        with self.job("--once") as process:
+            assert process.wait(LIMIT_S) == 0, tail(self.log)
+
+    def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
+        """Return at the moment, which the job must live to see."""
+        name = moment.__name__.replace("_", " ")
+        wait_until(
+            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.001
+        )
+        assert process.poll() is None, tail(self.log)
+
+    def commits(self) -> int:
+        """Micro-batches that Spark regards as done."""
+        return len([*(self.output / "checkpoint" / "commits").glob("[0-9]*")])
+
+    def received(self, topic: str) -> list[tuple[str, dict[str, object]]]:
+        """All of a topic, partition by partition in order."""
+        consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")
+        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        consumer.assign(partitions)
+        ends = consumer.end_offsets(partitions)
+        letters = []
+        while any(consumer.position(partition) < ends[partition] for partition in partitions):
+            for batch in consumer.poll(timeout_ms=500).values():
+                letters += [(record.key.decode(), json.loads(record.value)) for record in batch]
+        consumer.close()
+        return letters
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """End the job and its JVM without notice."""
+    if process.poll() is None:
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):  # it ends with its parent
+                member.kill()
+        psutil.wait_procs(family, timeout=20)
+        process.wait()
+
+
+def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kafka_probe_pipeline.job", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)

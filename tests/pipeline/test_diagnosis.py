@@ -1,0 +1,62 @@
+"""A storm through the job as a process, a real broker and a real Alertmanager, with the job killed in its middle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.lab.broker import Broker
+from tests.lab.processes import wait_until
+from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
+from tests.pipeline.receiver import Receiver
+from tests.pipeline.runs import LIMIT_S, Run, command_line
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def dropped(numbers: range) -> list[Event]:
+    """The firewall forgot connections, and resets the clients that use them."""
+    return [closed(CLIENT, number, how="rst_received", silence_us=30 * SECOND_US) for number in numbers]
+
+
+def in_a_batch_of_the_storm(run: Run) -> bool:
+    """The verdicts of a batch are there, and Spark does not know that it is done."""
+    batches = len([*(run.output / "connections_checkpoint" / "offsets").glob("[0-9]*")])
+    done = len([*(run.output / "connections_checkpoint" / "commits").glob("[0-9]*")])
+    return batches > done and len([*(run.output / "verdicts").glob("batch_id=*")]) > 1
+
+
+def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_loses_no_close(
+    broker: Broker, tmp_path: Path, spark: SparkSession
+) -> None:
+    run = Run(broker, tmp_path)
+    ends = [opened(end, number) for number in range(300) for end in (CLIENT, BROKER)]
+    with Receiver(tmp_path / "alertmanager") as receiver:
+        url = ("--alertmanager-url", receiver.url)
+        run.send_events(*ends, *dropped(range(100)), word(BROKER, until_s=100))
+        with run.job(*url) as process:
+            wait_until(lambda: bool(receiver.alerts()), "the alert", timeout_s=LIMIT_S)
+            run.send_events(*dropped(range(100, 300)), word(BROKER, until_s=101))
+            run.wait_until(in_a_batch_of_the_storm, process)
+        with run.job(*url):
+            wait_until(lambda: "300 connections closed" in said(receiver), "the whole storm", timeout_s=LIMIT_S)
+        assert len(receiver.alerts()) == 1
+
+    letters = run.received(run.alerts)
+    assert len({key for key, _ in letters}) == 1
+    assert {key: letter["count"] for key, letter in letters} == {letters[0][0]: 300}
+    verdicts = spark.read.parquet(str(run.output / "verdicts"))
+    assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
+    assert verdicts.select("key").distinct().count() == 300
+
+    shown = command_line("show", "--output", str(run.output), "--table", "storms", "--json").stdout
+    assert json.loads(shown)["count"] == 300
+    tables = command_line("show", "--output", str(run.output), "--table", "verdicts").stdout
+    assert "middlebox_reset" in tables
+
+
+def said(receiver: Receiver) -> str:
+    return " ".join(alert["annotations"]["summary"] for alert in receiver.alerts())
