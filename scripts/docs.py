@@ -98,7 +98,7 @@ def kernel_table() -> str:
     found = json.loads(KERNELS.read_text())
     head = ("Debian's kernel", "fentry", "kprobe", "tracepoint", "longest program")
     rows = table(head, map(kernel_row, found["kernels"]))
-    return f"Tried on {found['date']}.\n\n{rows}"
+    return f"Tried on {' and '.join(sorted({kernel['date'] for kernel in found['kernels']}))}.\n\n{rows}"
 
 
 def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:

@@ -12,11 +12,13 @@ from tests.golden.capture import Capture
 from tests.golden.conversation import Conversation, conversation, exchange, receive_pieces, send_pieces
 from tests.golden.wire import (
     API_VERSIONS,
+    CONTROL,
     FETCH,
     MARKER,
     METADATA,
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
+    TRANSACTIONAL,
     Frame,
     Seen,
     Set,
@@ -87,6 +89,20 @@ def test_a_compressed_batch_says_its_count(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(produce(9, {"orders": {0: Set(batch(500, codec=GZIP), 500)}}))
     assert capture.saw(talk)
+
+
+@pytest.mark.parametrize("attributes", [0, TRANSACTIONAL, CONTROL, TRANSACTIONAL | CONTROL])
+@pytest.mark.parametrize("marked", [0, 1])
+def test_batches_of_transactions_and_their_markers_are_told(
+    capture: Capture, port: int, attributes: int, marked: int
+) -> None:
+    batches = [batch(2, attributes=attributes if place == marked else 0) for place in range(2)]
+    with conversation(port) as talk:
+        talk.ask(request(FETCH, 12, 1))
+        talk.answer(fetched(12, {"orders": {0: Set(b"".join(batches), 4)}}))
+    assert capture.saw(talk)
+    (records,) = capture.ends_of(talk)[0].frames[-1].facts.record_sets
+    assert (records.transactional, records.control) == (attributes & TRANSACTIONAL > 0, attributes & CONTROL > 0)
 
 
 def test_a_fetch_that_ends_inside_a_batch_counts_the_whole_ones(capture: Capture, port: int) -> None:

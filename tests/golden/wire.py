@@ -77,13 +77,18 @@ def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Fram
     return Frame(wire, Seen(Facts(True, api_key, version, Status.HEADER_ONLY), correlation_id, len(wire)))
 
 
-def batch(records: int, *, magic: int = 2, codec: int = 0, value: bytes = MARKER) -> bytes:
+TRANSACTIONAL, CONTROL = 0x10, 0x20  # of a batch's attributes
+
+
+def batch(records: int, *, magic: int = 2, codec: int = 0, value: bytes = MARKER, attributes: int = 0) -> bytes:
     """One record batch of magic 2, or a message set of magic 0 or 1; every record has MARKER wherever it can."""
     builder = MemoryRecordsBuilder(magic=magic, compression_type=codec, batch_size=1 << 24)
     for _ in range(records):
         builder.append(1_700_000_000_000, MARKER, value, [(MARKER.decode(), MARKER)] if magic == 2 else [])
     builder.close()
-    return bytes(builder.buffer())
+    built = bytearray(builder.buffer())
+    built[22] |= attributes
+    return bytes(built)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,10 @@ class Set:
             return Records(self.data, self.records or 0, len(batches), magic, first[17] & 7, status, 0, -1, -1)
         if sum(map(len, batches)) < len(self.data):
             status = SetStatus.PARTIAL
-        attributes, producer = first[22] & 7, struct.unpack(">qh", first[43:53])
-        return Records(self.data, self.records or 0, len(batches), magic, attributes, status, 0, *producer)
+        attributes = [batch[22] for batch in batches]
+        flags = any(each & TRANSACTIONAL for each in attributes) | any(each & CONTROL for each in attributes) << 1
+        codec, producer = first[22] & 7, struct.unpack(">qh", first[43:53])
+        return Records(self.data, self.records or 0, len(batches), magic, codec, status, flags, *producer)
 
     def _batches(self) -> Iterator[bytes]:
         """The batches, or messages, that are whole."""

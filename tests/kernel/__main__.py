@@ -1,6 +1,6 @@
 """`make test-kernels`: the golden conversations on all kernels of the matrix, a table, and build/kernels.json.
 
-KERNELS names some of them instead, separated by spaces; then build/kernels.json stays as it is.
+KERNELS names some of them instead, separated by spaces; then build/kernels.json keeps what it has of the others.
 """
 
 from __future__ import annotations
@@ -28,11 +28,18 @@ def main() -> int:
     except LabError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 1
-    if not chosen:
-        result = {"date": f"{datetime.now(UTC):%Y-%m-%d}", "kernels": [asdict(found) for found in tried]}
-        RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    keep(tried)
     show(tried)
     return int(not all(found.passed for found in tried))
+
+
+def keep(tried: Iterable[Tried]) -> None:
+    """Write what was found, each kernel with the day."""
+    before = json.loads(RESULT.read_text())["kernels"] if RESULT.exists() else []
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    known = {found["series"]: found for found in (*before, *({"date": date, **asdict(found)} for found in tried))}
+    kernels = [known[series] for series in SUITES if series in known]
+    RESULT.write_text(json.dumps({"kernels": kernels}, indent=2) + "\n")
 
 
 def show(tried: Iterable[Tried]) -> None:
