@@ -93,11 +93,11 @@ static inline void reset_sent(void *ctx, u64 skb)
 	send_record(ctx, &record);
 }
 
-// A socket of a watched port listens, or does no longer.
+// A socket of a watched port listens, or was closed. By the end of its process all sockets are: that is no word of its own.
 static inline void listening(void *ctx, u64 sk, int closed)
 {
 	u16 port = local_port(sk);
-	if (ANY_PORT || !(PORT_MATCH(port)) || !watched(sk))
+	if (ANY_PORT || !(PORT_MATCH(port)) || !watched(sk) || (closed && exiting()))
 		return;
 	struct record record = { .ts_ns = bpf_ktime_get_ns(), .kind = RECORD_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
 	fill_addresses(sk, (struct open_data *)record.data);

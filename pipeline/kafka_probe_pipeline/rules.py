@@ -76,6 +76,13 @@ RULES = (
             "was still there is not known",
         )
     ),
+    # Before process_exit: a broker that is told to stop may end before it has closed all that it held.
+    Rule(
+        "broker_shutdown",
+        by="broker",
+        holds="broker.itself AND broker.stopped_listening",
+        words="the broker had stopped listening {broker.since_listening} before",
+    ),
     *of_each(
         lambda end, _: Rule(
             "process_exit",
@@ -84,12 +91,6 @@ RULES = (
             words=f"the {end}'s process {{{end}.process}} ended without closing its socket",
         ),
         ends=("broker", "client"),
-    ),
-    Rule(
-        "broker_shutdown",
-        by="broker",
-        holds="broker.itself AND broker.stopped_listening",
-        words="the broker had stopped listening {broker.since_listening} before",
     ),
     *of_each(
         lambda end, other: Rule(

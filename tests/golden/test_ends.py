@@ -6,6 +6,8 @@ import os
 import platform
 import socket
 import struct
+import subprocess
+import sys
 import time
 
 import pytest
@@ -139,6 +141,33 @@ def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture,
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
     told = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
     assert told == [(Kind.LISTEN, False, local, netns), (Kind.LISTEN, True, local, netns)]
+
+
+LISTENER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
+    print("listening", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_listening_socket_that_its_process_did_not_close_is_not_told_to_be(
+    capture: Capture, port: int, killed: bool
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as listener:
+        assert listener.stdout
+        assert listener.stdout.readline() == b"listening\n"
+        if killed:
+            listener.kill()
+        listener.communicate()
+    with conversation(port) as talk:
+        exchange(talk)
+    capture.wait_closed(talk)
+    told = [closed for kind, closed, _ in capture.sockets if kind == Kind.LISTEN]
+    assert told == [False, *([] if killed else [True]), False, True]  # the last two are the conversation's own
 
 
 def test_a_refused_attempt_to_connect_ends_nothing(capture: Capture, port: int) -> None:
