@@ -27,6 +27,7 @@ from pydantic import (
     ValidationError,
     field_validator,
 )
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -328,6 +329,6 @@ def _read(file: Path) -> dict[str, object]:
     return values
 
 
-def _mistake(details: Mapping[str, object], written: Mapping[str, str]) -> str:
-    name = str(details["loc"][0])  # type: ignore[index]
-    return f"{written.get(name, name)}: {str(details['msg']).removeprefix('Value error, ')}."
+def _mistake(details: ErrorDetails, written: Mapping[str, str]) -> str:
+    name = str(details["loc"][0])
+    return f"{written.get(name, name)}: {details['msg'].removeprefix('Value error, ')}."

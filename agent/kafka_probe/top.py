@@ -66,7 +66,7 @@ class Traffic:
         self.seconds = 0.0
         self.lost = 0
 
-    def add(self, events: Iterable[Event]) -> bool:
+    def add(self, events: Iterable[Mapping[str, Any]]) -> bool:
         """Add events; whether an interval is complete: its `agent` event comes last and says how long it was."""
         before = self.seconds
         for event in events:
@@ -74,9 +74,8 @@ class Traffic:
                 case "flow":
                     self._add_flow(event)
                 case "agent":
-                    self.seconds += (int(str(event["ts"])) - int(str(event["since"]))) / 1e6
-                    losses: Mapping[str, int] = event["losses"]  # type: ignore[assignment]
-                    self.lost = sum(losses.values())
+                    self.seconds += (event["ts"] - event["since"]) / 1e6
+                    self.lost = sum(event["losses"].values())
         return self.seconds > before
 
     def _add_flow(self, flow: Mapping[str, Any]) -> None:

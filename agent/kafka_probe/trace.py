@@ -9,7 +9,7 @@ from kafka_probe.sinks.outbox import encode
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from kafka_probe.sinks import Event
 
@@ -66,12 +66,10 @@ def line(event: Event) -> str:
     )
 
 
-def _about(event: Event) -> str:
-    topics: Sequence[Mapping[str, Any]] = event.get("topics") or ()  # type: ignore[assignment]  # as in events.REQUEST
-    errors: Mapping[object, int] = event.get("error_names") or {}  # type: ignore[assignment]
-    words = [_topic(topic) for topic in topics]
+def _about(event: Mapping[str, Any]) -> str:
+    words = [_topic(topic) for topic in event.get("topics") or ()]
     words += [f"{word}={shown(event[name])}" for name, word in WORDS.items() if event.get(name) is not None]
-    words += [f"{shown(name)} x{count}" for name, count in errors.items()]
+    words += [f"{shown(name)} x{count}" for name, count in (event.get("error_names") or {}).items()]
     status = event.get("status")
     return ", ".join(words + ([] if status in (None, "complete") else [f"({status})"]))
 
@@ -85,5 +83,5 @@ def _topic(topic: Mapping[str, Any]) -> str:
     return f"{name}{partition}{offset}{records}{codec}"
 
 
-def _object(event: Event, name: str) -> Mapping[str, Any]:
-    return event.get(name) or {}  # type: ignore[return-value]  # as in events.COMMON
+def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    return event.get(name) or {}

@@ -152,7 +152,7 @@ def load(flags: Mapping[str, object]) -> Config:
     Raises `UsageError`, one line per mistake.
     """
     try:
-        return Config(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]
+        return Config(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]  # validated here
     except SettingsError as error:
         raise UsageError(f"{error}.") from None
     except ValidationError as error:

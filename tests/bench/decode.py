@@ -32,7 +32,7 @@ from kafka_probe.capture.record import Kind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+from kafka_probe.protocol.shapes import WORD_BYTES, ShapeTable, code_of, decode_code
 from tests.golden.capture import Capture
 from tests.lab.processes import free_port
 from tests.recorded.recording import names, read
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
 FRAMES = 2000
 ROUNDS = 15
-WORD = 8
 PARTITIONS = 100
 STUB = Records(b"", 7).stub
 TOPIC_ID = UUID("0123456789abcdef0123456789abcdef")
@@ -187,7 +186,7 @@ def long_frames() -> None:
 def compare_shapes(what: str, frames: list[Frame]) -> None:
     codes = np.array([each.code for each in frames], np.uint64)
     lengths = np.array([len(each.data) for each in frames])
-    rows = np.zeros((len(frames), -(-lengths.max() // WORD) * WORD), np.uint8)
+    rows = np.zeros((len(frames), -(-lengths.max() // WORD_BYTES) * WORD_BYTES), np.uint8)
     for row, each in zip(rows, frames, strict=True):
         row[: len(each.data)] = np.frombuffer(each.data, np.uint8)
     items = [(each.code, each.data) for each in frames]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,9 +71,9 @@ def test_events_of_the_same_key_add_up_and_histograms_add_bucket_by_bucket(spark
 
 def differing_in(dimension: str, seq: int) -> Event:
     """A flow that differs from `flow()` in one dimension."""
-    kinds = {field.name: field.dataType for field in spark_schema()}
+    kinds: dict[str, Any] = {field.name: field.dataType for field in spark_schema()}
     place, _, inner = DIMENSIONS[dimension].partition(".")
-    kind = kinds[place][inner].dataType if inner else kinds[place]  # type: ignore[index]
+    kind = kinds[place][inner].dataType if inner else kinds[place]
     value = {"string": "other", "bigint": 99, "boolean": True}[kind.simpleString()]
     event = flow(seq)
     return event | {place: {**event[place], inner: value} if inner else value}

@@ -17,7 +17,16 @@ from kafka_probe.connections.joining import Joined
 from kafka_probe.protocol.decoder import walks_for
 from kafka_probe.protocol.facts import Kind, Shape, Status
 from kafka_probe.protocol.measures import Rows
-from kafka_probe.protocol.shapes import LENGTH_BITS, Codes, Lengths, ShapeTable, code_of, decode_code, groups
+from kafka_probe.protocol.shapes import (
+    WORD_BYTES,
+    Codes,
+    Lengths,
+    ShapeTable,
+    code_of,
+    decode_code,
+    groups,
+    keys_of,
+)
 
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
@@ -27,7 +36,6 @@ LOSSES = {
     "frame_truncated": "frames of which too little was copied for all their facts: counted, some topics may be missing",
     "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
 }
-_WORD = 8  # ShapeTable looks at data as 64-bit words
 _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
 
 
@@ -96,10 +104,9 @@ class FrameReader:
     def _long(self, joined: Joined) -> Iterator[Frames]:
         """Frames of several records each, those of one code and length together."""
         codes = _codes(joined.lasts)
-        keys = codes << np.uint64(LENGTH_BITS) | joined.lengths.astype(np.uint64)
-        padded = np.append(joined.data, np.zeros(joined.lengths.max(initial=0) + _WORD, np.uint8))
-        for members in groups(keys):
-            width = -(-int(joined.lengths[members[0]]) // _WORD) * _WORD
+        padded = np.append(joined.data, np.zeros(joined.lengths.max(initial=0) + WORD_BYTES, np.uint8))
+        for members in groups(keys_of(codes, joined.lengths)):
+            width = -(-int(joined.lengths[members[0]]) // WORD_BYTES) * WORD_BYTES
             rows = np.lib.stride_tricks.sliding_window_view(padded, width)[joined.starts[members]]
             yield from self._match(joined.firsts, members, codes[members], rows, joined.lengths[members])
 
@@ -129,4 +136,4 @@ def _no_values(frames: int) -> Integers:
     return np.empty((frames, 0), np.int64)
 
 
-assert DATA_BYTES % _WORD == 0
+assert DATA_BYTES % WORD_BYTES == 0

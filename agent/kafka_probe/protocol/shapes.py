@@ -22,9 +22,9 @@ Words = npt.NDArray[np.uint64]
 Lengths = npt.NDArray[Any]
 Decode = Callable[[int, bytes], Shape]
 
-_WORD = 8
+WORD_BYTES = 8
 _LAYOUTS_PER_GROUP = 64
-LENGTH_BITS = 24  # a frame comes in 65,536 records at most
+_LENGTH_BITS = 24  # a frame comes in 65,536 records at most
 _SHAPE_BYTES = 1024  # what a shape takes besides its data
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
@@ -34,6 +34,11 @@ _UNKNOWN = -1
 def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) -> int:
     """What `ShapeTable.match` takes as the code of a frame: all that decides its decoding besides the data."""
     return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
+
+
+def keys_of(codes: Codes, lengths: Lengths) -> Codes:
+    """What frames have in common that one mask may fit: their code and the length of their data."""
+    return codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64)
 
 
 def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
@@ -89,7 +94,7 @@ class ShapeTable:
             self.resets += 1
         ids = np.full(len(codes), _UNKNOWN, np.int64)
         words = data.view(np.uint64)
-        keys = codes << np.uint64(LENGTH_BITS) | lengths.astype(np.uint64)
+        keys = keys_of(codes, lengths)
         for members in groups(keys):
             self._match_group(int(keys[members[0]]), members, words, ids)
         return ids
@@ -105,8 +110,8 @@ class ShapeTable:
         return reader.read(rows)
 
     def _match_group(self, key: int, members: Integers, words: Words, ids: Integers) -> None:
-        code, length = key >> LENGTH_BITS, key & (1 << LENGTH_BITS) - 1
-        rows = words[members, : -(-length // _WORD)]
+        code, length = key >> _LENGTH_BITS, key & (1 << _LENGTH_BITS) - 1
+        rows = words[members, : -(-length // WORD_BYTES)]
         layouts = self._layouts.setdefault(key, [])
         known = iter(tuple(layouts))
         while len(members):
@@ -179,4 +184,4 @@ class _Layout:
 
 
 def _words(data: bytes) -> Words:
-    return np.frombuffer(data + bytes(-len(data) % _WORD), np.uint64)
+    return np.frombuffer(data + bytes(-len(data) % WORD_BYTES), np.uint64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from typing import Any
 
 import pytest
 
@@ -29,8 +30,8 @@ class Watched:
         self, client_id: str = "billing", *, pid: int = 1000, host: str = "10.0.0.9", library: str = "librdkafka"
     ) -> Connection:
         conn = next(self._conns)
-        ends = {"local": ("10.0.0.1", 9092), "peer": (host, 40000 + conn)}
-        self.tracker.take(opened(conn, accepting=self._accepting, tgid=pid, **ends)[0])  # type: ignore[arg-type]
+        ends: dict[str, Any] = {"local": ("10.0.0.1", 9092), "peer": (host, 40000 + conn)}
+        self.tracker.take(opened(conn, accepting=self._accepting, tgid=pid, **ends)[0])
         connection = self.tracker.get(conn)
         assert connection
         hello = ((Fact.CLIENT_ID, client_id), (Fact.SOFTWARE_NAME, library), (Fact.SOFTWARE_VERSION, "2.0"))

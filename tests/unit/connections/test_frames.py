@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
 from kafka_probe.connections.frames import FrameReader, Frames
-from tests.unit.connections.records import Records, message, request, response, stream
+from tests.unit.connections.records import Records, by_hand, message, request, response, stream
 from tests.unit.protocol.messages import CASES, Case, case
 
 if TYPE_CHECKING:
@@ -50,6 +50,14 @@ def test_a_frame_is_the_same_in_however_many_records(whole: Case, record_bytes: 
 def test_a_frame_is_joined_across_batches() -> None:
     records = message(LONG[0])
     assert contents(read(records[:1], records[1:])) == contents(read(records))
+
+
+def test_a_frame_may_be_longer_than_a_record_can_say() -> None:
+    topics = [f"topic-{n:05}" for n in range(6_000)]
+    records = by_hand("Metadata", 1, {"Topics": [{"Name": topic} for topic in topics]})
+    assert records["size"].sum() > 0xFFFF
+    (group,) = read(records)
+    assert [topic.name for topic in group.shape.facts.topics] == topics
 
 
 def test_the_record_of_a_joined_frame_is_its_first() -> None:

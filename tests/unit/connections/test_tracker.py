@@ -29,7 +29,7 @@ def tracker() -> Tracker:
     return Tracker(WorkloadResolver())
 
 
-def events(tracker: Tracker) -> list[dict[str, object]]:
+def events(tracker: Tracker) -> list[dict[str, Any]]:
     reported = [event for _, event in tracker.report(ALL)]
     for event in reported:
         assert_body_valid(event)
@@ -75,7 +75,7 @@ def test_both_events_say_whose_connection_it_was(tracker: Tracker) -> None:
         assert (event["local"], event["peer"]) == ("10.0.0.1:9092", "10.0.0.7:40001")
         assert (event["flow_id"], event["conn_id"]) == ("0000000200000001", "0000000000000abc")
         assert (event["netns"], event["found"]) == (7, "start")
-        assert event["workload"]["pid"] == owner  # type: ignore[index]
+        assert event["workload"]["pid"] == owner
 
 
 def test_a_connection_that_was_open_before_the_agent_was_found_midstream(tracker: Tracker) -> None:
@@ -102,7 +102,7 @@ def test_frames_teach_client_library_and_cluster(tracker: Tracker) -> None:
 def test_another_process_that_uses_the_connection_owns_it_from_then_on(tracker: Tracker) -> None:
     take(tracker, opened(1, tgid=1), opened(1, tgid=os.getpid(), kind=Kind.OWNER))
     (event,) = events(tracker)
-    assert event["workload"]["pid"] == os.getpid()  # type: ignore[index]
+    assert event["workload"]["pid"] == os.getpid()
 
 
 def test_a_connection_whose_opening_was_lost_is_known_by_its_next_owner(tracker: Tracker) -> None:
@@ -242,7 +242,7 @@ def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracke
     opening, closing = events(tracker)
     assert (opening["found"], opening["conn_id"], closing["conn_id"]) == ("midstream", f"{9:016x}", f"{9:016x}")
     assert opening["flow_id"] is not None
-    assert closing["workload"]["pid"] == os.getpid()  # type: ignore[index]
+    assert closing["workload"]["pid"] == os.getpid()
     assert len(tracker) == 0
 
 

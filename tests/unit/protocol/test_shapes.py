@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Encoding, Shape, Status, measure_values
 from kafka_probe.protocol.measures import Rows
-from kafka_probe.protocol.shapes import Codes, Lengths, ShapeTable, code_of, decode_code
+from kafka_probe.protocol.shapes import WORD_BYTES, Codes, Lengths, ShapeTable, code_of, decode_code
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
 from tests.unit.protocol.trees import Records
 
@@ -96,13 +96,14 @@ def variations(count: int, seed: int) -> list[Frame]:
     return frames
 
 
-def rows_of(frames: Sequence[Frame], width: int = 1024) -> tuple[Codes, Rows, Lengths]:
+def rows_of(frames: Sequence[Frame]) -> tuple[Codes, Rows, Lengths]:
     """The frames as `ShapeTable.match` takes them, with noise behind the data."""
+    width = -(-max((len(data) for _, data in frames), default=0) // WORD_BYTES) * WORD_BYTES
     rows = np.random.default_rng(1).integers(0, 256, (len(frames), width), np.uint8)
     for row, (_, data) in zip(rows, frames, strict=True):
         row[: len(data)] = np.frombuffer(data, np.uint8)
     codes = np.array([code for code, _ in frames], np.uint64)
-    return codes, rows, np.array([len(data) for _, data in frames], np.uint16)
+    return codes, rows, np.array([len(data) for _, data in frames], np.int64)
 
 
 def assert_matched_as_decoded(table: ShapeTable, frames: list[Frame]) -> None:
@@ -181,6 +182,15 @@ def test_a_full_table_starts_anew_and_says_so() -> None:
         assert_matched_as_decoded(table, frames)
         assert table.resets == expected_resets
         assert len(table) == 20
+
+
+def test_long_frames_fill_the_table_by_their_length() -> None:
+    table = ShapeTable(limit_bytes=200_000)
+    client_ids = [bytes([ord("a") + n]) * 0x7FFF for n in range(8)]
+    frames = [(code_of(False, 12, 0, True), b"\x7f\xff" + client_id + b"\x00\x01g") for client_id in client_ids]
+    for expected_resets in range(3):
+        assert_matched_as_decoded(table, frames)
+        assert table.resets == expected_resets
 
 
 def test_no_frames_and_frames_without_data_are_fine() -> None:

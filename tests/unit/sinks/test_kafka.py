@@ -91,6 +91,14 @@ def test_brokers_out_of_reach_are_said_once_with_the_address(caplog: pytest.LogC
     assert sink.losses()["sink_unsent_at_exit"] == 1
 
 
+def test_an_attempt_cut_short_does_not_hide_why_the_one_before_failed() -> None:
+    says, logger = sink_kafka._LastWords(), logging.getLogger("kafka")
+    for sentence in ("<BrokerConnection node_id=1>: ECONNREFUSED", "Connection attempt timed out", "Bootstrap failed"):
+        logger.error(sentence)
+    says.detach()
+    assert says.last == "ECONNREFUSED"
+
+
 AWAY = """
 from kafka_probe.config import load
 from kafka_probe.sinks.kafka import KafkaSink
