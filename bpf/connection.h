@@ -93,12 +93,18 @@ static inline u64 last_payload(struct conn *conn)
 static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes, u8 direction)
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
-	if (now - last >= BURST_NS) {
+	int replies = !conn->burst_replied && direction != conn->burst_direction && now - conn->burst_ns < REPLY_NS;
+	if (now - last >= BURST_NS && !replies) {
+		u8 before = conn->last_ns[RECEIVE] > conn->last_ns[SEND] ? RECEIVE : SEND;
 		conn->burst_ns = now;
 		conn->pause_ns = last ? now - last : 0;
 		conn->burst_bytes = 0;
+		conn->burst_replied = 0;
 		conn->burst_direction = direction;
+		// In Kafka the broker speaks when it is asked.
+		conn->burst_answers = before != direction && direction == (conn->role == ROLE_ACCEPTING ? SEND : RECEIVE);
 	}
+	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;
 	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all before it was acknowledged
 		conn->silence_ns = last ? now - last : 0;

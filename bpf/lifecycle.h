@@ -47,6 +47,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->pause_ns = conn->pause_ns;
 	close->burst_bytes = conn->burst_bytes;
 	close->burst_direction = conn->burst_direction;
+	close->burst_answers = conn->burst_answers;
 	close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS) +
 			    (by_owner ? unsent : 0);
 	close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);

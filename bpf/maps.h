@@ -79,6 +79,8 @@ struct conn {
 	u64 pause_ns;
 	u32 burst_bytes;
 	u8 burst_direction;
+	u8 burst_answers;
+	u8 burst_replied; // in the other direction
 	u32 tgid;
 	u32 rx_base;
 	u32 tx_base;

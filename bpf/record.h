@@ -70,15 +70,18 @@ struct open_data {
 	u8 command_line[COMMAND_LINE_BYTES];
 };
 
-#define BURST_NS 1000000000ull
+#define BURST_NS 50000000ull
+#define REPLY_NS 1000000000ull
 
 struct close_data {
 	u64 closing_ns; // when this end left ESTABLISHED
 	u64 sent_ns;    // the last payload in this direction, 0: none was seen
 	u64 received_ns;
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged
-	u64 burst_ns;   // when the last burst began: payloads in either direction with less than BURST_NS between them
-	u64 pause_ns;   // and the silence before it
+	// When the last burst began: payloads in either direction with less than BURST_NS between them, or REPLY_NS before the first
+	// in the other direction.
+	u64 burst_ns;
+	u64 pause_ns; // and the silence before it
 	u64 sent_bytes;
 	u64 received_bytes;
 	u32 unacked_bytes;
@@ -96,7 +99,8 @@ struct close_data {
 	u8 keepalive;
 	u8 owner_exiting;
 	u8 burst_direction; // of its first payload, enum direction
-	u32 pad;
+	u8 burst_answers;   // its first payload is a broker's after one of the client
+	u8 pad[3];
 };
 
 // Stands in a frame's data where a record set stood. Big-endian, as the frame around it.

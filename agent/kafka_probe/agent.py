@@ -28,6 +28,7 @@ from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.listing import Listing
@@ -66,7 +67,7 @@ class Agent:
         self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
-        self._tracker = Tracker(resolver)
+        self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None)
         self._flows = Flows(self._tracker, self._names, self._brokers)
         self._exchanges = Exchanges(self._tracker, self._names) if config.requests.which != "off" else None
         self._reader = FrameReader() if self._exchanges else FrameReader(SUMMED)
@@ -115,6 +116,7 @@ class Agent:
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.time_ns()
             self._drain(programs.buffer)
+            self._tracker.settle(now - SETTLED_NS - _wall_offset_ns())
             if listing and (listed := listing.take()) is not None:
                 self._tracker.add_listed(listed, time.monotonic_ns())
                 listing = None
@@ -160,10 +162,11 @@ class Agent:
     def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> None:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
 
-        settled_ns: closes until then are told, see settling.py.
+        settled_ns: up to then closes are settled, see settling.py.
         """
         interval: Event = {"since": since_ns // 1000}
-        self._send_stamped(self._tracker.report(settled_ns - _wall_offset_ns()))
+        self._tracker.settle(settled_ns - _wall_offset_ns())
+        self._send_stamped(self._tracker.report())
         self._send(_named_topics(self._names.report()), now_ns)
         self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
         self._send([{"kind": "agent", **interval, "complete_until": settled_ns // 1000, **self._state()}], now_ns)

@@ -193,6 +193,8 @@ class Config(SinkConfig):
     """which end of a connection to watch"""
     netns: Netns | None = None
     """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
+    conntrack: bool = False
+    """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"

@@ -207,6 +207,13 @@ REQUEST = (
     Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
 )
 
+NAT = Struct(
+    (
+        Field("local", "string", "address:port of the watched end as the far end sees it"),
+        Field("peer", "string", "address:port of the far end as it is there"),
+    )
+)
+
 OPEN = (
     Field(
         "found",
@@ -215,6 +222,7 @@ OPEN = (
         "payload has passed since, so that its flow_id is not known yet",
     ),
     Field("cookie", "long", "the kernel's own number of the socket, as `ss -e` shows it; null where it has none yet"),
+    Field("nat", NAT, "the ends beyond this host's NAT; null: not translated here, or nobody asked (`--conntrack`)"),
 )
 
 CLOSE = (
@@ -243,7 +251,7 @@ CLOSE = (
     Field("keepalive", "boolean", "the kernel probes the peer after a long silence (SO_KEEPALIVE)"),
     Field("user_timeout_ms", "long", "TCP_USER_TIMEOUT; null: not set"),
     Field("owner_exiting", "boolean", "the socket was closed by the end of its process, not by a close of its own"),
-    Field("owner_ended", "boolean", "the process had ended within a second after this end began to close"),
+    Field("owner_ended", "boolean", "the process had ended a second or two after this end was closed"),
     Field(
         "listener_closed_us",
         "long",

@@ -16,7 +16,20 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.source import spark_schema, struct_of
 
 SIDES = ("connecting", "accepting")
-FACTS = ("node", "side", "flow_id", "local", "peer", "cluster_id", "broker_id", "workload", "client", "opaque", "found")
+FACTS = (
+    "node",
+    "side",
+    "flow_id",
+    "local",
+    "peer",
+    "cluster_id",
+    "broker_id",
+    "workload",
+    "client",
+    "opaque",
+    "found",
+    "nat",
+)
 TOTALS = ("requests", "request_bytes", "response_bytes")
 
 _EVENT = {field.name: field.dataType for field in spark_schema()}

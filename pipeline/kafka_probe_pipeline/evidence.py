@@ -119,7 +119,7 @@ def exited(end: End) -> Column:
 
 
 def ended(end: End) -> Column:
-    """The process closed the socket and ended within a second."""
+    """The process closed the socket and ended a moment later."""
     return every(end.close("owner_ended"))
 
 
@@ -242,7 +242,8 @@ def _with_those_closed_together(connections: DataFrame, config: Config) -> DataF
     least, greatest = F.min("client.silence_us").over(window), F.max("client.silence_us").over(window)
     return connections.withColumns({"least_us": least, "greatest_us": greatest}).withColumns(
         {
-            "closed_with_others": F.col("greatest_us") > F.col("least_us") * (1 + config.same_age_percent / 100),
+            "closed_with_others": F.col("greatest_us")
+            > F.col("least_us") * (1 + config.same_age_percent / 100) + config.idle_minimum * SECOND_US,
             "ages": F.concat_ws(" to ", seconds(F.col("least_us")), seconds(F.col("greatest_us"))),
         }
     )

@@ -93,10 +93,10 @@ RULES = (
         ends=("broker", "client"),
     ),
     *of_each(
-        lambda end, other: Rule(
+        lambda end, _: Rule(
             "auth_failure",
             by=end,
-            holds=f"{end}.itself AND NOT {other}.itself AND {end}.authenticating",
+            holds=f"{end}.itself AND {end}.authenticating",
             words=f"the {end} closed {{{end}.silence}} after {{{end}.api}}",
         )
     ),
@@ -117,7 +117,7 @@ RULES = (
         "normal",
         by="client",
         holds=f"{CLIENT_FIRST} AND client.ended",
-        words="the client closed, and its process {client.process} ended within a second",
+        words="the client closed, and its process {client.process} ended with it",
     ),
     Rule(
         "normal",

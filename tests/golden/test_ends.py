@@ -64,15 +64,22 @@ def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: 
 CLOSE_NOTIFY = bytes.fromhex("1703030013") + bytes(19)  # as TLS 1.3 hides it
 
 
-@pytest.mark.parametrize("words", [CLOSE_NOTIFY, CLOSE_NOTIFY * 10], ids=["a goodbye", "more than that"])
-def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(capture: Capture, port: int, words: bytes) -> None:
+@pytest.mark.parametrize(
+    ("words", "asked", "goodbye"),
+    [(CLOSE_NOTIFY, False, True), (CLOSE_NOTIFY, True, False), (CLOSE_NOTIFY * 10, False, False)],
+    ids=["a goodbye", "an answer as short", "more than that"],
+)
+def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(
+    capture: Capture, port: int, words: bytes, asked: bool, goodbye: bool
+) -> None:
     with conversation(port) as talk:
         transfer(talk.client, talk.server, client_hello())
+        if not asked:
+            transfer(talk.server, talk.client, bytes(200))
         said = time.monotonic()
         wait_until(lambda: time.monotonic() - said > 1.1, "a silence")
         transfer(talk.server, talk.client, words)
     client, server = (end.closed or {} for end in capture.wait_closed(talk))
-    goodbye = words == CLOSE_NOTIFY
     assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if goodbye else ("local", "peer"))
     for facts in (client, server):
         assert (facts["silence_us"] >= 1_100_000) is goodbye  # type: ignore[operator]

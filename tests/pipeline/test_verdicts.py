@@ -98,7 +98,7 @@ CASES = [
         "the process of the client ended",
         closed_first(CLIENT, {"owner_ended": True}),
         "normal",
-        "ended within a second",
+        "ended with it",
     ),
     Case(
         "the client closes in the middle of its work",

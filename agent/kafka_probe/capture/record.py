@@ -94,7 +94,8 @@ CLOSE_DATA = np.dtype(
         ("keepalive", "u1"),
         ("owner_exiting", "u1"),
         ("burst_direction", "u1"),
-        ("pad", "<u4"),
+        ("burst_answers", "u1"),
+        ("pad", "u1", (3,)),
     ]
 )
 

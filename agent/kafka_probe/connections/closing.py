@@ -30,9 +30,10 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     if first_state == _CLOSE:
         # Without the error the socket was closed with unread data or on purpose, by sending a reset.
         return ("peer", "rst_received") if reset else ("local", "rst_sent")
-    if first_state in (_FIN_WAIT1, _CLOSE_WAIT):
-        return "local" if first_state == _FIN_WAIT1 else "peer", "rst_received" if reset else "fin"
-    return "unknown", "unknown"
+    if first_state == _FIN_WAIT1:
+        return "local", "rst_received" if reset else "fin"
+    # After its FIN a peer may answer with a reset what it is sent.
+    return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
 def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, object]]:
@@ -47,18 +48,21 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, obj
     sent_us, received_us = (_since(int(data[name]), closing_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
     unacked_bytes, unanswered = int(data["unacked_bytes"]), int(data["retransmits_unanswered"])
-    if tls and how == "fin" and data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - int(data["burst_ns"]) < _JUST_NS:
-        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
-        closed_by = "peer" if data["burst_direction"] else "local"
-        idle_us = int(data["pause_ns"]) // 1000
     # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
+    silence_us = int(data["silence_ns"]) // 1000 if in_vain else idle_us
+    orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
+    brief = data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - int(data["burst_ns"]) < _JUST_NS
+    if tls and orderly and brief and not data["burst_answers"]:
+        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
+        closed_by, how = ("peer", "fin") if data["burst_direction"] else ("local", how)
+        idle_us = silence_us = int(data["pause_ns"]) // 1000
     api = apis().get(int(data["last_api_key"]))
     return closing_ns, {
         "closed_by": closed_by,
         "how": how,
         "idle_us": idle_us,
-        "silence_us": int(data["silence_ns"]) // 1000 if in_vain else idle_us,
+        "silence_us": silence_us,
         "received_idle_us": received_us,
         "last_api": api.name if api else None,
         "last_acks": 0 if data["no_response"] else None,

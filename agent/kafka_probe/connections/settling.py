@@ -1,4 +1,4 @@
-"""Closed connections wait here for a second: only then it shows whether their process or its listener ended with them.
+"""Closed connections wait here for a second: then it shows whether their process or its listener ended with them.
 
 The order of these ends within a stopping process is nobody's contract: Kafka closes connections and listeners from
 several threads, and a client ends some milliseconds after its last connection.
@@ -7,7 +7,7 @@ several threads, and a client ends some milliseconds after its last connection.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ class Settling:
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
         self._waiting: deque[_Closed] = deque()
+        self._settled: list[tuple[int, Event]] = []
         # When the listening socket of a port was closed, by network namespace and local address.
         self._listeners: dict[tuple[int, str], int] = {}
 
@@ -56,11 +57,16 @@ class Settling:
         """The `close` event of a connection, as far as it is known when it ends."""
         self._waiting.append(_Closed(ended_ns, closing_ns, identity, workload, event))
 
-    def settled(self, until_ns: int) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) of those that ended until then."""
+    def settle(self, until_ns: int) -> None:
+        """What ended until then has waited long enough, and what is to be seen is what is there now."""
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
-            yield closed.ended_ns, {**closed.event, **self._company(closed)}
+            self._settled.append((closed.ended_ns, {**closed.event, **self._company(closed)}))
+
+    def take(self) -> list[tuple[int, Event]]:
+        """(ts_ns, event) of those that were settled since the last call."""
+        settled, self._settled = self._settled, []
+        return settled
 
     def _company(self, closed: _Closed) -> Event:
         ended = self._resolver.ended(closed.workload)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
 from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections import conntrack
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
+from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.sessions import FetchSession, Naming, naming
 from kafka_probe.connections.settling import Settling
@@ -26,6 +28,7 @@ INTERNAL = "kafka-probe-"
 SASL_HANDSHAKE = 17
 
 LOSSES = {
+    **conntrack.LOSSES,
     "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
     "close_unknown": "connections that are gone and did not say how, because that record was lost: see ring_full",
     "frame_unconfirmed": "frames, if they were any, of connections that ended before they proved to speak Kafka",
@@ -106,8 +109,10 @@ _Ends = tuple[int, str, str]
 class Tracker:
     """Connections by the kernel's id. `losses` counts what could not be given to one."""
 
-    def __init__(self, resolver: WorkloadResolver) -> None:
+    def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None) -> None:
+        """nat: who is asked what this host's NAT makes of new connections; None: nobody."""
         self._resolver = resolver
+        self._nat = nat
         self._clients = Clients()
         self._connections: dict[int, Connection] = {}
         # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
@@ -191,13 +196,26 @@ class Tracker:
             for (side, owner, local, network), count in counts.items()
         ]
 
-    def report(self, settled_ns: int) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) of what was opened and reset since the last report, and what was closed until `settled_ns`."""
-        for connection in self._unreported:
-            yield connection.opened_ns, _event(connection, "open", {"cookie": connection.identity.cookie})
+    def settle(self, until_ns: int) -> None:
+        """What was closed until then is told with the next report, see settling.py; to be called every second or so."""
+        self._closings.settle(until_ns)
+
+    def report(self) -> Iterator[tuple[int, Event]]:
+        """(ts_ns, event) of what was opened, reset, and settled after its close, since the last report."""
+        opened, self._unreported = self._unreported, []
+        for connection, nat in zip(opened, self._translations(opened), strict=True):
+            facts: Event = {"cookie": connection.identity.cookie, "nat": nat}
+            yield connection.opened_ns, _event(connection, "open", facts)
         yield from self._resets
-        self._unreported, self._resets = [], []
-        yield from self._closings.settled(settled_ns)
+        self._resets = []
+        yield from self._closings.take()
+
+    def _translations(self, opened: Sequence[Connection]) -> Sequence[conntrack.Translation | None]:
+        if self._nat is None:
+            return [None] * len(opened)
+        translations = self._nat.translations([connection.identity for connection in opened])
+        self.losses["nat_not_asked"] = self._nat.not_asked
+        return translations
 
     def _take_owner(self, record: Record) -> None:
         identity, owner = read_open(record)

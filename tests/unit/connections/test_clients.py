@@ -110,6 +110,6 @@ def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Wa
     for connection in (coordinator, fetcher):
         assert watched.ask(fetcher, FETCH) == "etl"
         watched.tracker.gone(gone(connection.identity.conn)[0])
-    list(watched.tracker.report(0))
+    list(watched.tracker.report())
     del coordinator, fetcher, connection
     assert watched.ask(watched.connect(), FETCH) is None

@@ -27,9 +27,10 @@ SECOND_NS = 10**9
         (ESTABLISHED_TO_CLOSE, errno.ECONNRESET, "peer", "rst_received"),
         (ESTABLISHED_TO_CLOSE, 0, "local", "rst_sent"),
         (ESTABLISHED_TO_CLOSE, errno.ETIMEDOUT, "local", "timeout"),
-        # An orderly start, then a reset instead of the other end's FIN. After that FIN a reset reads as a broken pipe.
+        # An orderly start, then a reset instead of the other end's FIN. After that FIN a reset, which reads as a broken
+        # pipe, is only its answer to what was sent to it.
         (ESTABLISHED_TO_FIN_WAIT1, errno.ECONNRESET, "local", "rst_received"),
-        (ESTABLISHED_TO_CLOSE_WAIT, errno.EPIPE, "peer", "rst_received"),
+        (ESTABLISHED_TO_CLOSE_WAIT, errno.EPIPE, "peer", "fin"),
         (ESTABLISHED_TO_FIN_WAIT1, errno.ETIMEDOUT, "local", "timeout"),
         # The network said why nothing came through.
         (ESTABLISHED_TO_CLOSE, errno.EHOSTUNREACH, "local", "timeout"),
@@ -110,20 +111,31 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
 
 
 @pytest.mark.parametrize(
-    ("changes", "closed_by", "silence_s"),
+    ("changes", "closed_by", "how", "silence_s"),
     [
-        ({}, "local", 7),
-        ({"burst_direction": 1}, "peer", 7),
-        ({"burst_bytes": 129}, "peer", 0),
-        ({"burst_ns": 18 * SECOND_NS}, "peer", 0),
-        ({"error": errno.EPIPE}, "peer", 0),
+        ({}, "local", "fin", 7),
+        ({"burst_direction": 1}, "peer", "fin", 7),
+        ({"burst_direction": 1, "error": errno.EPIPE, "unacked_bytes": 24}, "peer", "fin", 7),
+        ({"burst_answers": 1}, "peer", "fin", 0),
+        ({"burst_bytes": 129}, "peer", "fin", 0),
+        ({"burst_ns": 18 * SECOND_NS}, "peer", "fin", 0),
+        ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "error": errno.ECONNRESET}, "local", "rst_received", 7),
+        ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "burst_direction": 1}, "peer", "fin", 7),
+        ({"first_state": ESTABLISHED_TO_CLOSE, "error": errno.ECONNRESET}, "peer", "rst_received", 0),
     ],
-    ids=["we said goodbye", "the peer did", "more was said", "it was said before", "a reset"],
-)
-def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, silence_s: int) -> None:
+    ids=[
+        "we said goodbye", "the peer did", "and was gone when we answered", "it was asked", "more was said",
+        "it was said before",
+        "we did and were reset", "the peer did and we were quicker", "a reset",
+    ],
+)  # fmt: skip
+def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, how: str, silence_s: int) -> None:
     end = {**FAREWELL, "burst_bytes": 48, "first_state": ESTABLISHED_TO_CLOSE_WAIT, **changes}
     _, facts = read_close(closed(**end)[0], tls=True)
-    assert facts["closed_by"] == closed_by
+    assert (facts["closed_by"], facts["how"]) == (closed_by, how)
     assert int(str(facts["silence_us"])) // 10**6 == silence_s
-    _, facts = read_close(closed(**end)[0])
-    assert (facts["closed_by"], int(str(facts["silence_us"])) // 10**6) == ("peer", 0)
+
+
+def test_without_tls_there_is_no_goodbye() -> None:
+    _, facts = read_close(closed(**FAREWELL, burst_bytes=48, first_state=ESTABLISHED_TO_CLOSE_WAIT)[0])
+    assert (facts["closed_by"], facts["silence_us"]) == ("peer", 0)

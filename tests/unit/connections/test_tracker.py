@@ -30,7 +30,8 @@ def tracker() -> Tracker:
 
 
 def events(tracker: Tracker) -> list[dict[str, Any]]:
-    reported = [event for _, event in tracker.report(ALL)]
+    tracker.settle(ALL)
+    reported = [event for _, event in tracker.report()]
     for event in reported:
         assert_body_valid(event)
     return reported
@@ -60,7 +61,8 @@ def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:
 def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_order(tracker: Tracker) -> None:
     take(tracker, opened(1, ts_ns=10_000))
     tracker.close(closed(1, ts_ns=5_010_000)[0])
-    opening, closing = tracker.report(ALL)
+    tracker.settle(ALL)
+    opening, closing = tracker.report()
     assert (opening[0], closing[0]) == (10_000, 5_010_000)
     assert closing[1]["age_us"] == 5_000
 
@@ -142,8 +144,10 @@ def test_what_is_read_after_the_end_still_finds_its_connection(tracker: Tracker)
 def test_a_close_is_told_when_it_is_settled(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1, ts_ns=3 * SECOND_NS)[0])
-    assert [event["kind"] for _, event in tracker.report(3 * SECOND_NS - 1)] == ["open"]
-    assert [event["kind"] for _, event in tracker.report(3 * SECOND_NS)] == ["close"]
+    tracker.settle(3 * SECOND_NS - 1)
+    assert [event["kind"] for _, event in tracker.report()] == ["open"]
+    tracker.settle(3 * SECOND_NS)
+    assert [event["kind"] for _, event in tracker.report()] == ["close"]
 
 
 def owner_of_a_close(tracker: Tracker, pid: int, start_ns: int) -> object:
