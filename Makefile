@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench soak fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,10 @@ false-positives: setup-tests ## ten million conversations of other protocols thr
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench
+
+verdicts: setup-tests ## every cause of a disconnect, made to happen, and the verdicts held against it (10 minutes)
+	@$(BIN)/python -m tests.verdicts
+	$(BIN)/python -m pytest tests/verdicts/check_*.py
 
 soak: setup-tests ## a million connections opened and closed: nothing of them stays in the kernel (CONNECTIONS=1000000)
 	@$(BIN)/python -m tests.soak

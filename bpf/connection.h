@@ -75,6 +75,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	conn->sk = sk;
 	conn->role = role ? role : direction == RECEIVE ? ROLE_ACCEPTING : ROLE_CONNECTING; // in Kafka the client speaks first
 	conn->tgid = tgid;
+	conn->last_api_key = NO_API;
 	conn->rx_base = receive_base(sk);
 	conn->tx_base = send_base(sk);
 	conn->write_end = conn->sent_end = sequence_end(sk, SEND);
@@ -93,7 +94,8 @@ static inline u64 last_payload(struct conn *conn)
 static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes, u8 direction)
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
-	int replies = !conn->burst_replied && direction != conn->burst_direction && now - conn->burst_ns < REPLY_NS;
+	int replies = !conn->burst_replied && !conn->burst_answers && direction != conn->burst_direction &&
+		      now - conn->burst_ns < REPLY_NS;
 	if (now - last >= BURST_NS && !replies) {
 		u8 before = conn->last_ns[RECEIVE] > conn->last_ns[SEND] ? RECEIVE : SEND;
 		conn->burst_ns = now;

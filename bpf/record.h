@@ -78,8 +78,8 @@ struct close_data {
 	u64 sent_ns;    // the last payload in this direction, 0: none was seen
 	u64 received_ns;
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged
-	// When the last burst began: payloads in either direction with less than BURST_NS between them, or REPLY_NS before the first
-	// in the other direction.
+	// When the last burst began: payloads in either direction with less than BURST_NS between them, or less than REPLY_NS before
+	// the first in the other direction.
 	u64 burst_ns;
 	u64 pause_ns; // and the silence before it
 	u64 sent_bytes;

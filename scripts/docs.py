@@ -20,6 +20,7 @@ from kafka_probe.protocol import coverage
 from kafka_probe.sinks import outbox
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
+from kafka_probe_pipeline.rules import CAUSES
 
 README = Path(__file__).parents[1] / "README.md"
 KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
@@ -84,6 +85,10 @@ def loss_table() -> str:
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 
+def cause_table() -> str:
+    return table(("cause", "what was seen"), ((f"`{cause}`", text) for cause, text in CAUSES.items()))
+
+
 def pipeline_table() -> str:
     fields = PipelineConfig.model_fields.items()
     defaults = ("" if field.default in (None, "", {}) else f"`{str(field.default).lower()}`" for _, field in fields)
@@ -121,6 +126,7 @@ PARTS = {
     "events": event_tables(),
     "configuration": config.markdown(),
     "losses": loss_table(),
+    "causes": cause_table(),
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),
     "kernels": kernel_table(),

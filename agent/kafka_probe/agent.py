@@ -93,7 +93,8 @@ class Agent:
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
             if config.ready_file:
                 config.ready_file.touch()
-            with closing(Listing(options.ports, config.netns)) if options.ports else nullcontext() as listing:
+            watched = options.ports, config.netns, options.agent_tgid
+            with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
                 self._loop(programs, listing)
         finally:
             programs.close()

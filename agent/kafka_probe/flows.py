@@ -88,8 +88,9 @@ class Flows:
         starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
         ends = np.append(starts[1:], len(order)).tolist()
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
-        guessed = frames.column("flags")[order] & (Flag.RESYNC | Flag.UNPROVEN)
-        confirmed = np.logical_or.reduceat(guessed == 0, starts).tolist()
+        flags = frames.column("flags")[order]
+        confirmed = np.logical_or.reduceat(flags & (Flag.RESYNC | Flag.UNPROVEN) == 0, starts).tolist()
+        guessed = np.logical_or.reduceat(flags & Flag.RESYNC != 0, starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         for i, start in enumerate(starts.tolist()):
@@ -99,6 +100,7 @@ class Flows:
             if count.frames == 0 or (confirmed[i] and not count.connection.confirmed):
                 count.connection.confirmed |= confirmed[i]
                 self._brokers.see(count.connection, shape.facts)
+            count.connection.doubtful |= guessed[i]
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]

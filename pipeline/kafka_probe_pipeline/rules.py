@@ -34,6 +34,23 @@ def of_each(make: Callable[[End, End], Rule], ends: Iterable[End] = ("client", "
     return [make(end, OTHER[end]) for end in ends]
 
 
+# What can be the cause, and which evidence names it.
+CAUSES = {
+    "client_idle_limit": "the client closed after a silence: `connections.max.idle.ms` of the client",
+    "broker_idle_limit": "the broker closed after a silence: `connections.max.idle.ms` of the broker",
+    "middlebox_reset": "one end received an RST that neither the other socket nor its host sent: what stands between them "
+    "had forgotten the connection",
+    "middlebox_silent_drop": "what one end sent after a silence was never acknowledged, while the other still held the "
+    "connection",
+    "rejected_request": "the broker closed right after a request without answering it: a batch above its limit with "
+    "acks=0, a version that it does not have",
+    "auth_failure": "one end closed during the authentication, or the credentials were refused",
+    "process_exit": "the process of one end was killed, or ended without closing its connections",
+    "broker_shutdown": "the broker closed after it had stopped to listen",
+    "normal": "the client closed in the middle of its work, with others, or because it ended",
+    "unknown": "the evidence tells no cause; the sentence says what is known",
+}
+
 CLIENT_FIRST = "client.itself AND NOT broker.itself"
 BROKER_FIRST = "broker.itself AND NOT client.itself"
 

@@ -83,6 +83,7 @@ def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(
     assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if goodbye else ("local", "peer"))
     for facts in (client, server):
         assert (facts["silence_us"] >= 1_100_000) is goodbye  # type: ignore[operator]
+        assert facts["last_api"] is None
 
 
 @pytest.mark.parametrize("acks", [0, -1])

@@ -1,8 +1,9 @@
-"""`make demo`: who is talking to my Kafka, and about what. A real broker, clients of three libraries, agent, pipeline.
+"""`make demo`: who is talking to my Kafka, about what, and why did they hang up. All is real, and takes two minutes.
 
-Takes about a minute. With KEEP=1 broker and agent stay up afterwards until Ctrl-C. BOOTSTRAP=host:port takes a broker
-that is there already. Exit status: 0 all clients were seen, 1 something is missing (it says what), 3 this machine
-cannot run the agent.
+Clients of three libraries, a gateway that hides them behind one address and forgets who is silent, a broker, an agent
+on either side, and the pipeline. With KEEP=1 network, broker and agents stay up afterwards until Ctrl-C.
+BOOTSTRAP=host:port takes a broker that is there already: then nobody is hidden, and nothing is forgotten. Exit status:
+0 all was seen, 1 something is missing (it says what), 3 this machine cannot run the agent.
 """
 
 from __future__ import annotations
@@ -21,29 +22,22 @@ from typing import Any
 
 from kafka_probe.check import require_capture
 from kafka_probe.errors import KafkaProbeError
-from tests.lab.broker import Broker
-from tests.lab.clients import ROOT, RunningClient, clients, running, topics
-from tests.lab.processes import LabError, listens
-from tests.lab.product import EVENTS, TRAFFIC, Agent, Report, report, run_pipeline
-from tests.lab.topics import create_topics, existing
+from tests.lab import tables
+from tests.lab.clients import ROOT, Client, RunningClient, clients, running, topics
+from tests.lab.network import Network
+from tests.lab.processes import LabError, listens, wait_until
+from tests.lab.product import ALERTS, EVENTS, TRAFFIC, Report, read_events, report, run_pipeline, shown, told_until_us
+from tests.lab.stage import BROKER, CLIENTS, Stage, own_stage
+from tests.lab.storm import Herd, Storm, herd, storm
+from tests.lab.topics import create_topics, existing, read_topic
 
 DIRECTORY = ROOT / "build" / "demo"
 RESULT = ROOT / "build" / "demo.json"
 RECORDS, RATE = 600, 20.0
+AUDIT = "audit"  # topic of those that are silent
+PROCESSES, EACH = 2, 15
 INTERRUPTED = 130
-COLUMNS = {
-    "client id": "client_id",
-    "pid": "pid",
-    "command": "comm",
-    "cgroup": "cgroup",
-    "library": "library",
-    "api": "api",
-    "topic": "topic",
-    "requests": "requests",
-    "per s": "rate",
-    "records": "records",
-    "bytes": "bytes",
-}
+_LATER_US = 3_000_000
 
 
 def main() -> int:
@@ -52,9 +46,12 @@ def main() -> int:
     try:
         require_capture()
         shutil.rmtree(DIRECTORY, ignore_errors=True)
+        DIRECTORY.mkdir(parents=True)
         given = os.environ.get("BOOTSTRAP")
-        with nullcontext(given) if given else own_broker() as bootstrap:
-            return demo(bootstrap, keep=bool(os.environ.get("KEEP")))
+        if not given:
+            say("Making a network, and starting a real Apache Kafka broker in it ...")
+        with nullcontext(Stage(DIRECTORY, given)) if given else own_stage(DIRECTORY) as stage:
+            return demo(stage, keep=bool(os.environ.get("KEEP")))
     except (KafkaProbeError, LabError) as error:
         print(f"kafka-probe demo: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, KafkaProbeError) else 1
@@ -63,110 +60,110 @@ def main() -> int:
         return INTERRUPTED
 
 
-@contextmanager
-def own_broker() -> Iterator[str]:
-    """A broker on this host; its address."""
-    say("Starting a real Apache Kafka broker ...")
-    with Broker(DIRECTORY / "broker", port=0 if listens("127.0.0.1", 9092) else 9092, keep=True) as broker:
-        yield broker.bootstrap
+def demo(stage: Stage, *, keep: bool) -> int:
+    """From a broker that has seen no demo to the printed tables."""
+    lab = clients(stage.bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
+    with stage.at(CLIENTS):
+        prepare(stage, topics(lab))
+    forgotten = None
+    with stage.agents() as flags, silent(stage) as crowd:
+        say("An agent on each node:" if stage.network else "An agent:")
+        for of_one in flags:
+            print(f"    kafka-probe run {of_one}")
+        started = work(stage, lab)
+        if crowd:
+            forgotten = speak_again(stage, crowd)
+    say("Summing up: kafka-probe-pipeline run --once ...")
+    with stage.at(BROKER):
+        run_pipeline(stage.bootstrap, DIRECTORY / "pipeline")
+        seen = report(stage.bootstrap)
+        alerts = [json.loads(value) for value in dict(read_topic(stage.bootstrap, ALERTS)).values()]
+    missing = tell_traffic(seen, lab, started)
+    told: dict[str, Any] = {"clients": tables.traffic(seen, topics(lab)), "losses": seen.losses, "alerts": alerts}
+    if stage.network and forgotten:
+        told["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "connections"), started)
+        missing += tell_behind(told["behind"], started, stage.network) + tell_alerts(alerts, forgotten)
+    RESULT.write_text(json.dumps(told, indent=2) + "\n")
+    print(f"\nThe same as JSON: {named(RESULT)}; raw events: {named(export_events(seen))}")
+    print(f"Tables: kafka-probe-pipeline show --output {named(DIRECTORY / 'pipeline')} --table verdicts")
+    for sentence in missing:
+        print(f"kafka-probe demo: {sentence}", file=sys.stderr)
+    if keep:
+        with stage.agents():
+            say(f"Broker {stage.bootstrap} and agents stay up. Try: kafka-probe top --ports {stage.port}; Ctrl-C ends.")
+            Event().wait()
+    return 1 if missing else 0
 
 
-def demo(bootstrap: str, *, keep: bool) -> int:
-    """From a broker that has seen no demo to the printed table."""
-    host, _, port = bootstrap.rpartition(":")
-    lab = clients(bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
+def prepare(stage: Stage, names: Sequence[str]) -> None:
+    """Make the topics; `LabError` if the broker is not there, or has seen a demo."""
+    host, _, port = stage.bootstrap.rpartition(":")
     if not (port.isdecimal() and listens(host.strip("[]"), int(port))):
-        raise LabError(f"there is no broker at {bootstrap}: BOOTSTRAP is the host:port of one")
-    if there := existing(bootstrap, [*topics(lab), EVENTS, TRAFFIC]):
-        raise LabError(
-            f"{bootstrap} has {', '.join(there)} already: take another broker, or delete what an earlier demo left"
-        )
-    create_topics(bootstrap, topics(lab), partitions=3)
-    flags = ("--bootstrap-servers", bootstrap, "--ports", port, "--node", "demo")
-    say(f"Starting the agent: kafka-probe run {' '.join(flags)} ...")
-    with Agent(DIRECTORY, *flags), running(lab, DIRECTORY) as started:
+        raise LabError(f"there is no broker at {stage.bootstrap}: BOOTSTRAP is the host:port of one")
+    if there := existing(stage.bootstrap, [*names, EVENTS, TRAFFIC, ALERTS]):
+        advice = "take another broker, or delete what an earlier demo left"
+        raise LabError(f"{stage.bootstrap} has {', '.join(there)} already: {advice}")
+    create_topics(stage.bootstrap, [*names, *([AUDIT] if stage.network else [])], partitions=3)
+
+
+@contextmanager
+def silent(stage: Stage) -> Iterator[Herd | None]:
+    """Meanwhile there are clients that spoke once; without a firewall nobody."""
+    if not stage.network:
+        yield None
+        return
+    with herd(stage.network, [stage.bootstrap], DIRECTORY, topic=AUDIT, processes=PROCESSES, each=EACH) as crowd:
+        yield crowd
+
+
+def work(stage: Stage, lab: Sequence[Client]) -> list[RunningClient]:
+    """The clients from start to end."""
+    with stage.at(CLIENTS), running(lab, DIRECTORY) as started:
         say(f"{len(started)} clients at work, for about {RECORDS / RATE:.0f} s:")
         for client in started:
             print(f"    {client.client.client_id}, process {client.process.pid} in {client.cgroup}")
         for client in started:
             client.wait(timeout_s=3 * RECORDS / RATE)
-        say("The clients are done. Stopping the agent ...")
-    say("Summing up: kafka-probe-pipeline run --once ...")
-    run_pipeline(bootstrap, DIRECTORY / "pipeline")
-    seen = report(bootstrap)
-    rows = table(seen)
-    losses = seen.losses
-    RESULT.write_text(json.dumps({"clients": rows, "losses": losses}, indent=2) + "\n")
-    show(rows)
-    missing = [*shortcomings(rows, started), *(f"{n} lost: {reason}" for reason, n in losses.items() if n)]
-    print(f"\nLost: {'nothing' if not any(losses.values()) else losses}. The same as JSON: {RESULT.relative_to(ROOT)}")
-    print(f"Raw events: {export_events(seen).relative_to(ROOT)}, or topic {EVENTS} while the broker is up")
-    print(f"Parquet table: {(DIRECTORY / 'pipeline' / 'traffic').relative_to(ROOT)}, topic of the sums: {TRAFFIC}")
-    for sentence in missing:
-        print(f"kafka-probe demo: {sentence}", file=sys.stderr)
-    if keep:
-        with Agent(DIRECTORY, *flags):
-            say(f"Broker {bootstrap} and agent stay up. Try: kafka-probe top --ports {port}; Ctrl-C ends.")
-            Event().wait()
-    return 1 if missing else 0
+        say("The clients are done.")
+        return started
 
 
-def table(seen: Report) -> list[dict[str, Any]]:
-    """One row per client, API and topic, from the clients' end of the connections: Produce and Fetch."""
-    rows: dict[tuple[str, ...], dict[str, Any]] = {}
-    who = ("client_id", "pid", "comm", "cgroup", "software_name", "software_version", "api", "topic")
-    for part in seen.select(level="topic", side="connecting"):
-        if part["api"] not in ("Produce", "Fetch"):
-            continue
-        identity = {name: part.get(name) for name in who}
-        row = rows.setdefault(tuple(map(str, identity.values())), {**identity, "requests": 0, "records": 0, "bytes": 0})
-        for total, column in (("requests", "requests"), ("records", "records"), ("bytes", "record_bytes")):
-            row[total] += part.get(column) or 0
-    for row in rows.values():
-        row["rate"] = round(row["requests"] / seen.seconds(row["client_id"]), 1)
-    return [rows[key] for key in sorted(rows)]
-
-
-def shortcomings(rows: Sequence[dict[str, Any]], started: Sequence[RunningClient]) -> list[str]:
-    """What the table should say about the clients and does not, one sentence each."""
-    found = {(row["client_id"], row["api"], row["topic"]): row for row in rows}
-    sentences = []
-    for one in started:
-        client = one.client
-        truth = {
-            "pid": one.process.pid,
-            "comm": client.comm,
-            "cgroup": one.cgroup,
-            "software_name": client.software_name,
-            "software_version": client.software_version,
-        }
-        for topic in client.topics:
-            row = found.get((client.client_id, client.api, topic))
-            if row is None:
-                sentences.append(f"no row for {client.client_id}, {client.api} {topic}")
-                continue
-            for name, value in truth.items():
-                if row[name] != value:
-                    sentences.append(f"{client.client_id}: {name} should be {value}, the table says {row[name]}")
-            if row["records"] < RECORDS:  # a consumer may fetch some twice
-                sentences.append(f"{client.client_id}: {row['records']} records of {topic} instead of {RECORDS}")
-    return sentences
-
-
-def show(rows: Sequence[dict[str, Any]]) -> None:
-    """Print the table, numbers to the right."""
-    lines = [dict(zip(COLUMNS.values(), COLUMNS, strict=True))]
-    for row in rows:
-        texts = {name: f"{value:,}" if isinstance(value, int | float) else str(value) for name, value in row.items()}
-        lines.append({**texts, "pid": str(row["pid"]), "library": f"{row['software_name']} {row['software_version']}"})
-    numbers = {"pid", "requests", "rate", "records", "bytes"}
-    widths = {name: max(len(line[name]) for line in lines) for name in COLUMNS.values()}
-    print()
-    for line in lines:
-        cells = (
-            line[name].rjust(width) if name in numbers else line[name].ljust(width) for name, width in widths.items()
+def speak_again(stage: Stage, crowd: Herd) -> Storm:
+    """Those that were silent speak; returns when the agents have told what came of it."""
+    say(f"{PROCESSES * EACH} others, silent since then, speak again. The firewall has forgotten them, and resets ...")
+    forgotten = storm(crowd)
+    until_us = time.time_ns() // 1000 + _LATER_US
+    with stage.at(BROKER):
+        wait_until(
+            lambda: told_until_us(read_events(stage.bootstrap)) > until_us, "the agents' word", timeout_s=60, every_s=1
         )
-        print("  ".join(cells).rstrip())
+    return forgotten
+
+
+def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
+    """Print who does what; returns what is missing."""
+    lines, losses = tables.traffic(seen, topics(lab)), seen.losses
+    print(f"\n{tables.text(lines, tables.TRAFFIC_COLUMNS)}")
+    print(f"\nLost: {'nothing' if not any(losses.values()) else losses}.")
+    lost = [f"{count} lost: {reason}" for reason, count in losses.items() if count]
+    return tables.missing_traffic(lines, started, RECORDS) + lost
+
+
+def tell_behind(lines: Sequence[tables.Line], started: Sequence[RunningClient], network: Network) -> list[str]:
+    """Print who is behind the gateway; returns what is missing."""
+    print(f"\nOn the broker all of them come from {network.gateway_address}. Who they are:\n")
+    print(tables.text(lines, tables.BEHIND_COLUMNS))
+    return tables.missing_behind(lines, started)
+
+
+def tell_alerts(alerts: Sequence[dict[str, Any]], forgotten: Storm) -> list[str]:
+    """Print the alerts; returns what is missing."""
+    for alert in alerts:
+        print(f"\nAlert {alert['id']}: {alert['summary']}.\n{alert['remedy']}\nEvidence: {alert['evidence']}.")
+    count = sum(len(victim.connections) for victim in forgotten.victims)
+    said = [(alert["kind"], alert["cause"], alert["count"]) for alert in alerts]
+    expected = [("idle_disconnects", "middlebox_reset", count)]
+    return [] if said == expected else [f"the alerts are {said} instead of {expected}"]
 
 
 def export_events(seen: Report) -> Path:
@@ -174,6 +171,11 @@ def export_events(seen: Report) -> Path:
     file = DIRECTORY / "events.ndjson"
     file.write_text("".join(f"{json.dumps(event)}\n" for event in seen.events))
     return file
+
+
+def named(path: Path) -> Path:
+    """As it is called in the checkout."""
+    return path.relative_to(ROOT)
 
 
 def say(text: str) -> None:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -18,10 +18,10 @@ from typing import Any, Self
 from tests.lab.processes import PATIENCE, LabError, start, stop, tail, wait_until
 from tests.lab.topics import read_topic
 
-EVENTS, TRAFFIC = "kafka-probe.events", "kafka-probe.traffic"
+EVENTS, TRAFFIC, ALERTS = "kafka-probe.events", "kafka-probe.traffic", "kafka-probe.alerts"
 COULD_NOT_START = 3
 _AGENT = (sys.executable, "-m", "kafka_probe", "run")
-_PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job", "run", "--once")
+_PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 
 class Agent:
@@ -85,14 +85,23 @@ def run_pipeline(bootstrap: str, directory: Path) -> None:
         LabError: it failed; the text ends with the log's tail.
     """
     log = directory.with_suffix(".log")
-    flags = ("--bootstrap-servers", bootstrap, "--output", directory)
-    process = start((*_PIPELINE, *flags), log=log)
+    flags = ("--once", "--bootstrap-servers", bootstrap, "--output", directory)
+    process = start((*_PIPELINE, "run", *flags), log=log)
     try:
         status = process.wait(180 * PATIENCE)
     finally:
         stop(process)
     if status:
         raise LabError(f"the pipeline ended with status {status}:\n{tail(log)}")
+
+
+def shown(directory: Path, table: str) -> list[dict[str, Any]]:
+    """A table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
+    command = (*_PIPELINE, "show", "--json", "--output", str(directory), "--table", table)
+    said = subprocess.run(command, capture_output=True, text=True, timeout=120 * PATIENCE)
+    if said.returncode:
+        raise LabError(f"the pipeline shows no {table}: {said.stderr}")
+    return [json.loads(line) for line in said.stdout.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +145,9 @@ def read_events(bootstrap: str) -> list[dict[str, Any]]:
 def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """What each agent lost or left out, by agent id in order of appearance and reason: its last word."""
     return {event["agent_id"]: event["losses"] for event in events if event["kind"] == "agent"}
+
+
+def told_until_us(events: Iterable[Mapping[str, Any]]) -> int:
+    """Up to when every agent has told of all closes, by their last words; 0 if there is no agent."""
+    last = {event["agent_id"]: event["complete_until"] for event in events if event["kind"] == "agent"}
+    return min(last.values(), default=0)

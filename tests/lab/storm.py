@@ -108,11 +108,10 @@ def herd(
 
 
 def storm(of: Herd) -> Storm:
-    """All fall silent, the firewall forgets them, all speak again. Requires a gateway with a short memory.
+    """All are silent until the firewall has forgotten them, and speak again. Requires a gateway with a short memory.
 
-    Returns once every producer has lost its connection.
+    Returns once every producer has lost its connection, and has had or given up what it sent.
     """
-    of.send()
     before = of.victims()
     connections = set[Connection]().union(*(victim.connections for victim in before))
     wait_until(
@@ -130,6 +129,8 @@ def storm(of: Herd) -> Storm:
         timeout_s=120,
         every_s=0.5,
     )
+    for _, fleet in of.fleets:
+        fleet.wait_done()
     return Storm(before, [silences[connection] for connection in connections])
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_probe_pipeline.rules import CAUSES, RULES
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History, only
 
@@ -247,3 +248,7 @@ def test_a_batch_that_is_done_again_gives_the_same(spark: SparkSession) -> None:
     one, other = History(spark), History(spark)
     assert one.batch(*batch) == other.batch(*reversed(batch))
     assert other.batch(*batch) == one.batch()
+
+
+def test_every_cause_that_a_rule_names_is_explained() -> None:
+    assert {rule.cause for rule in RULES} == CAUSES.keys()

@@ -304,6 +304,22 @@ def test_frames_of_a_connection_that_ended_unconfirmed_are_counted_as_lost(watch
     assert watched.tracker.losses["frame_unconfirmed"] == 3
 
 
+def test_a_connection_that_said_nothing_but_kafka_and_ended_before_an_answer_spoke_kafka(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, flags=Flag.UNPROVEN))
+    assert watched.report() == []
+    watched.close(1)
+    assert watched.flow()["requests"] == 1
+    assert watched.tracker.losses["frame_unconfirmed"] == 0
+
+
+def test_one_whose_words_are_not_all_kafka_did_not(watched: Watched) -> None:
+    watched.see(request(METADATA, 12, flags=Flag.UNPROVEN))
+    watched.see(frame(data=b"\xff\xff\x00", api_key=HEARTBEAT, api_version=0, flags=Flag.UNPROVEN))
+    watched.close(1)
+    assert watched.report() == []
+    assert watched.tracker.losses["frame_unconfirmed"] == 2
+
+
 def test_frames_of_a_connection_that_ended_in_the_interval_are_reported(watched: Watched) -> None:
     watched.see(request(METADATA, 12))
     watched.close(1)

@@ -19,12 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from kafka_probe.check import require_capture
 from tests.lab.fleet import ROOT
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, wait_until
-from tests.lab.product import Agent
+from tests.lab.product import Agent, told_until_us
 from tests.verdicts.answers import answers
 from tests.verdicts.causes import CAUSES, Cell, Ended
 from tests.verdicts.lab import PORTS, Lab, lab
@@ -64,7 +65,7 @@ def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -
     with lab(directory / "lab") as made, watching(made, directory) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
-        wait_until(lambda: all(told_until_us(one) > end_us for one in outputs), "the agents' last word", every_s=1)
+        wait_until(lambda: all(told_until_us(said(one)) > end_us for one in outputs), "the last word", every_s=1)
     kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
     (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")
@@ -101,10 +102,9 @@ def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
         return {cell: ended for cell, ended in zip(cells, pool.map(one, cells), strict=True) if ended}
 
 
-def told_until_us(output: Path) -> int:
-    """Up to when the agent has told all, by what it wrote."""
-    said = [json.loads(line) for line in output.read_bytes().splitlines() if b'"complete_until"' in line]
-    return max((event["complete_until"] or 0 for event in said), default=0)
+def said(output: Path) -> list[dict[str, Any]]:
+    """What an agent wrote of itself."""
+    return [json.loads(line) for line in output.read_bytes().splitlines() if b'"complete_until"' in line]
 
 
 def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[str]:

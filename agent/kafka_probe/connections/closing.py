@@ -53,7 +53,8 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, obj
     silence_us = int(data["silence_ns"]) // 1000 if in_vain else idle_us
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
     brief = data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - int(data["burst_ns"]) < _JUST_NS
-    if tls and orderly and brief and not data["burst_answers"]:
+    killed = data["owner_exiting"] and data["first_state"] == _FIN_WAIT1
+    if tls and orderly and brief and not data["burst_answers"] and not killed:
         # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
         closed_by, how = ("peer", "fin") if data["burst_direction"] else ("local", how)
         idle_us = silence_us = int(data["pause_ns"]) // 1000

@@ -23,10 +23,11 @@ log = logging.getLogger("kafka_probe")
 
 
 class Listing:
-    """A lister's process at work, see lister.py."""
+    """A lister's process at work, see lister.py. `agent_tgid`: whose own connections are left out."""
 
-    def __init__(self, ports: Collection[int], netns: Path | None) -> None:
+    def __init__(self, ports: Collection[int], netns: Path | None, agent_tgid: int) -> None:
         self._ports = ports
+        self._agent_tgid = agent_tgid
         self._open = ExitStack()
         # Files, because a pipe would be full before anybody reads it.
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
@@ -47,7 +48,8 @@ class Listing:
         if status:
             said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             log.warning("connections that are open already are seen when they first speak or end: %s", said)
-        return [] if status else [self._read(json.loads(line)) for line in self._output]
+        listed = [] if status else map(json.loads, self._output)
+        return [self._read(each) for each in listed if each["pid"] != self._agent_tgid]
 
     def close(self) -> None:
         """End it, if it has not ended."""

@@ -17,7 +17,7 @@ from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.sessions import FetchSession, Naming, naming
 from kafka_probe.connections.settling import Settling
-from kafka_probe.protocol.facts import Facts
+from kafka_probe.protocol.facts import Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
@@ -37,7 +37,11 @@ LOSSES = {
 
 @dataclass(slots=True)
 class Connection:
-    """One end of a connection. `confirmed`: it speaks Kafka, by two consistent frames or a request and its answer."""
+    """One end of a connection.
+
+    confirmed: it speaks Kafka, by two consistent frames or a request and its answer; or it ended before, and all that
+    was said from its first byte on was Kafka. doubtful: something was not, or where it began was a guess.
+    """
 
     identity: Identity
     workload: Mapping[str, object]
@@ -50,6 +54,7 @@ class Connection:
     opaque: str | None = None
     auth_error: int | None = None
     confirmed: bool = False
+    doubtful: bool = False
     closed: bool = False
     client: Client | None = None
     sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
@@ -64,6 +69,7 @@ class Connection:
 
     def learn(self, facts: Facts) -> None:
         """What a frame says of its connection. A response is matched, so a connection that has one speaks Kafka."""
+        self.doubtful |= facts.status is not Status.COMPLETE
         self.client_id = facts.client_id if facts.client_id is not None else self.client_id
         self.cluster_id = facts.cluster_id or self.cluster_id
         if facts.api_key == SASL_HANDSHAKE and facts.errors:
@@ -175,9 +181,11 @@ class Tracker:
     def gone(self, record: Record) -> Connection | None:
         """A GONE record: the connection is forgotten, and returned if it was known."""
         connection = self._connections.pop(int(record["conn"]), None)
-        if connection and not connection.closed:
-            self._open -= 1
-            self.losses["close_unknown"] += 1
+        if connection:
+            connection.confirmed |= connection.identity.from_start and not (connection.doubtful or connection.opaque)
+            if not connection.closed:
+                self._open -= 1
+                self.losses["close_unknown"] += 1
         return connection
 
     def open_now(self) -> list[Event]:

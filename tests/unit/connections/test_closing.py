@@ -121,12 +121,14 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
         ({"burst_ns": 18 * SECOND_NS}, "peer", "fin", 0),
         ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "error": errno.ECONNRESET}, "local", "rst_received", 7),
         ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "burst_direction": 1}, "peer", "fin", 7),
+        ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "burst_direction": 1, "owner_exiting": 1}, "local", "fin", 0),
         ({"first_state": ESTABLISHED_TO_CLOSE, "error": errno.ECONNRESET}, "peer", "rst_received", 0),
     ],
     ids=[
         "we said goodbye", "the peer did", "and was gone when we answered", "it was asked", "more was said",
         "it was said before",
-        "we did and were reset", "the peer did and we were quicker", "a reset",
+        "we did and were reset", "the peer did and we were quicker",
+        "the process ended", "a reset",
     ],
 )  # fmt: skip
 def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, how: str, silence_s: int) -> None:

@@ -52,6 +52,7 @@ class Watched:
                 assert connection
                 connection.learn(group.shape.facts)
                 connection.confirmed |= not flags & Flag.RESYNC
+                connection.doubtful |= bool(flags & Flag.RESYNC)
         return valid([event for _, event in self.exchanges.pair(batch)])
 
     def close(self, conn: int) -> list[dict[str, Any]]:

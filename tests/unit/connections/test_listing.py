@@ -21,7 +21,7 @@ def port() -> int:
     return free_port()
 
 
-def listed(port: int, netns: Path | None = None) -> list[tuple[Identity, Owner]]:
+def listed(port: int, netns: Path | None = None, agent_tgid: int = 0) -> list[tuple[Identity, Owner]]:
     """What is found, the client's end first."""
     found: list[tuple[Identity, Owner]] = []
 
@@ -30,7 +30,7 @@ def listed(port: int, netns: Path | None = None) -> list[tuple[Identity, Owner]]
         found.extend(taken or [])
         return taken is not None
 
-    with closing(Listing((port,), netns)) as listing:
+    with closing(Listing((port,), netns, agent_tgid)) as listing:
         wait_until(done, "the list")
     return sorted(found, key=lambda one: one[0].accepting)
 
@@ -49,6 +49,12 @@ def test_both_ends_of_a_connection_with_their_process(port: int, server: str) ->
         assert owner.comm == Path("/proc/self/comm").read_bytes().rstrip()
 
 
+@pytest.mark.root
+def test_the_agents_own_connections_are_left_out(port: int) -> None:
+    with conversation(port):
+        assert listed(port, agent_tgid=os.getpid()) == []
+
+
 def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
     with conversation(free_port()), socket.create_server(("127.0.0.1", port)):
         assert listed(port, Path("/proc/self/ns/net")) == []
@@ -63,6 +69,6 @@ def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest
 
 
 def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
-    listing = Listing((port,), None)
+    listing = Listing((port,), None, 0)
     listing.close()
     assert listing._process.returncode is not None
