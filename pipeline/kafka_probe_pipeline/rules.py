@@ -38,8 +38,8 @@ def of_each(make: Callable[[End, End], Rule], ends: Iterable[End] = ("client", "
 CAUSES = {
     "client_idle_limit": "the client closed after a silence: `connections.max.idle.ms` of the client",
     "broker_idle_limit": "the broker closed after a silence: `connections.max.idle.ms` of the broker",
-    "middlebox_reset": "one end received an RST that neither the other socket nor its host sent: what stands between them "
-    "had forgotten the connection",
+    "middlebox_reset": "one end received an RST that neither the other socket nor its host sent: what stands between "
+    "them had forgotten the connection",
     "middlebox_silent_drop": "what one end sent after a silence was never acknowledged, while the other still held the "
     "connection",
     "rejected_request": "the broker closed right after a request without answering it: a batch above its limit with "

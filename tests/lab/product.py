@@ -6,6 +6,7 @@ By module names and not by the commands that an installation makes: a guest has 
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -53,6 +54,12 @@ class Agent:
         process, self._process = self._process, None
         if status := stop(process, timeout_s=30):
             raise LabError(f"the agent ended with status {status}:\n{tail(self.log)}")
+
+    def kill(self) -> None:
+        """End it without notice: SIGKILL."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            stop(process, by=signal.SIGKILL)
 
     def __enter__(self) -> Self:
         for leftover in (self._ready, self.log, self.output):
@@ -137,9 +144,9 @@ def report(bootstrap: str) -> Report:
     return Report([json.loads(value) for value in rows.values()], read_events(bootstrap))
 
 
-def read_events(bootstrap: str) -> list[dict[str, Any]]:
+def read_events(bootstrap: str, topic: str = EVENTS) -> list[dict[str, Any]]:
     """The events of all agents; those of one agent are in order."""
-    return [json.loads(line) for _, value in read_topic(bootstrap, EVENTS) for line in value.splitlines()]
+    return [json.loads(line) for _, value in read_topic(bootstrap, topic) for line in value.splitlines()]
 
 
 def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:

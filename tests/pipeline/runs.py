@@ -26,21 +26,24 @@ Moment = Callable[["Run"], bool]
 
 
 class Run:
-    """One set of topics and one output directory, and the job on them, as often as wanted."""
+    """One set of topics and one output directory, and the job on them, as often as wanted.
 
-    def __init__(self, broker: Broker, directory: Path) -> None:
+    often: it looks for events several times a second, and not when it does by default.
+    """
+
+    def __init__(self, broker: Broker, directory: Path, *, often: bool = True) -> None:
         number = next(_numbers)
         self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
         names = ("events", "traffic", "dead", "alerts")
         self.events, self.traffic, self.dead, self.alerts = (f"{name}-{number}" for name in names)
         self.seq = self.starts = 0
+        self._intervals = ("--trigger-interval", "0.2", "--verdict-interval", "0.2") if often else ()
 
     def flags(self, *more: str) -> list[str]:
         topics = ("--events-topic", self.events, "--traffic-topic", self.traffic, "--dead-letter-topic", self.dead)
         alerts = ("--alerts-topic", self.alerts)
         servers = ("--bootstrap-servers", self.broker.bootstrap)
-        often = ("--trigger-interval", "0.2", "--verdict-interval", "0.2")
-        return ["run", *servers, *topics, *alerts, "--output", str(self.output), *often, *more]
+        return ["run", *servers, *topics, *alerts, "--output", str(self.output), *self._intervals, *more]
 
     def send(self, records: int) -> None:
         """Records of two agents, each with three events, one of them twice, and a line that is no event."""

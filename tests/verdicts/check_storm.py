@@ -1,0 +1,251 @@
+"""Three hundred clients behind a real NAT, watched from both sides: who they are, what is a storm, and what is none.
+
+Part of `make verdicts`, not of `make test`: the brokers and three hundred clients take their time. The job and all that
+it decides by is as set by default.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+from pyspark.sql import Row, SparkSession
+
+from kafka_probe_pipeline import session
+from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.sinks import Table
+from kafka_probe_pipeline.storms import IDLE, RESTART
+from tests.lab.broker import Broker
+from tests.lab.network import Network, nat
+from tests.lab.processes import wait_until
+from tests.lab.product import Agent, read_events
+from tests.lab.storm import Victim, churn, herd, restart, storm
+from tests.lab.topics import create_topics
+from tests.pipeline.receiver import Receiver
+from tests.pipeline.runs import Run
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.broker,
+    pytest.mark.spark,
+    # py4j leaves its sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+TOPIC = "orders"
+PORTS = (9092, 9192)
+PROCESSES, EACH, CGROUPS = 20, 15, 5
+IDLE_S, HOUR_S = 8, 3600
+WITHIN_S = 10  # from when all is known to the alert
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """All is up: network, brokers, an agent per node, the job, and an Alertmanager that it tells."""
+
+    directory: Path
+    network: Network
+    brokers: Sequence[Broker]
+    agents: dict[str, Agent]
+    run: Run
+    receiver: Receiver
+    spark: SparkSession
+
+    @property
+    def bootstraps(self) -> list[str]:
+        return [broker.bootstrap for broker in self.brokers]
+
+    def events(self) -> list[Event]:
+        return read_events(self.run.broker.bootstrap, self.run.events)
+
+    def table(self, path: Callable[[Config], str]) -> list[Row]:
+        """The newest version of a table of the job."""
+        newest = Table(self.spark, path(load({"output": str(self.run.output)}))).newest()
+        return newest.collect() if newest else []
+
+    def letters(self) -> list[tuple[float, Event]]:
+        """The alerts, each with when it was sent, seconds since epoch."""
+        consumer = KafkaConsumer(bootstrap_servers=self.run.broker.bootstrap, client_id="lab")
+        try:
+            partitions = [TopicPartition(self.run.alerts, n) for n in consumer.partitions_for_topic(self.run.alerts)]
+            consumer.assign(partitions)
+            consumer.seek_to_beginning(*partitions)
+            ends = consumer.end_offsets(partitions)
+            found = []
+            while any(consumer.position(partition) < ends[partition] for partition in partitions):
+                for batch in consumer.poll(timeout_ms=500).values():
+                    found += [(record.timestamp / 1000, json.loads(record.value)) for record in batch]
+        finally:
+            consumer.close()
+        return found
+
+    def wait_judged(self) -> None:
+        """Return when the job has an opinion on all that has happened until now."""
+        now_us = time.time_ns() // 1000
+
+        def judged() -> bool:
+            words = [row["complete_until"] for row in self.table(lambda config: config.agents)]
+            open_cases = [row for row in self.table(lambda config: config.connections) if row["verdict"] is None]
+            return min(words) > now_us and not any(row["state"] == "closed" for row in open_cases)
+
+        wait_until(judged, "the job to judge all", timeout_s=120, every_s=2)
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("storm")
+    with ExitStack() as stack:
+        up = stack.enter_context
+        network = up(nat(clients=1, idle_s=HOUR_S))
+        with network.broker.inside():
+            brokers = [
+                up(Broker(directory / f"broker-{port}", host=network.broker.address, port=port)) for port in PORTS
+            ]
+            for broker in brokers:
+                create_topics(broker.bootstrap, [TOPIC], partitions=1)
+        ours = up(Broker(directory / "events"))
+        run = Run(ours, directory, often=False)
+        create_topics(ours.bootstrap, [run.events], partitions=4)
+        receiver = up(Receiver(directory / "alertmanager"))
+        spark = session.start()
+        stack.callback(spark.stop)
+        agents = {}
+        for node, namespace in (("brokers", network.broker), ("clients", network.clients[0])):
+            made = directory / node
+            made.mkdir()
+            flags = ("--bootstrap-servers", ours.bootstrap, "--topic", run.events, "--node", node)
+            agents[node] = Agent(made, *flags, "--netns", namespace.path, "--ports", ",".join(map(str, PORTS)))
+            up(agents[node])
+        up(run.job("--alertmanager-url", receiver.url))
+        yield Scene(directory, network, brokers, agents, run, receiver, spark)
+
+
+def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_none(scene: Scene) -> None:
+    with herd(
+        scene.network, scene.bootstraps, scene.directory, topic=TOPIC, processes=PROCESSES, each=EACH, cgroups=CGROUPS
+    ) as crowd:
+        victims = crowd.victims()
+        known: dict[str, tuple[int, str]] = {}
+
+        def all_known() -> bool:
+            for row in scene.table(lambda config: config.connections):
+                if row["ends"] == "both":
+                    owner = row["connecting"]["workload"]
+                    known[row["connecting"]["local"]] = owner["pid"], owner["cgroup"]
+                    addresses.add(row["accepting"]["peer"])
+            return truth(victims).keys() <= known.keys()
+
+        addresses: set[str] = set()
+        wait_until(all_known, "both ends of all connections to be told of", timeout_s=120, every_s=2)
+        assert {address: known[address] for address in truth(victims)} == truth(victims)
+        assert len(truth(victims)) == PROCESSES * EACH
+        assert {address.partition(":")[0] for address in addresses} == {scene.network.gateway_address}
+        assert len(Counter(victim.cgroup for victim in victims)) == CGROUPS
+
+        restart(scene.network, scene.brokers)
+        crowd.send()
+        crowd.stop()
+    churn(scene.network, scene.bootstraps[0], scene.directory, topic=TOPIC, rounds=4)
+    scene.wait_judged()
+    kinds = {letter["kind"] for _, letter in scene.letters()}
+    assert IDLE not in kinds
+    assert RESTART in kinds
+
+
+def truth(victims: Sequence[Victim]) -> dict[str, tuple[int, str]]:
+    """Process and cgroup of each client's end, by its address."""
+    return {of.local: (victim.pid, victim.cgroup) for victim in victims for of in victim.connections}
+
+
+def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(scene: Scene) -> None:
+    scene.network.run_gateway(IDLE_S, "drop")
+    with herd(
+        scene.network, scene.bootstraps, scene.directory, topic=TOPIC, processes=PROCESSES, each=EACH, cgroups=CGROUPS
+    ) as crowd:
+        forgotten = storm(crowd)
+        scene.wait_judged()
+        alerts = idle_alerts(scene)
+        assert len({letter["id"] for _, letter in alerts}) == 1
+        _, told = alerts[-1]
+        assert (told["cause"], told["count"], told["both_ends"]) == (
+            "middlebox_silent_drop", PROCESSES * EACH, PROCESSES * EACH,
+        )  # fmt: skip
+        assert told["idle_us"] == pytest.approx(1000 * median(forgotten.silences_ms), rel=0.1)
+        hit = Counter({victim.cgroup: 0 for victim in forgotten.victims})
+        for victim in forgotten.victims:
+            hit[victim.cgroup] += len(victim.connections)
+        assert {of["name"].partition(" ")[2]: of["count"] for of in told["workloads"]} == hit
+        assert [alert["labels"]["storm"] for alert in scene.receiver.alerts() if alert["labels"]["kind"] == IDLE] == [
+            told["id"]
+        ]
+        sent_s, opened = alerts[0]
+        assert opened["change"] == "opened"
+        assert sent_s - known_s(scene.events(), {victim.pid for victim in forgotten.victims}) <= WITHIN_S
+
+    wait_until(
+        lambda: idle_alerts(scene)[-1][1]["state"] == "resolved", "the storm to be over", timeout_s=180, every_s=5
+    )
+    assert idle_alerts(scene)[-1][1]["id"] == told["id"]
+    wait_until(
+        lambda: IDLE not in {alert["labels"]["kind"] for alert in scene.receiver.alerts()},
+        "the Alertmanager to hear that it is over",
+        timeout_s=60,
+    )
+
+
+def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
+    """The letters of idle storms, oldest first."""
+    return sorted(
+        ((sent_s, letter) for sent_s, letter in scene.letters() if letter["kind"] == IDLE), key=lambda pair: pair[0]
+    )
+
+
+def known_s(events: Sequence[Event], pids: set[int]) -> float:
+    """When the threshold was crossed and the other end had reported, seconds since epoch.
+
+    That is when the report of the clients' agent with the close that makes a storm was sent, and the first word of the
+    brokers' agent on the time after that close.
+    """
+    settings = load({})
+    words = [event for event in events if event["kind"] == "agent"]
+    closes = [
+        event for event in events if event["kind"] == "close" and event["node"] == "clients"
+        and (event["workload"] or {}).get("pid") in pids and event["silence_us"] >= IDLE_S * 1_000_000
+    ]  # fmt: skip
+
+    def reported_us(close: Event) -> int:
+        of_agent = (word for word in words if word["agent_id"] == close["agent_id"])
+        return min(int(word["ts"]) for word in of_agent if word["seq"] > close["seq"])
+
+    decisive = sorted(closes, key=lambda close: (reported_us(close), close["closing_ts"]))[settings.storm_minimum - 1]
+    until_us = decisive["closing_ts"] + settings.clock_margin * 1_000_000
+    of_brokers = (word for word in words if word["node"] == "brokers" and word["complete_until"] >= until_us)
+    return max(reported_us(decisive), min(int(word["ts"]) for word in of_brokers)) / 1e6
+
+
+def test_where_an_agent_was_killed_nothing_is_concluded_from_its_silence(scene: Scene) -> None:
+    scene.network.run_gateway(IDLE_S, "reset")
+    with herd(scene.network, scene.bootstraps, scene.directory, topic=TOPIC, processes=2, each=10, cgroups=2) as crowd:
+        scene.agents["brokers"].kill()
+        since_us = time.time_ns() // 1000
+        forgotten = truth(storm(crowd).victims)
+
+        def verdicts() -> list[Row]:
+            rows = scene.table(lambda config: config.connections)
+            ended = [row for row in rows if row["verdict"] and row["verdict"]["closed_us"] >= since_us]
+            return [row["verdict"] for row in ended if row["connecting"]["local"] in forgotten]
+
+        wait_until(lambda: len(verdicts()) >= len(forgotten), "the verdicts", timeout_s=120, every_s=2)
+        assert {verdict["cause"] for verdict in verdicts()} == {"unknown"}
+        assert all("no word from the agent at the broker since" in verdict["evidence"] for verdict in verdicts())
