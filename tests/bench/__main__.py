@@ -23,7 +23,7 @@ from statistics import median
 from kafka_probe.capture.backends import refusal
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.programs import ORDER
-from tests.bench.load import TOPIC, Load, run_load
+from tests.bench.load import TOPIC, Load, run_connections, run_load
 from tests.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
 from tests.lab.broker import Broker
 from tests.lab.product import losses_by_agent, read_events
@@ -35,6 +35,7 @@ RESULT = ROOT / "build" / "bench.json"
 ROUNDS = int(os.environ.get("ROUNDS", "12"))
 SECONDS = float(os.environ.get("SECONDS", "4"))
 STATS_ROUNDS = 3
+CONNECTIONS = 2_000
 WARM_UP_RECORDS = 20_000
 UNUSED_PORT = 1
 FIRST_RECORDS = 1_000  # an observer's first look at the load belongs to its start-up
@@ -71,7 +72,7 @@ def main() -> int:
         for number, order in enumerate(orders(), 1):
             rounds.append({name: measure(broker, records, observers[name]) for name in order})
             print(f"round {number}/{ROUNDS}: {line(rounds[-1])}", flush=True)
-        kernel = measure_kernel(broker, sink, records)
+        kernel = measure_kernel(broker, sink, records) | measure_lifecycle(broker, sink)
         lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
     figures = figures_of(rounds, kernel, lost)
     RESULT.write_text(json.dumps(figures, indent=2) + "\n")
@@ -129,6 +130,23 @@ def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list
                 figures[f"kernel_ns_per_other_call_{backend}"].append(other.kernel_ns_per_call)
     first = next(iter(figures))  # of the backend that an agent takes by itself
     return {"kernel_ns_per_call": figures[first], **figures}
+
+
+def measure_lifecycle(broker: Broker, sink: Broker) -> dict[str, list[float]]:
+    """What a connection costs from its opening to its end, its one request and the owner's name included."""
+    figures: dict[str, list[float]] = defaultdict(list)
+    with bpf_stats():
+        for _ in range(min(STATS_ROUNDS, ROUNDS)):
+            with agent(DIRECTORY, broker.port, sink, "accepting") as observer:
+                run_connections(broker, FIRST_RECORDS)
+                observer.wait_until_quiet()
+                cpu_before, (ns_before, _) = observer.cpu_us, observer.kernel_time_and_calls
+                run_connections(broker, CONNECTIONS)
+                observer.wait_until_quiet()
+                figures["agent_cpu_us_per_connection"].append((observer.cpu_us - cpu_before) / CONNECTIONS)
+                ns = observer.kernel_time_and_calls[0] - ns_before
+                figures["kernel_ns_per_connection"].append(ns / CONNECTIONS)
+    return figures
 
 
 def figures_of(

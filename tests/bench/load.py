@@ -7,6 +7,7 @@ that of a long queue.
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from tests.lab.java import java
 
 TOPIC = "load"
 _PROPERTIES = ("acks=1", "linger.ms=0", "batch.size=0", "buffer.memory=32768", "client.id=load")
+# ApiVersions 0: its length, API key, version, correlation id, and no client id.
+_REQUEST = bytes.fromhex("0000000a 0012 0000 00000001 ffff")
 _RESULT = re.compile(r"^\d+ records sent, ([\d.]+) records/sec .* (\d+) ms 99th", re.MULTILINE)
 
 
@@ -37,3 +40,11 @@ def run_load(broker: Broker, records: int) -> Load:
     # The summary comes last; the lines before it are about parts of the run.
     rate, p99 = _RESULT.findall(answer.stdout)[-1]
     return Load(float(rate), float(p99), sum(broker.request_counts().values()) - before)
+
+
+def run_connections(broker: Broker, connections: int) -> None:
+    """Connect, ask what the broker can do, and close, one connection after the other."""
+    for _ in range(connections):
+        with socket.create_connection((broker.host, broker.port)) as sock, sock.makefile("rb") as answer:
+            sock.sendall(_REQUEST)
+            answer.read(int.from_bytes(answer.read(4), "big"))
