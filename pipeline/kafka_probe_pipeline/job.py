@@ -138,6 +138,8 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
             ended = [query.awaitTermination(1) for query in queries]
             if all(ended):
                 return
+        # A batch that this interrupts is done again by the next run: nobody needs to read how it was interrupted.
+        logging.getLogger("py4j.clientserver").setLevel(logging.CRITICAL)
         for query in queries:
             query.stop()
     except StreamingQueryException as error:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql import SparkSession
@@ -114,8 +115,8 @@ def test_a_line_that_is_no_event_keeps_its_text_and_has_a_reason(spark: SparkSes
 
 def test_bytes_that_are_no_text_are_malformed_and_nothing_more(spark: SparkSession) -> None:
     raw = spark.createDataFrame(
-        [("events", 0, 0, bytearray(b"\xff\xfe\x00\n" + lines(flow()).encode()))],
-        "topic string, partition int, offset long, value binary",
+        [("events", 0, 0, datetime.now(UTC), bytearray(b"\xff\xfe\x00\n" + lines(flow()).encode()))],
+        "topic string, partition int, offset long, timestamp timestamp, value binary",
     )
     parsed = source.parsed(raw)
     assert [row["reason"] for row in source.malformed(parsed).collect()] == ["not a JSON object"]

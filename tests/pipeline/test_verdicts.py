@@ -58,7 +58,13 @@ CASES = [
     Case("the client's limit, of its end alone", {CLIENT: BY_ITSELF}, "client_idle_limit", "nobody watched the broker"),
     Case("limit of a TLS client", closed_first(CLIENT, {"last_api": None, "in_flight": None}), "client_idle_limit", ""),
     Case("limit of a TLS broker", closed_first(BROKER, {"last_api": None, "in_flight": None}), "broker_idle_limit", ""),
-    Case("kill -9 of the broker", closed_first(BROKER, {**EXITED, "listener_closed_us": 0}), "process_exit", "java[9]"),
+    Case("kill -9 of the broker", closed_first(BROKER, EXITED), "process_exit", "java[9]"),
+    Case(
+        "a broker that ends before it has closed all",
+        closed_first(BROKER, {**EXITED, "listener_closed_us": 0}),
+        "broker_shutdown",
+        "stopped listening",
+    ),
     Case("kill -9 of the client", closed_first(CLIENT, EXITED), "process_exit", "the client's process app["),
     Case(
         "kill -9 of a client that had data unread",
