@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import spark_schema
+from kafka_probe_pipeline.source import Clock, spark_schema
 
 # Per agent the newest are kept: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
@@ -32,7 +32,7 @@ SCHEMA = T.StructType(
 )
 
 
-def agents(events: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The rows `before`, brought up to date by the events of a batch; without agents that are silent for long."""
     reset = F.struct("ts", "local", "peer")
     new = events.select(
@@ -56,7 +56,5 @@ def agents(events: DataFrame, before: DataFrame, clock: DataFrame, config: Confi
             F.max_by("open", F.when(F.col("open").isNotNull(), F.col("last_seq"))).alias("open"),
             F.slice(F.sort_array(resets, asc=False), 1, RESETS_KEPT).alias("resets"),
         )
-        .crossJoin(F.broadcast(clock.select("now_us")))
-        .where(F.col("now_us") - F.col("heard_us") < config.open_limit * 1e6)
-        .drop("now_us")
+        .where(F.col("heard_us") > clock.now_us - config.open_limit * 1e6)
     )

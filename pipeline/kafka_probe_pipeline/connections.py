@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import spark_schema, struct_of
+from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
 
 SIDES = ("connecting", "accepting")
 FACTS = (
@@ -75,7 +75,7 @@ SCHEMA = struct_of(
 
 
 def connections(
-    events: DataFrame, before: DataFrame, agents_before: DataFrame, clock: DataFrame, config: Config
+    events: DataFrame, before: DataFrame, agents_before: DataFrame, clock: Clock, config: Config
 ) -> DataFrame:
     """The connections `before`, brought up to date by the events of a batch: columns of `SCHEMA`."""
     new = events.transform(unseen, agents_before).transform(pieces)
@@ -180,13 +180,14 @@ def joined(ends: DataFrame) -> DataFrame:
     )
 
 
-def within_limits(connections: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """Without what is over for long. One whose verdict is given stays while an end of it is open."""
     heard = F.greatest(*(f"{side}.heard_us" for side in SIDES))
-    quiet = F.col("now_us") - F.greatest("verdict.judged_us", heard)
+    now_us = F.lit(clock.now_us)
+    quiet = now_us - F.greatest("verdict.judged_us", heard)
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
-    forgotten = F.col("now_us") - heard >= config.open_limit * 1e6
-    return connections.crossJoin(F.broadcast(clock.select("now_us"))).where(~over & ~forgotten).drop("now_us")
+    forgotten = now_us - heard >= config.open_limit * 1e6
+    return connections.where(~over & ~forgotten)
 
 
 def _state() -> Column:

@@ -56,8 +56,7 @@ class Diagnosis:
         try:
             (known,) = events.agg(F.max("received_us").alias("now_us")).collect()
             if known["now_us"] is not None:
-                clock = spark.createDataFrame([(batch_id, known["now_us"])], "batch_id long, now_us long")
-                self._look(events, clock, batch_id, Tables.of(spark, self.config))
+                self._look(events, source.Clock(batch_id, known["now_us"]), Tables.of(spark, self.config))
         finally:
             events.unpersist()
 
@@ -66,8 +65,9 @@ class Diagnosis:
         known = Table(spark, self.config.storms).newest()
         self._tell([alert(row) for row in known.collect()] if known else [])
 
-    def _look(self, events: DataFrame, clock: DataFrame, batch_id: int, tables: Tables) -> None:
+    def _look(self, events: DataFrame, clock: source.Clock, tables: Tables) -> None:
         """Bring the tables up to date, and tell of what changed."""
+        batch_id = clock.batch_id
         agents_before = tables.agents.before(batch_id, agents.SCHEMA)
         if not tables.agents.exists(batch_id):
             tables.agents.write(agents.agents(events, agents_before, clock, self.config), batch_id)
@@ -77,18 +77,16 @@ class Diagnosis:
             rows = connections.connections(events, before, agents_before, clock, self.config)
             tables.connections.write(rows.transform(verdicts.verdicts, said, clock, self.config), batch_id)
         rows = tables.connections.batch(batch_id)
-        counts = rows.transform(verdicts.counted, clock, self.config).collect()
-        new = {row["cause"]: row["new"] for row in counts if row["new"]}
+        new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
             if not tables.verdicts.exists(batch_id):
                 tables.verdicts.write(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
-            before = tables.storms.before(batch_id, storms.SCHEMA)
-            recent = {row["cause"]: row["recent"] for row in counts}
-            active = before.where(F.col("state") == storms.ACTIVE)
-            if (new and storms.possible(recent, self.config)) or not active.isEmpty():
-                tables.storms.write(storms.storms(rows, said, before, clock, self.config), batch_id)
+            before_now = tables.storms.rows_before(batch_id)
+            active = any(row["state"] == storms.ACTIVE for row in before_now)
+            if (new and storms.possible(recent, self.config)) or active:
+                tables.storms.write(storms.storms(rows, said, before_now, clock, self.config), batch_id)
         if tables.storms.exists(batch_id):
             self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))
         for versions in (tables.agents, tables.connections, tables.storms):

@@ -9,29 +9,35 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-End = Literal["client", "broker"]
-OTHER: dict[End, End] = {"client": "broker", "broker": "client"}
-SIDE: dict[End, str] = {"client": "connecting", "broker": "accepting"}
+from kafka_probe_pipeline.evidence import SECOND_US, End
+
+Name = Literal["client", "broker"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """If `holds`, the cause is named by the word of the end `by`; `words` are the evidence.
+    """If it `holds` of the end `by` and the other end, the cause is named by the word of that end.
 
-    Both are written in `FACTS` of `client` and `broker`: as SQL, and in braces. `rests_on` is the end whose agent would
-    have told of what speaks against the rule; None: nothing could.
+    words: the evidence, with facts of `end` and `other` in braces. rests_on: the end whose agent would have told of
+    what speaks against the rule; None: nothing could.
     """
 
     cause: str
-    by: End
-    holds: str
+    by: Name
+    holds: Callable[[End, End], bool]
     words: str
-    rests_on: End | None = None
+    rests_on: Literal["end", "other"] | None = None
 
 
-def of_each(make: Callable[[End, End], Rule], ends: Iterable[End] = ("client", "broker")) -> list[Rule]:
-    """The same rule for either end, with the other as second argument."""
-    return [make(end, OTHER[end]) for end in ends]
+def of_each(
+    cause: str,
+    holds: Callable[[End, End], bool],
+    words: str,
+    rests_on: Literal["end", "other"] | None = None,
+    ends: Iterable[Name] = ("client", "broker"),
+) -> list[Rule]:
+    """The same rule for either end."""
+    return [Rule(cause, end, holds, words, rests_on) for end in ends]
 
 
 # What can be the cause, and which evidence names it.
@@ -51,135 +57,116 @@ CAUSES = {
     "unknown": "the evidence tells no cause; the sentence says what is known",
 }
 
-CLIENT_FIRST = "client.itself AND NOT broker.itself"
-BROKER_FIRST = "broker.itself AND NOT client.itself"
+
+def first(end: End, other: End) -> bool:
+    """The end closed, and the other did not by itself."""
+    return end.itself and not other.itself
+
+
+def reset_between(end: End, other: End) -> bool:
+    """An RST came that the other end's host never sent.
+
+    What the other end closed after a silence that was not longer, it closed before the RST came.
+    """
+    margin_us = end.config.clock_margin * SECOND_US
+    before = other.itself and other.silence_us <= end.silence_us + margin_us
+    return end.got_reset and other.watched and not other.sent_reset and not before
+
 
 RULES = (
+    *of_each("auth_failure", lambda end, _: end.refused, "the credentials were refused, error {end.error}"),
     *of_each(
-        lambda end, _: Rule(
-            "auth_failure",
-            by=end,
-            holds=f"{end}.refused",
-            words=f"the credentials were refused, error {{{end}.error}}",
-        )
-    ),
-    # What the other end closed after a silence that was not longer, it closed before the RST came.
-    *of_each(
-        lambda end, other: Rule(
-            "middlebox_reset",
-            by=end,
-            holds=f"{end}.got_reset AND {other}.watched AND NOT {other}.sent_reset "
-            f"AND NOT ({other}.itself AND {other}.silence_us <= {end}.silence_us + margin_us)",
-            words=f"the {end} received an RST after {{{end}.silence}} of silence that the {other}'s host never sent",
-            rests_on=other,
-        )
+        "middlebox_reset",
+        reset_between,
+        "the {end.name} received an RST after {end.silence} of silence that the {other.name}'s host never sent",
+        rests_on="other",
     ),
     *of_each(
-        lambda end, other: Rule(
-            "middlebox_silent_drop",
-            by=end,
-            holds=f"{end}.no_answer AND {other}.watched AND NOT {other}.heard_fin AND NOT {other}.sent_reset",
-            words=f"what the {end} sent after {{{end}.silence}} of silence was never acknowledged ({{{end}.unacked}} "
-            f"bytes, {{{end}.unanswered}} retransmissions), yet the {other} held on",
-            rests_on=other,
-        )
+        "middlebox_silent_drop",
+        lambda end, other: end.no_answer and other.watched and not other.heard_fin and not other.sent_reset,
+        "what the {end.name} sent after {end.silence} of silence was never acknowledged ({end.unacked} bytes, "
+        "{end.unanswered} retransmissions), yet the {other.name} held on",
+        rests_on="other",
     ),
     *of_each(
-        lambda end, other: Rule(
-            "unknown",
-            by=end,
-            holds=f"{end}.no_answer",
-            words=f"what the {end} sent after {{{end}.silence}} of silence was never acknowledged; whether the {other} "
-            "was still there is not known",
-        )
+        "unknown",
+        lambda end, _: end.no_answer,
+        "what the {end.name} sent after {end.silence} of silence was never acknowledged; whether the {other.name} was "
+        "still there is not known",
     ),
     # Before process_exit: a broker that is told to stop may end before it has closed all that it held.
     Rule(
         "broker_shutdown",
-        by="broker",
-        holds="broker.itself AND broker.stopped_listening",
-        words="the broker had stopped listening {broker.since_listening} before",
+        "broker",
+        lambda end, _: end.itself and end.stopped_listening,
+        "the broker had stopped listening {end.since_listening} before",
     ),
     *of_each(
-        lambda end, _: Rule(
-            "process_exit",
-            by=end,
-            holds=f"{end}.itself AND {end}.exited",
-            words=f"the {end}'s process {{{end}.process}} ended without closing its socket",
-        ),
+        "process_exit",
+        lambda end, _: end.itself and end.exited,
+        "the {end.name}'s process {end.process} ended without closing its socket",
         ends=("broker", "client"),
     ),
     *of_each(
-        lambda end, _: Rule(
-            "auth_failure",
-            by=end,
-            holds=f"{end}.itself AND {end}.authenticating",
-            words=f"the {end} closed {{{end}.silence}} after {{{end}.api}}",
-        )
+        "auth_failure",
+        lambda end, _: end.itself and end.authenticating,
+        "the {end.name} closed {end.silence} after {end.api}",
     ),
     Rule(
         "rejected_request",
-        by="broker",
-        holds=f"{BROKER_FIRST} AND broker.owed",
-        words="the broker closed {broker.silence} after {broker.api} without answering it ({broker.asked} requests "
-        "without a response)",
+        "broker",
+        lambda end, other: first(end, other) and end.owed,
+        "the broker closed {end.silence} after {end.api} without answering it ({end.asked} requests without a "
+        "response)",
     ),
     Rule(
         "broker_idle_limit",
-        by="broker",
-        holds=f"{BROKER_FIRST} AND broker.idle",
-        words="the broker closed after {broker.silence} of silence, with no request open",
+        "broker",
+        lambda end, other: first(end, other) and end.idle,
+        "the broker closed after {end.silence} of silence, with no request open",
     ),
     Rule(
         "normal",
-        by="client",
-        holds=f"{CLIENT_FIRST} AND client.ended",
-        words="the client closed, and its process {client.process} ended with it",
+        "client",
+        lambda end, other: first(end, other) and end.ended,
+        "the client closed, and its process {end.process} ended with it",
     ),
     Rule(
         "normal",
-        by="client",
-        holds=f"{CLIENT_FIRST} AND (client.left OR NOT client.idle)",
-        words="the client closed {client.silence} after its last exchange, {client.api}",
+        "client",
+        lambda end, other: first(end, other) and (end.left or not end.idle),
+        "the client closed {end.silence} after its last exchange, {end.api}",
     ),
     Rule(
         "unknown",
-        by="client",
-        holds=f"{CLIENT_FIRST} AND client.asked > 0",
-        words="the client gave up on {client.asked} requests, unanswered for {client.silence}",
+        "client",
+        lambda end, other: first(end, other) and end.asked > 0,
+        "the client gave up on {end.asked} requests, unanswered for {end.silence}",
     ),
     Rule(
         "normal",
-        by="client",
-        holds=f"{CLIENT_FIRST} AND closed_with_others",
-        words="the client closed it together with others, idle for {ages}: it was closed as a whole",
+        "client",
+        lambda end, other: first(end, other) and end.with_others,
+        "the client closed it together with others, idle for {end.silences}: it was closed as a whole",
     ),
     Rule(
         "client_idle_limit",
-        by="client",
-        holds=CLIENT_FIRST,
-        words="the client closed after {client.silence} of silence, with no request open",
-        rests_on="client",
+        "client",
+        first,
+        "the client closed after {end.silence} of silence, with no request open",
+        rests_on="end",
     ),
     Rule(
         "unknown",
-        by="client",
-        holds="client.itself AND broker.itself",
-        words="both ends closed before either heard of the other",
+        "client",
+        lambda end, other: end.itself and other.itself,
+        "both ends closed before either heard of the other",
     ),
-    Rule(
-        "unknown",
-        by="broker",
-        holds=BROKER_FIRST,
-        words="the broker closed {broker.silence} after the last exchange: too soon for a limit",
-    ),
+    Rule("unknown", "broker", first, "the broker closed {end.silence} after the last exchange: too soon for a limit"),
     *of_each(
-        lambda end, _: Rule(
-            "unknown",
-            by=end,
-            holds=f"{end}.closed",
-            words=f"the {end} heard that the other end closed ({{{end}.how}}) after {{{end}.silence}} of silence; why "
-            "is not known here",
-        )
+        "unknown",
+        lambda end, _: end.closed,
+        "the {end.name} heard that the other end closed ({end.how}) after {end.silence} of silence; why is not known "
+        "here",
     ),
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -60,6 +60,11 @@ class Table:
         """The newest batch before the named one, where a batch is a whole version; no rows if there is none."""
         earlier = [number for number in self._batches() if number < batch_id]
         return self.batch(earlier[-1]) if earlier else self.spark.createDataFrame([], schema)
+
+    def rows_before(self, batch_id: int) -> list[Row]:
+        """The rows of the same, of a small table."""
+        earlier = [number for number in self._batches() if number < batch_id]
+        return self.batch(earlier[-1]).collect() if earlier else []
 
     def newest(self) -> DataFrame | None:
         """The newest batch; None while there is none."""

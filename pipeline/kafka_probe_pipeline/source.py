@@ -6,6 +6,7 @@ The schema of a row is derived from `kafka_probe.events`. No line is lost here: 
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -61,6 +62,14 @@ def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFram
 def events(parsed: DataFrame) -> DataFrame:
     """The events, one column per field of `spark_schema`."""
     return parsed.where(F.col("reason").isNull()).select("event.*")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """When a micro-batch is: its number, and Kafka's time of its newest record, µs since epoch."""
+
+    batch_id: int
+    now_us: int
 
 
 def received(parsed: DataFrame) -> DataFrame:

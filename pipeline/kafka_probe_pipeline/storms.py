@@ -2,22 +2,26 @@
 
 Idle storms are closes for the same cause at the same idle age; other storms are named as what they are: the restart of
 a broker, a crash loop of a workload, a workload that connects again and again. How dense closes are is told by the
-clocks of their hosts, and how long a storm is quiet by Kafka's. Pure functions of DataFrames; this room never reads or
-writes.
+clocks of their hosts, and how long a storm is quiet by Kafka's. Spark keeps and counts the connections; the verdicts of
+a window are few enough to be looked at on the driver. This room never reads or writes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.scopes import BROKER, NETWORK, WORKLOAD, open_by_agents, scopes_of_connection
-from kafka_probe_pipeline.source import struct_of
+from kafka_probe_pipeline.source import Clock, struct_of
 
 IDLE, RESTART, CRASHES, RECONNECTS = "idle_disconnects", "broker_restart", "client_crash_loop", "reconnects"
 IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", "middlebox_reset", "middlebox_silent_drop")
@@ -33,7 +37,7 @@ SECOND_US = 1_000_000
 
 _LONG, _STRING = T.LongType(), T.StringType()
 _SCOPES = {"workloads": WORKLOAD, "brokers": BROKER, "networks": NETWORK}
-_SUBJECT = ("kind", "subject", "level")
+Scope = tuple[str, str]
 # `subject` is the cause of an idle storm, else the broker or the workload; `change` is what batch `batch_id` did.
 # `since_us` is of the clock of the host that closed first, the other times are of Kafka's.
 SCHEMA = struct_of(
@@ -50,8 +54,6 @@ SCHEMA = struct_of(
         **dict.fromkeys(_SCOPES, T.ArrayType(struct_of({"count": _LONG, "name": _STRING}))),
     }
 )
-# What the members of a storm tell.
-_TOLD = ("population", "share", "scope", "cause", "idle_us", "both_ends", "evidence", *_SCOPES)
 
 
 def possible(recent: Mapping[str, int], config: Config) -> bool:
@@ -61,29 +63,104 @@ def possible(recent: Mapping[str, int], config: Config) -> bool:
     return every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
-def storms(connections: DataFrame, agents: DataFrame, before: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
-    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
+def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clock: Clock, config: Config) -> DataFrame:
+    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`."""
+    known = [Storm(row.asDict(recursive=True)) for row in before]
+    incidents = [Incident(*row) for row in connections.transform(incidents_of, config).collect()]
+    span = _span(config)
+    active = [storm for storm in known if storm.now["state"] == ACTIVE]
+    unexplained = [one for one in incidents if not any(storm.has(one, span, config) for storm in active)]
+    new = begun(unexplained, clock, config)
+    current = [*active, *new]
+    for storm in current:
+        storm.members = [one for one in incidents if storm.has(one, span, config)]
+    heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)
+    open_by_scope = populations(connections, heard, current, config) if current else {}
+    for storm in current:
+        storm.tell(open_by_scope, config)
+    large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
+    rows = [storm.brought_up_to_date(clock, config) for storm in (*known, *large)]
+    kept = [row for row in rows if not _long_over(row, clock, config)]
+    return connections.sparkSession.createDataFrame(kept, SCHEMA)
 
-    What is small and used several times is kept in between (`localCheckpoint`): else it is computed as often.
-    """
-    incidents = connections.transform(incidents_of, config).crossJoin(F.broadcast(clock)).localCheckpoint()
-    active = before.where(F.col("state") == ACTIVE)
-    new = incidents.join(*_part_of(active, config), "left_anti").transform(begun, config).localCheckpoint()
-    current = active.select("id", *_SUBJECT, "since_us").unionByName(new)
-    members = incidents.join(*_part_of(current, config)).localCheckpoint()
-    heard = agents.crossJoin(F.broadcast(clock)).where(
-        F.col("now_us") - F.col("heard_us") < config.agent_silent * SECOND_US
-    )
-    told = members.transform(details).join(
-        members.transform(hits).localCheckpoint().transform(shares, connections, heard, config), "id"
-    )
-    return (
-        before.unionByName(new, allowMissingColumns=True)
-        .join(told.withColumnsRenamed({name: f"new_{name}" for name in _TOLD}), "id", "left")
-        .where(F.col("opened_us").isNotNull() | (F.col("new_share") >= config.storm_percent / 100))
-        .crossJoin(F.broadcast(clock.withColumnRenamed("batch_id", "now_in")))
-        .transform(brought_up_to_date, config)
-    )
+
+class Incident(NamedTuple):
+    """A verdict that may be part of a storm, of a row of `incidents_of`."""
+
+    kind: str
+    subject: str | None
+    level: int
+    given_in: int
+    judged_us: int
+    closed_us: int
+    cause: str
+    idle_us: int
+    evidence: str
+    both: bool
+    scopes: Sequence[Row]
+
+
+@dataclass
+class Storm:
+    """A storm: its row of `SCHEMA`, and in its course the incidents of now that are part of it."""
+
+    now: dict[str, Any]
+    members: Sequence[Incident] = ()
+
+    def has(self, one: Incident, span: int, config: Config) -> bool:
+        """Whether an incident is part of it."""
+        return (
+            (one.kind, one.subject) == (self.now["kind"], self.now["subject"])
+            and abs(one.level - self.now["level"]) <= span
+            and one.closed_us >= _earliest_us(self.now["since_us"], config)
+        )
+
+    @property
+    def hits(self) -> Counter[Scope]:
+        """How many members each scope has."""
+        named = ((of["scope"], of["name"]) for one in self.members for of in one.scopes)
+        return Counter((scope, name) for scope, name in named if name is not None)
+
+    def tell(self, populations: Mapping[tuple[str, Scope], int], config: Config) -> None:
+        """What its members have in common; what they told stays as it was once they are forgotten."""
+        if not self.members:
+            return
+        hits = self.hits
+        causes = Counter(one.cause for one in self.members)
+        # One with few hits is not asked: of the only connection of a workload it is always all.
+        shares = [
+            (hit / population, population, scope)
+            for scope, hit in hits.items()
+            if hit >= config.storm_minimum
+            for population in (max(populations.get((self.now["id"], scope), 0), hit),)
+        ]
+        share, population, scope = max(shares, default=(None, None, ()))
+        self.now |= {
+            "share": share,
+            "population": population,
+            "scope": " ".join(scope) if scope else None,
+            "cause": max(sorted(causes), key=causes.__getitem__),
+            "idle_us": _middle(one.idle_us for one in self.members) if self.now["kind"] == IDLE else None,
+            "both_ends": sum(one.both for one in self.members),
+            "evidence": max((one.both, one.evidence) for one in self.members)[1],
+            **{column: _most(hits, scope) for column, scope in _SCOPES.items()},
+        }
+
+    def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
+        """Its row after the batch: it opened, grew, or was quiet for so long that it is over."""
+        storm, now_us = self.now, clock.now_us
+        fresh = sum(one.given_in == clock.batch_id for one in self.members)
+        active = storm["state"] == ACTIVE
+        if storm["opened_us"] is None:
+            changes = {"change": OPENED, "state": ACTIVE, "opened_us": now_us, "count": len(self.members)}
+        elif active and fresh:
+            changes = {"change": UPDATED, "count": storm["count"] + fresh}
+        elif active and now_us - storm["updated_us"] >= config.storm_quiet * SECOND_US:
+            changes = {"change": RESOLVED, "state": RESOLVED, "resolved_us": now_us}
+        else:
+            return {**storm, "change": None}
+        grows = {"updated_us": now_us} if changes["change"] != RESOLVED else {}
+        return {**storm, **changes, **grows, "batch_id": clock.batch_id}
 
 
 def incidents_of(connections: DataFrame, config: Config) -> DataFrame:
@@ -116,155 +193,101 @@ def incidents_of(connections: DataFrame, config: Config) -> DataFrame:
     )
 
 
-def begun(incidents: DataFrame, config: Config) -> DataFrame:
-    """The densest group of each kind and subject, if it is large enough: `id`, `_SUBJECT` and `since_us`."""
-    minimum = F.when(F.col("kind") == RECONNECTS, config.reconnect_minimum).otherwise(config.storm_minimum)
-    recent = F.col("now_us") - F.col("judged_us") < min(config.storm_window, config.storm_quiet) * SECOND_US
-    length, hop = round(config.storm_window * 1000), round(config.storm_window * 1000 / HOPS)
-    at = F.window(F.timestamp_micros("closed_us"), f"{length} milliseconds", f"{hop} milliseconds")
-    alike = Window.partitionBy(*_SUBJECT[:2], "at").orderBy("level").rangeBetween(0, _span(config))
-    group = F.struct("count", "level", "highest", "since_us")
-    identity = F.concat_ws("|", "kind", "subject", "group.since_us", "batch_id")
-    return (
-        incidents.where(recent)
-        .withColumn("at", at)
-        .withColumns(
-            {
-                "count": F.count("*").over(alike),
-                "highest": F.max("level").over(alike),
-                "since_us": F.min("closed_us").over(alike),
-            }
-        )
-        .where(F.col("count") >= minimum)
-        .groupBy(*_SUBJECT[:2], "batch_id")
-        .agg(F.max(group).alias("group"))
-        .select(
-            F.substring(F.sha2(identity, 256), 1, 16).alias("id"),
-            "kind",
-            "subject",
-            ((F.col("group.level") + F.col("group.highest")) / 2).cast("long").alias("level"),
-            "group.since_us",
-        )
-    )
+def begun(incidents: Iterable[Incident], clock: Clock, config: Config) -> list[Storm]:
+    """The densest group of each kind and subject, if it is large enough."""
+    recent_us = clock.now_us - min(config.storm_window, config.storm_quiet) * SECOND_US
+    alike: dict[tuple[str, str | None], list[Incident]] = defaultdict(list)
+    for one in incidents:
+        if one.judged_us > recent_us:
+            alike[one.kind, one.subject].append(one)
+    storms = []
+    for (kind, subject), of_one_kind in alike.items():
+        minimum = config.reconnect_minimum if kind == RECONNECTS else config.storm_minimum
+        group = densest(of_one_kind, config)
+        if len(group) >= minimum:
+            since_us = min(one.closed_us for one in group)
+            identity = "|".join(map(str, (kind, subject, since_us, clock.batch_id)))
+            row: dict[str, Any] = dict.fromkeys(SCHEMA.names)
+            row |= {"id": sha256(identity.encode()).hexdigest()[:16], "kind": kind, "subject": subject}
+            row |= {"level": (group[0].level + group[-1].level) // 2, "since_us": since_us}
+            storms.append(Storm(row))
+    return storms
 
 
-def details(members: DataFrame) -> DataFrame:
-    """What the members of each storm have in common, and how many are of this batch (`fresh`)."""
-    return members.groupBy("id").agg(
-        F.count("*").alias("members"),
-        F.count_if(F.col("given_in") == F.col("batch_id")).alias("fresh"),
-        F.mode("cause", deterministic=True).alias("cause"),
-        F.when(F.first("kind") == IDLE, F.percentile_approx("idle_us", 0.5, 10_000)).alias("idle_us"),
-        F.count_if("both").alias("both_ends"),
-        F.max_by("evidence", F.struct("both", "evidence")).alias("evidence"),
-    )
+def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
+    """The most that closed within a window at the same idle age, by level; of as many those of the latest window."""
+    length_us, span = config.storm_window * SECOND_US, _span(config)
+    windows: dict[int, list[Incident]] = defaultdict(list)
+    for one in incidents:
+        last = one.closed_us // (length_us / HOPS)
+        for number in range(HOPS):
+            windows[int(last - number)].append(one)
+    best: list[Incident] = []
+    for _, of_window in sorted(windows.items()):
+        of_window.sort(key=lambda one: one.level)
+        end = 0
+        for start, one in enumerate(of_window):
+            while end < len(of_window) and of_window[end].level <= one.level + span:
+                end += 1
+            if end - start >= max(len(best), 1):
+                best = of_window[start:end]
+    return best
 
 
-def hits(members: DataFrame) -> DataFrame:
-    """How many members of each storm each scope has: `id`, `scope`, `name`, `hit`, and the storm's `since_us`."""
-    return (
-        members.select("id", "since_us", F.explode("scopes").alias("of"))
-        .where(F.col("of.name").isNotNull())
-        .groupBy("id", "since_us", "of.scope", "of.name")
-        .agg(F.count("*").alias("hit"))
-    )
-
-
-def shares(hits: DataFrame, connections: DataFrame, agents: DataFrame, config: Config) -> DataFrame:
-    """Per storm the scopes hit most, and the one of which it hit the largest share of what was open when it began.
-
-    One with few hits is not asked: of the only connection of a workload it is always all.
-    """
+def populations(
+    connections: DataFrame, agents: DataFrame, storms: Iterable[Storm], config: Config
+) -> dict[tuple[str, Scope], int]:
+    """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
+    hit = [(storm.now["id"], *scope, storm.now["since_us"]) for storm in storms for scope in storm.hits]
+    hits = connections.sparkSession.createDataFrame(hit, "id string, scope string, name string, since_us long")
     closed_us = F.col("verdict.closed_us")
     opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
     each = connections.select(
         closed_us.alias("closed_us"), opened_us.alias("opened_us"), F.explode(scopes_of_connection()).alias("of")
-    ).select("closed_us", "opened_us", F.col("of.scope").alias("scope"), F.col("of.name").alias("name"))
+    ).select("closed_us", "opened_us", "of.scope", "of.name")
     was_open = F.coalesce(F.col("opened_us") <= F.col("since_us"), F.lit(True))
+    earliest_us = F.col("since_us") - config.storm_window * SECOND_US
     found = (
         each.join(F.broadcast(hits), ["scope", "name"])
         .where(was_open)
         .groupBy("id", "scope", "name")
         .agg(
             F.count_if(F.col("closed_us").isNull()).alias("still_open"),
-            F.count_if(F.col("closed_us") >= _earliest_us(config)).alias("closed"),
+            F.count_if(F.col("closed_us") >= earliest_us).alias("closed"),
         )
+        .collect()
     )
-    none = F.lit(0)
-    still_open = F.greatest(F.coalesce("still_open", none), F.coalesce("open_said", none))
-    population = F.greatest(still_open + F.coalesce("closed", none), "hit")
-    hit = F.struct(F.col("hit").alias("count"), "name")
-
-    def most(scope: str) -> Column:
-        ordered = F.sort_array(F.collect_list(F.when(F.col("scope") == scope, hit)), asc=False)
-        return F.slice(ordered, 1, NAMED_PER_SCOPE)
-
-    return (
-        hits.join(found, ["id", "scope", "name"], "left")
-        .join(F.broadcast(agents.transform(open_by_agents)), ["scope", "name"], "left")
-        .withColumn(
-            "of", F.struct((F.col("hit") / population).alias("share"), population.alias("population"), "scope", "name")
-        )
-        .groupBy("id")
-        .agg(
-            F.max(F.when(F.col("hit") >= config.storm_minimum, F.col("of"))).alias("of"),
-            *(most(scope).alias(name) for name, scope in _SCOPES.items()),
-        )
-        .select(
-            "id",
-            "of.share",
-            "of.population",
-            F.concat_ws(" ", "of.scope", "of.name").alias("scope"),
-            *_SCOPES,
-        )
-    )
+    said = {(row["scope"], row["name"]): row["open_said"] for row in agents.transform(open_by_agents).collect()}
+    counted = {(row["id"], (row["scope"], row["name"])): row for row in found}
+    return {
+        (storm, (scope, name)): max(row["still_open"] if row else 0, said.get((scope, name), 0))
+        + (row["closed"] if row else 0)
+        for storm, scope, name, _ in hit
+        for row in (counted.get((storm, (scope, name))),)
+    }
 
 
-def brought_up_to_date(storms: DataFrame, config: Config) -> DataFrame:
-    """What opened, grew, or was quiet for so long that it is over; what was over long ago leaves."""
-    active, fresh = F.col("state") == ACTIVE, F.coalesce("fresh", F.lit(0))
-    quiet = F.col("now_us") - F.col("updated_us") >= config.storm_quiet * SECOND_US
-    gone = F.coalesce(F.col("now_us") - F.col("resolved_us") >= config.closed_limit * SECOND_US, F.lit(False))
-    change = (
-        F.when(F.col("opened_us").isNull(), OPENED).when(active & (fresh > 0), UPDATED).when(active & quiet, RESOLVED)
-    )
-    changes, is_new = F.col("change").isNotNull(), F.col("change") == OPENED
-    grows, is_over = is_new | (F.col("change") == UPDATED), F.col("change") == RESOLVED
-    return (
-        storms.where(~gone)
-        .withColumn("change", change)
-        .withColumns(
-            {
-                "batch_id": F.when(changes, F.col("now_in")).otherwise(F.col("batch_id")),
-                "state": F.when(is_new, ACTIVE).when(is_over, RESOLVED).otherwise(F.col("state")),
-                "opened_us": F.coalesce("opened_us", "now_us"),
-                "updated_us": F.when(grows, F.col("now_us")).otherwise(F.col("updated_us")),
-                "resolved_us": F.when(is_over, F.col("now_us")).otherwise(F.col("resolved_us")),
-                "count": F.when(is_new, F.col("members")).otherwise(F.col("count") + fresh),
-                # What the members tell stays as it was when they are forgotten.
-                **{name: F.when(grows, F.col(f"new_{name}")).otherwise(F.col(name)) for name in _TOLD},
-            }
-        )
-        .select(*SCHEMA.names)
-    )
+def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:
+    resolved_us = storm["resolved_us"]
+    return resolved_us is not None and bool(clock.now_us - resolved_us >= config.closed_limit * SECOND_US)
 
 
-def _part_of(storms: DataFrame, config: Config) -> tuple[DataFrame, Column]:
-    """The storms to join incidents with, and the condition under which an incident is part of one."""
-    other = F.broadcast(storms.select("id", "since_us", *(F.col(name).alias(f"of_{name}") for name in _SUBJECT)))
-    same = (
-        (F.col("kind") == F.col("of_kind"))
-        & F.col("subject").eqNullSafe(F.col("of_subject"))
-        & (F.abs(F.col("level") - F.col("of_level")) <= _span(config))
-        & (F.col("closed_us") >= _earliest_us(config))
-    )
-    return other, same
-
-
-def _earliest_us(config: Config) -> Column:
+def _earliest_us(since_us: int, config: Config) -> float:
     """The first close that can be part of a storm. Agents tell at different times: later ones of closes before."""
-    return F.col("since_us") - config.storm_window * SECOND_US
+    return since_us - config.storm_window * SECOND_US
 
 
 def _span(config: Config) -> int:
     return round(math.log1p(config.same_age_percent / 100) * LEVELS)
+
+
+def _middle(values: Iterable[int]) -> int:
+    """The median, one of the values."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _most(hits: Counter[Scope], scope: str) -> list[dict[str, Any]]:
+    """The names of a scope that were hit most."""
+    named = sorted(((count, name) for (of, name), count in hits.items() if of == scope), reverse=True)
+    return [{"count": count, "name": name} for count, name in named[:NAMED_PER_SCOPE]]

@@ -1,49 +1,156 @@
 """Verdicts: closed connections in, each with the cause of its end and the evidence for it in words.
 
 Of the `RULES` that hold, the first names the cause. What rests on an absence waits until the agent that would have
-seen it has told of everything, and says so where that agent is silent. Pure functions of DataFrames; this room never
-reads or writes.
+seen it has told of everything, and says so where that agent is silent. Spark keeps the connections and finds those to
+judge, which are few; each is judged on its own, on the driver. This room never reads or writes.
 """
 
 from __future__ import annotations
 
-import re
-from functools import cache
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.evidence import SECOND_US, with_facts
-from kafka_probe_pipeline.rules import OTHER, RULES, SIDE, End
+from kafka_probe_pipeline.connections import SCHEMA, VERDICT
+from kafka_probe_pipeline.evidence import SECOND_US, SIDES, End, Said
+from kafka_probe_pipeline.rules import RULES
+from kafka_probe_pipeline.source import Clock, struct_of
 
-# SQL. No more is to be heard of the end of the connection, or it was waited for long enough.
-_WITHOUT = """{other}.closed AND NOT {end}.closed AND (
-    {end}.watched AND ({end}.complete_until >= {other}.closed_us + margin_us OR {end}.silent)
-    OR NOT {end}.watched AND now_us - {other}.heard_us >= wait_us)"""
-SETTLED = " OR ".join(
-    (
-        "(client.closed AND broker.closed)",
-        *(f"({_WITHOUT.format(end=end, other=other)})" for end, other in OTHER.items()),
-    )
-)
-# What is left to say of an end that did not tell of its close.
-_LAST_WORD = """CASE WHEN NOT {end}.watched THEN '; nobody watched the {end}'
-    WHEN NOT {end}.closed AND {end}.silent THEN concat('; no word from the agent at the {end} since ', {end}.last_word)
-    ELSE '' END"""
+# An agent tells a second later what else a process closed.
+TOGETHER_US = SECOND_US
+# Connections that were judged so short a time ago are looked at as company of those that are judged now.
+_COMPANY_US = 30 * SECOND_US
+
+Connection = Mapping[str, Any]
 
 
-def verdicts(connections: DataFrame, agents: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """What all agents said: their last words, and the resets that their hosts sent, by agent, local and far end."""
+
+    words: Mapping[str, Said]
+    resets: Mapping[tuple[str, str, str], int]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Agents:
+        """Rows of `agents.SCHEMA`."""
+        words, resets = {}, {}
+        for row in rows:
+            words[row["agent_id"]] = Said(row["complete_until"] or 0, row["heard_us"])
+            # The newest come first.
+            for reset in reversed(row["resets"] or ()):
+                resets[row["agent_id"], reset["local"], reset["peer"]] = reset["ts"]
+        return cls(words, resets)
+
+
+def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now."""
-    settings = {"margin_us": config.clock_margin, "wait_us": config.other_end_wait}
-    return (
-        connections.transform(with_facts, agents, clock, config)
-        .withColumns({name: F.lit(seconds * SECOND_US) for name, seconds in settings.items()})
-        .withColumn("rule", F.when(F.col("verdict").isNull() & F.expr(SETTLED), _first_that_holds()))
-        .withColumns({"told": _told(), "gone": _gone()})
-        .withColumn("verdict", F.coalesce("verdict", _verdict()))
-        .select(*connections.columns)
-    )
+    rows = connections.localCheckpoint()
+    is_closed = F.col("connecting.close").isNotNull() | F.col("accepting.close").isNotNull()
+    recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US
+    of_concern = rows.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
+    if all(row["verdict"] for row in of_concern):
+        return rows
+    said = Agents.of(agents.select("agent_id", "complete_until", "heard_us", "resets").collect())
+    new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
+    if not new:
+        return rows
+    found = rows.sparkSession.createDataFrame(new, _GIVEN)
+    with_new = rows.join(F.broadcast(found), "key", "left")
+    return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*SCHEMA.names)
+
+
+_GIVEN = struct_of({"key": SCHEMA["key"].dataType, "new": VERDICT})
+
+
+def judged(
+    connections: Sequence[Connection], agents: Agents, clock: Clock, config: Config
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Key and verdict of the connections that have none and get one now; those that have one are their company."""
+
+    def end(name: str, of: Connection) -> End:
+        known = of[SIDES[name]]
+        word = agents.words.get(known["agent_id"]) if known else None
+        reset_us = agents.resets.get((known["agent_id"], known["local"], known["peer"])) if known else None
+        return End(name, known, word, reset_us, (0, 0), clock.now_us, config)
+
+    clients = [end("client", one) for one in connections]
+    for one, client, silences_us in zip(connections, clients, silences_together(clients), strict=True):
+        if one["verdict"] is None:
+            verdict = _verdict(replace(client, silences_us=silences_us), end("broker", one), config)
+            if verdict:
+                yield one["key"], {"batch_id": clock.batch_id, "judged_us": clock.now_us, **verdict}
+
+
+def silences_together(clients: Sequence[End]) -> list[tuple[int, int]]:
+    """The least and the greatest silence of what the process of each itself closed within the same second, µs."""
+    found = [(client.silence_us, client.silence_us) for client in clients]
+    processes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for number, client in enumerate(clients):
+        owner = client.known and client.known["workload"]
+        if client.known and client.itself and owner and owner["pid"] is not None:
+            processes[client.known["agent_id"], owner["pid"], owner["start_time"]].append(number)
+    for closed in processes.values():
+        closed.sort(key=lambda number: clients[number].closed_us)
+        times = [clients[number].closed_us for number in closed]
+        silences = [clients[number].silence_us for number in closed]
+        for place, number in enumerate(closed):
+            within = slice(
+                bisect_left(times, times[place] - TOGETHER_US), bisect_right(times, times[place] + TOGETHER_US)
+            )
+            found[number] = min(silences[within]), max(silences[within])
+    return found
+
+
+def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
+    """What is said of the end of a connection by both of its ends; None while it waits."""
+    if not _settled(client, broker, config):
+        return None
+    pairs = {"client": (client, broker), "broker": (broker, client)}
+    rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
+    end, other = pairs[rule.by]
+    told = gone = True
+    if rule.rests_on:
+        witness, margin_us = (end, TOGETHER_US) if rule.rests_on == "end" else (other, config.clock_margin * SECOND_US)
+        told, gone = witness.told_until(end.closed_us + margin_us), witness.silent
+    if not (told or gone):
+        return None
+    words = [rule.words.format(end=end, other=other), *map(_last_word, (client, broker))]
+    if not told:
+        words.append(f"; it would be {rule.cause}, if that agent had seen nothing else")
+    return {
+        "cause": rule.cause if told else "unknown",
+        "evidence": "".join(words),
+        "by": SIDES[rule.by],
+        "idle_us": end.silence_us,
+        "closed_us": end.closed_us,
+    }
+
+
+def _settled(client: End, broker: End, config: Config) -> bool:
+    """No more is to be heard of the end of the connection, or it was waited for long enough."""
+    if client.closed and broker.closed:
+        return True
+    open_end, closed_end = (broker, client) if client.closed else (client, broker)
+    if open_end.watched:
+        return open_end.silent or open_end.told_until(closed_end.closed_us + config.clock_margin * SECOND_US)
+    assert closed_end.known
+    return bool(open_end.now_us - closed_end.known["heard_us"] >= config.other_end_wait * SECOND_US)
+
+
+def _last_word(end: End) -> str:
+    """What is left to say of an end that did not tell of its close."""
+    if not end.watched:
+        return f"; nobody watched the {end.name}"
+    if not end.closed and end.silent:
+        return f"; no word from the agent at the {end.name} since {end.last_word}"
+    return ""
 
 
 def given(connections: DataFrame, batch_id: int) -> DataFrame:
@@ -55,81 +162,10 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
     )
 
 
-def counted(connections: DataFrame, clock: DataFrame, config: Config) -> DataFrame:
-    """Per `cause` the verdicts of this batch (`new`) and of the last window (`recent`)."""
-    is_new = F.col("verdict.batch_id") == F.col("batch_id")
-    recent = F.col("now_us") - F.col("verdict.judged_us") < config.storm_window * SECOND_US
-    return (
-        connections.where(F.col("verdict").isNotNull())
-        .crossJoin(F.broadcast(clock))
-        .groupBy("verdict.cause")
-        .agg(F.count_if(is_new).alias("new"), F.count_if(recent).alias("recent"))
+def counted(connections: DataFrame, clock: Clock, config: Config) -> tuple[Counter[str], Counter[str]]:
+    """How many verdicts of each cause are of this batch, and how many of the last window."""
+    recent = F.col("verdict.judged_us") > clock.now_us - config.storm_window * SECOND_US
+    rows = connections.where(recent).select("verdict.cause", "verdict.batch_id").collect()
+    return Counter(row["cause"] for row in rows if row["batch_id"] == clock.batch_id), Counter(
+        row["cause"] for row in rows
     )
-
-
-# The expressions are always the same, and to make one of many parts takes time.
-@cache
-def _first_that_holds() -> Column:
-    """The number of the rule."""
-    return F.coalesce(*(F.when(F.expr(rule.holds), number) for number, rule in enumerate(RULES)))
-
-
-@cache
-def _told() -> Column:
-    """The agent that could speak against the rule has told of everything up to then."""
-    # The closing end's own agent tells a second later what else its process closed.
-    other = "{rests_on}.complete_until >= {by}.closed_us + IF('{rests_on}' = '{by}', 1000000, margin_us)"
-    return _of_resting(other, otherwise=True)
-
-
-@cache
-def _gone() -> Column:
-    """Nobody expects a word from that agent any more."""
-    return _of_resting("{rests_on}.silent", otherwise=False)
-
-
-def _of_resting(condition: str, *, otherwise: bool) -> Column:
-    """A condition on the ends `rests_on` and `by` of the rule, for the rules that rest on an end."""
-    numbers: dict[tuple[End, End], list[int]] = {}
-    for number, rule in enumerate(RULES):
-        if rule.rests_on:
-            numbers.setdefault((rule.rests_on, rule.by), []).append(number)
-    cases = (
-        F.when(F.col("rule").isin(of), F.expr(condition.format(rests_on=rests_on, by=by)))
-        for (rests_on, by), of in numbers.items()
-    )
-    return F.coalesce(*cases, F.lit(otherwise))
-
-
-@cache
-def _verdict() -> Column:
-    """The verdict by `rule`; null while it waits."""
-    rule, in_vain = F.col("rule"), ~F.col("told")
-    by_client = rule.isin([number for number, rule in enumerate(RULES) if rule.by == "client"])
-    cause = F.array(*(F.lit(rule.cause) for rule in RULES))[rule]
-    words = F.coalesce(*(F.when(rule == number, _sentence(of.words)) for number, of in enumerate(RULES)))
-    missing = F.concat(F.lit("; it would be "), cause, F.lit(", if that agent had seen nothing else"))
-    return F.when(
-        rule.isNotNull() & (F.col("told") | F.col("gone")),
-        F.struct(
-            "batch_id",
-            F.col("now_us").alias("judged_us"),
-            F.when(in_vain, "unknown").otherwise(cause).alias("cause"),
-            F.concat(
-                words,
-                *(F.expr(_LAST_WORD.format(end=end)) for end in OTHER),
-                F.when(in_vain, missing).otherwise(""),
-            ).alias("evidence"),
-            F.when(by_client, SIDE["client"]).otherwise(SIDE["broker"]).alias("by"),
-            *(
-                F.when(by_client, F.col(f"client.{name}")).otherwise(F.col(f"broker.{name}")).alias(alias)
-                for name, alias in (("silence_us", "idle_us"), ("closed_us", "closed_us"))
-            ),
-        ),
-    )
-
-
-def _sentence(template: str) -> Column:
-    """A text with the values of the columns in braces."""
-    parts = re.split(r"\{(.*?)\}", template)
-    return F.concat(*(F.col(part) if number % 2 else F.lit(part) for number, part in enumerate(parts)))

@@ -29,6 +29,7 @@ void new_connection(int accepting, u32 seen)
 	conns.delete(&address);
 	u32 sent = 0x7fffff00 + below(512), received = 0x7fffff00 + below(512); // wrap around, now and then
 	__builtin_memset(&sock, 0, sizeof(sock));
+	sock.sport = bpf_ntohs(accepting ? LISTENING : CLIENT_PORT);
 	sock.portpair = accepting ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
 	sock.family = AF_INET;
 	sock.protocol = IPPROTO_TCP;

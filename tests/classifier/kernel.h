@@ -7,6 +7,7 @@
 // The members of the kernel's structs that are read, in one struct: every OFFSET_ is a place in it.
 struct sock {
 	u32 portpair;
+	u16 sport;
 	u16 family;
 	u16 protocol;
 	u32 rcv_nxt;
@@ -21,6 +22,7 @@ struct sock {
 
 #define AT(member) __builtin_offsetof(struct sock, member)
 #define OFFSET_SOCK_COMMON_SKC_PORTPAIR AT(portpair)
+#define OFFSET_INET_SOCK_INET_SPORT AT(sport)
 #define OFFSET_SOCK_COMMON_SKC_FAMILY AT(family)
 #define OFFSET_SOCK_SK_PROTOCOL AT(protocol)
 #define OFFSET_TCP_SOCK_RCV_NXT AT(rcv_nxt)
@@ -29,7 +31,13 @@ struct sock {
 #define OFFSET_TCP_SOCK_SND_UNA AT(snd_una)
 #define OFFSET_TCP_SOCK_BYTES_RECEIVED AT(bytes_received)
 #define OFFSET_TCP_SOCK_BYTES_ACKED AT(bytes_acked)
+#define OFFSET_TCP_SOCK_SND_NXT AT(write_seq)
 #define OFFSET_SOCK_COMMON_SKC_FLAGS AT(zero)
+#define OFFSET_SOCK_COMMON_SKC_STATE AT(zero)
+#define OFFSET_SOCK_COMMON_SKC_COOKIE AT(zero)
+#define OFFSET_SOCK_SK_SHUTDOWN AT(zero)
+#define OFFSET_INET_CONNECTION_SOCK_ICSK_RETRANSMITS AT(zero)
+#define OFFSET_INET_CONNECTION_SOCK_ICSK_USER_TIMEOUT AT(zero)
 #define OFFSET_SOCK_COMMON_SKC_RCV_SADDR AT(nothing)
 #define OFFSET_SOCK_COMMON_SKC_DADDR AT(nothing)
 #define OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR AT(nothing)
@@ -46,15 +54,24 @@ struct sock {
 #define OFFSET_TASK_STRUCT_MM 0
 #define OFFSET_TASK_STRUCT_START_BOOTTIME 0
 #define OFFSET_TASK_STRUCT_COMM 0
+#define OFFSET_TASK_STRUCT_FLAGS 0
 #define OFFSET_MM_STRUCT_ARG_START 0
 #define OFFSET_MM_STRUCT_ARG_END 0
+#define OFFSET_SK_BUFF_HEAD 0
+#define OFFSET_SK_BUFF_NETWORK_HEADER 0
+#define OFFSET_SK_BUFF_TRANSPORT_HEADER 0
+#define OFFSET_SK_BUFF_DEV 0
+#define OFFSET_NET_DEVICE_ND_NET 0
+#define SOCK_DEAD 0
 #define SOCK_DONE 1
+#define SOCK_KEEPOPEN 3
 #define CGROUP_SUBSYSTEM (-1)
 
 #define WATCHED_ROLES 6
 #define PORT_MATCH(port) ((port) == KAFKA_PORT)
 #define KAFKA_PORT 9092
 #define AGENT_TGID 1
+#define NETNS 0
 #define PERF_BUFFER 0
 #define RING_PAGES 0
 #define MAX_CONNECTIONS 1
@@ -129,6 +146,7 @@ static u64 now_ns;
 
 #define BPF_TABLE(kind, key_type, value_type, name, entries) TABLE(key_type, value_type, name)
 #define BPF_F_TABLE(kind, key_type, value_type, name, entries, flags) TABLE(key_type, value_type, name)
+#define BPF_HASH(name, key_type, value_type, entries) TABLE(key_type, value_type, name)
 #define BPF_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_PERCPU_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_RINGBUF_OUTPUT(name, pages)                                                                                          \

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import agents, connections, session, storms, verdicts
 from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.source import Clock
 from tests.pipeline.builders import NOON_US, SECOND_US, Event, events
 
 
@@ -26,8 +27,8 @@ class History:
     def batch(self, *of: Event, at_s: float = 0) -> list[Row]:
         """The connections after the batch."""
         self.number += 1
-        now_us, clock = NOON_US + round(at_s * SECOND_US), self._clock(at_s)
-        told = events(self.spark, *of).withColumn("received_us", F.lit(now_us)) if of else self._nothing()
+        clock = self._clock(at_s)
+        told = events(self.spark, *of).withColumn("received_us", F.lit(clock.now_us)) if of else self._nothing()
         before = self.agents
         self.agents = _kept(agents.agents(told, before, clock, self.config))
         rows = connections.connections(told, self.connections, before, clock, self.config)
@@ -37,12 +38,12 @@ class History:
     def weather(self, *of: Event, at_s: float = 0) -> list[Row]:
         """The storms after the batch."""
         self.batch(*of, at_s=at_s)
-        self.storms = _kept(storms.storms(self.connections, self.agents, self.storms, self._clock(at_s), self.config))
+        rows = storms.storms(self.connections, self.agents, self.storms.collect(), self._clock(at_s), self.config)
+        self.storms = _kept(rows)
         return self.storms.orderBy("kind").collect()
 
-    def _clock(self, at_s: float) -> DataFrame:
-        now_us = NOON_US + round(at_s * SECOND_US)
-        return self.spark.createDataFrame([(self.number, now_us)], "batch_id long, now_us long")
+    def _clock(self, at_s: float) -> Clock:
+        return Clock(self.number, NOON_US + round(at_s * SECOND_US))
 
     def _nothing(self) -> DataFrame:
         return events(self.spark).withColumn("received_us", F.lit(0).cast("long"))
