@@ -96,7 +96,7 @@ def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp
 
 def test_only_one_network_namespace_is_watched_if_it_is_named(tmp_path: Path) -> None:
     port, inside = free_port(), Namespace()
-    watched = Watched(tmp_path, port, "--netns", inside.path)
+    watched, netns = Watched(tmp_path, port, "--netns", inside.path), os.stat(inside.path).st_ino
     try:
         with inside.inside():
             older = conversation(port)
@@ -110,4 +110,4 @@ def test_only_one_network_namespace_is_watched_if_it_is_named(tmp_path: Path) ->
             watched.wait_for(2, "both ends to close", kind="close")
     finally:
         inside.close()
-    assert {event["netns"] for event in watched.events() if event.get("conn_id")} == {os.stat(inside.path).st_ino}
+    assert {event["netns"] for event in watched.events() if event.get("conn_id")} == {netns}
