@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, session, source, storms, verdicts
+from kafka_probe_pipeline import agents, connections, session, sinks, source, storms, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.config import Config
@@ -96,8 +96,8 @@ class Diagnosis:
         alerts = [alert(row) for row in changed.collect()]
         if not alerts:
             return
-        letters = [(one.id, one.letter()) for one in alerts]
-        rows = changed.sparkSession.createDataFrame(letters, "key string, value string")
+        letters = ({"key": one.id, "value": one.letter()} for one in alerts)
+        rows = session.rows(changed.sparkSession, letters, sinks.LETTER)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("alert %s %s: %s", one.id, one.change, one.summary)

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-PAIRS = "topic_id string, name string"
+from kafka_probe_pipeline.source import struct_of
+
+PAIRS = struct_of({"topic_id": T.StringType(), "name": T.StringType()})
 
 
 def pairs(events: DataFrame) -> DataFrame:

@@ -6,13 +6,18 @@ does not ship. Never reads or writes data.
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pyspark
 from py4j.java_gateway import JavaClass
 from pyspark.errors import PySparkException, PySparkRuntimeError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructType
 
 from kafka_probe_pipeline.errors import StartError
 
@@ -76,6 +81,15 @@ def for_few_rows(session: SparkSession) -> SparkSession:
     for name, value in _FEW_ROWS.items():
         session.conf.set(name, value)
     return session
+
+
+def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: StructType) -> DataFrame:
+    """A few rows of this process, by the names of the schema.
+
+    As JSON, which the JVM reads by itself: what `createDataFrame` makes is read by Python on the executors.
+    """
+    text = F.lit(json.dumps(list(values)))
+    return session.range(0, 1, 1, 1).select(F.inline(F.from_json(text, ArrayType(schema))))
 
 
 def require_connector(spark: SparkSession) -> None:

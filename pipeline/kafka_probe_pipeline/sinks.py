@@ -12,12 +12,15 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
+from kafka_probe_pipeline import session
 from kafka_probe_pipeline.traffic import KEYS, with_percentiles
 
 # A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
 DEAD_LETTER_CHARACTERS = 100_000
+
+LETTER = StructType([StructField("key", StringType()), StructField("value", StringType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +55,14 @@ class Table:
         """All rows, with `batch_id`."""
         return self.spark.read.parquet(self.path)
 
-    def read_or(self, schema: str) -> DataFrame:
+    def read_or(self, schema: StructType) -> DataFrame:
         """The same; no rows of that schema while there is no table."""
-        return self.read() if self.exists() else self.spark.createDataFrame([], schema)
+        return self.read() if self.exists() else session.rows(self.spark, (), schema)
 
     def before(self, batch_id: int, schema: StructType) -> DataFrame:
         """The newest batch before the named one, where a batch is a whole version; no rows if there is none."""
         earlier = [number for number in self._batches() if number < batch_id]
-        return self.batch(earlier[-1]) if earlier else self.spark.createDataFrame([], schema)
+        return self.batch(earlier[-1]) if earlier else session.rows(self.spark, (), schema)
 
     def rows_before(self, batch_id: int) -> list[Row]:
         """The rows of the same, of a small table."""

@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.scopes import BROKER, NETWORK, WORKLOAD, open_by_agents, scopes_of_connection
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -81,7 +82,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
     rows = [storm.brought_up_to_date(clock, config) for storm in (*known, *large)]
     kept = [row for row in rows if not _long_over(row, clock, config)]
-    return connections.sparkSession.createDataFrame(kept, SCHEMA)
+    return session.rows(connections.sparkSession, kept, SCHEMA)
 
 
 class Incident(NamedTuple):
@@ -239,7 +240,7 @@ def populations(
 ) -> dict[tuple[str, Scope], int]:
     """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
     hit = [(storm.now["id"], *scope, storm.now["since_us"]) for storm in storms for scope in storm.hits]
-    hits = connections.sparkSession.createDataFrame(hit, "id string, scope string, name string, since_us long")
+    hits = session.rows(connections.sparkSession, (dict(zip(_HIT.names, one, strict=True)) for one in hit), _HIT)
     closed_us = F.col("verdict.closed_us")
     opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
     each = connections.select(
@@ -265,6 +266,9 @@ def populations(
         for storm, scope, name, _ in hit
         for row in (counted.get((storm, (scope, name))),)
     }
+
+
+_HIT = struct_of({**dict.fromkeys(("id", "scope", "name"), _STRING), "since_us": _LONG})
 
 
 def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 
+from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.connections import SCHEMA, VERDICT
 from kafka_probe_pipeline.evidence import SECOND_US, SIDES, End, Said
@@ -61,7 +62,7 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
     if not new:
         return rows
-    found = rows.sparkSession.createDataFrame(new, _GIVEN)
+    found = session.rows(rows.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
     with_new = rows.join(F.broadcast(found), "key", "left")
     return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*SCHEMA.names)
 

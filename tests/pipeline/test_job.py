@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import job
+from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
 from tests.lab.broker import Broker
@@ -62,7 +63,7 @@ def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_
         run.send(records=10)
         with run.job("--max-records-per-trigger", "30") as process:
             run.wait_until(moment, process)
-    run.once()
+    run.once(spark)
 
     table = spark.read.parquet(str(run.output / "traffic"))
     api = table.where("level = 'api'")
@@ -88,24 +89,25 @@ def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_w
     run: Run, spark: SparkSession
 ) -> None:
     run.send(records=1)
-    run.once()
+    run.once(spark)
     shutil.rmtree(run.output / "checkpoint" / "commits")
-    with run.job("--once", "--window", "3600") as process:
-        assert process.wait(LIMIT_S) == 0, tail(run.log)
+    run.once(spark, window=3600)
     sent = run.received(run.traffic)
     assert len(sent) == 2 * len(dict(sent))
     assert len(dict(sent)) == spark.read.parquet(str(run.output / "traffic")).count()
 
 
-def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(run: Run) -> None:
+def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(
+    run: Run, spark: SparkSession
+) -> None:
     early, late = "aa" * 16, "bb" * 16
     by_id = [{"topic_id": topic_id, "requests": 1} for topic_id in (early, late)]
     named = flow(0, agent_id="broker", kind="request", topics=[{"topic_id": early, "topic": "orders"}])
     run.send_events(named, flow(0, topics=by_id))
-    run.once()
+    run.once(spark)
     named = flow(1, agent_id="broker", kind="topics", topics=[{"topic_id": late, "topic": "sales"}])
     run.send_events(named, flow(1, topics=by_id))
-    run.once()
+    run.once(spark)
 
     shown = command_line("show", "--output", str(run.output), "--json").stdout.splitlines()
     requests = {row["topic"]: row["requests"] for row in map(json.loads, shown) if row["level"] == "topic"}
@@ -155,13 +157,12 @@ def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path)
     assert sentence.startswith(f"kafka-probe-pipeline: Kafka at {address} cannot be used (")
 
 
-def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run) -> None:
+def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run, spark: SparkSession) -> None:
     run.send(records=1)
-    run.once()
+    run.once(spark)
     shutil.rmtree(run.output / "checkpoint")
-    ended = command_line(*run.flags("--once"))
-    assert ended.returncode == 3
-    assert "its checkpoint" in ended.stderr
+    with pytest.raises(StartError, match="its checkpoint"):
+        run.once(spark)
 
 
 @pytest.mark.parametrize(
