@@ -97,7 +97,7 @@ class Scene:
         def judged() -> bool:
             words = [row["complete_until"] for row in self.table(lambda config: config.agents)]
             open_cases = [row for row in self.table(lambda config: config.connections) if row["verdict"] is None]
-            return min(words) > now_us and not any(row["state"] == "closed" for row in open_cases)
+            return min(words, default=0) > now_us and not any(row["state"] == "closed" for row in open_cases)
 
         wait_until(judged, "the job to judge all", timeout_s=120, every_s=2)
 
