@@ -175,6 +175,9 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
     ) as crowd:
         forgotten = storm(crowd)
         scene.wait_judged()
+        wait_until(
+            lambda: any(told["count"] == PROCESSES * EACH for _, told in idle_alerts(scene)), "the alert", every_s=1
+        )
         alerts = idle_alerts(scene)
         assert len({letter["id"] for _, letter in alerts}) == 1
         _, told = alerts[-1]
