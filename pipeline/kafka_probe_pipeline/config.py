@@ -63,7 +63,7 @@ class Config(BaseSettings):
     shutdown_within: float = Field(300, gt=0)
     """seconds from when a broker stops to listen within which it closes connections because it stops"""
     same_age_percent: int = Field(10, gt=0)
-    """by how much idle ages may differ that are regarded as the same"""
+    """by how much, beside `idle_minimum`, idle ages may differ that are regarded as the same"""
     storm_window: float = Field(60, gt=0)
     """seconds within which closes for the same cause are counted together"""
     storm_minimum: int = Field(20, gt=0)

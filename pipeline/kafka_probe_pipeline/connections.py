@@ -7,6 +7,8 @@ of Kafka's clock. Pure functions of DataFrames; this room never reads or writes.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -16,6 +18,7 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
 
 SIDES = ("connecting", "accepting")
+KINDS = ("open", "flow", "close")
 FACTS = (
     "node",
     "side",
@@ -90,7 +93,7 @@ def connections(
 
 def unseen(events: DataFrame, agents_before: DataFrame) -> DataFrame:
     """What says something of a connection; of flows, which add up, none that an earlier batch had."""
-    about = events.where(F.col("kind").isin("open", "flow", "close") & F.col("conn_id").isNotNull())
+    about = events.where(F.col("kind").isin(*KINDS) & F.col("conn_id").isNotNull())
     counted = agents_before.select("agent_id", "last_seq")
     known = (F.col("kind") == "flow") & F.coalesce(F.col("seq") <= F.col("last_seq"), F.lit(False))
     return about.join(F.broadcast(counted), "agent_id", "left").where(~known)
@@ -110,8 +113,8 @@ def pieces(events: DataFrame) -> DataFrame:
         "seq",
         *FACTS,
         first_seen.alias("opened_us"),
-        of("close", F.struct(*CLOSE.names)).alias("close"),
-        of("flow", F.struct("seq", *TOTALS)).alias("counted"),
+        of("close", _struct(CLOSE.names)).alias("close"),
+        of("flow", _struct(("seq", *TOTALS))).alias("counted"),
         of("flow", F.array_compact(named)).alias("topics"),
         F.lit(False).alias("topics_cut"),
         F.col("received_us").alias("heard_us"),
@@ -136,11 +139,11 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
     """
 
     def newest(value: str) -> Column:
-        return F.max_by(value, F.when(F.col(value).isNotNull(), F.col("seq"))).alias(value)
+        return F.expr(f"max_by({value}, seq) FILTER (WHERE {value} IS NOT NULL) AS {value}")
 
     def total(name: str) -> Column:
-        known = F.filter(F.col("counted")[name], lambda count: count.isNotNull())
-        return F.when(F.size(known) > 0, F.aggregate(known, F.lit(0).cast("long"), F.try_add))
+        known = f"filter(counted.{name}, count -> count IS NOT NULL)"
+        return F.expr(f"if(size({known}) > 0, aggregate({known}, 0L, (sum, count) -> try_add(sum, count)), NULL)")
 
     topics = F.array_distinct(F.flatten(F.collect_list("topics")))
     return (
@@ -166,7 +169,7 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
 
 def joined(ends: DataFrame) -> DataFrame:
     """One row per connection. Of two ends on one side, seen by an agent before and after its restart, the newer."""
-    end = F.struct(*END.names)
+    end = _struct(END.names)
     newest = F.struct(F.col("close").isNotNull(), "heard_us", "agent_id", "conn_id")
     return (
         ends.groupBy(F.coalesce("flow_id", F.concat_ws("/", "agent_id", "conn_id")).alias("key"))
@@ -188,6 +191,11 @@ def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataF
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
     forgotten = now_us - heard >= config.open_limit * 1e6
     return connections.where(~over & ~forgotten)
+
+
+def _struct(names: Iterable[str]) -> Column:
+    """As a text it is one call to the JVM, and not several for each name."""
+    return F.expr(f"struct({', '.join(names)})")
 
 
 def _state() -> Column:

@@ -20,7 +20,7 @@ from kafka_probe_pipeline.sinks import Table, send
 
 log = logging.getLogger("kafka_probe_pipeline")
 
-KINDS = ("open", "flow", "close", "reset", "agent")
+KINDS = (*connections.KINDS, "reset", "agent")
 FIELDS = {"v", "kind", "ts", "seq", "complete_until", "open", *connections.END.names, *connections.CLOSE.names}
 VERSIONS_KEPT = 2
 
@@ -37,8 +37,12 @@ class Tables:
     @classmethod
     def of(cls, spark: SparkSession, config: Config) -> Tables:
         """Those below the output directory."""
-        paths = (config.agents, config.connections, config.verdicts, config.storms)
-        return cls(*(Table(spark, path) for path in paths))
+        return cls(
+            Table(spark, config.agents, agents.SCHEMA),
+            Table(spark, config.connections, connections.SCHEMA),
+            Table(spark, config.verdicts),
+            Table(spark, config.storms, storms.SCHEMA),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,32 +55,36 @@ class Diagnosis:
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
-        parsed = records.transform(source.parsed, FIELDS)
-        events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS)).persist()
+        parsed = records.transform(source.parsed, FIELDS).persist()
         try:
-            (known,) = events.agg(F.max("received_us").alias("now_us")).collect()
-            if known["now_us"] is not None:
-                self._look(events, source.Clock(batch_id, known["now_us"]), Tables.of(spark, self.config))
+            events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
+            of_connections = F.bool_or(F.col("kind").isin(*connections.KINDS))
+            ((now_us, news),) = events.agg(F.max("received_us"), of_connections).collect()
+            if now_us is not None:
+                self._look(events, news, source.Clock(batch_id, now_us), Tables.of(spark, self.config))
         finally:
-            events.unpersist()
+            parsed.unpersist()
 
     def resume(self, spark: SparkSession) -> None:
         """Tell the receivers of the alerts that a job before this one may not have delivered."""
-        known = Table(spark, self.config.storms).newest()
+        known = Tables.of(spark, self.config).storms.newest()
         self._tell([alert(row) for row in known.collect()] if known else [])
 
-    def _look(self, events: DataFrame, clock: source.Clock, tables: Tables) -> None:
-        """Bring the tables up to date, and tell of what changed."""
+    def _look(self, events: DataFrame, news: bool, clock: source.Clock, tables: Tables) -> None:
+        """Bring the tables up to date, and tell of what changed. `news`: some events are about connections."""
         batch_id = clock.batch_id
-        agents_before = tables.agents.before(batch_id, agents.SCHEMA)
+        agents_before = tables.agents.before(batch_id)
         if not tables.agents.exists(batch_id):
             tables.agents.write(agents.agents(events, agents_before, clock, self.config), batch_id)
         said = tables.agents.batch(batch_id)
         if not tables.connections.exists(batch_id):
-            before = tables.connections.before(batch_id, connections.SCHEMA)
-            rows = connections.connections(events, before, agents_before, clock, self.config)
-            tables.connections.write(rows.transform(verdicts.verdicts, said, clock, self.config), batch_id)
-        rows = tables.connections.batch(batch_id)
+            known = tables.connections.before(batch_id)
+            if news:
+                known = connections.connections(events, known, agents_before, clock, self.config).localCheckpoint()
+            rows = verdicts.verdicts(known, said, clock, self.config)
+            if news or rows is not known:
+                tables.connections.write(rows, batch_id)
+        rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
@@ -84,8 +92,7 @@ class Diagnosis:
                 tables.verdicts.write(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
-            active = any(row["state"] == storms.ACTIVE for row in before_now)
-            if (new and storms.possible(recent, self.config)) or active:
+            if storms.due(before_now, new, recent, clock, self.config):
                 tables.storms.write(storms.storms(rows, said, before_now, clock, self.config), batch_id)
         if tables.storms.exists(batch_id):
             self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))

@@ -90,7 +90,7 @@ class Step:
 
 def known(table: Table) -> DataFrame:
     """The names of a table that may not be there yet."""
-    return table.read_or(names.PAIRS).drop("batch_id")
+    return table.read_or_none().drop("batch_id")
 
 
 def start(
@@ -169,7 +169,7 @@ def run(**given: object) -> None:
     try:
         session.require_connector(spark)
         created = topics.create_missing(spark, config)
-        step = Step(config, Table(spark, config.table), Table(spark, config.names))
+        step = Step(config, Table(spark, config.table), Table(spark, config.names, names.PAIRS))
         urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:
             receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
@@ -223,7 +223,7 @@ def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
         raise StartError(f"There is no table at {path}: name the --output of `kafka-probe-pipeline run`.")
     match name:
         case "traffic":
-            return report.totals(table.read().transform(names.named, known(Table(spark, config.names))))
+            return report.totals(table.read().transform(names.named, known(Table(spark, config.names, names.PAIRS))))
         case "verdicts":
             return table.read().orderBy("judged_us", "key")
         case _:

@@ -38,7 +38,16 @@ _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": f"-XX:TieredStopAtLevel=1 -Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    "spark.driver.extraJavaOptions": " ".join(
+        (
+            "-XX:TieredStopAtLevel=1",
+            # Of the quick compiler alone the JVM keeps 48 MB, full within minutes: then it would compile nothing more.
+            "-XX:ReservedCodeCacheSize=240m",
+            f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+        )
+    ),
+    # Without a file of checksums beside each file.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

@@ -7,10 +7,10 @@ what the row is about and the batch number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
@@ -25,10 +25,14 @@ LETTER = StructType([StructField("key", StringType()), StructField("value", Stri
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A Parquet table below `path`, one directory `batch_id=N` per micro-batch; readers see whole batches only."""
+    """A Parquet table below `path`, one directory `batch_id=N` per micro-batch; readers see whole batches only.
+
+    schema: of its rows; none: Spark looks into the files for it, each time that it reads them.
+    """
 
     spark: SparkSession
     path: str
+    schema: StructType = field(default_factory=StructType)
 
     def exists(self, batch_id: int | None = None) -> bool:
         """Whether the batch, or any table at all, is there."""
@@ -49,20 +53,20 @@ class Table:
 
     def batch(self, batch_id: int) -> DataFrame:
         """The rows of one batch, as written."""
-        return self.spark.read.parquet(self._batch(batch_id))
+        return self._reader.parquet(self._batch(batch_id))
 
     def read(self) -> DataFrame:
         """All rows, with `batch_id`."""
-        return self.spark.read.parquet(self.path)
+        return self._reader.parquet(self.path)
 
-    def read_or(self, schema: StructType) -> DataFrame:
-        """The same; no rows of that schema while there is no table."""
-        return self.read() if self.exists() else session.rows(self.spark, (), schema)
+    def read_or_none(self) -> DataFrame:
+        """The same; no rows of `schema` while there is no table."""
+        return self.read() if self.exists() else self._no_rows()
 
-    def before(self, batch_id: int, schema: StructType) -> DataFrame:
+    def before(self, batch_id: int) -> DataFrame:
         """The newest batch before the named one, where a batch is a whole version; no rows if there is none."""
         earlier = [number for number in self._batches() if number < batch_id]
-        return self.batch(earlier[-1]) if earlier else session.rows(self.spark, (), schema)
+        return self.batch(earlier[-1]) if earlier else self._no_rows()
 
     def rows_before(self, batch_id: int) -> list[Row]:
         """The rows of the same, of a small table."""
@@ -86,6 +90,13 @@ class Table:
         return sorted(
             int(found.getPath().getName().split("=")[1]) for found in self._file_system(path).globStatus(path)
         )
+
+    def _no_rows(self) -> DataFrame:
+        return session.rows(self.spark, (), self.schema)
+
+    @property
+    def _reader(self) -> DataFrameReader:
+        return self.spark.read.schema(self.schema) if self.schema.fields else self.spark.read
 
     def _batch(self, batch_id: int) -> str:
         return f"{self.path}/batch_id={batch_id}"

@@ -45,7 +45,8 @@ def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFram
     """One row per line: `event`, or `reason` and the line; with topic, partition, offset and timestamp of its record.
 
     `line_number` counts from 0 within the record. Blank lines are none. Of an event only `fields` are read, if given:
-    that takes a part of the time.
+    that takes a part of the time. To be persisted: Spark moves a filter on `reason` to the line, and there reads its
+    JSON anew for each reason that it may have.
     """
     event = T.StructType([field for field in spark_schema() if fields is None or field.name in fields])
     return (

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -32,7 +32,7 @@ OPENED, UPDATED = "opened", "updated"
 NAMED_PER_SCOPE = 5
 # A window starts so many times per its length.
 HOPS = 6
-# Idle ages are compared as logarithms in thousandths: 10 % are 95.
+# Levels of idle ages are logarithms in thousandths: a difference of 10 % is 95.
 LEVELS = 1000
 SECOND_US = 1_000_000
 
@@ -57,11 +57,17 @@ SCHEMA = struct_of(
 )
 
 
-def possible(recent: Mapping[str, int], config: Config) -> bool:
-    """Whether so many verdicts of a window, by cause, can be a storm at all: it costs less to ask first."""
+def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int], clock: Clock, config: Config) -> bool:
+    """Whether `storms` has anything to do: it costs less to ask first.
+
+    before: the storms so far. new, recent: verdicts of the batch and of the last window, by cause.
+    """
+    active = [storm for row in before if (storm := Storm(row.asDict())).now["state"] == ACTIVE]
+    if not new:
+        return any(storm.is_quiet(clock, config) for storm in active)
     ordinary = sum(recent.get(cause, 0) for cause in ("normal", "unknown"))
     every = sum(recent.values())
-    return every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
+    return bool(active) or every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
 def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clock: Clock, config: Config) -> DataFrame:
@@ -147,16 +153,20 @@ class Storm:
             **{column: _most(hits, scope) for column, scope in _SCOPES.items()},
         }
 
+    def is_quiet(self, clock: Clock, config: Config) -> bool:
+        """Whether it is active, but nothing came to it for long."""
+        now = self.now
+        return now["state"] == ACTIVE and bool(clock.now_us - now["updated_us"] >= config.storm_quiet * SECOND_US)
+
     def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
         """Its row after the batch: it opened, grew, or was quiet for so long that it is over."""
         storm, now_us = self.now, clock.now_us
         fresh = sum(one.given_in == clock.batch_id for one in self.members)
-        active = storm["state"] == ACTIVE
         if storm["opened_us"] is None:
             changes = {"change": OPENED, "state": ACTIVE, "opened_us": now_us, "count": len(self.members)}
-        elif active and fresh:
+        elif storm["state"] == ACTIVE and fresh:
             changes = {"change": UPDATED, "count": storm["count"] + fresh}
-        elif active and now_us - storm["updated_us"] >= config.storm_quiet * SECOND_US:
+        elif self.is_quiet(clock, config):
             changes = {"change": RESOLVED, "state": RESOLVED, "resolved_us": now_us}
         else:
             return {**storm, "change": None}
@@ -185,13 +195,19 @@ def incidents_of(connections: DataFrame, config: Config) -> DataFrame:
         .select(
             "kind",
             subject.alias("subject"),
-            F.when(is_idle, (F.log(idle_us) * LEVELS).cast("long")).otherwise(0).alias("level"),
+            F.when(is_idle, level(idle_us, config)).otherwise(0).alias("level"),
             F.col("verdict.batch_id").alias("given_in"),
             *(f"verdict.{name}" for name in ("judged_us", "closed_us", "cause", "idle_us", "evidence")),
             (F.col("ends") == "both").alias("both"),
             "scopes",
         )
     )
+
+
+def level(idle_us: Column, config: Config) -> Column:
+    """Idle ages that are the same by `same_age_percent` and `idle_minimum` differ by no more than the span in it."""
+    slack_us = config.idle_minimum * SECOND_US * 100 / config.same_age_percent
+    return (F.log(idle_us + slack_us) * LEVELS).cast("long")
 
 
 def begun(incidents: Iterable[Incident], clock: Clock, config: Config) -> list[Storm]:
@@ -236,39 +252,33 @@ def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
 
 
 def populations(
-    connections: DataFrame, agents: DataFrame, storms: Iterable[Storm], config: Config
+    connections: DataFrame, agents: DataFrame, storms: Sequence[Storm], config: Config
 ) -> dict[tuple[str, Scope], int]:
     """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
-    hit = [(storm.now["id"], *scope, storm.now["since_us"]) for storm in storms for scope in storm.hits]
-    hits = session.rows(connections.sparkSession, (dict(zip(_HIT.names, one, strict=True)) for one in hit), _HIT)
-    closed_us = F.col("verdict.closed_us")
+    names = {name for storm in storms for _, name in storm.hits}
     opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
     each = connections.select(
-        closed_us.alias("closed_us"), opened_us.alias("opened_us"), F.explode(scopes_of_connection()).alias("of")
-    ).select("closed_us", "opened_us", "of.scope", "of.name")
-    was_open = F.coalesce(F.col("opened_us") <= F.col("since_us"), F.lit(True))
-    earliest_us = F.col("since_us") - config.storm_window * SECOND_US
-    found = (
-        each.join(F.broadcast(hits), ["scope", "name"])
-        .where(was_open)
-        .groupBy("id", "scope", "name")
-        .agg(
-            F.count_if(F.col("closed_us").isNull()).alias("still_open"),
-            F.count_if(F.col("closed_us") >= earliest_us).alias("closed"),
-        )
-        .collect()
+        F.col("verdict.closed_us").alias("closed_us"),
+        opened_us.alias("opened_us"),
+        F.explode(scopes_of_connection()).alias("of"),
     )
+    counts = []
+    for number, storm in enumerate(storms):
+        since_us = storm.now["since_us"]
+        was_open = F.coalesce(F.col("opened_us") <= since_us, F.lit(True))
+        counts.append(F.count_if(was_open & F.col("closed_us").isNull()).alias(f"open_{number}"))
+        closed = F.col("closed_us") >= _earliest_us(since_us, config)
+        counts.append(F.count_if(was_open & closed).alias(f"closed_{number}"))
+    found = each.where(F.col("of.name").isin(names)).groupBy("of").agg(*counts).collect()
+    counted = {(row["of"]["scope"], row["of"]["name"]): row for row in found}
     said = {(row["scope"], row["name"]): row["open_said"] for row in agents.transform(open_by_agents).collect()}
-    counted = {(row["id"], (row["scope"], row["name"])): row for row in found}
     return {
-        (storm, (scope, name)): max(row["still_open"] if row else 0, said.get((scope, name), 0))
-        + (row["closed"] if row else 0)
-        for storm, scope, name, _ in hit
-        for row in (counted.get((storm, (scope, name))),)
+        (storm.now["id"], scope): max(row[f"open_{number}"] if row else 0, said.get(scope, 0))
+        + (row[f"closed_{number}"] if row else 0)
+        for number, storm in enumerate(storms)
+        for scope in storm.hits
+        for row in (counted.get(scope),)
     }
-
-
-_HIT = struct_of({**dict.fromkeys(("id", "scope", "name"), _STRING), "since_us": _LONG})
 
 
 def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:

@@ -8,7 +8,7 @@ Pure functions of DataFrames; this room never reads or writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import cast
 
 from pyspark.sql import Column, DataFrame
@@ -164,4 +164,5 @@ def _percentile(histogram: Column, share: float) -> Column:
 
     bucket = F.aggregate(buckets, start, step, lambda found: found["bucket"])
     # The schema's own formula: its arithmetic is the same on a column.
-    return cast("Column", bucket_middle_us(bucket))  # type: ignore[arg-type]
+    middle_us = cast("Callable[[Column], Column]", bucket_middle_us)
+    return middle_us(bucket)

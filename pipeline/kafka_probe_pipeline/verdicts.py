@@ -51,19 +51,18 @@ class Agents:
 
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """The connections, with the `verdict` of those for which it can be given now."""
-    rows = connections.localCheckpoint()
+    """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
     is_closed = F.col("connecting.close").isNotNull() | F.col("accepting.close").isNotNull()
     recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US
-    of_concern = rows.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
+    of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
     if all(row["verdict"] for row in of_concern):
-        return rows
+        return connections
     said = Agents.of(agents.select("agent_id", "complete_until", "heard_us", "resets").collect())
     new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
     if not new:
-        return rows
-    found = session.rows(rows.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
-    with_new = rows.join(F.broadcast(found), "key", "left")
+        return connections
+    found = session.rows(connections.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
+    with_new = connections.join(F.broadcast(found), "key", "left")
     return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*SCHEMA.names)
 
 

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import orjson
 import pytest
@@ -58,8 +58,8 @@ def read_all(bootstrap: str, topic: str) -> list[int]:
         consumer.close()
 
 
-def config(broker: Broker, topic: str, **settings: object) -> Config:
-    return Config(bootstrap_servers=broker.bootstrap, topic=topic, node="test", **settings)  # type: ignore[arg-type]
+def config(broker: Broker, topic: str, **settings: Any) -> Config:
+    return Config(bootstrap_servers=broker.bootstrap, topic=topic, node="test", **settings)
 
 
 def total(sink: KafkaSink) -> int:
@@ -220,8 +220,14 @@ def test_a_user_with_a_password_may_write(guarded: Guarded) -> None:
 
 
 def test_events_travel_over_tls_to_a_broker_whose_certificate_is_trusted(guarded: Guarded) -> None:
-    settings = {"security_protocol": "SSL", "ssl_cafile": guarded.certificate}
-    sink = KafkaSink(Config(bootstrap_servers=guarded.tls, topic="over-tls", **settings))  # type: ignore[arg-type]
+    sink = KafkaSink(
+        Config(
+            bootstrap_servers=guarded.tls,
+            topic="over-tls",
+            security_protocol="SSL",
+            ssl_cafile=guarded.certificate,
+        )
+    )
     sink.send([event(seq) for seq in range(5)])
     sink.close(30)
 

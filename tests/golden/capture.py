@@ -39,7 +39,7 @@ class End:
     owners: list[Owner]
     frames: list[Seen] = field(default_factory=list)
     opaque: Protocol | None = None
-    closed: dict[str, object] | None = None
+    closed: dict[str, Any] | None = None
     gone: bool = False
 
     @property

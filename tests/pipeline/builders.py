@@ -52,7 +52,7 @@ def records(spark: SparkSession, *values: str) -> DataFrame:
 
 def events(spark: SparkSession, *events: Event) -> DataFrame:
     """Events as the transformations get them."""
-    return records(spark, lines(*events)).transform(source.parsed).transform(source.events)
+    return records(spark, lines(*events)).transform(source.parsed).persist().transform(source.events)
 
 
 SECOND_US = 1_000_000

@@ -32,7 +32,7 @@ class History:
         before = self.agents
         self.agents = _kept(agents.agents(told, before, clock, self.config))
         rows = connections.connections(told, self.connections, before, clock, self.config)
-        self.connections = _kept(rows.transform(verdicts.verdicts, self.agents, clock, self.config))
+        self.connections = _kept(_kept(rows).transform(verdicts.verdicts, self.agents, clock, self.config))
         return self.connections.orderBy("key").collect()
 
     def weather(self, *of: Event, at_s: float = 0) -> list[Row]:

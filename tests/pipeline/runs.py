@@ -14,7 +14,7 @@ import psutil
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import job, topics
+from kafka_probe_pipeline import job, names, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.sinks import Table
@@ -39,8 +39,8 @@ class Run:
     def __init__(self, broker: Broker, directory: Path, *, often: bool = True) -> None:
         number = next(_numbers)
         self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
-        names = ("events", "traffic", "dead", "alerts")
-        self.events, self.traffic, self.dead, self.alerts = (f"{name}-{number}" for name in names)
+        kinds = ("events", "traffic", "dead", "alerts")
+        self.events, self.traffic, self.dead, self.alerts = (f"{kind}-{number}" for kind in kinds)
         self.seq = self.starts = 0
         self._intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2} if often else {}
 
@@ -108,7 +108,7 @@ class Run:
         """What there is, to its end, in this process: a session that is there already takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
-        step = job.Step(config, Table(spark, config.table), Table(spark, config.names))
+        step = job.Step(config, Table(spark, config.table), Table(spark, config.names, names.PAIRS))
         for query in job.start(spark, config, step, Diagnosis(config)):
             query.awaitTermination()
 

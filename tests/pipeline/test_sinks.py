@@ -43,13 +43,13 @@ def test_readers_see_nothing_of_a_draft_that_a_killed_job_left_and_the_next_batc
 def test_of_versions_the_newest_before_a_batch_is_found_and_old_ones_are_removed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    table = Table(spark, str(tmp_path / "state"))
     schema = T.StructType([T.StructField("n", T.LongType())])
+    table = Table(spark, str(tmp_path / "state"), schema)
     assert table.newest() is None
-    assert table.before(10, schema).collect() == []
+    assert table.before(10).collect() == []
     for number in (2, 9, 10):
         table.write(spark.createDataFrame([(number,)], schema), number)
-    assert table.before(10, schema).collect() == [(9,)]
+    assert table.before(10).collect() == [(9,)]
     table.keep(2)
     newest = table.newest()
     assert newest is not None

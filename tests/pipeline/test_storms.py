@@ -3,12 +3,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.scopes import network
-from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART, possible
+from kafka_probe_pipeline.source import Clock
+from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART, due
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
 from tests.pipeline.history import History, only
 
@@ -140,11 +141,34 @@ def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(sp
     assert history.weather(*dropped(range(25)), word(BROKER, open=many)) == []
 
 
-def test_where_too_few_were_closed_nobody_looks_for_a_storm() -> None:
+@pytest.mark.parametrize(("other_s", "counts"), [(11.5, [40]), (12.5, [20, 20])])
+def test_idle_ages_are_the_same_that_differ_by_a_tenth_and_two_seconds(
+    spark: SparkSession, other_s: float, counts: list[int]
+) -> None:
+    history, ages_s = History(spark), (9, other_s)
+    history.batch(*open_ends(range(40)))
+    found: list[int] = []
+    for number, age_s in enumerate(ages_s):
+        age_us = round(age_s * SECOND_US)
+        closes = [closed(CLIENT, n, how="rst_received", silence_us=age_us) for n in range(number, 40, 2)]
+        found = [storm["count"] for storm in history.weather(*closes, word(BROKER))]
+    assert found == counts
+
+
+def test_where_nothing_can_have_come_of_it_nobody_looks_for_a_storm() -> None:
     config = load({})
-    assert not possible({"normal": 50, "middlebox_reset": 19}, config)
-    assert possible({"middlebox_reset": 19, "process_exit": 1}, config)
-    assert possible({"normal": 100}, config)
+
+    def looks(*known: Row, later_s: float = 0, **new: int) -> bool:
+        return due(known, new, new, Clock(1, NOON_US + round(later_s * SECOND_US)), config)
+
+    assert not looks(normal=50, middlebox_reset=19)
+    assert looks(middlebox_reset=19, process_exit=1)
+    assert looks(normal=100)
+    storm = Row(state="active", updated_us=NOON_US)
+    assert looks(storm, normal=1)
+    assert not looks(storm, later_s=59)
+    assert looks(storm, later_s=60)
+    assert not looks(Row(state="resolved", updated_us=NOON_US), later_s=60)
 
 
 def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> None:

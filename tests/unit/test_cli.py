@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 import pytest
+from click import Command
 from click.testing import CliRunner
 
 from kafka_probe import cli
@@ -137,8 +138,8 @@ def test_every_field_is_a_flag_of_run_except_secrets() -> None:
 
 
 @pytest.mark.parametrize("command", [cli.top, cli.trace])
-def test_what_only_looks_has_no_flag_of_a_sink(command: object) -> None:
-    names = {parameter.name for parameter in command.params}  # type: ignore[attr-defined]
+def test_what_only_looks_has_no_flag_of_a_sink(command: Command) -> None:
+    names = {parameter.name for parameter in command.params}
     assert "ports" in names
     assert names.isdisjoint(SinkConfig.model_fields)
 

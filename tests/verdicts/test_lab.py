@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
-from tests.lab.network import Connection, Network, nat
+from tests.lab.network import Answer, Connection, Network, nat
 from tests.lab.processes import LabError, wait_until
 from tests.lab.sockets import sockets
 
@@ -49,4 +50,4 @@ def test_the_gateway_resets_who_speaks_on_a_forgotten_connection_and_the_other_e
 
 def test_the_gateway_knows_two_answers_only(network: Network) -> None:
     with pytest.raises(LabError, match="drop or reset"):
-        network.run_gateway(IDLE_S, "forgive")  # type: ignore[arg-type]
+        network.run_gateway(IDLE_S, cast("Answer", "forgive"))

@@ -36,7 +36,7 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
-def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, object]]:
+def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any]]:
     """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
 
     tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.

@@ -30,8 +30,8 @@ class Listing:
         self._agent_tgid = agent_tgid
         self._open = ExitStack()
         # Files, because a pipe would be full before anybody reads it.
-        self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
-        self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
+        self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
         named = [] if netns is None else [str(netns)]
         command = [sys.executable, "-m", "kafka_probe.connections.lister", ",".join(map(str, ports)), *named]
         self._process = subprocess.Popen(

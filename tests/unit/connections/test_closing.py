@@ -64,11 +64,11 @@ def test_the_last_request_is_named_by_its_api(api_key: int, name: str | None) ->
 IDLE = {"closing_ns": 20 * SECOND_NS, "sent_ns": 9 * SECOND_NS, "received_ns": 11 * SECOND_NS}
 
 
-def times(**data: int) -> tuple[object, object, object]:
+def times(**data: int) -> tuple[float | None, ...]:
     """Idle, silence and idle since the last payload received, in seconds."""
     _, facts = read_close(closed(ts_ns=21 * SECOND_NS, **data)[0])
     names = ("idle_us", "silence_us", "received_idle_us")
-    return tuple(us / 1e6 if isinstance(us := facts[name], int) else us for name in names)  # type: ignore[return-value]
+    return tuple(None if facts[name] is None else facts[name] / 1e6 for name in names)
 
 
 def test_idle_is_counted_until_this_end_began_to_close() -> None:

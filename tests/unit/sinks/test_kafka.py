@@ -70,7 +70,9 @@ def test_attempts_that_fail_leave_no_thread_and_no_descriptor_behind() -> None:
     assert [attempt() for _ in range(3)] == [first] * 3
 
 
-def test_brokers_out_of_reach_are_said_once_with_the_address(caplog: pytest.LogCaptureFixture) -> None:
+def test_brokers_out_of_reach_are_said_once_with_the_address(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     servers = f"127.0.0.1:{free_port()}"
     sink = KafkaSink(load({"bootstrap_servers": servers}))
     sink.send([{"agent_id": "x"}])
@@ -81,7 +83,7 @@ def test_brokers_out_of_reach_are_said_once_with_the_address(caplog: pytest.LogC
         attempts.append(1)
         return connect()
 
-    sink._connect = counted  # type: ignore[method-assign]
+    monkeypatch.setattr(sink, "_connect", counted)
     wait_until(lambda: len(attempts) >= 3, "three attempts")
     sink.close(0)
 
