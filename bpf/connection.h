@@ -95,7 +95,7 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 {
 	u64 now = bpf_ktime_get_ns(), last = last_payload(conn);
 	int replies = !conn->burst_replied && !conn->burst_answers && direction != conn->burst_direction &&
-		      now - conn->burst_ns < REPLY_NS;
+		      conn->burst_bytes <= ALERTS_BYTES && now - conn->burst_ns < REPLY_NS;
 	if (now - last >= BURST_NS && !replies) {
 		u8 before = conn->last_ns[RECEIVE] > conn->last_ns[SEND] ? RECEIVE : SEND;
 		conn->burst_ns = now;

@@ -72,6 +72,7 @@ struct open_data {
 
 #define BURST_NS 50000000ull
 #define REPLY_NS 1000000000ull
+#define ALERTS_BYTES 128 // two alerts of TLS: the longest of TLS 1.2 with padding to a block
 
 struct close_data {
 	u64 closing_ns; // when this end left ESTABLISHED
@@ -79,7 +80,7 @@ struct close_data {
 	u64 received_ns;
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged
 	// When the last burst began: payloads in either direction with less than BURST_NS between them, or less than REPLY_NS before
-	// the first in the other direction.
+	// the first in the other direction, if it answers no more than ALERTS_BYTES.
 	u64 burst_ns;
 	u64 pause_ns; // and the silence before it
 	u64 sent_bytes;

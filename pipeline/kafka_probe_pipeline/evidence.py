@@ -14,6 +14,7 @@ from typing import Any
 from kafka_probe_pipeline.config import Config
 
 SECOND_US = 1_000_000
+ANSWER_US = 50_000
 SIDES = {"client": "connecting", "broker": "accepting"}
 
 
@@ -105,6 +106,12 @@ class End:
     def left(self) -> bool:
         """The last request was to leave the consumer group."""
         return bool(self.close("last_api") == "LeaveGroup")
+
+    @property
+    def answered_tls(self) -> bool:
+        """It received something by TLS so short a time before that its close may be the answer."""
+        heard_us = self.close("received_idle_us")
+        return bool(self.known and self.known["opaque"] == "tls" and heard_us is not None and heard_us < ANSWER_US)
 
     @property
     def refused(self) -> bool:

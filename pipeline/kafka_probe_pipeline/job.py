@@ -199,9 +199,18 @@ def show(name: str, as_json: bool, **given: object) -> None:
     config = load(given)
     spark = session.start(config.master)
     try:
-        rows = _rows(spark, config, name).collect()
+        print_one(spark, config, name, as_json=as_json)
     finally:
         spark.stop()
+
+
+def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) -> None:
+    """Print one of the job's tables.
+
+    Raises:
+        StartError: it is not there.
+    """
+    rows = _rows(spark, config, name).collect()
     if as_json:
         report.print_json(rows, sys.stdout)
     elif name == "traffic":

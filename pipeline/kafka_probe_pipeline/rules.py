@@ -126,6 +126,12 @@ RULES = (
         "the broker closed after {end.silence} of silence, with no request open",
     ),
     Rule(
+        "unknown",
+        "client",
+        lambda end, other: first(end, other) and end.answered_tls and not other.watched,
+        "the client closed right after it received something by TLS, which may have been a goodbye",
+    ),
+    Rule(
         "normal",
         "client",
         lambda end, other: first(end, other) and end.ended,

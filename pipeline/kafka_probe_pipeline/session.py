@@ -89,6 +89,7 @@ def for_few_rows(session: SparkSession) -> SparkSession:
     """The session, with what suits micro-batches of few rows and many columns."""
     for name, value in _FEW_ROWS.items():
         session.conf.set(name, value)
+    session.conf.set("spark.sql.shuffle.partitions", session.sparkContext.defaultParallelism)  # else 200
     return session
 
 

@@ -86,6 +86,21 @@ def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(
         assert facts["last_api"] is None
 
 
+def test_a_goodbye_of_tls_after_other_words_is_told_from_an_answer_to_them(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        transfer(talk.client, talk.server, client_hello())
+        transfer(talk.server, talk.client, bytes(200))
+        for pause_s, talker, listener, words in (
+            (1.1, talk.server, talk.client, bytes(300)),
+            (0.2, talk.client, talk.server, CLOSE_NOTIFY),
+        ):
+            time.sleep(pause_s)  # a pause is what is told of
+            transfer(talker, listener, words)
+        talk.server.close()
+    client, server = (end.closed or {} for end in capture.wait_closed(talk))
+    assert (client["closed_by"], server["closed_by"]) == ("local", "peer")
+
+
 @pytest.mark.parametrize("acks", [0, -1])
 def test_a_produce_that_nobody_will_answer_is_told(capture: Capture, port: int, acks: int) -> None:
     with conversation(port) as talk:

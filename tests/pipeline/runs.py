@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stdout, suppress
+from io import StringIO
 from itertools import count
 from pathlib import Path
 
@@ -112,11 +113,17 @@ class Run:
         for query in job.start(spark, config, step, Diagnosis(config)):
             query.awaitTermination()
 
+    def shown(self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True) -> str:
+        """What `show` prints of a table, by this process."""
+        with redirect_stdout(StringIO()) as output:
+            job.print_one(spark, load(self._settings), table, as_json=as_json)
+        return output.getvalue()
+
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
         """Return at the moment, which the job must live to see."""
         name = moment.__name__.replace("_", " ")
         wait_until(
-            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.001
+            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.01
         )
         assert process.poll() is None, tail(self.log)
 

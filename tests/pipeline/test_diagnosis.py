@@ -12,7 +12,7 @@ from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
 from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
 from tests.pipeline.receiver import Receiver
-from tests.pipeline.runs import LIMIT_S, Run, command_line
+from tests.pipeline.runs import LIMIT_S, Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
@@ -52,10 +52,8 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
     assert verdicts.select("key").distinct().count() == 300
 
-    shown = command_line("show", "--output", str(run.output), "--table", "storms", "--json").stdout
-    assert json.loads(shown)["count"] == 300
-    tables = command_line("show", "--output", str(run.output), "--table", "verdicts").stdout
-    assert "middlebox_reset" in tables
+    assert json.loads(run.shown(spark, "storms"))["count"] == 300
+    assert "middlebox_reset" in run.shown(spark, "verdicts", as_json=False)
 
 
 def said(receiver: Receiver) -> str:

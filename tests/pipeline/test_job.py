@@ -109,7 +109,7 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
     run.send_events(named, flow(1, topics=by_id))
     run.once(spark)
 
-    shown = command_line("show", "--output", str(run.output), "--json").stdout.splitlines()
+    shown = run.shown(spark).splitlines()
     requests = {row["topic"]: row["requests"] for row in map(json.loads, shown) if row["level"] == "topic"}
     assert requests == {"orders": 2, "sales": 2}
     last = dict(run.received(run.traffic)).values()
@@ -129,7 +129,7 @@ def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: 
     assert total["requests"] == run.expected()["requests"]
 
 
-def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run) -> None:
+def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
     run.send(records=1)
     jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
     submit = Path(sys.executable).with_name("spark-submit")
@@ -140,8 +140,7 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run) -
         command, env=os.environ | {"PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert finished.returncode == 0, finished.stderr[-3000:]
-    shown = command_line("show", "--output", str(run.output), "--json")
-    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    rows = [json.loads(line) for line in run.shown(spark).splitlines()]
     assert {(row["level"], row["topic"], row["requests"]) for row in rows} == {("api", None, 6), ("topic", "orders", 6)}
     assert all(row["p99_us"] for row in rows if row["level"] == "api")
     tables = command_line("show", "--output", str(run.output)).stdout

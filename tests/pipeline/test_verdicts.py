@@ -23,10 +23,11 @@ class Case:
     ends: dict[str, Event | None]
     cause: str
     words: str
+    opaque: str | None = None
     resets: bool = False  # the broker's host answers the client with an RST, as it has no such socket any more
 
     def events(self, number: int) -> list[Event]:
-        told = [opened(end, number) for end in self.ends]
+        told = [opened(end, number, opaque=self.opaque) for end in self.ends]
         told += [closed(end, number, **facts) for end, facts in self.ends.items() if facts is not None]
         if self.resets:
             sent = at_end(BROKER, "reset", number, ts=NOON_US + SECOND_US, direction="sent", conn_id=None, flow_id=None)
@@ -57,6 +58,20 @@ CASES = [
     ),
     Case("the client's limit, of its end alone", {CLIENT: BY_ITSELF}, "client_idle_limit", "nobody watched the broker"),
     Case("limit of a TLS client", closed_first(CLIENT, {"last_api": None, "in_flight": None}), "client_idle_limit", ""),
+    Case(
+        "a TLS client that closes as it hears something, of its end alone",
+        {CLIENT: BY_ITSELF | {"owner_ended": True, "received_idle_us": 500}},
+        "unknown",
+        "may have been a goodbye",
+        opaque="tls",
+    ),
+    Case(
+        "a TLS client that ends later than that, of its end alone",
+        {CLIENT: BY_ITSELF | {"owner_ended": True, "received_idle_us": 500_000}},
+        "normal",
+        "its process",
+        opaque="tls",
+    ),
     Case("limit of a TLS broker", closed_first(BROKER, {"last_api": None, "in_flight": None}), "broker_idle_limit", ""),
     Case("kill -9 of the broker", closed_first(BROKER, EXITED), "process_exit", "java[9]"),
     Case(
