@@ -45,7 +45,7 @@ false-positives: setup-tests ## ten million conversations of other protocols thr
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
 	@$(BIN)/python -m tests.bench
 
-verdicts: setup-tests ## every cause of a disconnect, made to happen, and the verdicts held against it (10 minutes)
+verdicts: setup-tests ## every cause of a disconnect, made to happen, and the verdicts held against it (15 minutes)
 	@$(BIN)/python -m tests.verdicts
 	$(BIN)/python -m pytest tests/verdicts/check_*.py
 

@@ -33,6 +33,12 @@ def vanish(sock: socket.socket) -> None:
     sock.close()
 
 
+def be_silent(seconds: float) -> None:
+    """Return after a silence."""
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > seconds, "a silence")
+
+
 def test_both_ends_say_how_long_nothing_passed(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         exchange(talk)
@@ -76,8 +82,7 @@ def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(
         transfer(talk.client, talk.server, client_hello())
         if not asked:
             transfer(talk.server, talk.client, bytes(200))
-        said = time.monotonic()
-        wait_until(lambda: time.monotonic() - said > 1.1, "a silence")
+        be_silent(1.1)
         transfer(talk.server, talk.client, words)
     client, server = (end.closed or {} for end in capture.wait_closed(talk))
     assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if goodbye else ("local", "peer"))
@@ -94,7 +99,7 @@ def test_a_goodbye_of_tls_after_other_words_is_told_from_an_answer_to_them(captu
             (1.1, talk.server, talk.client, bytes(300)),
             (0.2, talk.client, talk.server, CLOSE_NOTIFY),
         ):
-            time.sleep(pause_s)  # a pause is what is told of
+            be_silent(pause_s)
             transfer(talker, listener, words)
         talk.server.close()
     client, server = (end.closed or {} for end in capture.wait_closed(talk))
