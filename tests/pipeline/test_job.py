@@ -135,7 +135,8 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, s
     submit = Path(sys.executable).with_name("spark-submit")
     script = str(Path(job.__file__))
     local = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
-    command = [str(submit), *local, "--jars", jars, script, *run.flags("--once")]
+    quickly = ("--driver-java-options", "-XX:TieredStopAtLevel=1")
+    command = [str(submit), *local, *quickly, "--jars", jars, script, *run.flags("--once")]
     finished = subprocess.run(
         command, env=os.environ | {"PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=LIMIT_S
     )
