@@ -17,11 +17,11 @@ setup-tests: ## the same, and what only the tests and the bench need
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
-test: setup-tests lint ## lint, then all tests: those in virtual machines with what the others leave of the processors
-	@nice -n 5 $(BIN)/python -m pytest tests/kernel >build/guests.log 2>&1 & guests=$$!; \
-	trap "kill $$guests" INT TERM; \
-	$(BIN)/python -m pytest --ignore=tests/kernel; host=$$?; \
-	wait $$guests; guests=$$?; cat build/guests.log; exit $$((host | guests))
+test: setup-tests lint ## lint, then all tests: of the pipeline and in virtual machines with what the others leave of the processors
+	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
+	trap "kill $$beside" INT TERM; \
+	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/pipeline; host=$$?; \
+	wait $$beside; beside=$$?; cat build/beside.log; exit $$((host | beside))
 
 test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
 	@$(BIN)/python -m tests.kernel

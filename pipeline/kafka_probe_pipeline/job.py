@@ -90,7 +90,7 @@ class Step:
 
 def known(table: Table) -> DataFrame:
     """The names of a table that may not be there yet."""
-    return table.read_or_none().drop("batch_id")
+    return table.rows_so_far().drop("batch_id")
 
 
 def start(

@@ -59,8 +59,8 @@ class Table:
         """All rows, with `batch_id`."""
         return self._reader.parquet(self.path)
 
-    def read_or_none(self) -> DataFrame:
-        """The same; no rows of `schema` while there is no table."""
+    def rows_so_far(self) -> DataFrame:
+        """All rows, with `batch_id`; none while there is no table yet."""
         return self.read() if self.exists() else self._no_rows()
 
     def before(self, batch_id: int) -> DataFrame:

@@ -166,12 +166,14 @@ def write_too_much(sock: socket.socket) -> None:
         sock.sendall(bytes(FILE_BYTES))
 
 
+@pytest.mark.long
 def test_many_blocked_readers(capture: Capture, port: int) -> None:
     with blocked(port, RECVFROM, read_nothing), conversation(port) as talk:
         exchange(talk, range(20))
     assert capture.saw(talk)
 
 
+@pytest.mark.long
 def test_many_blocked_writers(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         with blocked(port, SENDTO, write_too_much):

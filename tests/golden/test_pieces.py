@@ -69,6 +69,7 @@ def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: R
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         for at in range(1, 17):
@@ -96,6 +97,7 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int) -> None:
     records = some_records(9)
     with conversation(port) as talk:

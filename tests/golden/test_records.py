@@ -124,6 +124,7 @@ def in_calls(frame: Frame) -> list[int]:
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 def test_a_thousand_partitions_in_one_request(capture: Capture, port: int) -> None:
     frame = produce(9, PARTITIONS)
     with conversation(port) as talk:
@@ -143,6 +144,7 @@ def test_a_thousand_partitions_in_one_response(capture: Capture, port: int) -> N
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 def test_a_thousand_partitions_in_one_response_to_a_share_group(capture: Capture, port: int) -> None:
     frame = shared(2, PARTITIONS)
     with conversation(port) as talk:
@@ -176,6 +178,7 @@ def test_a_produce_that_wants_no_answer(capture: Capture, port: int) -> None:
 
 
 @pytest.mark.kernel
+@pytest.mark.long
 def test_more_requests_in_flight_than_a_connection_remembers_itself(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         for correlation_id in range(100):

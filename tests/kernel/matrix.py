@@ -68,7 +68,13 @@ class Tried:
         return not self.differences and not any(run.result == "failed" for run in self.runs)
 
 
-def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFERS, *, long: bool) -> list[Tried]:
+def matrix(
+    series: Iterable[str] = tuple(SUITES),
+    buffers: Sequence[str] = BUFFERS,
+    backends: Sequence[str] = BACKENDS,
+    *,
+    long: bool,
+) -> list[Tried]:
     """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
 
     Raises:
@@ -76,14 +82,14 @@ def matrix(series: Iterable[str] = tuple(SUITES), buffers: Sequence[str] = BUFFE
     """
     kernels = [kernel(name) for name in series]
     for found in kernels:
-        compile_for_guests(found, BACKENDS, buffers)
+        compile_for_guests(found, backends, buffers)
     root = root_disk()
-    with ThreadPoolExecutor(max(len(BACKENDS), os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max(len(backends), os.cpu_count() or 1)) as pool:
 
         def start(found: Kernel, backend: str) -> Any:
             return pool.submit(_try_backend, found, root, backend, buffers, long)
 
-        lanes = [(found, [start(found, backend) for backend in BACKENDS]) for found in kernels]
+        lanes = [(found, [start(found, backend) for backend in backends]) for found in kernels]
         return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
 
 
