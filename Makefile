@@ -17,7 +17,7 @@ setup-tests: ## the same, and what only the tests and the bench need
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
-test: setup-tests lint ## lint, then all tests: of the pipeline and in virtual machines with what the others leave of the processors
+test: setup-tests lint ## lint, then all tests: the pipeline and a virtual machine with what the others leave of the processors
 	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/pipeline; host=$$?; \

@@ -140,7 +140,7 @@ def killed_broker(lab: Lab, library: Library, security: Security, count: int) ->
 
 
 def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
-    """SIGTERM to the broker."""
+    """SIGTERM to the broker, which comes back: its clients outlive it."""
     with (
         lab.doomed_broker(f"stopped-{library}-{security}") as broker,
         lab.fleet(broker, library, security, count, "stopped-broker") as fleet,
@@ -150,6 +150,9 @@ def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -
         if broker.stop() == -signal.SIGKILL:
             raise LabError(f"the broker at {broker.bootstrap} did not stop in order")
         lab.wait_closed(used)
+        with lab.network.broker.inside():
+            broker.start()
+        _live_on(lab, fleet)
     return used
 
 
