@@ -49,7 +49,7 @@ static inline void announce(void *ctx, struct conn *conn)
 // Both cursors, before the bytes of a call that moved those from `start` on.
 static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 {
-	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
+	struct place *send = &conn->places[SEND], *receive = &conn->places[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
 	send->lock =

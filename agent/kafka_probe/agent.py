@@ -16,7 +16,6 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 import kafka_probe
@@ -43,11 +42,15 @@ from kafka_probe.workloads import WorkloadResolver
 
 Event = dict[str, object]
 Records = npt.NDArray[Any]
+Buffer = RingBuffer | PerfBuffers
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
 _BATCH_RECORDS = 1 << 14
 _EVENTS_AT_ONCE = 1024
+_LISTED_AT_ONCE = 4096
+# In a report of more events: for the sink to keep up with what it can hold, and for the ring not to fill meanwhile.
+_PAUSE_S = 0.05
 _TOPICS_PER_EVENT = 1000
 
 log = logging.getLogger("kafka_probe")
@@ -93,7 +96,7 @@ class Agent:
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
             if config.ready_file:
                 config.ready_file.touch()
-            watched = options.ports, config.netns, options.agent_tgid
+            watched = options.ports, config.side, config.netns, options.agent_tgid
             with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
                 self._loop(programs, listing)
         finally:
@@ -118,21 +121,23 @@ class Agent:
             now = time.time_ns()
             self._drain(programs.buffer)
             self._tracker.settle(now - SETTLED_NS - _wall_offset_ns())
-            if listing and (listed := listing.take()) is not None:
+            if listing and (listed := listing.take(_LISTED_AT_ONCE)) is not None:
                 self._tracker.add_listed(listed, time.monotonic_ns())
-                listing = None
+                if len(listed) < _LISTED_AT_ONCE:
+                    self._tracker.end_list()
+                    listing = None
             if time.monotonic() >= due:
                 self._kernel = programs.counters()
-                self._report(since, now, now - SETTLED_NS)
+                self._report(since, now, now - SETTLED_NS, programs.buffer)
                 since = now
                 due += self._config.interval_s
         programs.detach()
         now = time.time_ns()
         self._kernel = programs.counters()
         self._drain(programs.buffer)
-        self._report(since, now, now)
+        self._report(since, now, now, programs.buffer)
 
-    def _drain(self, buffer: RingBuffer | PerfBuffers) -> None:
+    def _drain(self, buffer: Buffer) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
         while len(records := buffer.take(_BATCH_RECORDS)):
             self._consume(records)
@@ -142,34 +147,35 @@ class Agent:
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
         kinds = records["kind"]
-        others = np.flatnonzero(kinds != Kind.FRAME)
+        ends = (kinds == Kind.CLOSE) | (kinds == Kind.GONE)
+        others = (kinds != Kind.FRAME) & ~ends
         for record in records[others]:
-            if record["kind"] not in (Kind.CLOSE, Kind.GONE):
-                self._tracker.take(record)
-        batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
+            self._tracker.take(record)
+        batch = list(self._reader.read(records[kinds == Kind.FRAME] if (others | ends).any() else records))
         self._flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
             self._send_stamped(self._wanted.of(self._exchanges.pair(batch)))
-        for record in records[others]:
-            if record["kind"] == Kind.CLOSE:
+        for record, kind in zip(records[ends], kinds[ends].tolist(), strict=True):
+            if kind == Kind.CLOSE:
                 self._tracker.close(record)
-            elif record["kind"] == Kind.GONE:
+            else:
                 connection = self._tracker.gone(record)
                 self._reader.forget(int(record["conn"]))
                 if connection and self._exchanges:
                     self._send_stamped(self._wanted.of(self._exchanges.end(connection)))
 
-    def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> None:
+    def _report(self, since_ns: int, now_ns: int, settled_ns: int, buffer: Buffer | None = None) -> None:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
 
-        settled_ns: up to then closes are settled, see settling.py.
+        settled_ns: up to then closes are settled, see settling.py. buffer: is drained in the pauses of a long report.
         """
         interval: Event = {"since": since_ns // 1000}
+        flows = self._flows.report()
         self._tracker.settle(settled_ns - _wall_offset_ns())
-        self._send_stamped(self._tracker.report())
+        self._send_stamped(self._tracker.report(), buffer)
         self._send(_named_topics(self._names.report()), now_ns)
-        self._send(({**flow, **interval} for flow in self._flows.report()), now_ns)
+        self._send(({**flow, **interval} for flow in flows), now_ns, buffer)
         self._send([{"kind": "agent", **interval, "complete_until": settled_ns // 1000, **self._state()}], now_ns)
 
     def _state(self) -> Event:
@@ -195,16 +201,16 @@ class Agent:
         rooms = {**self._reader.counters, **self._brokers.counters}
         return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
 
-    def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
+    def _send_stamped(self, stamped: Iterable[tuple[int, Event]], buffer: Buffer | None = None) -> None:
         """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
         offset_ns = _wall_offset_ns()
 
         def on_the_wall(event: Event, **times_ns: object) -> Event:
             return event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
 
-        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0)
+        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0, buffer)
 
-    def _send(self, events: Iterable[Event], now_ns: int) -> None:
+    def _send(self, events: Iterable[Event], now_ns: int, buffer: Buffer | None = None) -> None:
         batch: list[Event] = []
         for event in events:
             event.setdefault("ts", now_ns // 1000)
@@ -214,6 +220,9 @@ class Agent:
             if len(batch) == _EVENTS_AT_ONCE:
                 self._sink.send(batch)
                 batch = []
+                if buffer:
+                    buffer.wait(_PAUSE_S)
+                    self._drain(buffer)
         if batch:
             self._sink.send(batch)
 
