@@ -9,14 +9,14 @@
 // What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
 enum state {
-	HEAD,   // size and header
-	BULK,                  // bytes copied as they are
-	FIELDS,                // of fixed size
-	ACKS,                  // the same, of a Produce request
-	BATCH,                 // peeked at, never copied
-	BODY,                  // nothing: the body begins,
-	NEXT,                  // the walk goes on,
-	FINISHED,              // the record leaves
+	HEAD,     // size and header
+	BULK,     // bytes copied as they are
+	FIELDS,   // of fixed size
+	ACKS,     // the same, of a Produce request
+	BATCH,    // peeked at, never copied
+	BODY,     // nothing: the body begins,
+	NEXT,     // the walk goes on,
+	FINISHED, // the record leaves
 	STRING = NUMBER,
 	HIDDEN,
 	ARRAY,

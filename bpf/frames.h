@@ -223,8 +223,7 @@ static inline void send_held(void *ctx, struct conn *conn)
 // The record leaves.
 static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 {
-	if (ANY_PORT) // else done when the connection was opened
-		announce(ctx, conn);
+	announce(ctx, conn);
 	if (ANY_PORT && conn->holding)
 		send_held(ctx, conn);
 	if (ANY_PORT && conn->unheld) {

@@ -112,6 +112,8 @@ static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by
 {
 	conn->closed = 1;
 	conn->write_end = sequence_end(sk, SEND); // a disconnect moves it
+	if (!ANY_PORT)
+		announce(ctx, conn);
 	if (conn->announced)
 		send_close(ctx, sk, conn, by_owner);
 }
@@ -177,11 +179,8 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		conn->first_state = to;
 		conn->closing_ns = bpf_ktime_get_ns();
 	}
-	if (by_owner && !conn->tgid) {
-		conn->tgid = bpf_get_current_pid_tgid() >> 32;
-		describe(sk, conn, RECORD_OWNER);
-		send_record(ctx, &conn->notice);
-	}
+	if (by_owner && !conn->tgid)
+		change_owner(ctx, sk, conn, bpf_get_current_pid_tgid() >> 32);
 	if (!conn->closed && (by_owner || to == TCP_CLOSE))
 		close_connection(ctx, sk, conn, by_owner);
 	if (to == TCP_CLOSE && READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DEAD & 1)

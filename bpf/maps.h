@@ -112,9 +112,9 @@ struct conn {
 	u8 from_start;  // seen from its first byte
 	u8 holding;     // with every port watched: the first request waits in `unfinished` until its answer proves it to be one
 	u16 client_id_bytes;
-	u32 sent_end;         // sequence number behind the last payload that a call is known to have sent
-	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
-	u32 unheld;           // with every port watched: frames that came before the proof and did not wait
+	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
+	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
+	u32 unheld;             // with every port watched: frames that came before the proof and did not wait
 	struct place places[2]; // of the cursors, by enum direction
 	struct record notice;   // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];

@@ -246,6 +246,28 @@ class NoPrograms:
         """Nothing is attached."""
 
 
+class WaitingRing:
+    """A ring that holds one record for every pause in a report."""
+
+    def wait(self, _timeout_s: float) -> None:
+        self.waiting = opened(1 << 20)
+
+    def take(self, _most: int) -> Records:
+        taken, self.waiting = self.waiting, np.zeros(0, RECORD)
+        return taken
+
+
+def test_a_long_report_pauses_to_empty_the_ring() -> None:
+    fed, ring = Fed(), WaitingRing()
+    fed.see(*(opened(conn) for conn in range(3000)))
+    now = time.time_ns()
+    fed.agent._report(now - SECOND_NS, now, now, ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert len(fed.events("open")) == 3000
+    assert fed.events("agent")[0]["connections"] == 3001
+    fed.report()
+    assert len(fed.events("open")) == 3001
+
+
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
