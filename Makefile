@@ -62,7 +62,7 @@ protocol: setup ## which versions of which API are decoded, and what is kept of 
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
 
 docs: setup ## generate the parts of README.md that the code knows best
-	@[ ! -e build/kernels.json ] || install -D -m 644 build/kernels.json docs/kernels.json
+	@for found in kernels bench; do [ ! -e build/$$found.json ] || install -m 644 build/$$found.json docs/; done
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay

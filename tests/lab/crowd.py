@@ -67,7 +67,7 @@ class Crowd:
         return self._said.read_text().count("done\n") >= self._orders * len(self._processes)
 
     def __enter__(self) -> Self:
-        self._said.unlink(missing_ok=True)
+        self._said.write_text("")
         try:
             with self._namespace.inside():
                 for number, count in enumerate(self._counts, 1):
