@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_probe import config, events
+from kafka_probe import config, detail, events, flows
 from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
 from kafka_probe.protocol import coverage
@@ -81,7 +81,7 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
 
 
 def loss_table() -> str:
-    losses = {**record.LOSSES, **frames.LOSSES, **tracker.LOSSES, **outbox.LOSSES}
+    losses = {**record.LOSSES, **frames.LOSSES, **tracker.LOSSES, **flows.LOSSES, **detail.LOSSES, **outbox.LOSSES}
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 

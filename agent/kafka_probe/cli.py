@@ -11,6 +11,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from kafka_probe.errors import KafkaProbeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from kafka_probe.agent import Agent
     from kafka_probe.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -80,18 +82,19 @@ Examples:
 )
 @options(Config.model_fields)
 def run(file: Path | None, **flags: str | None) -> None:
-    """Watch, and send what is seen to a Kafka topic until stopped: the daemon."""
-    config = _configured(flags, file)
+    """Watch, and send what is seen to a Kafka topic until stopped: the daemon. SIGHUP: read the settings again."""
+    again = partial(_configured, flags, file)
+    config = again()
     if config.sink == "kafka":
         if not config.bootstrap_servers:
             raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
         from kafka_probe.sinks.kafka import KafkaSink
 
-        _watch(config, KafkaSink(config), log.info)
+        _watch(config, KafkaSink(config), log.info, again)
     else:
         from kafka_probe.sinks.stdout import StdoutSink
 
-        _watch(config, StdoutSink(), log.info)
+        _watch(config, StdoutSink(), log.info, again)
 
 
 @commands.command(
@@ -175,14 +178,24 @@ def _to_stderr(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr) -> None:
-    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
+def _watch(
+    config: Config,
+    sink: Sink,
+    say: Callable[[str], None] = _to_stderr,
+    again: Callable[[], Config] | None = None,
+) -> None:
+    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost.
+
+    again: reads the settings anew, at SIGHUP.
+    """
     from kafka_probe.agent import Agent
 
     try:
         agent = Agent(config, sink)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
+        if again:
+            signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop):
             agent.run()
     finally:
@@ -190,6 +203,13 @@ def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr) 
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         say(f"{section}: {', '.join(counted) or 'none'}")
+
+
+def _reload(agent: Agent, again: Callable[[], Config]) -> None:
+    try:
+        agent.reconfigure(again())
+    except UsageError as error:
+        log.error("The settings stay as they are. %s", error)
 
 
 @contextmanager

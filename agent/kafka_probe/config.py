@@ -207,6 +207,8 @@ class Config(SinkConfig):
     """length of an interval; flows are sent once per interval"""
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """which exchanges become events of their own"""
+    cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
+    """CPU above which detail is left out, request events first, then topics: 0.25 is a quarter of a core"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
     log_format: Literal["text", "json"] = "text"
@@ -220,6 +222,10 @@ class Config(SinkConfig):
         if size & (size - 1) or not mmap.PAGESIZE <= size <= 1 << 30:
             raise ValueError(f"must be a power of two between {mmap.PAGESIZE} and 1 GiB")
         return size
+
+
+RELOADED = frozenset({"requests", "cpu_limit", "interval_s", "log_level", "log_format"})
+"""What changes while the agent runs, when it is told to read its settings again: SIGHUP."""
 
 
 def flag_of(name: str) -> str:

@@ -290,6 +290,7 @@ AGENT = (
     Field("open", ListOf(OPEN_NOW), "the same, counted"),
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
+    Field("shed", "string", "what is left out above `--cpu-limit`: requests, or topics and requests; null: nothing"),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
     Field("rss_bytes", "long", "resident memory of the agent"),
     Field("backend", "string", "capture backend"),
