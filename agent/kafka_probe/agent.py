@@ -40,6 +40,8 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads.kubernetes import PodWatch
+from kafka_probe.workloads.pods import Pods
 
 Event = dict[str, object]
 Records = npt.NDArray[Any]
@@ -63,7 +65,9 @@ class Agent:
         self._sent = 0
         self._stopping = False
         self._backend: str | None = None
-        resolver = WorkloadResolver()
+        pods = Pods()
+        self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
+        self._resolver = resolver = WorkloadResolver(pods=pods)
         self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
@@ -88,6 +92,7 @@ class Agent:
         )
         programs = Programs.load(config.backend, config.buffer, options, _rules())
         self._backend = programs.backend
+        self._pod_watch.start()
         try:
             not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
@@ -97,6 +102,7 @@ class Agent:
             with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
                 self._loop(programs, listing)
         finally:
+            self._pod_watch.close()
             programs.close()
         log.info("detached")
 
@@ -166,6 +172,7 @@ class Agent:
         settled_ns: up to then closes are settled, see settling.py.
         """
         interval: Event = {"since": since_ns // 1000}
+        self._resolver.name_pods()
         self._tracker.settle(settled_ns - _wall_offset_ns())
         self._send_stamped(self._tracker.report())
         self._send(_named_topics(self._names.report()), now_ns)
@@ -188,7 +195,8 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        return {**kernel, **self._reader.losses, **self._tracker.losses, **self._sink.losses()}
+        rooms = {**self._pod_watch.losses, **self._reader.losses, **self._tracker.losses}
+        return {**kernel, **rooms, **self._sink.losses()}
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}
