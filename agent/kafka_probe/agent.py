@@ -195,7 +195,7 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        rooms = {**self._pod_watch.losses, **self._reader.losses, **self._tracker.losses}
+        rooms = {**self._reader.losses, **self._tracker.losses, **self._pod_watch.losses}
         return {**kernel, **rooms, **self._sink.losses()}
 
     def _counters(self) -> dict[str, int]:

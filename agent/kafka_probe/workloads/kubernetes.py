@@ -24,7 +24,7 @@ from kafka_probe.workloads.pods import Pods, described
 
 Setting = Literal["auto", "on", "off"]
 
-LOSSES = {"kubernetes_failed": "attempts to learn the names of this node's pods that failed; the log says why"}
+LOSSES = {"kubernetes_failed": "attempts to learn the names of this node's pods that failed: the log says what to do"}
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Where Kubernetes puts the credentials of a pod."""
@@ -38,7 +38,7 @@ CLOSE_S = 2.0
 # By the status of an answer.
 _REMEDIES: dict[object, str] = {
     HTTPStatus.UNAUTHORIZED: "the agent's token is not valid: give its pod a service account, or renew the kubeconfig",
-    HTTPStatus.FORBIDDEN: "let the agent's service account get, list and watch pods in all namespaces",
+    HTTPStatus.FORBIDDEN: "let the agent's service account list and watch pods in all namespaces",
 }
 
 log = logging.getLogger("kafka_probe")
@@ -94,9 +94,11 @@ class PodWatch:
                     self._recovered()
             except Exception as error:  # of whatever kind: names are an addition, and their absence is counted
                 api = None  # token, certificate and kubeconfig may have changed
-                if status := getattr(error, "status", None):
-                    version = None  # where the server does not go on from there, as when it is too long ago
-                if status != HTTPStatus.GONE and not self._stopping.is_set():
+                status = getattr(error, "status", None)
+                # A watch that worked and broke goes on where it was, unless that is too long ago for the server.
+                if status or not heard:
+                    version = None
+                if not heard and status != HTTPStatus.GONE and not self._stopping.is_set():
                     self._failed(error)
             pause_s = FIRST_PAUSE_S if heard else min(2 * pause_s, LONGEST_PAUSE_S)
             # Not all agents of a cluster at once.
@@ -164,12 +166,12 @@ class PodWatch:
         remedy = _remedy(error)
         if remedy != self._told:
             self._told = remedy
-            log.warning("pods stay without names: %s: %s", _cause(error), remedy)
+            log.warning("new pods stay without names: %s: %s", _cause(error), remedy)
 
     def _recovered(self) -> None:
         if self._told:
             self._told = None
-            log.info("pods have names again")
+            log.info("new pods have names again")
 
 
 def _remedy(error: Exception) -> str:
@@ -183,10 +185,11 @@ def _remedy(error: Exception) -> str:
     return by_status or "check network and service account, or the kubeconfig, or set --kubernetes off"
 
 
-def _cause(error: BaseException) -> str:
-    """What the server answered; or what went wrong first, which the client has wrapped in other errors."""
+def _cause(error: Exception) -> str:
+    """What the server answered, without its headers; else what the system said, where the client hides it."""
     if status := getattr(error, "status", None):
         return f"the API server answers {status} {getattr(error, 'reason', '')}"
-    while error.__context__:
-        error = error.__context__
-    return str(error).partition("\n")[0]
+    behind: list[BaseException] = [error]
+    while behind[-1].__context__:
+        behind.append(behind[-1].__context__)
+    return str(next((each for each in reversed(behind) if isinstance(each, OSError)), error))

@@ -71,8 +71,10 @@ class Pods:
 
     def names(self, *ids: object) -> Mapping[str, object] | None:
         """What events say of the pod that one of these ids belongs to; None if none is known."""
-        found = next(filter(None, map(self._by_id.get, ids)), None)
-        return found.names if found else None
+        for each in ids:
+            if pod := self._by_id.get(each):
+                return pod.names
+        return None
 
     def news(self) -> bool:
         """Whether names came or changed since the last call."""
