@@ -48,6 +48,7 @@ class ApiServer:
         self.port = free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.authorities = directory / "ca.crt"
+        self.kubeconfig = directory / "kubeconfig"
         self.token = token
         self.refuses: HTTPStatus | None = None
         self.gone: Literal["event", "status"] = "event"
@@ -67,6 +68,14 @@ class ApiServer:
             make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 -subj /CN=lab"
             files = ("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", self._key, "-out", self.authorities)
             subprocess.run([*make.split(), *files], check=True, capture_output=True)
+            self.kubeconfig.write_text(
+                f"""
+                current-context: lab
+                contexts: [{{name: lab, context: {{cluster: lab, user: agent}}}}]
+                clusters: [{{name: lab, cluster: {{server: "{self.url}", certificate-authority: {self.authorities}}}}}]
+                users: [{{name: agent, user: {{token: {self.token}}}}}]
+                """
+            )
         tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         tls.load_cert_chain(self.authorities, self._key)
         self._http = _Listener(("127.0.0.1", self.port), _handler(self))
@@ -244,6 +253,17 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             """`asked` tells it."""
 
     return Handler
+
+
+def pod(*containers: str, name: str = "orders-0", node: str = "node-1", **labels: str) -> Object:
+    """A pod with containers of these ids, as the server has it."""
+    statuses = [{"name": "main", "containerID": f"containerd://{each}"} for each in containers]
+    return {
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-of-{name}", "labels": labels},
+        "spec": {"nodeName": node},
+        "status": {"phase": "Running", "containerStatuses": statuses},
+    }
 
 
 def _selected(pod: Object, selector: str) -> bool:

@@ -27,7 +27,7 @@ from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, kubernetes
 from kafka_probe.workloads.kubernetes import PodWatch, Setting
 from kafka_probe.workloads.pods import GONE_S, Pods
-from tests.lab.api_server import ApiServer, Object
+from tests.lab.api_server import ApiServer, pod
 from tests.lab.processes import wait_until
 from tests.unit.connections.records import ended, opened, request, stream
 from tests.unit.schema import assert_valid
@@ -90,19 +90,10 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 @pytest.fixture
-def kubeconfig(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def kubeconfig(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test is in no pod, and there is a kubeconfig in its place."""
-    file = tmp_path / "kubeconfig"
-    file.write_text(
-        f"""
-        current-context: lab
-        contexts: [{{name: lab, context: {{cluster: lab, user: agent}}}}]
-        clusters: [{{name: lab, cluster: {{server: "{server.url}", certificate-authority: {server.authorities}}}}}]
-        users: [{{name: agent, user: {{token: {server.token}}}}}]
-        """
-    )
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(server.kubeconfig))
 
 
 @pytest.fixture
@@ -113,17 +104,6 @@ def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 def container() -> str:
     return secrets.token_hex(32)
-
-
-def pod(*containers: str, name: str = "orders-0", node: str = NODE, **labels: str) -> Object:
-    """A pod as the API server has it."""
-    statuses = [{"name": "main", "containerID": f"containerd://{each}"} for each in containers]
-    return {
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": "shop", "uid": f"uid-of-{name}", "labels": labels},
-        "spec": {"nodeName": node},
-        "status": {"phase": "Running", "containerStatuses": statuses},
-    }
 
 
 def test_pods_that_are_there_are_named_and_those_of_other_nodes_are_not_asked_for(
