@@ -78,9 +78,10 @@ class Pods:
 
     def news(self) -> bool:
         """Whether names came or changed since the last call."""
-        news = self._news.is_set()
-        self._news.clear()
-        return news
+        if not self._news.is_set():
+            return False
+        self._news.clear()  # before the caller looks: what comes meanwhile is news again
+        return True
 
     def put(self, pod: Pod) -> None:
         """A pod that is there."""
