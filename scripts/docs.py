@@ -18,6 +18,7 @@ from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
 from kafka_probe.protocol import coverage
 from kafka_probe.sinks import outbox
+from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
 from kafka_probe_pipeline.rules import CAUSES
@@ -76,12 +77,15 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
                 yield from rows(element.fields, f"{name}[].")
             case events.Counts():
                 yield f"`{name}`", "object of counts", field.doc
+            case events.Strings():
+                yield f"`{name}`", "object of strings", field.doc
             case scalar:
                 yield f"`{name}`", "integer" if scalar == "long" else scalar, field.doc
 
 
 def loss_table() -> str:
-    losses = {**record.LOSSES, **frames.LOSSES, **tracker.LOSSES, **flows.LOSSES, **detail.LOSSES, **outbox.LOSSES}
+    rooms = (record, kubernetes, frames, tracker, flows, detail, outbox)
+    losses = {reason: text for room in rooms for reason, text in room.LOSSES.items()}
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 

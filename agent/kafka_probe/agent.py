@@ -41,6 +41,8 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads.kubernetes import PodWatch
+from kafka_probe.workloads.pods import Pods
 
 Event = dict[str, object]
 Records = npt.NDArray[Any]
@@ -66,7 +68,9 @@ class Agent:
         self._reloaded: Config | None = None
         self._spent = time.process_time(), time.monotonic()
         self._backend: str | None = None
-        resolver = WorkloadResolver()
+        pods = Pods()
+        self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
+        self._resolver = resolver = WorkloadResolver(pods=pods)
         self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
@@ -92,6 +96,7 @@ class Agent:
         )
         programs = Programs.load(config.backend, config.buffer, options, _rules())
         self._backend = programs.backend
+        self._pod_watch.start()
         try:
             not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
@@ -101,6 +106,7 @@ class Agent:
             with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
                 self._loop(programs, listing)
         finally:
+            self._pod_watch.close()
             programs.close()
         log.info("detached")
 
@@ -198,6 +204,7 @@ class Agent:
         settled_ns: up to then closes are settled, see settling.py.
         """
         interval: Event = {"since": since_ns // 1000}
+        self._resolver.name_pods()
         self._tracker.settle(settled_ns - _wall_offset_ns())
         self._send_stamped(self._tracker.report())
         self._send(_named_topics(self._names.report()), now_ns)
@@ -230,8 +237,8 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        rooms = {**self._reader.losses, **self._tracker.losses, **self._flows.losses, **self._detail.losses}
-        return {**kernel, **rooms, **self._sink.losses()}
+        rooms = (self._pod_watch, self._reader, self._tracker, self._flows, self._detail)
+        return {**kernel, **{reason: n for room in rooms for reason, n in room.losses.items()}, **self._sink.losses()}
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}

@@ -195,6 +195,8 @@ class Config(SinkConfig):
     """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
     conntrack: bool = False
     """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
+    kubernetes: Literal["auto", "on", "off"] = "auto"
+    """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"

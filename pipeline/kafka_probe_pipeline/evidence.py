@@ -109,7 +109,7 @@ class End:
 
     @property
     def unread(self) -> bool:
-        """What it received last, by TLS, may have been a goodbye: just now; or not long ago, and the process lives on."""
+        """What it received last, by TLS, may have been a goodbye: just now, or not long ago and the process goes on."""
         heard_us = self.close("received_idle_us")
         if heard_us is None or not self.known or self.known["opaque"] != "tls":
             return False
