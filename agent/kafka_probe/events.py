@@ -291,6 +291,7 @@ AGENT = (
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
+    Field("kernel_us", "long", "run time of its programs in the kernel, µs; null: not measured, see `--kernel-time`"),
     Field("rss_bytes", "long", "resident memory of the agent"),
     Field("backend", "string", "capture backend"),
     Field("kernel", "string", "kernel release"),
