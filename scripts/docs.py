@@ -17,6 +17,7 @@ from kafka_probe import config, events
 from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
 from kafka_probe.protocol import coverage
+from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
@@ -85,6 +86,16 @@ def loss_table() -> str:
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 
+def metric_table() -> str:
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.doc)
+            for m in metrics.METRICS
+        ),
+    )
+
+
 def cause_table() -> str:
     return table(("cause", "what was seen"), ((f"`{cause}`", text) for cause, text in CAUSES.items()))
 
@@ -126,6 +137,7 @@ PARTS = {
     "events": event_tables(),
     "configuration": config.markdown(),
     "losses": loss_table(),
+    "metrics": metric_table(),
     "causes": cause_table(),
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),
