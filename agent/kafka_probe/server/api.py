@@ -124,9 +124,7 @@ def _paths(fields: Iterable[Field], prefix: str = "", single: bool = True) -> It
                 yield from _paths(inner, f"{prefix}{field.name}.", single)
             case ListOf(element):
                 yield from _paths(element.fields, f"{prefix}{field.name}.", single=False)
-            case Counts():
-                pass
-            case scalar:
+            case str(scalar):
                 yield prefix + field.name, scalar, single
 
 

@@ -112,5 +112,5 @@ def _nullable(kind: Type) -> Schema:
             return {"type": ["array", "null"], "items": _struct(element.fields)}
         case Counts():
             return {"type": ["object", "null"], "additionalProperties": {"type": "integer"}}
-        case scalar:
+        case str(scalar):
             return {"type": [SCALARS[scalar], "null"]}

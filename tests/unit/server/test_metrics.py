@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from prometheus_client.exposition import choose_encoder, generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
-from prometheus_client.parser import text_string_to_metric_families
 
 from kafka_probe.config import Config
 from kafka_probe.events import bucket_of
@@ -17,20 +16,15 @@ from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX, Collector
 from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
 from kafka_probe.sinks.kafka import KafkaSink
+from tests.lab.http import Samples, samples
 from tests.lab.processes import free_port
 from tests.unit.server.builders import NOW_US, agent, close, flow, open_now, opened, topic, view, workload
 from tests.unit.test_agent import Fed
 
-Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
-
 
 def scraped(shown: View) -> Samples:
-    families = text_string_to_metric_families(generate_latest(Collector(shown)).decode())
-    return {
-        (sample.name.removeprefix(PREFIX), frozenset(sample.labels.items())): sample.value
-        for family in families
-        for sample in family.samples
-    }
+    found = samples(generate_latest(Collector(shown)).decode())
+    return {(name.removeprefix(PREFIX), labels): value for (name, labels), value in found.items()}
 
 
 def value(shown: View, name: str, **labels: str) -> float | None:
@@ -125,5 +119,5 @@ def test_openmetrics_says_the_same() -> None:
     shown: Any = view(*BUSY)
     encode, _ = choose_encoder("application/openmetrics-text; version=1.0.0")
     families = read_openmetrics(encode(Collector(shown)).decode())  # type: ignore[no-untyped-call]  # theirs has none
-    samples = [sample for family in families for sample in family.samples]
-    assert {(s.name.removeprefix(PREFIX), frozenset(s.labels.items())): s.value for s in samples} == scraped(shown)
+    told = [sample for family in families for sample in family.samples]
+    assert {(s.name.removeprefix(PREFIX), frozenset(s.labels.items())): s.value for s in told} == scraped(shown)

@@ -5,35 +5,26 @@ from __future__ import annotations
 import ssl
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from email.message import Message
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import URLError
 
-import orjson
 import pytest
 
 from kafka_probe.config import Address, Config, load
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
+from tests.lab.http import Answer, get
 from tests.lab.processes import free_port, wait_until
 from tests.unit.server.builders import StillAgent, StillSink, agent, flow
 
 TOKEN = "0123456789abcdef"
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 PATHS = ("/", "/metrics", "/openapi.json", "/api/v1/connections", "/api/v1/clients", "/api/v1/topics")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    status: int
-    text: str
-    headers: Message
 
 
 @dataclass(slots=True)
@@ -46,13 +37,7 @@ class Served:
     hand_over: Callable[[Sequence[Mapping[str, Any]]], object] = lambda _: None
 
     def get(self, path: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Answer:
-        request = urllib.request.Request(self.url + path, headers={"Authorization": f"Bearer {token}"} if token else {})
-        try:
-            with urllib.request.urlopen(request, timeout=10, context=tls) as answer:
-                return Answer(answer.status, answer.read().decode(), answer.headers)
-        except HTTPError as refusal:
-            with refusal:
-                return Answer(refusal.code, refusal.read().decode(), refusal.headers)
+        return get(self.url + path, token=token, tls=tls)
 
 
 @contextmanager
@@ -92,7 +77,7 @@ def test_without_the_token_nothing_of_the_traffic_is_told(guarded: Served, path:
     answer = guarded.get(path, token)
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert orjson.loads(answer.text) == {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
+    assert answer.json() == {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
 
 
 @pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
@@ -120,7 +105,7 @@ def test_the_token_is_on_no_page_and_in_no_log(guarded: Served, caplog: pytest.L
 def test_a_bad_parameter_is_a_bad_request_in_a_sentence(plain: Served) -> None:
     answer = plain.get("/api/v1/clients?limit=many")
     assert answer.status == 400
-    assert orjson.loads(answer.text) == {"error": "limit must be a number from 1 to 1000, not 'many'."}
+    assert answer.json() == {"error": "limit must be a number from 1 to 1000, not 'many'."}
 
 
 def test_the_first_page_names_the_version_and_leads_to_all_others(plain: Served) -> None:
@@ -132,12 +117,9 @@ def test_the_first_page_names_the_version_and_leads_to_all_others(plain: Served)
 
 def test_metrics_are_told_in_the_form_that_is_asked_for(plain: Served) -> None:
     assert plain.get("/metrics").headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    request = urllib.request.Request(
-        f"{plain.url}/metrics", headers={"Accept": "application/openmetrics-text;version=1.0.0"}
-    )
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        assert answer.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
-        assert answer.read().endswith(b"# EOF\n")
+    asked = get(f"{plain.url}/metrics", accept="application/openmetrics-text;version=1.0.0")
+    assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert asked.text.endswith("# EOF\n")
 
 
 def test_events_of_another_thread_are_summed_in_their_order() -> None:
