@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests demo test test-kernels test-nodes lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: setup-tests lint ## lint, then all tests: the pipeline and a virtual machi
 test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
 	@$(BIN)/python -m tests.kernel
 	$(BIN)/python -m pytest tests/kernel/check_*.py
+
+test-nodes: setup-tests ## Prometheus and Alertmanager beside a real agent
+	$(BIN)/python -m pytest tests/nodes/check_*.py
 
 lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
 	$(BIN)/ruff check

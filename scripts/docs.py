@@ -17,6 +17,7 @@ from kafka_probe import config, detail, events, flows
 from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
 from kafka_probe.protocol import coverage
+from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline.config import Config as PipelineConfig
@@ -89,6 +90,16 @@ def loss_table() -> str:
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 
+def metric_table() -> str:
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.doc)
+            for m in metrics.METRICS
+        ),
+    )
+
+
 def cause_table() -> str:
     return table(("cause", "what was seen"), ((f"`{cause}`", text) for cause, text in CAUSES.items()))
 
@@ -130,6 +141,7 @@ PARTS = {
     "events": event_tables(),
     "configuration": config.markdown(),
     "losses": loss_table(),
+    "metrics": metric_table(),
     "causes": cause_table(),
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),

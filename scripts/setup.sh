@@ -36,6 +36,7 @@ requirements=(
     "has gcc|gcc|gcc"
     "has ip|iproute2|iproute"
     "has nft|nftables|nftables"
+    "has prometheus && has promtool|prometheus|golang-github-prometheus"
     "has prometheus-alertmanager|prometheus-alertmanager|golang-github-prometheus-alertmanager"
     "has shellcheck|shellcheck|ShellCheck"
     "has vagrant && ruby -e 'gem %q(vagrant-libvirt)'|vagrant-libvirt|vagrant-libvirt"

@@ -11,7 +11,7 @@ import platform
 import resource
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.settling import SETTLED_NS
 from kafka_probe.connections.topics import TopicNames
-from kafka_probe.connections.tracker import Tracker
+from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
@@ -57,9 +57,15 @@ log = logging.getLogger("kafka_probe")
 
 
 class Agent:
-    """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture."""
+    """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture.
+
+    `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either. `turned_s` is when
+    the loop turned last, by time.monotonic; None until it is attached.
+    """
 
     def __init__(self, config: Config, sink: Sink) -> None:
+        self.listener: Callable[[Sequence[Event]], object] | None = None
+        self.turned_s: float | None = None
         self._config = config
         self._sink = sink
         self._id = uuid.uuid4().hex
@@ -81,6 +87,7 @@ class Agent:
         self._exchanges: Exchanges | None = None
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
+        self._kernel_us: int | None = None
 
     def run(self) -> None:
         check.require_capture()
@@ -100,6 +107,8 @@ class Agent:
         try:
             not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
             log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
+            if config.kernel_time and (refusal := programs.measure()):
+                log.info("The kernel does not measure how long the programs run: %s.", refusal)
             if config.ready_file:
                 config.ready_file.touch()
             watched = options.ports, config.netns, options.agent_tgid
@@ -118,6 +127,10 @@ class Agent:
         """Go on with other settings, as far as they can change while it runs; of the others it says so."""
         self._reloaded = config
 
+    def connections(self) -> tuple[Connection, ...]:
+        """The open connections. For other threads: they see a moment, and its connections as they go on."""
+        return self._tracker.snapshot()
+
     def summary(self) -> dict[str, dict[str, int]]:
         """What was lost and what was done since the start, by name."""
         return {"losses": self._losses(), "counters": self._counters()}
@@ -127,7 +140,8 @@ class Agent:
         due = time.monotonic() + self._config.interval_s
         self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
-            programs.buffer.wait(max(0.0, min(_BATCH_S, due - time.monotonic())))
+            self.turned_s = time.monotonic()
+            programs.buffer.wait(max(0.0, min(_BATCH_S, due - self.turned_s)))
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.time_ns()
             self._drain(programs.buffer)
@@ -136,7 +150,7 @@ class Agent:
                 self._tracker.add_listed(listed, time.monotonic_ns())
                 listing = None
             if time.monotonic() >= due:
-                self._kernel = programs.counters()
+                self._look(programs)
                 self._report(since, now, now - SETTLED_NS)
                 since = now
                 due += self._config.interval_s
@@ -144,9 +158,15 @@ class Agent:
                 self._take_over(self._reloaded)
         programs.detach()
         now = time.time_ns()
-        self._kernel = programs.counters()
+        self._look(programs)
         self._drain(programs.buffer)
         self._report(since, now, now)
+
+    def _look(self, programs: Programs) -> None:
+        """What the kernel counted until now."""
+        self._kernel = programs.counters()
+        run_time_ns = programs.run_time_ns()
+        self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
     def _drain(self, buffer: RingBuffer | PerfBuffers) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
@@ -223,6 +243,7 @@ class Agent:
             "counters": self._counters(),
             "shed": self._detail.shed,
             "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
+            "kernel_us": self._kernel_us,
             "rss_bytes": _resident_bytes(),
             "backend": self._backend,
             "kernel": platform.release(),
@@ -262,10 +283,15 @@ class Agent:
             batch.append({**numbered, **event})
             self._sent += 1
             if len(batch) == _EVENTS_AT_ONCE:
-                self._sink.send(batch)
+                self._hand_over(batch)
                 batch = []
         if batch:
-            self._sink.send(batch)
+            self._hand_over(batch)
+
+    def _hand_over(self, batch: list[Event]) -> None:
+        self._sink.send(batch)
+        if self.listener:
+            self.listener(batch)
 
 
 def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:

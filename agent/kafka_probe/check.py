@@ -130,7 +130,8 @@ def backends() -> Finding:
 
 def packages() -> Finding:
     """The Python packages of the agent."""
-    names = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    names = (*agent, "prometheus-client", "starlette", "uvicorn")
     there: list[str] = []
     absent: list[str] = []
     for name in names:

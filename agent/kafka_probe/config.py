@@ -7,6 +7,7 @@ A flag wins over a variable, a variable over the file, the file over the default
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import mmap
 import os
 import re
@@ -79,6 +80,34 @@ class RequestEvents:
                 return self.which
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, written `host:port`; an IPv6 address in brackets."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nobody but this host can connect. Of names only `localhost` is trusted to mean that."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _listen(value: object) -> object:
+    found = re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", str(value))
+    if value == "off" or isinstance(value, Address):
+        return value
+    if not found or not 0 < int(found[3]) < 65536:
+        raise ValueError("must be host:port, as 127.0.0.1:9465 or [::1]:9465, or off")
+    return Address(found[1] or found[2], int(found[3]))
+
+
 def _ports(value: object) -> object:
     """`auto`, or numbers as a list or between commas, as a tuple in ascending order."""
     if value == "auto":
@@ -103,6 +132,7 @@ def _request_events(value: object) -> object:
 
 Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Listen = Annotated[Address | Literal["off"], NoDecode, BeforeValidator(_listen)]
 
 
 def _netns(file: Path) -> Path:
@@ -184,7 +214,26 @@ class SinkConfig(BaseSettings):
 SECURITY_PREFIXES = ("security_", "sasl_", "ssl_")
 
 
-class Config(SinkConfig):
+class DaemonConfig(SinkConfig):
+    """What only `run` does beside sending events: it can be watched itself."""
+
+    listen: Listen = Field(Address("127.0.0.1", 9465), json_schema_extra={"metavar": "HOST:PORT|off"})
+    """where the agent answers over HTTP, see Watch the agent; beyond loopback only with a token or a client CA"""
+    listen_token: SecretStr | None = Field(None, min_length=1)
+    """what clients of `listen` send as bearer token; /healthz and /readyz need none"""
+    listen_certfile: Path | None = None
+    """PEM file of the certificate that `listen` shows, with those that lead to its authority: HTTPS only"""
+    listen_keyfile: Path | None = None
+    """PEM file of its private key, unless the key is in `listen_certfile`"""
+    listen_clientcafile: Path | None = None
+    """PEM file of the authorities whose client certificates `listen` accepts; all others are refused"""
+    metrics_series: int = Field(1000, gt=0)
+    """most label sets of each metric of workloads and topics; what exceeds them is counted as `other`"""
+    kernel_time: bool = True
+    """whether the kernel measures how long the agent's programs run; it then does for all BPF programs of the host"""
+
+
+class Config(DaemonConfig):
     """Everything that can be set."""
 
     ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})

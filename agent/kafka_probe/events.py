@@ -300,6 +300,7 @@ AGENT = (
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
     Field("shed", "string", "what is left out above `--cpu-limit`: requests, or topics and requests; null: nothing"),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
+    Field("kernel_us", "long", "run time of its programs in the kernel, µs; null: not measured, see `--kernel-time`"),
     Field("rss_bytes", "long", "resident memory of the agent"),
     Field("backend", "string", "capture backend"),
     Field("kernel", "string", "kernel release"),

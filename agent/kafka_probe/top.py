@@ -253,6 +253,9 @@ class LiveTop:
     def counters(self) -> Mapping[str, int]:
         return {}
 
+    def trouble(self) -> str | None:
+        return None
+
     def _table(self, traffic: Traffic) -> Table:
         from rich.markup import escape
         from rich.table import Table

@@ -28,6 +28,8 @@ _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 class Agent:
     """`with Agent(directory, flags) as agent:` is an agent from attached to orderly stopped; its log is `log`.
 
+    It listens nowhere unless a flag says where: several of them share this host.
+
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
     """
@@ -64,7 +66,7 @@ class Agent:
     def __enter__(self) -> Self:
         for leftover in (self._ready, self.log, self.output):
             leftover.unlink(missing_ok=True)
-        command: list[str | Path] = [*_AGENT, "--ready-file", self._ready, *self._flags]
+        command: list[str | Path] = [*_AGENT, "--listen", "off", "--ready-file", self._ready, *self._flags]
         self._process = start(command, log=self.log, stdout=self.output, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")

@@ -43,6 +43,7 @@ class KafkaSink:
         self._topic_ensured = False
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
+        self._trouble: str | None = "the brokers of the events have not taken any yet"
         self._client_says = _LastWords()
         self._outbox = Outbox(config.sink_buffer_bytes)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
@@ -68,6 +69,9 @@ class KafkaSink:
             "sink_bytes": self._outbox.bytes_delivered,
             "sink_waiting_bytes": self._outbox.waiting_bytes,
         }
+
+    def trouble(self) -> str | None:
+        return self._trouble
 
     def _deliver(self, batch: Batch) -> None:
         """Settle the batch, or leave it for the next attempt if no part of it can have reached a broker."""
@@ -142,6 +146,7 @@ class KafkaSink:
         from kafka import errors
 
         refused = isinstance(error, errors.BrokerResponseError)
+        self._trouble = "the topic of the events refuses them; the log says why"
         self._outbox.settle("sink_refused" if refused else "sink_send_failed")
         self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
         self._drop_producer()
@@ -159,6 +164,7 @@ class KafkaSink:
 
     def _warn_away(self, error: Exception) -> None:
         config = self._config
+        self._trouble = "the brokers of the events do not take any; the log says why"
         # kafka-python often sees a refused password as a closed connection, so the sentence names the user too.
         user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
         protocol = config.security_protocol or "PLAINTEXT"
@@ -177,6 +183,7 @@ class KafkaSink:
             log.warning(sentence)
 
     def _recovered(self) -> None:
+        self._trouble = None
         if self._warned:
             self._warned.clear()
             self._client_says.last = ""

@@ -324,6 +324,9 @@ class Kept:
     def close(self, timeout_s: float) -> None:
         """Nothing waits."""
 
+    def trouble(self) -> str | None:
+        return None
+
     def losses(self) -> dict[str, int]:
         return {}
 
