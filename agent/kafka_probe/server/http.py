@@ -22,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 import kafka_probe
-from kafka_probe.server import api, openapi
-from kafka_probe.server.metrics import Collector
+from kafka_probe.server import openapi, query
+from kafka_probe.server.collector import Collector
+from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
 
 OPEN = frozenset(text.path for text in openapi.TEXTS if text.open)
@@ -49,8 +50,8 @@ def application(view: View, token: SecretStr | None) -> Starlette:
     async def landing(_: Request) -> Response:
         return HTMLResponse(_LANDING)
 
-    async def rows(resource: api.Resource, request: Request) -> Response:
-        return _Json(api.page(resource, view, request.query_params.multi_items()))
+    async def rows(resource: query.Resource, request: Request) -> Response:
+        return _Json(query.page(resource, view, request.query_params.multi_items()))
 
     texts = {"/healthz": health, "/readyz": readiness, "/metrics": metrics}
     return Starlette(
@@ -58,10 +59,10 @@ def application(view: View, token: SecretStr | None) -> Starlette:
             Route("/", landing),
             Route("/openapi.json", described),
             *(Route(path, handler) for path, handler in texts.items()),
-            *(Route(resource.path, partial(rows, resource)) for resource in api.RESOURCES),
+            *(Route(resource.path, partial(rows, resource)) for resource in RESOURCES),
         ],
         middleware=[Middleware(_Guard, token=token)] if token else [],
-        exception_handlers={api.BadQuery: _bad_query, HTTPException: _refused},
+        exception_handlers={query.BadQuery: _bad_query, HTTPException: _refused},
     )
 
 
@@ -101,7 +102,7 @@ async def _refused(_: Request, error: Exception) -> Response:
     return _Json({"error": error.detail}, error.status_code, error.headers)
 
 
-_LINKS = [*(text.path for text in openapi.TEXTS), *(resource.path for resource in api.RESOURCES), "/openapi.json"]
+_LINKS = [*(text.path for text in openapi.TEXTS), *(resource.path for resource in RESOURCES), "/openapi.json"]
 _LANDING = f"""<!doctype html>
 <html lang="en">
 <title>kafka-probe</title>

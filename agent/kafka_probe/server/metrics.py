@@ -1,7 +1,7 @@
 """The metrics: one declaration of each gives its samples at /metrics and its line in the documentation.
 
-Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. prometheus_client writes
-them down; this room never counts anything itself.
+Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. This room never counts
+anything itself.
 """
 
 from __future__ import annotations
@@ -9,14 +9,10 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from kafka_probe.server.traffic import BOUNDS_S, Labels, Traffic
+from kafka_probe.server.traffic import Labels, Traffic
 from kafka_probe.server.view import View
-
-if TYPE_CHECKING:
-    from prometheus_client import Metric as Family
 
 PREFIX = "kafka_probe_"
 
@@ -24,8 +20,6 @@ Samples = Iterable[tuple[Labels, Any]]
 """Label values and value: a number, or of a histogram a Histogram."""
 
 Rows = Callable[[Traffic], Samples]
-
-_BOUNDS = [*map(str, BOUNDS_S), "+Inf"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +45,9 @@ def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, 
     yield Metric(f"{prefix}errors_total", "counter", (*labels, "error"), doc, errors)
 
 
-def each(rows: Rows, name: str, scale: float = 1) -> Callable[[View], Samples]:
-    """A field of rows."""
-    return lambda view: ((labels, getattr(row, name) * scale) for labels, row in rows(view.traffic))
+def each(rows: Rows, name: str, per: int = 1) -> Callable[[View], Samples]:
+    """A field of rows; per: how many of its unit make one of the metric's."""
+    return lambda view: ((labels, getattr(row, name) / per) for labels, row in rows(view.traffic))
 
 
 def histogram(name: str) -> Callable[[View], Samples]:
@@ -66,12 +60,12 @@ def histogram(name: str) -> Callable[[View], Samples]:
     return read
 
 
-def told(name: str, scale: float = 1) -> Callable[[View], Samples]:
+def told(name: str, per: int = 1) -> Callable[[View], Samples]:
     """A number of the last `agent` event; no sample where it is null."""
 
     def read(view: View) -> Samples:
         value = view.traffic.agent.get(name)
-        return () if value is None else [((), value * scale)]
+        return () if value is None else [((), value / per)]
 
     return read
 
@@ -114,8 +108,8 @@ API = ("side", "api")
 OWNER = ("side", "workload", "comm")
 END = ("how", "closed_by")
 EXCHANGED = {
-    "requests": "requests",
-    "responses": "responses",
+    "requests": "requests seen",
+    "responses": "responses seen",
     "request_bytes": "size of the requests with their length prefix",
     "response_bytes": "size of the responses with their length prefix",
     "records": "records in the record batches that could be read",
@@ -155,7 +149,7 @@ METRICS = (
         "counter",
         (*OWNER, "api"),
         "throttle times that brokers named",
-        each(workloads, "throttle_ms", 1e-3),
+        each(workloads, "throttle_ms", 1000),
     ),
     Metric(
         "workload_latency_seconds",
@@ -227,17 +221,19 @@ METRICS = (
         "most of each, see --metrics-series",
         lambda view: [((), view.traffic.limit)],
     ),
-    Metric("cpu_seconds_total", "counter", (), "CPU time of the agent", told("cpu_us", 1e-6)),
+    Metric("cpu_seconds_total", "counter", (), "CPU time of the agent", told("cpu_us", 1_000_000)),
     Metric(
         "kernel_seconds_total",
         "counter",
         (),
         "run time of its programs in the kernel; absent where it is not measured, see --kernel-time",
-        told("kernel_us", 1e-6),
+        told("kernel_us", 1_000_000),
     ),
     Metric("resident_memory_bytes", "gauge", (), "resident memory of the agent", told("rss_bytes")),
     Metric("start_time_seconds", "gauge", (), "when it started, since epoch", lambda view: [((), view.started_s)]),
-    Metric("last_interval_timestamp_seconds", "gauge", (), "end of the last interval, since epoch", told("ts", 1e-6)),
+    Metric(
+        "last_interval_timestamp_seconds", "gauge", (), "end of the last interval, since epoch", told("ts", 1_000_000)
+    ),
     Metric(
         "ready",
         "gauge",
@@ -247,28 +243,3 @@ METRICS = (
     ),
     Metric("build_info", "gauge", ("version", "python", "kernel", "backend"), "1; what runs here", build),
 )
-
-
-class Collector:
-    """What prometheus_client asks for all metrics of a view."""
-
-    def __init__(self, view: View) -> None:
-        self._view = view
-
-    def collect(self) -> Iterator[Family]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-
-        families = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
-        for metric in METRICS:
-            name = PREFIX + metric.name
-            if metric.kind == "histogram":
-                histogram = HistogramMetricFamily(name, metric.doc, labels=metric.labels)
-                for labels, value in metric.read(self._view):
-                    buckets = zip(_BOUNDS, accumulate(value.counts), strict=True)
-                    histogram.add_metric(labels, list(buckets), value.sum_s)
-                yield histogram
-            else:
-                family = families[metric.kind](name, metric.doc, labels=metric.labels)
-                for labels, value in metric.read(self._view):
-                    family.add_metric(labels, value)
-                yield family

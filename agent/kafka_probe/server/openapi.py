@@ -8,7 +8,8 @@ from typing import Any
 
 import kafka_probe
 from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
-from kafka_probe.server.api import LIMIT, MOST, RESOURCES, Resource
+from kafka_probe.server.query import LIMIT, MOST, Resource
+from kafka_probe.server.resources import RESOURCES
 
 Schema = dict[str, Any]
 

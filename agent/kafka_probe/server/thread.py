@@ -12,6 +12,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import uvicorn
@@ -72,12 +73,13 @@ class Server:
         log.info("serving on %s://%s", "https" if self._tls else "http", self._address)
 
         def hand_over(events: Sequence[Mapping[str, Any]]) -> None:
-            loop.call_soon_threadsafe(view.add, events)
+            with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
+                loop.call_soon_threadsafe(view.add, events)
 
         return hand_over
 
     def close(self) -> None:
-        """Answer what was asked and stop. Nothing may be handed over any more."""
+        """Answer what was asked and stop."""
         if self._running:
             server, thread = self._running
             server.should_exit = True
@@ -85,8 +87,12 @@ class Server:
         self._socket.close()
 
     def _run(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop) -> None:
-        with asyncio.Runner(loop_factory=lambda: loop) as runner:
-            runner.run(server.serve([self._socket]))
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(server.serve([self._socket]))
+        except Exception:
+            log.exception("nobody is served any more on %s", self._address)
+            self._socket.close()
 
 
 def _socket(address: Address) -> socket.socket:

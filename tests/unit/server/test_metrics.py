@@ -12,7 +12,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from kafka_probe.config import Config
 from kafka_probe.events import bucket_of
-from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX, Collector
+from kafka_probe.server.collector import Collector
+from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX
 from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
 from kafka_probe.sinks.kafka import KafkaSink

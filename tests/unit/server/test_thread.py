@@ -154,6 +154,20 @@ def test_an_agent_whose_sink_takes_nothing_is_healthy_but_not_ready() -> None:
         assert (served.get("/readyz").status, served.get("/readyz").text) == (503, "the brokers are away\n")
 
 
+def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr("uvicorn.Server.serve", broken)
+    with serving() as served:
+        wait_until(lambda: "nobody is served any more on 127.0.0.1:" in caplog.text, "the reason")
+        served.hand_over([flow()])
+        with pytest.raises(URLError, match="refused"):
+            served.get("/healthz")
+
+
 @pytest.mark.parametrize("host", ["::1", "localhost"])
 def test_it_listens_where_it_is_told_to(host: str) -> None:
     with serving(host) as served:

@@ -9,7 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kafka_probe.server import openapi
-from kafka_probe.server.api import MOST, RESOURCES, BadQuery, page
+from kafka_probe.server.query import MOST, BadQuery, page
+from kafka_probe.server.resources import RESOURCES
 from tests.unit.connections.records import opened as opened_record
 from tests.unit.connections.records import rejected, request
 from tests.unit.server.builders import NOW_US, SECOND_US, flow, topic, view, workload
