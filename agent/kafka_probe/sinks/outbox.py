@@ -74,7 +74,7 @@ class Outbox:
     def __init__(self, limit_bytes: int, spool: Spool | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._spool = spool
-        self._on_disk: deque[Segment] = deque(spool.left if spool else ())
+        self._on_disk: deque[Segment] = spool.left if spool else deque()
         self._waiting: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._closed = False

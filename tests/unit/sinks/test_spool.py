@@ -254,7 +254,7 @@ def test_a_file_with_a_wrong_byte_is_counted_and_not_sent(
 def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "README").write_text("?")
     spool = Spool(tmp_path, MIB)
-    assert spool.left == []
+    assert not spool.left
     spool.close()
     assert [file.name for file in files(tmp_path)] == ["README"]
 
@@ -388,5 +388,5 @@ def test_a_second_agent_on_the_same_directory_does_not_start(opened: Spool, tmp_
 
 def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"file/spool cannot be used, Not a directory: name one"):
+    with pytest.raises(StartError, match=r"file/spool cannot be used \(Not a directory\): name a directory"):
         Spool(tmp_path / "file" / "spool", MIB)
