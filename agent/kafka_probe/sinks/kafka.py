@@ -42,12 +42,12 @@ class KafkaSink:
 
     def __init__(self, config: Config) -> None:
         self._config = config
+        self._spool = Spool(config.spool_dir, config.spool_bytes) if config.spool_dir else None
         self._producer: Any = None
         self._topic_ensured = False
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._client_says = _LastWords()
-        self._spool = Spool(config.spool_dir, config.spool_bytes) if config.spool_dir else None
         self._outbox = Outbox(config.sink_buffer_bytes, self._spool)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
 
