@@ -170,7 +170,11 @@ class SinkConfig(BaseSettings):
     topic_partitions: int = Field(4, gt=0)
     """partitions of the topic, if it is created"""
     sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
-    """bound of what waits for the sink; the newest events beyond it are dropped and counted"""
+    """bound of what waits for the sink in memory; the newest events beyond it are dropped and counted"""
+    spool_dir: Path | None = Field(None, json_schema_extra={"metavar": "DIRECTORY"})
+    """where events wait on disk while the brokers are away, also for the next run; default: in memory only"""
+    spool_bytes: ByteSize = Field(ByteSize(1024 * MIB), gt=0)
+    """bound of what waits in spool_dir, in bytes on disk"""
     flush_timeout_s: float = Field(10.0, ge=0)
     """how long a stopping agent waits for the sink to take what is left"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None

@@ -135,7 +135,9 @@ COUNTED = {
     "events": ("events_total", "events that were made"),
     "sink_events": ("sink_events_total", "events that the sink delivered"),
     "sink_bytes": ("sink_bytes_total", "size of the events that the sink delivered"),
-    "sink_waiting_bytes": ("sink_waiting_bytes", "size of the events that wait for delivery"),
+    "sink_waiting_bytes": ("sink_waiting_bytes", "size of the events that wait for delivery in memory"),
+    "sink_spooled_bytes": ("sink_spooled_bytes", "space that events take on disk while they wait for delivery"),
+    "sink_spool_failures": ("sink_spool_failures_total", "batches of events that the disk refused"),
 }
 """Counters of the `agent` event: metric and meaning."""
 SHED = {"requests": ("requests", "topics"), "topics": ("topics",)}
