@@ -1,1 +1,1 @@
-"""One agent per node: image, chart and service, each with the tools that operators use for it, as far as they run here."""
+"""One agent per node: image, chart and service, in the hands of the tools that operators use for them."""

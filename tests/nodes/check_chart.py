@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -266,17 +265,18 @@ def test_the_plain_manifest_is_what_the_chart_renders() -> None:
     assert (KUBERNETES / "kafka-probe.yaml").read_text() == rendered, "render it anew, as values.yaml beside it says"
 
 
-def test_the_readmes_commands_render() -> None:
-    """No cluster can be had here: what `helm install` would send to one is rendered."""
-    told = re.findall(r"^(helm (?:install|upgrade) .+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
-    assert told
-    for command in told:
-        _, _, *arguments = shlex.split(command)
-        given = [
-            str(ROOT / argument) if argument == str(CHART.relative_to(ROOT)) else argument for argument in arguments
-        ]
-        documents = parsed(helm("template", "--kube-version", NEWEST, *given))
-        assert one(documents, "DaemonSet")["metadata"]["namespace"] == "kafka-probe"
+def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: Path) -> None:
+    """There is no cluster here: what the command would send to one is rendered."""
+    readme = (ROOT / "README.md").read_text()
+    (values,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    (arguments,) = re.findall(r"^helm upgrade --install (.+)$", readme, re.MULTILINE)
+    (tmp_path / "values.yaml").write_text(values)
+    here = {"agent/deploy/helm/kafka-probe": str(CHART), "values.yaml": str(tmp_path / "values.yaml")}
+    command = [here.get(word, word) for word in arguments.split()]
+    documents = parsed(helm("template", "--kube-version", NEWEST, *command))
+    for namespace, name in re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", readme, re.MULTILINE):
+        metadata = one(documents, "DaemonSet")["metadata"]
+        assert (metadata["namespace"], metadata["name"]) == (namespace, name)
 
 
 def test_it_is_packaged_with_its_schema(tmp_path: Path) -> None:
