@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -53,7 +52,7 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """With the service running as it was installed, except that its events go into the journal: there are no brokers."""
+    """With the service running as installed, except that its events go into the journal: there are no brokers."""
     containerfile = tmp_path_factory.mktemp("machine") / "Containerfile"
     steps = [
         f"FROM {BASE}",
