@@ -29,7 +29,7 @@ CHART = Path(__file__).parents[1] / "agent" / "deploy" / "helm" / "kafka-probe" 
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # What the chart sets by values of its own, and refuses among `settings`.
-SET_BY_THE_CHART = {"conntrack", "kubernetes", "listen", "node", "ready_file", "spool_bytes", "spool_dir"}
+SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
 
 WHEN = {
     "flow": "once per interval, per connection, API and version",
@@ -130,7 +130,7 @@ def chart_schema() -> str:
     """The schema of the chart's values, which takes the settings that are no secrets."""
     schema = json.loads(CHART.read_text())
     known = (name for name, field in config.Config.model_fields.items() if not config.is_secret(field))
-    names = [name for name in known if name not in SET_BY_THE_CHART]
+    names = [name for name in known if name not in SET_BY_THE_CHART and not name.startswith(("listen", "spool_"))]
     schema["properties"]["settings"]["propertyNames"]["enum"] = names
     return json.dumps(schema, indent=2) + "\n"
 

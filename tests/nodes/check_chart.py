@@ -50,11 +50,12 @@ VALUES: dict[str, dict[str, Any]] = {
         "serviceAccount": {"create": False},
     },
     "token": {**BROKERS, **TOKEN},
+    "client certificates": {**BROKERS, "listen": {"tlsSecret": "kafka-probe-tls", "clientCertificates": True}},
     "older connections": {**BROKERS, "listOlderConnections": True},
     "conntrack": {**BROKERS, "conntrack": True},
     "privileged": {**BROKERS, "privileged": True},
     "everything": {
-        **TOKEN,
+        "listen": {**TOKEN["listen"], "tlsSecret": "kafka-probe-tls", "clientCertificates": True, "address": "[::]"},
         "settings": {
             **BROKERS["settings"],
             "security_protocol": "SASL_SSL",
@@ -63,7 +64,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "image": {"repository": "registry.example/kafka-probe", "digest": f"sha256:{'0' * 64}"},
         "imagePullSecrets": [{"name": "registry"}],
         "fullnameOverride": "who-uses-kafka",
-        "credentials": {"variablesSecret": "kafka-probe-sink", "filesSecret": "kafka-probe-tls"},
+        "credentials": {"variablesSecret": "kafka-probe-sink", "filesSecret": "kafka-probe-files"},
         "listOlderConnections": True,
         "conntrack": True,
         "spool": {"sizeMiB": 4096, "hostPath": "/var/lib/kafka-probe"},
@@ -85,7 +86,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "extraVolumes": [{"name": "extra", "emptyDir": {}}],
         "extraVolumeMounts": [{"name": "extra", "mountPath": "/extra"}],
         "serviceAccount": {"annotations": {"team": "messaging"}},
-        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "serviceMonitor": {
+            "enabled": True,
+            "labels": {"release": "prometheus"},
+            "tlsConfig": {"ca": {"secret": {"name": "kafka-probe-tls", "key": "ca.crt"}}},
+        },
         "prometheusRule": {"enabled": True},
         "dashboards": {"enabled": True},
         "networkPolicy": {"enabled": True, "from": [{"namespaceSelector": {"matchLabels": {"name": "monitoring"}}}]},
@@ -189,18 +194,30 @@ def test_without_pod_names_it_may_read_nothing(tmp_path: Path) -> None:
     assert pod(documents)["automountServiceAccountToken"] is False
 
 
-def test_it_listens_beyond_loopback_with_a_token_only(tmp_path: Path) -> None:
-    def variable(documents: list[dict[str, Any]], name: str) -> dict[str, Any] | None:
-        return next((each for each in container(documents)["env"] if each["name"] == name), None)
+@pytest.mark.parametrize(
+    ("name", "address"),
+    [("brokers", "127.0.0.1"), ("token", "0.0.0.0"), ("client certificates", "0.0.0.0"), ("everything", "[::]")],
+)
+def test_it_listens_beyond_loopback_only_for_those_who_have_a_token_or_a_certificate(
+    name: str, address: str, chart: Path, tmp_path: Path
+) -> None:
+    documents = manifests(VALUES[name], tmp_path, chart=chart)
+    variables = {each["name"].removeprefix("KAFKA_PROBE_"): each for each in container(documents)["env"]}
+    assert variables["LISTEN"]["value"] == f"{address}:9465"
+    assert bool({"LISTEN_TOKEN", "LISTEN_CLIENTCAFILE"} & set(variables)) == (name != "brokers")
+    services = [document for document in documents if document["kind"] == "Service"]
+    assert [service["spec"]["clusterIP"] for service in services] == ([] if name == "brokers" else ["None"])
 
-    without, with_token = manifests(BROKERS, tmp_path), manifests(VALUES["token"], tmp_path)
-    assert variable(without, "KAFKA_PROBE_LISTEN") == {"name": "KAFKA_PROBE_LISTEN", "value": "127.0.0.1:9465"}
-    assert variable(without, "KAFKA_PROBE_LISTEN_TOKEN") is None
-    assert variable(with_token, "KAFKA_PROBE_LISTEN") == {"name": "KAFKA_PROBE_LISTEN", "value": "0.0.0.0:9465"}
-    secret = {"secretKeyRef": {"name": "kafka-probe-token", "key": "token"}}
-    assert variable(with_token, "KAFKA_PROBE_LISTEN_TOKEN") == {"name": "KAFKA_PROBE_LISTEN_TOKEN", "valueFrom": secret}
-    assert "Service" not in {document["kind"] for document in without}
-    assert one(with_token, "Service")["spec"]["clusterIP"] == "None"
+
+def test_a_token_comes_from_a_secret(tmp_path: Path) -> None:
+    (token,) = (v for v in container(manifests(VALUES["token"], tmp_path))["env"] if v["name"].endswith("_TOKEN"))
+    assert token["valueFrom"] == {"secretKeyRef": {"name": "kafka-probe-token", "key": "token"}}
+
+
+def test_a_probe_does_not_speak_tls(tmp_path: Path) -> None:
+    agent = container(manifests(VALUES["client certificates"], tmp_path))
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert agent[probe]["tcpSocket"] == {"port": "http"}
 
 
 def test_changed_settings_replace_the_pods(tmp_path: Path) -> None:
@@ -233,6 +250,8 @@ def test_the_agent_reads_its_settings_as_they_were_given(tmp_path: Path) -> None
     [
         ({}, "Name the brokers that take the events"),
         ({**BROKERS, "serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs listen.tokenSecret.name"),
+        ({**BROKERS, "listen": {"tlsSecret": "tls"}}, "listen.tlsSecret needs"),
+        ({**BROKERS, "listen": {"clientCertificates": True}}, "listen.clientCertificates needs listen.tlsSecret"),
         ({"settings": {**BROKERS["settings"], "bootstrap_server": "kafka-1:9092"}}, "bootstrap_server"),
         ({"settings": {**BROKERS["settings"], "sasl_plain_password": "secret"}}, "sasl_plain_password"),
         ({"settings": {**BROKERS["settings"], "ports": {"a": 9092}}}, "ports"),

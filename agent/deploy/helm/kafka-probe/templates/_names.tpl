@@ -40,8 +40,25 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* A probe of the agent itself: it may listen on loopback only, where the kubelet does not reach it. */}}
+{{- /* Not empty if the agent may be reached from outside of its pod. */}}
+{{- define "kafka-probe.exposed" -}}
+{{- with .Values.listen }}
+{{- if and .tlsSecret (not .tokenSecret.name) (not .clientCertificates) }}
+{{- fail "listen.tlsSecret needs listen.tokenSecret.name or listen.clientCertificates: else nobody may reach the agents." }}
+{{- end }}
+{{- if and .clientCertificates (not .tlsSecret) }}
+{{- fail "listen.clientCertificates needs listen.tlsSecret." }}
+{{- end }}
+{{- or .tokenSecret.name .tlsSecret }}
+{{- end }}
+{{- end }}
+
+{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; which with TLS does not listen there. */}}
 {{- define "kafka-probe.ask" -}}
+{{- if .tls -}}
+tcpSocket:
+  port: http
+{{- else -}}
 exec:
   command:
     - /bin/bash
@@ -51,5 +68,6 @@ exec:
       && printf 'GET {{ .path }} HTTP/1.0\r\n\r\n' >&3
       && read -r _ status _ <&3
       && [ "$status" = 200 ]
+{{- end }}
 timeoutSeconds: 5
 {{- end }}
