@@ -65,8 +65,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     ]
     containerfile.write_text("\n".join(steps) + "\n")
     podman("build", "--file", containerfile, "--tag", MACHINE, *here(), ROOT)
-    # Not --privileged: its systemd must not write the kernel's settings.
-    rights = ("--cap-add=ALL", "--security-opt=seccomp=unconfined", "--security-opt=apparmor=unconfined")
+    # Not --privileged, and cgroups of its own: its systemd must not change the settings and mounts of this kernel.
+    rights = ("--cap-add=ALL", "--cgroupns=private", "--security-opt=seccomp=unconfined")
     container = podman("run", "--detach", "--systemd=always", "--network=none", *rights, MACHINE).strip()
     try:
         machine = Machine(container)
