@@ -15,6 +15,7 @@ from tests.lab.processes import LabError
 from tests.nodes.chart import Manifest
 
 STORE = Path(__file__).parents[2] / "build" / "nodes"
+_TIMEOUT_S = 900
 _PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # runc, because crun refuses a hybrid of cgroup hierarchies; and no systemd that would manage cgroups or keep logs.
 _CONFIGURATION = f"""
@@ -31,20 +32,21 @@ network_config_dir = "{STORE}/networks"
 """
 
 
-def podman(*arguments: str | Path, timeout_s: float = 900) -> str:
-    """What Podman printed; LabError if it failed, ending with what it said."""
+def podman(*arguments: str | Path, both: bool = False) -> str:
+    """What Podman wrote to standard output, or to both outputs; LabError if it failed, ending with what it said."""
     STORE.mkdir(parents=True, exist_ok=True)
     configuration = STORE / "containers.conf"
     configuration.write_text(_CONFIGURATION)
     done = subprocess.run(
         ["podman", "--root", STORE / "root", "--runroot", STORE / "run", *arguments],
         env={**os.environ, "CONTAINERS_CONF": str(configuration), "PATH": _PATH},
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT if both else subprocess.PIPE,
         text=True,
-        timeout=timeout_s,
+        timeout=_TIMEOUT_S,
     )
     if done.returncode:
-        said = (done.stdout + done.stderr)[-4000:]
+        said = (done.stdout + (done.stderr or ""))[-4000:]
         raise LabError(f"podman {arguments[0]} ended with status {done.returncode}:\n{said}")
     return done.stdout
 
@@ -67,8 +69,8 @@ def running(image: str, flags: Sequence[str], *arguments: str) -> Iterator[str]:
 
 
 def logs(container: str) -> str:
-    """What a container wrote to standard output."""
-    return podman("logs", container)
+    """What a container has written."""
+    return podman("logs", container, both=True)
 
 
 def as_a_kubelet(pod: Manifest, documents: Sequence[Manifest], directory: Path, node: str) -> list[str]:
