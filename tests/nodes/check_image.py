@@ -24,7 +24,7 @@ from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent, read_events
 from tests.nodes.chart import ROOT, container, manifests, pod
 from tests.nodes.images import built, here
-from tests.nodes.podman import as_a_kubelet, logs, podman, running
+from tests.nodes.podman import as_a_kubelet, logs, podman, pods_cgroup, running
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
@@ -139,18 +139,18 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def a_pods_client(image: str, bootstrap: str, directory: Path) -> tuple[str, str]:
     """A real producer from start to end in a container where a kubelet would put it; its id, and the uid of its pod."""
     pod_uid = str(uuid.uuid4())
-    place = f"--cgroup-parent=/kubepods/burstable/pod{pod_uid}"
     report = directory / "report"
     report.mkdir()
     files = (f"--volume={ROOT / 'tests'}:/lab/tests:ro", f"--volume={report}:/report", "--env=PYTHONPATH=/lab")
-    what = ("produce", "--bootstrap", bootstrap, "--client-id", "shop", "--topics", "orders")
-    how = ("--records", str(RECORDS), "--rate", "50", "--report", "/report/report.json")
-    python = "--entrypoint=/opt/kafka-probe/bin/python"
-    client = podman("create", place, python, *files, image, "-m", "tests.lab.kafka_python_client", *what, *how).strip()
-    try:
-        podman("start", "--attach", client)
-    finally:
-        podman("rm", "--force", client)
+    program = ("--entrypoint=/opt/kafka-probe/bin/python", image, "-m", "tests.lab.kafka_python_client", "produce")
+    what = ("--bootstrap", bootstrap, "--client-id", "shop", "--topics", "orders", "--records", str(RECORDS))
+    how = ("--rate", "50", "--report", "/report/report.json")
+    with pods_cgroup(pod_uid) as cgroup:
+        client = podman("create", f"--cgroup-parent={cgroup}", *files, *program, *what, *how).strip()
+        try:
+            podman("start", "--attach", client)
+        finally:
+            podman("rm", "--force", client)
     assert json.loads((report / "report.json").read_text())["orders"]["records"] == RECORDS
     return client, pod_uid
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,20 @@ def running(image: str, flags: Sequence[str], *arguments: str) -> Iterator[str]:
             raise LabError(f"the container of {image} ended with status {status}:\n{logs(container)}")
     finally:
         podman("rm", "--force", "--time", "1", container)
+
+
+@contextmanager
+def pods_cgroup(uid: str) -> Iterator[str]:
+    """The path of the cgroup of a pod as a kubelet makes it; Podman leaves it in every hierarchy, and it goes here."""
+    path = f"/kubepods/burstable/pod{uid}"
+    try:
+        yield path
+    finally:
+        mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+        for mount_point in [Path(mount[1]) for mount in mounts if mount[2] in ("cgroup", "cgroup2")]:
+            for folder in (path, "/kubepods/burstable", "/kubepods"):
+                with suppress(OSError):  # not there, or somebody else's too
+                    (mount_point / folder[1:]).rmdir()
 
 
 def logs(container: str) -> str:
