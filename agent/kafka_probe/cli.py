@@ -11,6 +11,7 @@ import signal
 import sys
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,7 @@ from kafka_probe.errors import KafkaProbeError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from kafka_probe.agent import Agent
     from kafka_probe.server.thread import Server
     from kafka_probe.sinks import Sink
 
@@ -91,20 +93,14 @@ Examples:
 )
 @options(Config.model_fields)
 def run(file: Path | None, **flags: str | None) -> None:
-    """Watch, and send what is seen to a Kafka topic until stopped: the daemon."""
-    config = _configured(flags, file)
+    """Watch, and send what is seen to a Kafka topic until stopped: the daemon. SIGHUP: read the settings again."""
+    again = partial(_configured, flags, file)
+    config = again()
     if config.sink == "kafka" and not config.bootstrap_servers:
         raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
     server = _server(config)
     with closing(server) if server else nullcontext():
-        if config.sink == "kafka":
-            from kafka_probe.sinks.kafka import KafkaSink
-
-            _watch(config, KafkaSink(config), log.info, server)
-        else:
-            from kafka_probe.sinks.stdout import StdoutSink
-
-            _watch(config, StdoutSink(), log.info, server)
+        _watch(config, _sink(config), log.info, server, again)
 
 
 @commands.command(
@@ -188,6 +184,16 @@ def _to_stderr(line: str) -> None:
     click.echo(line, err=True)
 
 
+def _sink(config: Config) -> Sink:
+    if config.sink == "kafka":
+        from kafka_probe.sinks.kafka import KafkaSink
+
+        return KafkaSink(config)
+    from kafka_probe.sinks.stdout import StdoutSink
+
+    return StdoutSink()
+
+
 def _server(config: Config) -> Server | None:
     if config.listen == "off":
         return None
@@ -196,8 +202,17 @@ def _server(config: Config) -> Server | None:
     return Server(config, config.listen)
 
 
-def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr, server: Server | None = None) -> None:
-    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
+def _watch(
+    config: Config,
+    sink: Sink,
+    say: Callable[[str], None] = _to_stderr,
+    server: Server | None = None,
+    again: Callable[[], Config] | None = None,
+) -> None:
+    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost.
+
+    again: reads the settings anew, at SIGHUP.
+    """
     from kafka_probe.agent import Agent
 
     try:
@@ -206,6 +221,8 @@ def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr, 
             agent.listener = server.start(agent, sink)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
+        if again:
+            signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop):
             agent.run()
     finally:
@@ -213,6 +230,13 @@ def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr, 
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         say(f"{section}: {', '.join(counted) or 'none'}")
+
+
+def _reload(agent: Agent, again: Callable[[], Config]) -> None:
+    try:
+        agent.reconfigure(again())
+    except UsageError as error:
+        log.error("The settings stay as they are. %s", error)
 
 
 @contextmanager

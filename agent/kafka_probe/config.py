@@ -170,7 +170,11 @@ class SinkConfig(BaseSettings):
     topic_partitions: int = Field(4, gt=0)
     """partitions of the topic, if it is created"""
     sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
-    """bound of what waits for the sink; the newest events beyond it are dropped and counted"""
+    """bound of what waits for the sink in memory; the newest events beyond it are dropped and counted"""
+    spool_dir: Path | None = Field(None, json_schema_extra={"metavar": "DIRECTORY"})
+    """where events wait on disk while the brokers are away, also for the next run; default: in memory only"""
+    spool_bytes: ByteSize = Field(ByteSize(1024 * MIB), gt=0)
+    """bound of what waits in spool_dir, in bytes on disk"""
     flush_timeout_s: float = Field(10.0, ge=0)
     """how long a stopping agent waits for the sink to take what is left"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
@@ -244,6 +248,8 @@ class Config(DaemonConfig):
     """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
     conntrack: bool = False
     """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
+    kubernetes: Literal["auto", "on", "off"] = "auto"
+    """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"
@@ -256,6 +262,8 @@ class Config(DaemonConfig):
     """length of an interval; flows are sent once per interval"""
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """which exchanges become events of their own"""
+    cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
+    """CPU above which detail is left out, request events first, then topics: 0.25 is a quarter of a core"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
     log_format: Literal["text", "json"] = "text"
@@ -269,6 +277,10 @@ class Config(DaemonConfig):
         if size & (size - 1) or not mmap.PAGESIZE <= size <= 1 << 30:
             raise ValueError(f"must be a power of two between {mmap.PAGESIZE} and 1 GiB")
         return size
+
+
+RELOADED = frozenset({"requests", "cpu_limit", "interval_s", "log_level", "log_format"})
+"""What changes while the agent runs, when it is told to read its settings again: SIGHUP."""
 
 
 def flag_of(name: str) -> str:

@@ -35,6 +35,16 @@ ELSEWHERE = {
     ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
     ".venv/bin/spark-submit": "tests/pipeline/test_job.py",
     "curl": "tests/e2e/test_server.py",
+    # No registry and no cluster can be had: the image is built, and what Helm would send to a cluster is rendered.
+    "podman": "tests/nodes/check_image.py",
+    "helm": "tests/nodes/check_chart.py",
+    "kubectl": "tests/nodes/check_chart.py",
+    # In a machine of their own, a container with systemd.
+    "sudo apt-get": "tests/nodes/check_service.py",
+    "sudo python3": "tests/nodes/check_service.py",
+    "sudo /opt": "tests/nodes/check_service.py",
+    "sudo install": "tests/nodes/check_service.py",
+    "sudo systemctl": "tests/nodes/check_service.py",
 }
 AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
 PATIENCE_S = 60.0

@@ -20,7 +20,7 @@ from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.workloads import Cgroups, Owner
-from tests.golden.conversation import Conversation
+from tests.golden.conversation import TIMEOUT_S, Conversation
 from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
 
@@ -99,6 +99,10 @@ class Capture:
                     for record in records[some]:
                         self._take(record)
         return list(self._ends.values())
+
+    def fills(self) -> bool:
+        """Whether the kernel wakes its reader."""
+        return self._programs.buffer.wait(TIMEOUT_S)
 
     def records(self) -> Records:
         """The records themselves, as they stand in the buffer, instead of what is made of them."""

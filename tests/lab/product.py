@@ -87,6 +87,23 @@ class Agent:
         return self._ready.exists()
 
 
+class Watched:
+    """An agent on one port, and what it has told."""
+
+    def __init__(self, directory: Path, port: int, *flags: str) -> None:
+        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), "--interval-s", "0.3", *flags)
+
+    def events(self, **equal: object) -> list[dict[str, Any]]:
+        """The events with these values, the client's before the server's."""
+        *whole, _ = self.agent.output.read_text().split("\n")
+        told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
+        return sorted(told, key=lambda event: str(event.get("side")), reverse=True)
+
+    def wait_for(self, count: int, what: str, **equal: object) -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)
+        return self.events(**equal)
+
+
 def run_pipeline(bootstrap: str, directory: Path) -> None:
     """Process all events that are there, into `directory` and the traffic topic.
 

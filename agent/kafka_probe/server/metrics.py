@@ -135,9 +135,13 @@ COUNTED = {
     "events": ("events_total", "events that were made"),
     "sink_events": ("sink_events_total", "events that the sink delivered"),
     "sink_bytes": ("sink_bytes_total", "size of the events that the sink delivered"),
-    "sink_waiting_bytes": ("sink_waiting_bytes", "size of the events that wait for delivery"),
+    "sink_waiting_bytes": ("sink_waiting_bytes", "size of the events that wait for delivery in memory"),
+    "sink_spooled_bytes": ("sink_spooled_bytes", "space that events take on disk while they wait for delivery"),
+    "sink_spool_failures": ("sink_spool_failures_total", "batches of events that the disk refused"),
 }
 """Counters of the `agent` event: metric and meaning."""
+SHED = {"requests": ("requests", "topics"), "topics": ("topics",)}
+"""What the `agent` event calls it while a detail is left out."""
 
 METRICS = (
     *sums("", API, apis, EXCHANGED),
@@ -203,6 +207,13 @@ METRICS = (
     *(
         Metric(name, "counter" if name.endswith("_total") else "gauge", (), doc, counted(counter))
         for counter, (name, doc) in COUNTED.items()
+    ),
+    Metric(
+        "shed",
+        "gauge",
+        ("detail",),
+        "1: requests or topics are left out to stay below --cpu-limit; else 0",
+        lambda view: (((detail,), view.traffic.agent.get("shed") in at) for detail, at in SHED.items()),
     ),
     Metric("label_sets", "gauge", ("table",), "label sets of workloads, topics and closes; see `other`", label_sets),
     Metric(

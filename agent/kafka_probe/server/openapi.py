@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka_probe
-from kafka_probe.events import Counts, Field, ListOf, Scalar, Struct, Type
+from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
 from kafka_probe.server.query import LIMIT, MOST, Resource
 from kafka_probe.server.resources import RESOURCES
 
@@ -113,5 +113,7 @@ def _nullable(kind: Type) -> Schema:
             return {"type": ["array", "null"], "items": _struct(element.fields)}
         case Counts():
             return {"type": ["object", "null"], "additionalProperties": {"type": "integer"}}
+        case Strings():
+            return {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
         case str(scalar):
             return {"type": [SCALARS[scalar], "null"]}

@@ -56,12 +56,12 @@ class StdoutSink:
         if not self._broken:
             try:
                 _write(self._descriptor, batch.lines)
-                self._outbox.settle()
+                self._outbox.settle(batch)
                 return
             except OSError:
                 self._broken = True
                 self.on_closed()
-        self._outbox.settle("sink_send_failed")
+        self._outbox.settle(batch, "sink_send_failed")
 
 
 def _write(descriptor: int, lines: bytes) -> None:
