@@ -234,8 +234,9 @@ class Traffic:
 
 def _owner(event: Mapping[str, Any]) -> Owner:
     workload = event["workload"]
-    if workload["pod"]:
-        where = f"{workload['namespace']}/{workload['pod']}"
+    # What runs a pod outlives it: a rollout makes no new label sets.
+    if named := workload["owner_name"] or workload["pod"]:
+        where = f"{workload['namespace']}/{named}"
     else:
         where = (workload["container_id"] or "")[:_SHORT] or workload["unit"] or ""
     return Owner(event["side"], where, workload["comm"] or "")

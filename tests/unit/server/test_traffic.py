@@ -44,6 +44,7 @@ def test_flows_add_up_by_side_and_api() -> None:
         ({"unit": "kafka.service"}, "kafka.service"),
         ({"unit": "docker-c0ffee.scope", "container_id": "c0ffee" * 10}, "c0ffeec0ffee"),
         ({"container_id": "c0ffee" * 10, "pod": "billing-0", "namespace": "shop"}, "shop/billing-0"),
+        ({"pod": "billing-7c9-x2x", "owner_name": "billing", "namespace": "shop"}, "shop/billing"),
     ],
 )
 def test_a_workload_is_named_by_what_says_most_and_its_command(fields: dict[str, object], label: str) -> None:
