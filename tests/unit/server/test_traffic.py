@@ -70,6 +70,17 @@ def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> 
     assert (rows["ab" * 16].records, rows["ab" * 16].uncounted_bytes) == (1, 20)
 
 
+def test_a_topic_that_is_only_named_in_an_answer_is_no_traffic() -> None:
+    told = {"records": 0, "bytes": 0}
+    names = [
+        topic("all-there-are", requests=0, **told),
+        topic("asked-for", **told),
+        topic("gone", requests=0, errors={"3": 1}),
+    ]
+    summed = traffic(flow(api="Metadata", topics=names))
+    assert {labels[-1] for labels, _ in summed.topics} == {"asked-for", "gone"}
+
+
 def test_errors_have_kafkas_names_and_no_more_names_than_kafka_has() -> None:
     summed = traffic(flow(errors={"6": 2, "-1": 1, "30000": 1, "30001": 3}, topics=[topic(errors={"6": 2})]))
     errors = {"NOT_LEADER_OR_FOLLOWER": 2, "UNKNOWN_SERVER_ERROR": 1, "unknown": 4}
