@@ -13,6 +13,8 @@ from enum import Flag
 from functools import cache
 from typing import Any, NamedTuple
 
+from kafka_probe.server.traffic import used_topics
+
 KEPT = 16384  # of about 1 KB each
 SILENT_US = 3600 * 1_000_000
 TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
@@ -75,7 +77,7 @@ class Client:
         self.requests += flow["requests"]
         self.request_bytes += flow["request_bytes"]
         self.response_bytes += flow["response_bytes"]
-        for topic in flow["topics"]:
+        for topic in used_topics(flow):
             self.records += topic["records"]
             if len(self.topics) < TOPICS_KEPT:
                 self.topics.add(topic["topic"] or topic["topic_id"])

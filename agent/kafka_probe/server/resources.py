@@ -122,7 +122,7 @@ RESOURCES = (
                 ListOf(
                     Struct(
                         (
-                            Field("workload", "string", "pod, container or unit, as in the metrics"),
+                            Field("workload", "string", "what runs the pod, pod, container or unit, as in the metrics"),
                             Field("comm", "string", "command name of its main thread"),
                         )
                     )

@@ -203,7 +203,7 @@ class Traffic:
         self._spoke.add(owner)
         self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
         self.workloads.row(owner, (api,), (api,)).add(flow)
-        for topic in flow["topics"]:
+        for topic in used_topics(flow):
             name = topic["topic"] or topic["topic_id"] or ""
             self.topics.row(owner, (api, name), (api, OTHER)).add(flow, topic)
 
@@ -232,10 +232,16 @@ class Traffic:
                     table.forget(owner)
 
 
+def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The topics that somebody asked for or got something of. A Metadata response may name all that there are."""
+    return (topic for topic in flow["topics"] if topic["requests"] or topic["bytes"] or topic["errors"])
+
+
 def _owner(event: Mapping[str, Any]) -> Owner:
     workload = event["workload"]
-    if workload["pod"]:
-        where = f"{workload['namespace']}/{workload['pod']}"
+    # What runs a pod outlives it: a rollout makes no new label sets.
+    if named := workload["owner_name"] or workload["pod"]:
+        where = f"{workload['namespace']}/{named}"
     else:
         where = (workload["container_id"] or "")[:_SHORT] or workload["unit"] or ""
     return Owner(event["side"], where, workload["comm"] or "")

@@ -26,6 +26,12 @@ def test_connections_of_one_client_are_one_client() -> None:
     assert client.topics == {"orders", "payments"}
 
 
+def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_it_was_told_of() -> None:
+    named = [topic(), topic("all-there-are", requests=0, bytes=0, records=0)]
+    ((_, client),) = clients(flow(api="Metadata", topics=named))
+    assert client.topics == {"orders"}
+
+
 def test_at_the_brokers_end_the_address_is_that_of_the_peer() -> None:
     ((key, _),) = clients(flow(side="accepting", peer="[2001:db8::7]:40001", local="[2001:db8::1]:9092"))
     assert key.address == "[2001:db8::7]"

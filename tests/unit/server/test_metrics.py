@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 from typing import Any
@@ -100,7 +101,8 @@ def test_every_metric_is_declared_once_and_exposed_by_a_busy_agent() -> None:
     assert wanted <= exposed
 
 
-def test_everything_that_an_agent_counts_is_exposed() -> None:
+def test_everything_that_an_agent_counts_is_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("kafka"), "propagate", True)  # set back: the sink changes it
     fed = Fed()
     sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     counters = {*fed.agent.summary()["counters"], *sink.counters()}

@@ -44,6 +44,7 @@ def test_flows_add_up_by_side_and_api() -> None:
         ({"unit": "kafka.service"}, "kafka.service"),
         ({"unit": "docker-c0ffee.scope", "container_id": "c0ffee" * 10}, "c0ffeec0ffee"),
         ({"container_id": "c0ffee" * 10, "pod": "billing-0", "namespace": "shop"}, "shop/billing-0"),
+        ({"pod": "billing-7c9-x2x", "owner_name": "billing", "namespace": "shop"}, "shop/billing"),
     ],
 )
 def test_a_workload_is_named_by_what_says_most_and_its_command(fields: dict[str, object], label: str) -> None:
@@ -67,6 +68,17 @@ def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> 
     rows = {labels[-1]: row for labels, row in summed.topics}
     assert (rows["orders"].requests, rows["orders"].records, rows["orders"].bytes) == (10, 50, 3000)
     assert (rows["ab" * 16].records, rows["ab" * 16].uncounted_bytes) == (1, 20)
+
+
+def test_a_topic_that_is_only_named_in_an_answer_is_no_traffic() -> None:
+    told = {"records": 0, "bytes": 0}
+    names = [
+        topic("all-there-are", requests=0, **told),
+        topic("asked-for", **told),
+        topic("gone", requests=0, errors={"3": 1}),
+    ]
+    summed = traffic(flow(api="Metadata", topics=names))
+    assert {labels[-1] for labels, _ in summed.topics} == {"asked-for", "gone"}
 
 
 def test_errors_have_kafkas_names_and_no_more_names_than_kafka_has() -> None:
