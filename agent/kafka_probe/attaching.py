@@ -51,7 +51,10 @@ def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
             log.info("The kernel does not measure how long the programs run: %s.", refusal)
         watched = options.ports, config.netns, options.agent_tgid
         with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
-            give_up_all_but(_needed(config))
+            try:
+                give_up_all_but(_needed(config))
+            except OSError as error:
+                log.warning("Capabilities that are not needed any more stay: capset is refused (%s).", error.strerror)
             if config.ready_file:
                 config.ready_file.touch()
             yield programs, listing
