@@ -46,7 +46,7 @@ class Listing:
     def take(self, most: int) -> list[tuple[Identity, Owner]] | None:
         """The next of what was found, once it is there; None before. Fewer than `most` are the last.
 
-        If it failed, nothing was found, and the log says why.
+        If it is not all that there is, or nothing, the log says why.
         """
         if self._found is None:
             status = self._process.poll()
@@ -64,8 +64,7 @@ class Listing:
     def _lines(self, status: int) -> Iterator[bytes]:
         self._output.seek(0)
         self._errors.seek(0)
-        if status:
-            said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if said := self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]:
             log.warning("connections that are open already are seen when they first speak or end: %s", said)
         return iter(()) if status else iter(self._output)
 

@@ -71,16 +71,20 @@ class ShapeTable:
     """
 
     def __init__(self, decode: Decode = decode_code, limit_bytes: int = 4 << 20) -> None:
-        self._decode = decode
         self._limit_bytes = limit_bytes
+        self.resets = 0
+        self.start_anew(decode)
+
+    def __len__(self) -> int:
+        return len(self._shapes)
+
+    def start_anew(self, decode: Decode) -> None:
+        """Forget all shapes, and learn them by another decoder."""
+        self._decode = decode
         self._held_bytes = 0
         self._shapes: list[Shape] = []
         self._readers: dict[int, MeasureReader] = {}
         self._layouts: dict[int, list[_Layout]] = {}
-        self.resets = 0
-
-    def __len__(self) -> int:
-        return len(self._shapes)
 
     def match(self, codes: Codes, data: Rows, lengths: Lengths) -> Integers:
         """The shape id of every frame.
@@ -89,8 +93,7 @@ class ShapeTable:
         bytes of the row are data. Within one call the table may grow beyond its limit by that call's frames.
         """
         if self._held_bytes >= self._limit_bytes:
-            self._shapes, self._readers, self._layouts = [], {}, {}
-            self._held_bytes = 0
+            self.start_anew(self._decode)
             self.resets += 1
         ids = np.full(len(codes), _UNKNOWN, np.int64)
         words = data.view(np.uint64)
