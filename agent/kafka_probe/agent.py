@@ -112,16 +112,16 @@ class Agent:
         return {"losses": self._losses(), "counters": self._counters()}
 
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
-        since = time.time_ns()
+        since = time.monotonic_ns()
         due = time.monotonic() + self._config.interval_s
         self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             self.turned_s = time.monotonic()
             programs.buffer.wait(max(0.0, min(_BATCH_S, due - self.turned_s)))
             # Before the buffer is read: what ends after this moment may still be in it.
-            now = time.time_ns()
+            now = time.monotonic_ns()
             self._drain(programs.buffer)
-            self._tracker.settle(now - SETTLED_NS - _wall_offset_ns())
+            self._tracker.settle(now - SETTLED_NS)
             if listing and (listed := listing.take(_LISTED_AT_ONCE)) is not None:
                 self._tracker.add_listed(listed, time.monotonic_ns())
                 if len(listed) < _LISTED_AT_ONCE:
@@ -135,7 +135,7 @@ class Agent:
             if self._reloaded:
                 self._take_over(self._reloaded)
         programs.detach()
-        now = time.time_ns()
+        now = time.monotonic_ns()
         self._look(programs)
         self._drain(programs.buffer)
         self._report(since, now, now, programs.buffer)
@@ -199,18 +199,21 @@ class Agent:
     def _report(self, since_ns: int, now_ns: int, settled_ns: int, buffer: Buffer | None = None) -> None:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
 
-        settled_ns: up to then closes are settled, see settling.py. buffer: is drained in the pauses of a long report.
+        Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval. settled_ns: up to
+        then closes are settled, see settling.py. buffer: is drained in the pauses of a long report.
         """
-        interval: Event = {"since": since_ns // 1000}
+        offset_ns = _wall_offset_ns()
+        interval: Event = {"since": (since_ns + offset_ns) // 1000}
+        told: Event = {"complete_until": (settled_ns + offset_ns) // 1000}
         flows = self._flows.report(with_topics=self._detail.topics)
         self._resolver.name_pods()
-        self._tracker.settle(settled_ns - _wall_offset_ns())
+        self._tracker.settle(settled_ns)
         self._send_stamped(self._tracker.report(), buffer)
-        self._send(_named_topics(self._names.report()), now_ns)
-        self._send(({**flow, **interval} for flow in flows), now_ns, buffer)
+        self._send(_named_topics(self._names.report()), now_ns + offset_ns)
+        self._send(({**flow, **interval} for flow in flows), now_ns + offset_ns, buffer)
         self._detail.spend(self._cpu_share())
         self._look_closely()
-        self._send([{"kind": "agent", **interval, "complete_until": settled_ns // 1000, **self._state()}], now_ns)
+        self._send([{"kind": "agent", **interval, **told, **self._state()}], now_ns + offset_ns)
 
     def _state(self) -> Event:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -253,10 +256,10 @@ class Agent:
 
         self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0, buffer)
 
-    def _send(self, events: Iterable[Event], now_ns: int, buffer: Buffer | None = None) -> None:
+    def _send(self, events: Iterable[Event], wall_ns: int, buffer: Buffer | None = None) -> None:
         batch: list[Event] = []
         for event in events:
-            event.setdefault("ts", now_ns // 1000)
+            event.setdefault("ts", wall_ns // 1000)
             numbered = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent}
             batch.append({**numbered, **event})
             self._sent += 1
@@ -282,8 +285,9 @@ def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
 
 
 def _wall_offset_ns() -> int:
-    """What CLOCK_MONOTONIC lacks of the time since epoch, now."""
-    return time.time_ns() - time.monotonic_ns()
+    """What CLOCK_MONOTONIC lacks of the time since epoch, now; it stands still while the host is suspended."""
+    # The largest: other processes may run between two readings.
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))
 
 
 def _resident_bytes() -> int:
