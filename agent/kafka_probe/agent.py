@@ -122,11 +122,8 @@ class Agent:
             now = time.monotonic_ns()
             self._drain(programs.buffer)
             self._tracker.settle(now - SETTLED_NS)
-            if listing and (listed := listing.take(_LISTED_AT_ONCE)) is not None:
-                self._tracker.add_listed(listed, time.monotonic_ns())
-                if len(listed) < _LISTED_AT_ONCE:
-                    self._tracker.end_list()
-                    listing = None
+            if listing and self._take_listed(listing, programs.buffer):
+                listing, due = None, time.monotonic()  # who is there is told at once
             if time.monotonic() >= due:
                 self._look(programs)
                 self._report(since, now, now - SETTLED_NS, programs.buffer)
@@ -145,6 +142,16 @@ class Agent:
         self._kernel = programs.counters()
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
+
+    def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
+        """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
+        while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
+            self._tracker.add_listed(listed, time.monotonic_ns())
+            if len(listed) < _LISTED_AT_ONCE:
+                self._tracker.end_list()
+                return True
+            self._drain(buffer)
+        return False
 
     def _drain(self, buffer: Buffer) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""

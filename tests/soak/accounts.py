@@ -36,7 +36,6 @@ class Told:
     memory: list[tuple[int, int]] = field(default_factory=list)  # time, resident bytes
     losses: dict[str, int] = field(default_factory=dict)
     cpu_us: int = 0
-    first_us: int = 0
     told_until_us: int = 0
     complete_until_us: int = 0
     events: int = 0
@@ -58,7 +57,6 @@ class Told:
             case "close":
                 self.closes[event["flow_id"]] += 1
             case "agent":
-                self.first_us = self.first_us or event["ts"]
                 self.complete_until_us = event["complete_until"]
                 self.memory.append((event["ts"], event["rss_bytes"]))
                 self.losses, self.cpu_us = event["losses"], event["cpu_us"]
@@ -68,12 +66,12 @@ class Told:
         return median(size for time_us, size in self.memory if start_us <= time_us <= end_us)
 
 
-def told_by_agents(lines: Iterable[bytes]) -> list[Told]:
-    """What each agent told, the oldest agent first."""
-    agents: dict[str, Told] = {}
+def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str]) -> list[Told]:
+    """What each agent told, by the name of its node: each has one of its own."""
+    told = {node: Told() for node in nodes}
     for event in map(json.loads, lines):
-        agents.setdefault(event["agent_id"], Told()).take(event)
-    return sorted(agents.values(), key=lambda told: told.first_us)
+        told[event["node"]].take(event)
+    return list(told.values())
 
 
 @dataclass(slots=True)
@@ -111,10 +109,10 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> A
         key: (asked_us, answered_us or times.ends[key[0]][1])
         for key, (asked_us, answered_us) in times.exchanges.items()
     }
-    deaths = list(zip(told, attached_us[1:], strict=False))
-    unwatched = [(one.told_until_us - _SLACK_US, again_us) for one, again_us in deaths]
+    deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
+    unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("requests", answered, (one.exchanges for one in told), unwatched)
-    unwatched = [(one.complete_until_us - _SLACK_US, again_us) for one, again_us in deaths]
+    unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)
     for number, one in enumerate(told, 1):

@@ -28,41 +28,44 @@ from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic
 from tests.lab.walker import walk
-from tests.soak.accounts import Account, Requests, Told, account, told_by_agents
+from tests.soak.accounts import Account, Interval, Requests, Told, account, told_by_nodes
 
 RESULT = ROOT / "build" / "soak.json"
 FLAT_PERCENT = 5
 
 CONNECTIONS, STAY_S, SILENCE_S = 2_000, 60, 30
 VISITED = "visited"
+INTERVAL_S = 2.0
 RECORDS, RATE = 100, 5.0  # of each program with a library, before it is started anew
 # As much as an agent keeps in memory at this load.
 LONGEST_OUTAGE_S = 60.0
-# In parts of the whole time.
-OUTAGE = 0.08
-EARLY, LATE = (0.40, 0.55), (0.85, 1.0)
+OUTAGE = 0.08  # of the whole time
+# Between two failures at least: on a busy machine they are late.
+CALM_S = 12.0
+FIRST_ROUND = 4  # failures
 
 
 class Soak:
-    """The lab and what fails in it. `attached_us`: when each agent was attached."""
+    """The lab and what fails in it. `attached_us`: when each agent was attached; `calm_us`: when nothing failed."""
 
     def __init__(self, directory: Path, watched: Broker, sink: Broker, seconds: float) -> None:
         self.attached_us: list[int] = []
-        self.began_us = 0
+        self.calm_us: list[Interval] = []
         self._directory = directory
         self._watched = watched
         self._sink = sink
         self._seconds = seconds
         self._over = Event()
+        self.nodes: list[str] = []
         self._agent = self._new_agent()
         self._pipeline = self._new_pipeline()
         self._failures: tuple[tuple[float, Callable[[], None]], ...] = (
             (0.04, self._kill_agent),
             (0.10, self._kill_agent),
-            (0.22, self._stop_sink),
-            (0.35, self._kill_pipeline),
-            (0.58, self._stop_sink),
-            (0.70, self._kill_pipeline),
+            (0.20, self._stop_sink),
+            (0.32, self._kill_pipeline),
+            (0.60, self._stop_sink),
+            (0.72, self._kill_pipeline),
         )
 
     def run(self) -> None:
@@ -98,20 +101,18 @@ class Soak:
         self._agent.kill()
         kill_family(self._pipeline)
 
-    def at_us(self, part: float) -> float:
-        """The time when so much of the whole was over."""
-        return self.began_us + part * self._seconds * 1e6
-
     def _fail(self) -> None:
-        self.began_us = time.time_ns() // 1000
+        began_s = time.time()
         for part, failure in self._failures:
-            self._wait_for(part)
+            self._be_calm(began_s + part * self._seconds)
             say(f"{part:4.0%} {failure.__doc__}")
             failure()
-        self._wait_for(1.0)
+        self._be_calm(began_s + self._seconds)
 
-    def _wait_for(self, part: float) -> None:
-        self._over.wait(max(0.0, (self.at_us(part) - time.time_ns() / 1000) / 1e6))
+    def _be_calm(self, until_s: float) -> None:
+        since_s = time.time()
+        self._over.wait(max(until_s - since_s, CALM_S))
+        self.calm_us.append((int(since_s * 1e6), int(time.time() * 1e6)))
 
     def _programs(self) -> None:
         lab = [
@@ -125,9 +126,10 @@ class Soak:
                     one.wait(timeout_s=10 * RECORDS / RATE)
 
     def _new_agent(self) -> Agent:
+        self.nodes.append(f"agent-{len(self.nodes) + 1}")
         flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", str(self._watched.port))
-        more = ("--side", "accepting", "--requests", "all", "--interval-s", "2")
-        agent = Agent(self._directory / f"agent-{len(self.attached_us) + 1}", *flags, *more).__enter__()
+        more = ("--node", self.nodes[-1], "--side", "accepting", "--requests", "all", "--interval-s", str(INTERVAL_S))
+        agent = Agent(self._directory / self.nodes[-1], *flags, *more).__enter__()
         self.attached_us.append(time.time_ns() // 1000)
         return agent
 
@@ -173,7 +175,8 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
         say("Accounting for it ...")
         answered = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key)}
         wire = walk(capture.file, watched.port)
-        told = told_by_agents(line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
+        lines = (line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
+        told = told_by_nodes(lines, soak.nodes)
         kept = account(wire.times, told, soak.attached_us)
         kept.equal("requests by the broker's own count", answered, wire.by_api)
         counted: Requests = sum((one.requests for one in told), Counter())
@@ -192,18 +195,21 @@ def in_table(bootstrap: str) -> Requests:
 
 def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict[str, Any]:
     """What is worth to be kept, and judged."""
-    early, late = (told[-1].memory_between(*map(soak.at_us, window)) for window in (EARLY, LATE))
-    lifetime_us = soak.at_us(1.0) - soak.attached_us[-1]
+    # After each kind of failure once, and at the end: it is the same agent.
+    early, late = (told[-1].memory_between(*soak.calm_us[number]) for number in (FIRST_ROUND, -1))
+    began_us, ended_us = soak.calm_us[0][0], soak.calm_us[-1][1]
+    memory = told[-1].memory[:: max(1, len(told[-1].memory) // 60)]
     return {
         "minutes": minutes,
         "connections_at_a_time": CONNECTIONS,
-        "agents": len(told),
+        "agents": sum(1 for one in told if one.events),
         **{name.replace(" ", "_"): count for name, count in kept.counts.items()},
         "events": sum(one.events for one in told),
         "memory_early_mb": round(early / 1e6, 1),
         "memory_late_mb": round(late / 1e6, 1),
         "memory_change_percent": round(100 * (late / early - 1), 2),
-        "agent_cpu_percent": round(100 * told[-1].cpu_us / lifetime_us, 2),
+        "agent_cpu_percent": round(100 * told[-1].cpu_us / (ended_us - soak.attached_us[-1]), 2),
+        "memory_by_minute": [[round((us - began_us) / 6e7, 1), round(size / 1e6, 1)] for us, size in memory],
         "unexplained": len(kept.unexplained),
         "examples": kept.unexplained[:20],
     }
