@@ -72,7 +72,8 @@ def check(fuzzed: bytes) -> None:
     if len(fuzzed) < 3:
         return
     flags, key, version, data = fuzzed[0], fuzzed[1] % KEYS - 1, fuzzed[2] % VERSIONS - 1, fuzzed[3:]
-    shape = decoder.decode(bool(flags & RESPONSE), key, version, data, copied_all=bool(flags & COPIED_ALL))
+    decoded = decoder.decode(bool(flags & RESPONSE), key, version, data, copied_all=bool(flags & COPIED_ALL))
+    shape = decoded.shape()
     assert 0 <= shape.used_bytes <= len(data)
     assert len(shape.mask) == len(data)
     assert all(0 <= measure.offset <= len(data) - measure.width for measure in shape.measures)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, Flag
 from kafka_probe.connections import joining
-from kafka_probe.protocol.decoder import walks_for
+from kafka_probe.protocol.decoder import Walks
 from kafka_probe.protocol.facts import Kind, Shape, Status
 from kafka_probe.protocol.measures import Bytes, Integers
 from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
@@ -51,7 +51,7 @@ class FrameReader:
 
     def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
         """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
-        self._table = ShapeTable(partial(decode_code, walks=walks_for(kinds)))
+        self._table = ShapeTable(partial(decode_code, walks=Walks(kinds)))
         self._joiner = joining.Joiner()
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 

@@ -40,14 +40,8 @@ def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) ->
 
 def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
     """The shape of one frame by its code."""
-    return decode(
-        bool(code & _RESPONSE_BIT),
-        code >> 16 & 0xFFFF,
-        code & 0xFFFF,
-        data,
-        copied_all=bool(code & _COPIED_ALL_BIT),
-        **walks,
-    )
+    response, copied_all = bool(code & _RESPONSE_BIT), bool(code & _COPIED_ALL_BIT)
+    return decode(response, code >> 16 & 0xFFFF, code & 0xFFFF, data, copied_all=copied_all, **walks).shape()
 
 
 class ShapeTable:

@@ -26,7 +26,7 @@ Frame = tuple[int, bytes]  # code and data
 def shape_of(found: Case, data: bytes | None = None) -> Shape:
     facts = found.facts
     data = found.data if data is None else data
-    return decode(facts.response, facts.api_key, facts.api_version, data, copied_all=True)
+    return decode(facts.response, facts.api_key, facts.api_version, data, copied_all=True).shape()
 
 
 def fitting(shape: Shape, data: bytes, noise: bytes) -> bytes:
@@ -60,8 +60,9 @@ def test_arbitrary_bytes_that_agree_under_the_mask_have_the_same_shape(
     response: bool, key: int, version: int, copied_all: bool, both: tuple[bytes, bytes]
 ) -> None:
     data, noise = both
-    shape = decode(response, key, version, data, copied_all=copied_all)
-    assert decode(response, key, version, fitting(shape, data, noise), copied_all=copied_all) == shape
+    code = code_of(response, key, version, copied_all)
+    shape = decode_code(code, data)
+    assert decode_code(code, fitting(shape, data, noise)) == shape
 
 
 @pytest.mark.parametrize("whole", CASES, ids=lambda whole: whole.name)
@@ -72,7 +73,7 @@ def test_strings_that_are_no_facts_decide_nothing(whole: Case) -> None:
 
 
 def test_a_varint_that_the_data_cut_decides_by_being_unfinished() -> None:
-    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).mask == b"\xff" * 3
+    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).shape().mask == b"\xff" * 3
 
 
 def test_a_code_tells_a_cut_frame_from_a_broken_one() -> None:
