@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["kafka_probe.protocol"]):
     from kafka_probe.protocol import decoder
     from kafka_probe.protocol.compiler import Walk, compiled
-    from kafka_probe.protocol.facts import Shape, measure_values
+    from kafka_probe.protocol.facts import Kind, Shape, measure_values
     from kafka_probe.protocol.plan import Step
 
 from tests.recorded.recording import exchanges, names, read
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 @cache
-def instrumented(steps: tuple[Step, ...]) -> Walk:
+def instrumented(steps: tuple[Step, ...], kinds: frozenset[Kind]) -> Walk:
     """A plan's walk that tells the fuzzer where it goes."""
-    walk: Walk = atheris.instrument_func(compiled(steps))
+    walk: Walk = atheris.instrument_func(compiled(steps, kinds))
     return walk
 
 

@@ -29,14 +29,14 @@ def windows(data: Bytes, starts: Integers, width: int) -> Words:
 
 
 class Numbers:
-    """Where the measures of frames of one kind after another stand. Kinds count up from 0."""
+    """Where the measures of shapes stand, or some of them; the shapes count up from 0."""
 
     def __init__(self) -> None:
-        self._firsts, self._counts = array("q"), array("q")  # of each kind
+        self._firsts, self._counts = array("q"), array("q")  # of each shape
         self._offsets, self._widths, self._compact = array("q"), array("b"), array("b")  # of each measure
 
     def add(self, measures: Iterable[Measure]) -> None:
-        """The next kind."""
+        """Those of the next shape."""
         self._firsts.append(len(self._offsets))
         for measure in measures:
             self._offsets.append(measure.offset)
@@ -44,24 +44,24 @@ class Numbers:
             self._compact.append(measure.encoding is Encoding.COMPACT_LENGTH)
         self._counts.append(len(self._offsets) - self._firsts[-1])
 
-    def counts(self, kinds: Integers) -> Integers:
-        """How many measures frames of these kinds have, (k,)."""
-        counts: Integers = np.asarray(self._counts)[kinds]
+    def counts(self, shapes: Integers) -> Integers:
+        """How many measures each frame has, by its shape, (k,)."""
+        counts: Integers = np.asarray(self._counts)[shapes]
         return counts
 
-    def read(self, kinds: Integers, data: Bytes, starts: Integers) -> Integers:
-        """The measures of frames of these kinds, (k,), all of one frame before those of the next.
+    def read(self, shapes: Integers, data: Bytes, starts: Integers) -> Integers:
+        """The measures of frames of these shapes, (k,), all of one frame before those of the next.
 
         data: at least 7 bytes longer than the frames, which begin at `starts`, (k,).
         """
-        counts = self.counts(kinds)
+        counts = self.counts(shapes)
         total = counts.sum()
-        if total > _AT_ONCE and len(kinds) > 1:
-            halves = np.array_split(kinds, 2), np.array_split(starts, 2)
+        if total > _AT_ONCE and len(shapes) > 1:
+            halves = np.array_split(shapes, 2), np.array_split(starts, 2)
             return np.concatenate([self.read(some, data, begin) for some, begin in zip(*halves, strict=True)])
         if total == 0:
             return np.empty(0, np.int64)
-        which = (np.asarray(self._firsts)[kinds] - counts.cumsum() + counts).repeat(counts)
+        which = (np.asarray(self._firsts)[shapes] - counts.cumsum() + counts).repeat(counts)
         which += np.arange(total)
         places = starts.repeat(counts)
         places += np.asarray(self._offsets)[which]

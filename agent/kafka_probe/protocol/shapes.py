@@ -70,7 +70,7 @@ class ShapeTable:
             self.resets += 1
         widths = _widths(lengths)
         missing_bytes = (starts + widths).max(initial=0) - len(data)
-        if missing_bytes > 0:
+        if missing_bytes > 0:  # rows are read in their whole width
             data = np.append(data, np.zeros(missing_bytes, np.uint8))
         ids = self._ids(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), data, starts, lengths, widths)
         order = ids.argsort(kind="stable")
@@ -79,9 +79,9 @@ class ShapeTable:
         at = 0
         for first, end in pairwise(np.flatnonzero(np.diff(ids, prepend=_UNKNOWN, append=_UNKNOWN)).tolist()):
             shape = self._shapes[ids[first]]
-            size = (end - first, len(shape.measures))
-            yield shape, order[first:end], values[at : at + size[0] * size[1]].reshape(size)
-            at += size[0] * size[1]
+            rows, columns = end - first, len(shape.measures)
+            yield shape, order[first:end], values[at : at + rows * columns].reshape(rows, columns)
+            at += rows * columns
 
     def _begin(self) -> None:
         self._held_bytes = 0
@@ -154,7 +154,7 @@ class ShapeTable:
         return group[-1]
 
     def _key(self, layout: int, data: bytes, width: int) -> bytes:
-        """What `_find` makes of many."""
+        """As `_find` makes it of many."""
         mask, _ = self._layouts[layout]
         left = int.from_bytes(data, "little") & int.from_bytes(mask, "little")
         return left.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
