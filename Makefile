@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests demo test test-kernels lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -14,10 +14,13 @@ setup: ## install what the demo needs: Debian packages, .venv, jars of Kafka and
 setup-tests: ## the same, and what only the tests and the bench need
 	@bash scripts/setup.sh tests
 
+setup-nodes: ## the same, and what image, chart and service are tried with
+	@bash scripts/setup.sh nodes
+
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
-test: setup-tests lint ## lint, then all tests: of the pipeline and in virtual machines with what the others leave of the processors
+test: setup-tests lint ## lint, then all tests: the pipeline and a virtual machine with what the others leave of the processors
 	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/pipeline; host=$$?; \
@@ -26,6 +29,9 @@ test: setup-tests lint ## lint, then all tests: of the pipeline and in virtual m
 test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
 	@$(BIN)/python -m tests.kernel
 	$(BIN)/python -m pytest tests/kernel/check_*.py
+
+test-nodes: setup-nodes ## image, Helm chart, systemd unit, Prometheus: with podman, helm, systemd and the real servers
+	$(BIN)/python -m pytest tests/nodes/check_*.py
 
 lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
 	$(BIN)/ruff check

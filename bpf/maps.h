@@ -7,7 +7,7 @@
 #define WALK_OPS 32  // power of two
 #define WALK_DEPTH 4 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
-#define WAKE_UP_RECORDS 2048
+#define LOT 64       // records that a CPU writes between two looks at how full the buffer is; power of two
 
 struct in_flight {
 	u32 correlation_id;
@@ -170,6 +170,9 @@ BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
 BPF_PERF_OUTPUT(events);
 #else
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
+// One count of the lots that all CPUs have written.
+BPF_ARRAY(lots, u64, 1);
+#define LOTS_TO_WAKE_UP ((RING_PAGES * 4096 / sizeof(struct record) / LOT / 4) ?: 1)
 #endif
 
 // Atomic, because an fexit program can be preempted by another on its CPU.
@@ -180,8 +183,18 @@ static inline void count(u32 which, u64 n)
 		__sync_fetch_and_add(value, n);
 }
 
+#if !PERF_BUFFER
+// Whether a quarter of the buffer was written since the last time. Two CPUs may count as one: then it is a little more.
+static inline bool fills(u64 written)
+{
+	u32 all = 0;
+	u64 *count = written % LOT ? 0 : lots.lookup(&all);
+	return count && ++*count % LOTS_TO_WAKE_UP == 0;
+}
+#endif
+
 // Sends off a record; not 0 when there is no room. A wake-up costs more than a record: the reader looks by itself every so
-// often, and is woken when one CPU has written many.
+// often, and is woken when the buffer fills.
 static inline int emit(void *ctx, struct record *record)
 {
 	u32 which = COUNT_RECORDS;
@@ -192,7 +205,6 @@ static inline int emit(void *ctx, struct record *record)
 #if PERF_BUFFER
 	return events.perf_submit(ctx, record, sizeof(*record));
 #else
-	return events.ringbuf_output(record, sizeof(*record),
-				     *written % WAKE_UP_RECORDS ? BPF_RB_NO_WAKEUP : BPF_RB_FORCE_WAKEUP);
+	return events.ringbuf_output(record, sizeof(*record), fills(*written) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 #endif
 }

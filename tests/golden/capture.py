@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kafka_probe.agent import _rules
+from kafka_probe.attaching import rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
@@ -20,7 +20,7 @@ from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.workloads import Cgroups, Owner
-from tests.golden.conversation import Conversation
+from tests.golden.conversation import TIMEOUT_S, Conversation
 from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
 
@@ -55,7 +55,7 @@ class Capture:
     ) -> None:
         controller = Cgroups().v1_controller
         options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller, netns=netns)
-        self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
+        self._programs = Programs.load(BACKEND, BUFFER, options, rules(), KEPT)
         self._ports = ports
         self.begin()
 
@@ -99,6 +99,10 @@ class Capture:
                     for record in records[some]:
                         self._take(record)
         return list(self._ends.values())
+
+    def fills(self) -> bool:
+        """Whether the kernel wakes its reader."""
+        return self._programs.buffer.wait(TIMEOUT_S)
 
     def records(self) -> Records:
         """The records themselves, as they stand in the buffer, instead of what is made of them."""

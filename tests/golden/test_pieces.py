@@ -6,10 +6,11 @@ import socket
 
 import pytest
 
+from kafka_probe.capture.record import RECORD
 from kafka_probe.protocol.facts import Facts
 from tests.golden import wire
-from tests.golden.capture import Capture
-from tests.golden.conversation import Read, conversation, receive_all, receive_pieces, send_pieces
+from tests.golden.capture import RING_BYTES, Capture
+from tests.golden.conversation import Read, conversation, exchange, receive_all, receive_pieces, send_pieces
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
@@ -93,6 +94,17 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
         talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))
         for first in range(0, FRAMES_PER_CALL, 100):
             talk.answer(*(response(API_VERSIONS, 3, n) for n in range(first, min(first + 100, FRAMES_PER_CALL))))
+    assert capture.saw(talk)
+
+
+@pytest.mark.kernel
+@pytest.mark.long
+def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: int) -> None:
+    quarter = RING_BYTES // 4 // RECORD.itemsize
+    with conversation(port) as talk:
+        for first in range(0, quarter + 200, 100):  # four records each: requests and responses, at both ends
+            exchange(talk, range(first, first + 25))
+        assert capture.fills()
     assert capture.saw(talk)
 
 

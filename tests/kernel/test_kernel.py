@@ -1,4 +1,4 @@
-"""One kernel of the matrix with the backends that not every host has; all of it runs by `make test-kernels`."""
+"""One kernel of the matrix with the backend that it takes by itself; all of it runs by `make test-kernels`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,14 @@ from tests.lab.processes import LabError
 pytestmark = pytest.mark.root
 
 SERIES = "6.12"
-BACKENDS = ("fentry", "kprobe")  # all golden conversations pass through tracepoints where this runs
+BACKEND = "fentry"
 
 
-def test_both_backends_see_the_same_on_a_production_kernel() -> None:
-    (tried,) = matrix([SERIES], ["ring"], BACKENDS, long=False)
-    assert [(found.backend, found.result, found.reason) for found in tried.runs] == [
-        (backend, "passed", "") for backend in BACKENDS
-    ]
-    assert tried.differences == []
-    assert all(found.tests > 50 for found in tried.runs)
+def test_the_golden_conversations_pass_on_a_production_kernel() -> None:
+    (tried,) = matrix([SERIES], ["ring"], [BACKEND], long=False)
+    (found,) = tried.runs
+    assert (found.backend, found.result, found.reason) == (BACKEND, "passed", "")
+    assert found.tests > 50
 
 
 def seen(backend: str, *frames: str, **lost: int) -> Seen:

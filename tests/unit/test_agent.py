@@ -48,6 +48,9 @@ class Kept:
     def counters(self) -> Mapping[str, int]:
         return {"sink_events": len(self.events)}
 
+    def trouble(self) -> str | None:
+        return None
+
 
 class Fed:
     """An agent that is given records instead of a ring."""
@@ -241,6 +244,9 @@ class NoPrograms:
 
     def counters(self) -> dict[str, int]:
         return dict.fromkeys((*COUNTERS, *LOSSES), 0)
+
+    def run_time_ns(self) -> int | None:
+        return None
 
     def detach(self) -> None:
         """Nothing is attached."""

@@ -25,7 +25,6 @@ _LEAST_BYTES = 1 << 16
 _SOFTWARE, _BPF_OUTPUT = 1, 10
 _TIME_AND_RAW = 1 << 2 | 1 << 10
 _USE_CLOCK_ID = 1 << 25
-_WAKE_UP_SAMPLES = 2048
 _RECORD_SAMPLE = 9
 _HEAD_AT, _TAIL_AT = 1024, 1032
 _HEADER = struct.Struct("<IHH")
@@ -48,9 +47,9 @@ class PerfBuffers:
         """The perf event of each CPU."""
         return {cpu: buffer.fd for cpu, buffer in self._buffers.items()}
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when the kernel has written enough to be worth a look, or after the time."""
-        self._poll.poll(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Return True when a quarter of the buffer has been written, or False after the time."""
+        return bool(self._poll.poll(timeout_s))
 
     def take(self, most: int) -> Records:
         """The oldest records, `most` at most, as an array of their own of RECORD; their places are free again."""
@@ -77,7 +76,7 @@ class _Buffer:
             cpu=cpu,
             sample_type=_TIME_AND_RAW,
             flags=_USE_CLOCK_ID,
-            wake_up_events=_WAKE_UP_SAMPLES,
+            wake_up_events=size_bytes // 4 // SAMPLE.itemsize,
             clock=time.CLOCK_MONOTONIC,
         )
         self._size = size_bytes

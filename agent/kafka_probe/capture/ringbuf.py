@@ -36,9 +36,9 @@ class RingBuffer:
         # Edge-triggered: else what came meanwhile would end every wait at once, and batches would be of a few records.
         self._poll.register(map_fd, select.EPOLLIN | select.EPOLLET)
 
-    def wait(self, timeout_s: float) -> None:
-        """Return when the kernel has written enough to be worth a look, or after the time."""
-        self._poll.poll(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Return True when a quarter of the buffer has been written, or False after the time."""
+        return bool(self._poll.poll(timeout_s))
 
     def take(self, most: int) -> Records:
         """The oldest records, `most` at most, as an array of their own of RECORD; their slots are free again."""

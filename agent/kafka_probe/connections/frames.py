@@ -55,6 +55,10 @@ class FrameReader:
         self._joiner = joining.Joiner()
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 
+    def ask(self, kinds: Iterable[Kind] = Kind) -> None:
+        """From now on read these measures."""
+        self._table.start_anew(partial(decode_code, walks=Walks(kinds)))
+
     @property
     def losses(self) -> dict[str, int]:
         """What was lost since the start, by the names of LOSSES."""

@@ -9,6 +9,7 @@ is needed once.
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import socket
@@ -53,13 +54,23 @@ def namespaces() -> dict[int, Path]:
 
 
 def enter(file: Path) -> bool:
-    """Whether this thread is in the namespace now; the process that it was found by may have ended."""
+    """Whether this thread is in the namespace now; the process that it was found by may have ended.
+
+    Raises:
+        PermissionError: it is not the one that we are in already, and only CAP_SYS_ADMIN may enter it.
+    """
     try:
         namespace = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
-    failed = ctypes.CDLL(None).setns(namespace, _CLONE_NEWNET)
-    os.close(namespace)
+    try:
+        if os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
+            return True
+        failed = ctypes.CDLL(None, use_errno=True).setns(namespace, _CLONE_NEWNET)
+    finally:
+        os.close(namespace)
+    if failed and ctypes.get_errno() == errno.EPERM:
+        raise PermissionError
     return not failed
 
 
@@ -90,10 +101,18 @@ def main() -> None:
     """Print what is open."""
     ports, only = frozenset(map(int, sys.argv[1].split(","))), [Path(name) for name in sys.argv[2:]]
     entered = {file.stat().st_ino: file for file in only} or namespaces()
-    found = [each for inode, file in entered.items() if enter(file) for each in sockets(inode, ports)]
+    found: list[Listed] = []
+    refused = 0
+    for inode, file in entered.items():
+        try:
+            found += sockets(inode, ports) if enter(file) else ()
+        except PermissionError:
+            refused += 1
     pids = dict(holders()) if found else {}
     for each in found:
         print(json.dumps({**asdict(each), "pid": pids.get(each.inode)}))
+    if refused:
+        print(f"without CAP_SYS_ADMIN {refused} network namespaces cannot be entered", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -39,14 +39,13 @@ class Listing:
         )
 
     def take(self) -> list[tuple[Identity, Owner]] | None:
-        """What was found, once it is there; None before. If it failed, nothing was, and the log says why."""
+        """What was found, once it is there; None before. If it is not all, or nothing, the log says why."""
         status = self._process.poll()
         if status is None:
             return None
         self._output.seek(0)
         self._errors.seek(0)
-        if status:
-            said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if said := self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]:
             log.warning("connections that are open already are seen when they first speak or end: %s", said)
         listed = [] if status else map(json.loads, self._output)
         return [self._read(each) for each in listed if each["pid"] != self._agent_tgid]

@@ -64,6 +64,11 @@ class Connection:
         return "accepting" if self.identity.accepting else "connecting"
 
     @property
+    def found(self) -> str:
+        """How it was found, as in the `open` event."""
+        return "listed" if self.identity.flow_id is None else "start" if self.identity.from_start else "midstream"
+
+    @property
     def internal(self) -> bool:
         return self.client_id is not None and self.client_id.startswith(INTERNAL)
 
@@ -136,6 +141,11 @@ class Tracker:
 
     def get(self, conn: int) -> Connection | None:
         return self._connections.get(conn)
+
+    def snapshot(self) -> tuple[Connection, ...]:
+        """The open connections, internal ones too. For other threads: a dict is copied in one go under the GIL."""
+        known = *tuple(self._listed.values()), *tuple(self._connections.values())
+        return tuple(connection for connection in known if not connection.closed)
 
     def learn(self, connection: Connection, facts: Facts) -> None:
         """What a frame says of its connection and of the client behind it."""
@@ -250,9 +260,7 @@ class Tracker:
 
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:
-    identity = connection.identity
-    found = "listed" if identity.flow_id is None else "start" if identity.from_start else "midstream"
-    return {"kind": kind, **connection.common(), "found": found, **facts}
+    return {"kind": kind, **connection.common(), "found": connection.found, **facts}
 
 
 def _reset(record: Record) -> Event:

@@ -51,13 +51,24 @@ class ShapeTable:
     """
 
     def __init__(self, decode: Decode = decode_code, limit_bytes: int = 4 << 20) -> None:
-        self._decode = decode
         self._limit_bytes = limit_bytes
         self.resets = 0
-        self._begin()
+        self.start_anew(decode)
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+    def start_anew(self, decode: Decode) -> None:
+        """Forget all shapes, and learn them by another decoder."""
+        self._decode = decode
+        self._held_bytes = 0
+        self._shapes: list[Shape] = []
+        self._measures = Numbers()  # of each shape
+        self._known: dict[int, _Keys] = {}  # by their width
+        self._groups: dict[int, list[int]] = {}  # the layouts of each
+        self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and places of what must be above 0
+        self._positive = Numbers()  # what must be above 0, of each layout
+        self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, in its width
 
     def match(self, codes: Codes, data: Bytes, starts: Integers, lengths: Integers) -> Iterator[Matched]:
         """Every shape that the frames have, with those of it.
@@ -66,7 +77,7 @@ class ShapeTable:
         in a length of `lengths`, (n,). Within one call the table may grow beyond its limit by that call's frames.
         """
         if self._held_bytes >= self._limit_bytes:
-            self._begin()
+            self.start_anew(self._decode)
             self.resets += 1
         widths = _widths(lengths)
         missing_bytes = (starts + widths).max(initial=0) - len(data)
@@ -76,22 +87,12 @@ class ShapeTable:
         order = ids.argsort(kind="stable")
         ids = ids[order]
         values = self._measures.read(ids, data, starts[order])
-        at = 0
+        shapes, at = self._shapes, 0
         for first, end in pairwise(np.flatnonzero(np.diff(ids, prepend=_UNKNOWN, append=_UNKNOWN)).tolist()):
-            shape = self._shapes[ids[first]]
+            shape = shapes[ids[first]]
             rows, columns = end - first, len(shape.measures)
             yield shape, order[first:end], values[at : at + rows * columns].reshape(rows, columns)
             at += rows * columns
-
-    def _begin(self) -> None:
-        self._held_bytes = 0
-        self._shapes: list[Shape] = []
-        self._measures = Numbers()  # of each shape
-        self._known: dict[int, _Keys] = {}  # by their width
-        self._groups: dict[int, list[int]] = {}  # the layouts of each
-        self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and places of what must be above 0
-        self._positive = Numbers()  # what must be above 0, of each layout
-        self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, in its width
 
     def _ids(self, keys: Codes, data: Bytes, starts: Integers, lengths: Integers, widths: Integers) -> Integers:
         """The id of each frame's shape; `keys` are those of their groups."""

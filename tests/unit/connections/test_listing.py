@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.listing import Listing
 from kafka_probe.workloads import Owner
 from tests.golden.conversation import conversation
+from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 
 
@@ -72,3 +75,26 @@ def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
     listing = Listing((port,), None, 0)
     listing.close()
     assert listing._process.returncode is not None
+
+
+@pytest.mark.root
+def test_without_the_right_to_enter_others_its_own_namespace_is_listed_and_the_log_says_so(
+    port: int, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-sys_admin --inh-caps=-all {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    other = Namespace()
+    try:
+        with other.inside():
+            sleeper = subprocess.Popen(["sleep", "infinity"])
+        with sleeper, conversation(port) as talk:
+            try:
+                found = listed(port)
+            finally:
+                sleeper.kill()
+    finally:
+        other.close()
+    assert [one.local for one, _ in found] == list(talk.names)
+    assert "without CAP_SYS_ADMIN" in caplog.text
