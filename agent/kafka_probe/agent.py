@@ -1,4 +1,4 @@
-"""The agent: attaches, reads records, hands them through the rooms, and reports once per interval.
+"""The agent: reads records, hands them through the rooms, and reports once per interval.
 
 A composition root: it owns the loop, the clock and the numbering of events; what things mean is the rooms' affair.
 """
@@ -6,13 +6,11 @@ A composition root: it owns the loop, the clock and the numbering of events; wha
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import resource
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 import kafka_probe
-from kafka_probe import check
-from kafka_probe.capture.options import Options, Rule
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
@@ -38,7 +34,6 @@ from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
-from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
@@ -60,7 +55,7 @@ class Agent:
     """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture.
 
     `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either. `turned_s` is when
-    the loop turned last, by time.monotonic; None until it is attached.
+    the loop turned last, by time.monotonic; None before it runs.
     """
 
     def __init__(self, config: Config, sink: Sink) -> None:
@@ -77,7 +72,6 @@ class Agent:
         pods = Pods()
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
         self._resolver = resolver = WorkloadResolver(pods=pods)
-        self._subsystem = resolver.cgroups.v1_controller
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None)
@@ -89,35 +83,14 @@ class Agent:
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
 
-    def run(self) -> None:
-        check.require_capture()
-        config = self._config
-        options = Options(
-            ports=() if config.ports == "auto" else config.ports,
-            watch_connecting=config.side in ("both", "connecting"),
-            watch_accepting=config.side in ("both", "accepting"),
-            agent_tgid=os.getpid(),
-            netns=config.netns.stat().st_ino if config.netns else 0,
-            ring_bytes=config.ring_size_bytes,
-            cgroup_subsystem=self._subsystem,
-        )
-        programs = Programs.load(config.backend, config.buffer, options, _rules())
+    def run(self, programs: Programs, listing: Listing | None) -> None:
+        """Read what is attached, and the list of older connections when it is there, until it is told to stop."""
         self._backend = programs.backend
         self._pod_watch.start()
         try:
-            not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
-            log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
-            if config.kernel_time and (refusal := programs.measure()):
-                log.info("The kernel does not measure how long the programs run: %s.", refusal)
-            if config.ready_file:
-                config.ready_file.touch()
-            watched = options.ports, config.netns, options.agent_tgid
-            with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
-                self._loop(programs, listing)
+            self._loop(programs, listing)
         finally:
             self._pod_watch.close()
-            programs.close()
-        log.info("detached")
 
     def stop(self) -> None:
         """End `run` within a batch's time. For signal handlers and other threads."""
@@ -298,19 +271,6 @@ def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
     topics = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
     for start in range(0, len(topics), _TOPICS_PER_EVENT):
         yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT]}
-
-
-def _rules() -> Iterator[Rule]:
-    for rule in copy_rules():
-        flags = (
-            1
-            | rule.request_header_flexible << 1
-            | rule.response_header_flexible << 2
-            | bool(rule.request_walk) << 3
-            | bool(rule.response_walk) << 4
-        )
-        limits = rule.request_limit_bytes, rule.response_limit_bytes
-        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk.hex(), rule.response_walk.hex())
 
 
 def _wall_offset_ns() -> int:

@@ -7,6 +7,7 @@ ends the process at once. What a command does is in the room it imports, only wh
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 from contextlib import closing, contextmanager, nullcontext
@@ -47,6 +48,8 @@ CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConf
 
 def main() -> None:
     """Entry point of the command."""
+    # NumPy would start threads for linear algebra, which has no place here; they would keep all capabilities.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         commands(prog_name="kafka-probe")
     except KafkaProbeError as error:
@@ -214,17 +217,18 @@ def _watch(
     again: reads the settings anew, at SIGHUP.
     """
     from kafka_probe.agent import Agent
+    from kafka_probe.attaching import attached
 
     try:
         agent = Agent(config, sink)
-        if server:
-            agent.listener = server.start(agent, sink)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
         if again:
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
-        with _stopped_by_signal(agent.stop):
-            agent.run()
+        with _stopped_by_signal(agent.stop), attached(config) as (programs, listing):
+            if server:
+                agent.listener = server.start(agent, sink)
+            agent.run(programs, listing)
     finally:
         sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():

@@ -237,9 +237,9 @@ class LiveTop:
         self._traffic = Traffic()
         self._console = Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
-        self._live.start()
 
     def send(self, events: Sequence[Event]) -> None:
+        self._live.start()  # idempotent; a thread of its own draws
         if self._traffic.add(events):
             self._live.update(self._table(self._traffic))
             self._traffic = Traffic()

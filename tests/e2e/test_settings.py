@@ -1,9 +1,11 @@
-"""A running agent that may take next to no CPU, and one that is told to read its settings again."""
+"""A running agent: what it may take of the CPU, what it reads again when it is told to, and what it has given up."""
 
 from __future__ import annotations
 
 import os
 import signal
+import socket
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +13,9 @@ from threading import Event, Thread
 
 import pytest
 
+from kafka_probe.privileges import Capability
 from tests.golden.conversation import conversation, exchange
+from tests.golden.wire import METADATA, request
 from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Watched
 
@@ -69,3 +73,32 @@ def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
         wait_until(lambda: said in watched.agent.log.read_text(), "the mistake to be named")
         told = len(watched.events(kind="request"))
         watched.wait_for(told + 1, "requests to be told still", kind="request")
+
+
+STRANGER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as broker:
+    broker.sendall(bytes.fromhex(sys.argv[2]))
+    sys.stdin.read()
+"""
+
+
+def test_it_keeps_two_capabilities_only_and_names_the_processes_of_others_all_the_same(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    kept = 1 << Capability.SYS_PTRACE | 1 << Capability.DAC_READ_SEARCH
+    question = request(METADATA, 12, 1).wire.hex()
+    command = ["/usr/bin/python3", "-c", STRANGER, str(port), question]
+    with watched.agent, socket.create_server(("127.0.0.1", port)):
+        watched.wait_for(2, "its sink to be at work", kind="agent")
+        threads = [status.read_text() for status in Path(f"/proc/{watched.agent.pid}/task").glob("*/status")]
+        with subprocess.Popen(command, user=65534, stdin=subprocess.PIPE) as stranger:
+            opened, *_ = watched.wait_for(1, "the stranger to be seen", kind="open", side="connecting")
+            assert stranger.stdin is not None
+            stranger.stdin.close()
+    assert len(threads) > 1
+    for name in ("CapPrm", "CapEff", "CapBnd"):
+        assert {int(line.split()[1], 16) for text in threads for line in text.splitlines() if name in line} == {kept}
+    workload = opened["workload"]
+    assert (workload["pid"], workload["uid"]) == (stranger.pid, 65534)
+    assert workload["exe"] == str(Path(command[0]).resolve())

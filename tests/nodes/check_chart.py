@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from tests.nodes.chart import (
     values_file,
 )
 
-KUBERNETES = ROOT / "agent/deploy/kubernetes"
+DEPLOY = ROOT / "agent/deploy"
 OPERATOR = {"ServiceMonitor", "PrometheusRule"}  # the Prometheus operator's: not in the schemas of Kubernetes
 BROKERS = {"settings": {"bootstrap_servers": ["kafka-1:9092"]}}
 TOKEN = {"listen": {"tokenSecret": {"name": "kafka-probe-token"}}}
@@ -97,38 +98,19 @@ VALUES: dict[str, dict[str, Any]] = {
         "createNamespace": True,
     },
 }
-# Prometheus's own braces look like Helm's, and must come through as they are.
-RULES = """groups:
-  - name: agents
-    rules:
-      - alert: Lost
-        expr: up == 0
-        annotations: {summary: "{{ $labels.node }} is blind"}
-"""
-
-
-@pytest.fixture
-def chart(tmp_path: Path) -> Path:
-    """The chart with rules and a dashboard of this test."""
-    chart = copy(tmp_path)
-    for name, text in {"prometheus/rules.yml": RULES, "grafana/agents.json": '{"title": "{{ x }}"}'}.items():
-        file = chart / "files" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
-    return chart
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_helm_finds_nothing_to_complain_about(name: str, chart: Path, tmp_path: Path) -> None:
-    said = helm("lint", "--strict", "--kube-version", NEWEST, chart, "--values", values_file(VALUES[name], tmp_path))
+def test_helm_finds_nothing_to_complain_about(name: str, tmp_path: Path) -> None:
+    said = helm("lint", "--strict", "--kube-version", NEWEST, CHART, "--values", values_file(VALUES[name], tmp_path))
     assert "[WARNING]" not in said
     assert "[ERROR]" not in said
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("name", VALUES)
-def test_what_it_renders_is_valid(name: str, version: str, chart: Path, tmp_path: Path) -> None:
-    documents = manifests(VALUES[name], tmp_path, chart=chart, version=version)
+def test_what_it_renders_is_valid(name: str, version: str, tmp_path: Path) -> None:
+    documents = manifests(VALUES[name], tmp_path, version=version)
     for document in documents:
         if document["kind"] not in OPERATOR:
             validate(document, version, strict=True)
@@ -143,15 +125,18 @@ def test_the_schemas_notice_what_is_wrong(tmp_path: Path) -> None:
         validate(wrong, NEWEST, strict=True)
 
 
-def test_everything_is_there_when_everything_is_on(chart: Path, tmp_path: Path) -> None:
-    documents = manifests(VALUES["everything"], tmp_path, chart=chart)
+def test_everything_is_there_when_everything_is_on(tmp_path: Path) -> None:
+    documents = manifests(VALUES["everything"], tmp_path)
     assert {document["kind"] for document in documents} == {
         *("Namespace", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ConfigMap", "DaemonSet", "Service"),
         *("ServiceMonitor", "PrometheusRule", "NetworkPolicy"),
     }
-    assert one(documents, "PrometheusRule")["spec"] == yaml.safe_load(RULES)
+    # With Prometheus's own braces, which look like Helm's.
+    rules = (DEPLOY / "prometheus/rules.yml").read_text()
+    assert "{{ $labels" in rules
+    assert one(documents, "PrometheusRule")["spec"] == yaml.safe_load(rules)
     (dashboards,) = (d for d in documents if d["metadata"]["name"] == "who-uses-kafka-dashboards")
-    assert dashboards["data"] == {"agents.json": '{"title": "{{ x }}"}'}
+    assert dashboards["data"] == {file.name: file.read_text() for file in (DEPLOY / "grafana").glob("*.json")}
     (endpoint,) = one(documents, "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "kafka-probe-token", "key": "token"}
     assert container(documents)["image"] == f"registry.example/kafka-probe@sha256:{'0' * 64}"
@@ -167,9 +152,9 @@ def test_everything_is_there_when_everything_is_on(chart: Path, tmp_path: Path) 
     ],
 )
 def test_a_capability_is_there_with_the_feature_that_needs_it(
-    name: str, capabilities: list[str], escalation: bool, chart: Path, tmp_path: Path
+    name: str, capabilities: list[str], escalation: bool, tmp_path: Path
 ) -> None:
-    security = container(manifests(VALUES[name], tmp_path, chart=chart))["securityContext"]
+    security = container(manifests(VALUES[name], tmp_path))["securityContext"]
     assert security["capabilities"] == {"drop": ["ALL"], "add": capabilities}
     assert security["allowPrivilegeEscalation"] is escalation
     assert security["readOnlyRootFilesystem"] is True
@@ -199,9 +184,9 @@ def test_without_pod_names_it_may_read_nothing(tmp_path: Path) -> None:
     [("brokers", "127.0.0.1"), ("token", "0.0.0.0"), ("client certificates", "0.0.0.0"), ("everything", "[::]")],
 )
 def test_it_listens_beyond_loopback_only_for_those_who_have_a_token_or_a_certificate(
-    name: str, address: str, chart: Path, tmp_path: Path
+    name: str, address: str, tmp_path: Path
 ) -> None:
-    documents = manifests(VALUES[name], tmp_path, chart=chart)
+    documents = manifests(VALUES[name], tmp_path)
     variables = {each["name"].removeprefix("KAFKA_PROBE_"): each for each in container(documents)["env"]}
     assert variables["LISTEN"]["value"] == f"{address}:9465"
     assert bool({"LISTEN_TOKEN", "LISTEN_CLIENTCAFILE"} & set(variables)) == (name != "brokers")
@@ -268,8 +253,7 @@ def test_the_agent_reads_its_settings_as_they_were_given(tmp_path: Path) -> None
 )
 def test_wrong_values_are_refused_with_a_reason(values: dict[str, Any], reason: str, tmp_path: Path) -> None:
     chart = copy(tmp_path)
-    for folder in chart.glob("files/*"):
-        folder.rename(tmp_path / folder.name)
+    shutil.rmtree(chart / "files")
     with pytest.raises(RefusedError, match=re.escape(reason)):
         manifests(values, tmp_path, chart=chart)
 
@@ -280,8 +264,10 @@ def test_an_older_kubernetes_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_plain_manifest_is_what_the_chart_renders() -> None:
-    rendered = template("--values", KUBERNETES / "values.yaml")
-    assert (KUBERNETES / "kafka-probe.yaml").read_text() == rendered, "render it anew, as values.yaml beside it says"
+    rendered = template("--values", DEPLOY / "kubernetes/values.yaml")
+    assert (DEPLOY / "kubernetes/kafka-probe.yaml").read_text() == rendered, (
+        "render it anew, as values.yaml beside it says"
+    )
 
 
 def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: Path) -> None:
@@ -298,8 +284,9 @@ def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: P
         assert (metadata["namespace"], metadata["name"]) == (namespace, name)
 
 
-def test_it_is_packaged_with_its_schema(tmp_path: Path) -> None:
+def test_it_is_packaged_with_all_that_it_needs(tmp_path: Path) -> None:
     helm("package", CHART, "--destination", tmp_path)
     (archive,) = tmp_path.glob("kafka-probe-*.tgz")
     schema = json.loads((CHART / "values.schema.json").read_text())
     assert set(yaml.safe_load(helm("show", "values", archive))) == set(schema["properties"]) - {"global"}
+    assert len(manifests(VALUES["everything"], tmp_path, chart=archive)) == 11

@@ -22,7 +22,7 @@ from tests.lab.broker import Broker
 from tests.lab.network import Namespace, Network, nat
 from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent, read_events
-from tests.nodes.chart import ROOT, container, manifests, pod
+from tests.nodes.chart import ROOT, Manifest, container, manifests, pod
 from tests.nodes.images import built, here
 from tests.nodes.podman import as_a_kubelet, logs, podman, pods_cgroup, running
 
@@ -44,16 +44,10 @@ def pipeline_image() -> str:
     return built("pipeline")
 
 
-def context(settings: dict[str, Any], directory: Path) -> list[str]:
-    """The flags of the agent's container in the chart that has these settings."""
+def as_charted(settings: dict[str, Any], directory: Path) -> tuple[list[str], Manifest]:
+    """The agent's container in the chart that has these settings: the flags to start it with, and its manifest."""
     documents = manifests({"settings": settings}, directory)
-    return as_a_kubelet(pod(documents), documents, directory, NODE)
-
-
-def arguments(directory: Path) -> list[str]:
-    """What the chart's container is started with."""
-    words: list[str] = container(manifests({"settings": {"sink": "stdout"}}, directory))["args"]
-    return words
+    return as_a_kubelet(pod(documents), documents, directory, NODE), container(documents)
 
 
 def shell(image: str, script: str, *flags: str) -> str:
@@ -75,7 +69,7 @@ def image_id(name: str) -> str:
 def test_there_is_nothing_to_build_with_and_nothing_that_everybody_may_write(target: str) -> None:
     image = built(target)
     assert shell(image, f"type -P {' '.join(TOOLS)} || true") == ""
-    assert shell(image, "find / -xdev -perm -o+w ! -perm -1000 ! -type l") == ""
+    assert shell(image, "find / -xdev -perm -o+w ! -perm -1000 ! -type l", "--user=0") == ""
 
 
 @pytest.mark.parametrize("target", ["agent", "pipeline"])
@@ -86,7 +80,7 @@ def test_it_is_as_small_as_the_readme_says(target: str) -> None:
 
 
 def test_the_charts_rights_are_all_that_the_agent_needs(agent_image: str, tmp_path: Path) -> None:
-    rights = context({"sink": "stdout"}, tmp_path)
+    rights, _ = as_charted({"sink": "stdout"}, tmp_path)
     said = podman("run", "--rm", "--network=none", *rights, agent_image, "check")
     assert [line for line in said.splitlines() if not line.startswith("ok ")] == []
     status = shell(agent_image, "cat /proc/self/status; ! touch /opt/kafka-probe/new 2>/dev/null", *rights)
@@ -97,7 +91,8 @@ def test_the_charts_rights_are_all_that_the_agent_needs(agent_image: str, tmp_pa
 
 @pytest.mark.parametrize("capability", ["BPF", "PERFMON"])
 def test_with_less_it_could_not_start(agent_image: str, tmp_path: Path, capability: str) -> None:
-    rights = [flag for flag in context({"sink": "stdout"}, tmp_path) if flag != f"--cap-add={capability}"]
+    rights, _ = as_charted({"sink": "stdout"}, tmp_path)
+    rights.remove(f"--cap-add={capability}")
     with pytest.raises(LabError, match="not permitted to load BPF programs"):
         podman("run", "--rm", "--network=none", *rights, agent_image, "check")
 
@@ -125,15 +120,26 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             where = ("--node", BROKERS_NODE, "--netns", network.broker.path)
             brokers_agent = stack.enter_context(Agent(directory, *to, *where))
         settings = {"bootstrap_servers": [broker.bootstrap], "side": "connecting", "interval_s": 1}
+        flags, charted = as_charted(settings, directory)
         with network.clients[0].inside():
-            with running(agent_image, context(settings, directory), *arguments(directory)) as agent:
-                wait_until(lambda: "attached by" in logs(agent), "the agent to attach")
+            with running(agent_image, flags, *charted["args"]) as agent:
+                wait_until(lambda: succeeds(agent, charted["readinessProbe"]), "the agent to be ready")
+                assert succeeds(agent, charted["livenessProbe"])
                 client, pod_uid = a_pods_client(agent_image, broker.bootstrap, directory)
                 told = logs(agent)
             brokers_agent.stop()
         with network.broker.inside():
             events = read_events(broker.bootstrap)
         yield Scene(network, broker.bootstrap, client, pod_uid, told, events)
+
+
+def succeeds(container: str, probe: Manifest) -> bool:
+    """Whether a probe of the chart does, in a running container."""
+    try:
+        podman("exec", container, *probe["exec"]["command"])
+    except LabError:
+        return False
+    return True
 
 
 def a_pods_client(image: str, bootstrap: str, directory: Path) -> tuple[str, str]:
@@ -180,7 +186,11 @@ def test_nothing_was_lost_on_either_node(scene: Scene) -> None:
         NODE: {},
         BROKERS_NODE: {},
     }
-    assert [line for line in scene.agents_log.splitlines() if " WARNING " in line or " ERROR " in line] == []
+
+
+def test_all_that_it_lacks_is_the_right_to_enter_pods(scene: Scene) -> None:
+    complaints = [line for line in scene.agents_log.splitlines() if " WARNING " in line or " ERROR " in line]
+    assert [line.partition(": ")[2].split()[:2] for line in complaints] == [["without", "CAP_SYS_ADMIN"]]
 
 
 def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(

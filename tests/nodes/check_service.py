@@ -103,6 +103,13 @@ def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:
     machine.run(f"{inside} touch /var/lib/kafka-probe/new")
 
 
+def test_a_reload_reads_the_settings_again(machine: Machine) -> None:
+    before = machine.show("MainPID")
+    machine.run("echo 'requests = \"errors\"' >>/etc/kafka-probe/kafka-probe.toml; systemctl reload kafka-probe")
+    wait_until(lambda: "Read the settings again: requests changed" in machine.log(), "the service to read them")
+    assert machine.show("MainPID") == before
+
+
 def test_it_is_started_again_when_it_is_killed(machine: Machine) -> None:
     before = machine.show("MainPID")
     machine.run(f"kill -KILL {before}")

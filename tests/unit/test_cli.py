@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -160,7 +161,7 @@ class Standstill:
         self.sink = sink
         self.stops = 0
 
-    def run(self) -> None:
+    def run(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert self.stops == 1
 
@@ -171,17 +172,24 @@ class Standstill:
         return {"losses": {"ring_full": 0}, "counters": {"events": 7}}
 
 
-def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.fixture
+def standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is attached, and nobody gives up the capabilities of the tests."""
     monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
+    monkeypatch.setattr("kafka_probe.attaching.attached", lambda _config: nullcontext((None, None)))
+
+
+@pytest.mark.usefixtures("standstill")
+def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert result.exit_code == 0, result.output
     assert result.stderr == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_daemon_logs_its_counts_in_the_form_of_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
+@pytest.mark.usefixtures("standstill")
+def test_the_daemon_logs_its_counts_in_the_form_of_its_log() -> None:
     result = CliRunner().invoke(cli.commands, ["run", "--sink", "stdout", "--listen", "off", "--log-format", "json"])
     assert result.exit_code == 0, result.output
     assert [orjson.loads(line)["message"] for line in result.stderr.splitlines()] == [
@@ -193,11 +201,10 @@ def test_the_daemon_logs_its_counts_in_the_form_of_its_log(monkeypatch: pytest.M
 def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[float] = []
 
-    class Refusing(Standstill):
-        def run(self) -> None:
-            raise StartError("No.")
+    def refuse(_config: Config) -> None:
+        raise StartError("No.")
 
-    monkeypatch.setattr("kafka_probe.agent.Agent", Refusing)
+    monkeypatch.setattr("kafka_probe.attaching.attached", refuse)
     monkeypatch.setattr(StdoutSink, "close", lambda _, timeout_s: closed.append(timeout_s))
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert isinstance(result.exception, StartError)

@@ -54,6 +54,7 @@ class KafkaSink:
 
     def send(self, events: Sequence[Event]) -> None:
         if events:
+            self._worker.start()
             self._outbox.put([encode(event) for event in events], key=str(events[0]["agent_id"]))
 
     def close(self, timeout_s: float) -> None:

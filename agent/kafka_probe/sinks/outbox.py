@@ -85,12 +85,12 @@ class Outbox:
         self.events_delivered = 0
         self.bytes_delivered = 0
         self.lost = dict.fromkeys(LOSSES, 0)
-        if spool:
-            self._writer = threading.Thread(target=self._write, args=(spool,), name="spool", daemon=True)
-            self._writer.start()
 
     def put(self, events: Sequence[bytes], key: str = "") -> None:
         """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`."""
+        if self._spool and not self._writer:
+            self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
+            self._writer.start()
         with self._changed:
             for batch in batches(events, key=key):
                 if self._closed:
@@ -192,14 +192,21 @@ class Outbox:
 
 
 class Worker:
-    """The thread that empties an outbox; `deliver` gets each batch and settles it."""
+    """The thread that empties an outbox; `deliver` gets each batch and settles it.
+
+    It starts with the first event, as that of the spool: threads have the capabilities of the one that starts them.
+    """
 
     def __init__(self, name: str, outbox: Outbox, deliver: Callable[[Batch], None]) -> None:
         self._outbox = outbox
         self._deliver = deliver
         # A daemon: a far end that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def _run(self) -> None:
         while (batch := self._outbox.head()) is not None:
@@ -208,9 +215,10 @@ class Worker:
     def stop(self, timeout_s: float) -> None:
         """Deliver what waits, for at most `timeout_s` seconds; the rest goes to the spool or is counted as lost."""
         self._outbox.close()
-        self._thread.join(timeout_s)
+        self.join(timeout_s)
         self._outbox.abandon()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)

@@ -38,6 +38,7 @@ class StdoutSink:
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Queue lines as they are."""
+        self._worker.start()
         self._outbox.put(lines)
 
     def close(self, timeout_s: float) -> None:

@@ -92,6 +92,7 @@ def test_stopping_delivers_what_waits() -> None:
         outbox.settle(batch)
 
     worker = Worker("test", outbox, deliver)
+    worker.start()
     outbox.put([b"1\n"])
     outbox.put([b"2\n"])
     worker.stop(5)
@@ -106,6 +107,7 @@ def test_stopping_does_not_wait_longer_than_its_deadline() -> None:
         released.wait(10)
 
     worker = Worker("test", outbox, deliver)
+    worker.start()
     outbox.put([b"1\n"])
     worker.stop(0.05)
     assert outbox.lost["sink_unsent_at_exit"] == 1

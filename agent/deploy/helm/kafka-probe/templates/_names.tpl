@@ -64,7 +64,7 @@ exec:
     - /bin/bash
     - -c
     - >-
-      exec 3<>/dev/tcp/127.0.0.1/{{ .port }}
+      exec 3<>/dev/tcp/localhost/{{ .port }}
       && printf 'GET {{ .path }} HTTP/1.0\r\n\r\n' >&3
       && read -r _ status _ <&3
       && [ "$status" = 200 ]
