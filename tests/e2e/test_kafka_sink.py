@@ -118,14 +118,17 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
 ) -> None:
     caplog.set_level(logging.INFO, "kafka_probe")
     sink = KafkaSink(config(broker, "outage"))
+    assert sink.trouble() == "the brokers of the events have not taken any yet"
     sink.send([event(0)])
     wait_until(lambda: sink.counters()["sink_events"] == 1, "the first event delivered")
+    wait_until(lambda: sink.trouble() is None, "the sink to know that")
     # The kill hits a record on its way: its answer is lost, whether it was written or not.
     for seq in range(1, 200):
         sink.send([event(seq, padding=50_000)])
         if seq == 20:
             broker.kill()
     wait_until(lambda: "do not take events" in caplog.text, "a warning")
+    assert sink.trouble() == "the brokers of the events do not take any; the log says why"
     broker.start()
     for seq in range(200, 220):
         sink.send([event(seq)])
@@ -136,6 +139,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
     assert set(sink.losses().values()) == {0}
     assert caplog.text.count("do not take events") == 1
     assert caplog.text.count("takes events again") == 1
+    assert sink.trouble() is None
 
 
 def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_kept(tmp_path: Path) -> None:
@@ -294,6 +298,7 @@ def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
     for seq in range(3):
         sink.send([event(seq)])
     wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
+    assert sink.trouble() == "the topic of the events refuses them; the log says why"
     sink.close(10)
 
     assert total(sink) == 3

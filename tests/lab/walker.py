@@ -38,7 +38,7 @@ class TopicTraffic:
 
     `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance, a
     producer sends again what the broker refused for the moment.
-    `markers` are those by which a broker ends a transaction: no client gives them to its program.
+    `markers` are those by which a broker ends a transaction, however often: no client gives them to its program.
     """
 
     requests: int = 0
@@ -206,7 +206,7 @@ class _Counts:
                 count.markers += batch.records if batch.control else 0
                 if mark := batch.producer if api == "Produce" else batch.offset:
                     place = client_id, api, topic, _index(partition), mark
-                    count.again += batch.records if place in self._seen else 0
+                    count.again += batch.records if place in self._seen and not batch.control else 0
                     self._seen.add(place)
 
 

@@ -15,6 +15,7 @@ from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
 from tests.unit.connections.records import (
     Records,
+    closed,
     ended,
     message,
     opened,
@@ -106,6 +107,21 @@ def test_names_that_were_learned_are_told_before_the_flows_once() -> None:
     assert told["topics"] == [{"topic": TOPIC, "topic_id": TOPIC_ID.hex}]
     kinds = [event["kind"] for event in fed.events()]
     assert kinds.index("topics") < kinds.index("flow")
+
+
+def test_a_listener_gets_the_events_of_the_sink() -> None:
+    fed = Fed("all")
+    heard: list[Mapping[str, object]] = []
+    fed.agent.listener = heard.extend
+    fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
+    fed.report()
+    assert heard == fed.sink.events
+
+
+def test_other_threads_see_the_open_connections() -> None:
+    fed = Fed()
+    fed.see(opened(1), opened(2), opened(3), closed(2), ended(3))
+    assert [connection.conn_id for connection in fed.agent.connections()] == [1]
 
 
 def test_events_are_numbered_without_gaps_across_intervals() -> None:

@@ -8,7 +8,7 @@ that has ended, with no connection open and silent for a quarter of an hour, lea
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
@@ -134,7 +134,7 @@ class Table(Generic[Row]):
         self._limit = limit
         self._size = 0
         self._rows: dict[Owner, dict[Labels, Row]] = {}
-        self._others: dict[Labels, Row] = {}
+        self._others: dict[Labels, Row] = defaultdict(make)
 
     def row(self, owner: Owner, labels: Labels, others: Labels) -> Row:
         """The row of the labels; if there is none and no room, that of the workload OTHER and the labels `others`."""
@@ -142,7 +142,7 @@ class Table(Generic[Row]):
         if rows and (row := rows.get(labels)):
             return row
         if self._size >= self._limit:
-            return self._others.setdefault((owner.side, OTHER, OTHER, *others), self._make())
+            return self._others[owner.side, OTHER, OTHER, *others]
         self._size += 1
         row = self._rows.setdefault(owner, {})[labels] = self._make()
         return row
