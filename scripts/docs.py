@@ -1,4 +1,5 @@
-"""Writes the parts of README.md that the code knows best, each between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""Writes what the code knows best: parts of README.md, each between `<!-- generated: NAME -->` and `<!-- end -->`, and
+in the schema of the Helm chart's values the names of the settings.
 
 `docs.py` brings them up to date, `docs.py --check` only says which are not and exits with 1. Another file may be named.
 """
@@ -13,18 +14,25 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_probe import config, events
+from kafka_probe import config, detail, events, flows
 from kafka_probe.capture import record
 from kafka_probe.connections import frames, tracker
 from kafka_probe.protocol import coverage
+from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
+from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
 from kafka_probe_pipeline.rules import CAUSES
 
 README = Path(__file__).parents[1] / "README.md"
 KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
+BENCH = Path(__file__).parents[1] / "docs" / "bench.json"  # what `make bench` measured
+CHART = Path(__file__).parents[1] / "agent" / "deploy" / "helm" / "kafka-probe" / "values.schema.json"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# What the chart sets by values of its own, and refuses among `settings`.
+SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
 
 WHEN = {
     "flow": "once per interval, per connection, API and version",
@@ -43,11 +51,15 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 if something would change")
     arguments = parser.parse_args()
     text = arguments.file.read_text()
-    stale = [name for start, name, end in PART.findall(text) if f"{start}\n{PARTS[name]}\n{end}" not in text]
+    parts = [name for start, name, end in PART.findall(text) if f"{start}\n{PARTS[name]}\n{end}" not in text]
+    stale = [f"{arguments.file.name}: the part `{name}`" for name in parts]
+    if (schema := chart_schema()) != CHART.read_text():
+        stale.append(f"{CHART.name}: the list of settings")
     if arguments.check:
-        for name in stale:
-            print(f"{arguments.file.name}: the part `{name}` is out of date; run `make docs`", file=sys.stderr)
+        for what in stale:
+            print(f"{what} is out of date; run `make docs`", file=sys.stderr)
         return 1 if stale else 0
+    CHART.write_text(schema)
     arguments.file.write_text(PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]}\n{part[3]}", text))
     return 0
 
@@ -76,13 +88,26 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
                 yield from rows(element.fields, f"{name}[].")
             case events.Counts():
                 yield f"`{name}`", "object of counts", field.doc
+            case events.Strings():
+                yield f"`{name}`", "object of strings", field.doc
             case scalar:
                 yield f"`{name}`", "integer" if scalar == "long" else scalar, field.doc
 
 
 def loss_table() -> str:
-    losses = {**record.LOSSES, **frames.LOSSES, **tracker.LOSSES, **outbox.LOSSES}
+    rooms = (record, kubernetes, frames, tracker, flows, detail, outbox)
+    losses = {reason: text for room in rooms for reason, text in room.LOSSES.items()}
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
+
+
+def metric_table() -> str:
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.doc)
+            for m in metrics.METRICS
+        ),
+    )
 
 
 def cause_table() -> str:
@@ -117,6 +142,47 @@ def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:
     return f"{kernel['release']} ({kernel['package_version']})", *cells, f"{most:,}"
 
 
+def cost_plots() -> str:
+    """Memory by open connections, and CPU by requests per second."""
+    found = json.loads(BENCH.read_text())["scale"]
+    connections, rates = found["by_connections"], found["by_rate"]
+    rows = (
+        (
+            f"{line['connections']:,}",
+            f"{line['start_s']:.0f}",
+            f"{line['agent_bytes'] / 1e6:.0f}",
+            f"{line['kernel_bytes'] / 1e6:.0f}",
+            f"{line['idle_cpu_percent']:.2f}",
+        )
+        for line in connections
+    )
+    head = ("open connections", "start in s", "agent in MB", "its maps in MB", "CPU in % when all are silent")
+    memory = {f"{line['connections']:,}": (line["agent_bytes"] + line["kernel_bytes"]) / 1e6 for line in connections}
+    cpu = {f"{line['requests_per_s']:,.0f}": line["cpu_percent"] for line in rates}
+    charts = plot("Memory in MB by open connections", memory) + plot("CPU in % of a core by requests per second", cpu)
+    return f"Measured on {found['date']}.\n\n{charts}{table(head, rows)}"
+
+
+def plot(title: str, values: dict[str, float]) -> str:
+    places, heights = json.dumps([*values]), json.dumps([round(value, 1) for value in values.values()])
+    lines = ("xychart-beta", f'  title "{title}"', f"  x-axis {places}", f"  y-axis {top(values)}", f"  bar {heights}")
+    return "".join(f"{line}\n" for line in ("```mermaid", *lines, "```", ""))
+
+
+def top(values: dict[str, float]) -> str:
+    """The range of an axis from 0 to above the highest value."""
+    return f"0 --> {max(values.values()) * 1.1:.0f}"
+
+
+def chart_schema() -> str:
+    """The schema of the chart's values, which takes the settings that are no secrets."""
+    schema = json.loads(CHART.read_text())
+    known = (name for name, field in config.Config.model_fields.items() if not config.is_secret(field))
+    names = [name for name in known if name not in SET_BY_THE_CHART and not name.startswith(("listen", "spool_"))]
+    schema["properties"]["settings"]["propertyNames"]["enum"] = names
+    return json.dumps(schema, indent=2) + "\n"
+
+
 def table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -126,10 +192,12 @@ PARTS = {
     "events": event_tables(),
     "configuration": config.markdown(),
     "losses": loss_table(),
+    "metrics": metric_table(),
     "causes": cause_table(),
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),
     "kernels": kernel_table(),
+    "cost": cost_plots(),
 }
 
 if __name__ == "__main__":

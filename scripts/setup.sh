@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what `make demo` needs, and with the argument `tests` what only the tests need on top:
-# Debian packages, a virtual environment in .venv, this project in it, and jars under build/jars.
+# Installs what `make demo` needs, with the argument `tests` what only the tests need on top, and with `nodes` what only
+# those of image, chart and service do: Debian packages, a virtual environment in .venv, this project in it, and jars
+# under build/jars.
 # Idempotent: what is there stays. It first looks whether it can finish, and changes nothing if it cannot.
 set -euo pipefail
 
@@ -17,6 +18,11 @@ refuse() { printf '%s\n' "setup: $1" "${@:2}" >&2; exit 3; }
 java_17() {
     local major
     major=$(java -version 2>&1 | sed -nE '1s/.* version "([0-9]+).*/\1/p') && [ "${major:-0}" -ge 17 ]
+}
+# From that version on it fetches a newer one by itself where a module wants it.
+go_1_21() {
+    local version
+    version=$(go env GOVERSION) && [ "$(printf '%s\n' go1.21 "$version" | sort -V | head -n 1)" = go1.21 ]
 }
 has() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 
@@ -36,9 +42,19 @@ requirements=(
     "has gcc|gcc|gcc"
     "has ip|iproute2|iproute"
     "has nft|nftables|nftables"
+    "has prometheus && has promtool|prometheus|golang-github-prometheus"
     "has prometheus-alertmanager|prometheus-alertmanager|golang-github-prometheus-alertmanager"
     "has shellcheck|shellcheck|ShellCheck"
     "has vagrant && ruby -e 'gem %q(vagrant-libvirt)'|vagrant-libvirt|vagrant-libvirt"
+    "has systemd-analyze|systemd|systemd"
+)
+[ "$what" != nodes ] || requirements+=(
+    "has podman|podman|podman"
+    "has runc|runc|runc"
+    "test -x /usr/lib/podman/netavark|netavark|netavark"
+    "has iptables|iptables|iptables-nft"
+    "has mmdebstrap|mmdebstrap|mmdebstrap"
+    "go_1_21|golang-go|golang"
 )
 
 debian=() fedora=()
@@ -93,13 +109,23 @@ fi
 stamp=.venv/setup-$what
 now=$(sha256sum pyproject.toml constraints.txt scripts/setup.sh)
 if [ "$(cat "$stamp" 2>/dev/null)" != "$now" ]; then
-    extra=$([ "$what" = demo ] && echo demo || echo dev)
+    case $what in demo) extra=demo ;; nodes) extra=nodes ;; *) extra=dev ;; esac
     say "installing Python packages into .venv, about half a gigabyte with Spark (log: build/setup-pip.log)"
     # As a variable the constraints reach the environments that pip builds packages in, too.
     PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
         .venv/bin/python -m pip install --editable ".[$extra]" >build/setup-pip.log 2>&1 9>&- \
         || refuse "pip failed; the end of build/setup-pip.log:" "$(tail -n 15 build/setup-pip.log)"
     echo "$now" >"$stamp"
+fi
+
+# --- Helm, which is packaged as a Go module only -----------------------------------------------------------------------
+
+helm=3.22.0
+built() { go version -m .venv/bin/helm | grep -qE "helm.sh/helm/v3\s+v$helm\s"; }
+if [ "$what" = nodes ] && ! built 2>/dev/null; then
+    say "building Helm $helm into .venv, some minutes (log: build/setup-helm.log)"
+    GOBIN=$root/.venv/bin go install "helm.sh/helm/v3/cmd/helm@v$helm" >build/setup-helm.log 2>&1 9>&- \
+        || refuse "go install failed; the end of build/setup-helm.log:" "$(tail -n 15 build/setup-helm.log)"
 fi
 
 # --- Jars --------------------------------------------------------------------------------------------------------------

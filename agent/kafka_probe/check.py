@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kafka_probe.errors import StartError
+from kafka_probe.privileges import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from kafka_probe.config import Config
 
 # Bits of the effective set in /proc/self/status, as in linux/capability.h.
-CAP_SYS_ADMIN, CAP_PERFMON, CAP_BPF = 21, 38, 39
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Host:
         except OSError:
             return None
 
-    def has_capability(self, *bits: int) -> bool:
+    def has_capability(self, *wanted: Capability) -> bool:
         """Whether this process has all the capabilities in effect."""
         found = re.search(r"^CapEff:\s*([0-9a-f]+)$", self.read("proc/self/status") or "", re.MULTILINE)
-        return found is not None and all(int(found[1], 16) >> bit & 1 for bit in bits)
+        return found is not None and all(int(found[1], 16) >> capability & 1 for capability in wanted)
 
 
 def system(host: Host) -> Finding:
@@ -76,9 +76,9 @@ def btf(host: Host) -> Finding:
 
 def privileges(host: Host) -> Finding:
     """The right to load BPF programs and to attach them to tracepoints."""
-    if host.has_capability(CAP_SYS_ADMIN):
+    if host.has_capability(Capability.SYS_ADMIN):
         return Finding("privileges", True, "CAP_SYS_ADMIN")
-    if host.has_capability(CAP_BPF, CAP_PERFMON):
+    if host.has_capability(Capability.BPF, Capability.PERFMON):
         return Finding("privileges", True, "CAP_BPF and CAP_PERFMON")
     return Finding("privileges", False, "not permitted to load BPF programs", "run it as root: sudo kafka-probe ...")
 
@@ -130,7 +130,8 @@ def backends() -> Finding:
 
 def packages() -> Finding:
     """The Python packages of the agent."""
-    names = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    names = (*agent, "prometheus-client", "starlette", "uvicorn")
     there: list[str] = []
     absent: list[str] = []
     for name in names:

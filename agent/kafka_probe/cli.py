@@ -7,10 +7,12 @@ ends the process at once. What a command does is in the room it imports, only wh
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,21 +21,35 @@ import click
 
 import kafka_probe
 from kafka_probe import events
-from kafka_probe.config import Config, SinkConfig, default_of, flag_of, is_secret, load, metavar_of, variable_of
+from kafka_probe.config import (
+    Config,
+    DaemonConfig,
+    SinkConfig,
+    default_of,
+    flag_of,
+    is_secret,
+    load,
+    metavar_of,
+    variable_of,
+)
 from kafka_probe.errors import KafkaProbeError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from kafka_probe.agent import Agent
+    from kafka_probe.server.thread import Server
     from kafka_probe.sinks import Sink
 
 log = logging.getLogger(__name__)
 
-CAPTURE_FIELDS = [name for name in Config.model_fields if name not in SinkConfig.model_fields]
+CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConfig.model_fields]
 
 
 def main() -> None:
     """Entry point of the command."""
+    # NumPy would start threads for linear algebra, which has no place here; they would keep all capabilities.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         commands(prog_name="kafka-probe")
     except KafkaProbeError as error:
@@ -65,7 +81,7 @@ def commands() -> None:
     """See who is talking to a Kafka broker, and about what.
 
     Every flag can also be set as a variable (--ports is KAFKA_PROBE_PORTS) or in the file that --config names.
-    Passwords can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD.
+    Secrets can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD, KAFKA_PROBE_LISTEN_TOKEN.
     """
 
 
@@ -80,18 +96,14 @@ Examples:
 )
 @options(Config.model_fields)
 def run(file: Path | None, **flags: str | None) -> None:
-    """Watch, and send what is seen to a Kafka topic until stopped: the daemon."""
-    config = _configured(flags, file)
-    if config.sink == "kafka":
-        if not config.bootstrap_servers:
-            raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
-        from kafka_probe.sinks.kafka import KafkaSink
-
-        _watch(config, KafkaSink(config), log.info)
-    else:
-        from kafka_probe.sinks.stdout import StdoutSink
-
-        _watch(config, StdoutSink(), log.info)
+    """Watch, and send what is seen to a Kafka topic until stopped: the daemon. SIGHUP: read the settings again."""
+    again = partial(_configured, flags, file)
+    config = again()
+    if config.sink == "kafka" and not config.bootstrap_servers:
+        raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
+    server = _server(config)
+    with closing(server) if server else nullcontext():
+        _watch(config, _sink(config), log.info, server, again)
 
 
 @commands.command(
@@ -109,7 +121,7 @@ def top(file: Path | None, once: float | None, as_json: bool, **flags: str | Non
     """Show who uses which API on which topic, how often and how fast: a live table."""
     from kafka_probe.top import top_sink
 
-    config = _configured(flags, file, {"log_level": "warning"})
+    config = _configured(flags, file, {"log_level": "warning", "kernel_time": False})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     _watch(config, top_sink(once, as_json))
@@ -129,7 +141,7 @@ def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
+    config = _configured(flags, file, {"log_level": "warning", "kernel_time": False, "requests": "all"})
     _watch(config, trace_sink(as_json=as_json))
 
 
@@ -175,21 +187,60 @@ def _to_stderr(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _watch(config: Config, sink: Sink, say: Callable[[str], None] = _to_stderr) -> None:
-    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost."""
+def _sink(config: Config) -> Sink:
+    if config.sink == "kafka":
+        from kafka_probe.sinks.kafka import KafkaSink
+
+        return KafkaSink(config)
+    from kafka_probe.sinks.stdout import StdoutSink
+
+    return StdoutSink()
+
+
+def _server(config: Config) -> Server | None:
+    if config.listen == "off":
+        return None
+    from kafka_probe.server.thread import Server
+
+    return Server(config, config.listen)
+
+
+def _watch(
+    config: Config,
+    sink: Sink,
+    say: Callable[[str], None] = _to_stderr,
+    server: Server | None = None,
+    again: Callable[[], Config] | None = None,
+) -> None:
+    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost.
+
+    again: reads the settings anew, at SIGHUP.
+    """
     from kafka_probe.agent import Agent
+    from kafka_probe.attaching import attached
 
     try:
         agent = Agent(config, sink)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
-        with _stopped_by_signal(agent.stop):
-            agent.run()
+        if again:
+            signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
+        with _stopped_by_signal(agent.stop), attached(config) as (programs, listing):
+            if server:
+                agent.listener = server.start(agent, sink)
+            agent.run(programs, listing)
     finally:
         sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         say(f"{section}: {', '.join(counted) or 'none'}")
+
+
+def _reload(agent: Agent, again: Callable[[], Config]) -> None:
+    try:
+        agent.reconfigure(again())
+    except UsageError as error:
+        log.error("The settings stay as they are. %s", error)
 
 
 @contextmanager

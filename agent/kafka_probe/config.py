@@ -7,6 +7,7 @@ A flag wins over a variable, a variable over the file, the file over the default
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import mmap
 import os
 import re
@@ -79,6 +80,34 @@ class RequestEvents:
                 return self.which
 
 
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen, written `host:port`; an IPv6 address in brackets."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Whether nobody but this host can connect. Of names only `localhost` is trusted to mean that."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _listen(value: object) -> object:
+    found = re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", str(value))
+    if value == "off" or isinstance(value, Address):
+        return value
+    if not found or not 0 < int(found[3]) < 65536:
+        raise ValueError("must be host:port, as 127.0.0.1:9465 or [::1]:9465, or off")
+    return Address(found[1] or found[2], int(found[3]))
+
+
 def _ports(value: object) -> object:
     """`auto`, or numbers as a list or between commas, as a tuple in ascending order."""
     if value == "auto":
@@ -103,6 +132,7 @@ def _request_events(value: object) -> object:
 
 Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Listen = Annotated[Address | Literal["off"], NoDecode, BeforeValidator(_listen)]
 
 
 def _netns(file: Path) -> Path:
@@ -140,7 +170,11 @@ class SinkConfig(BaseSettings):
     topic_partitions: int = Field(4, gt=0)
     """partitions of the topic, if it is created"""
     sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
-    """bound of what waits for the sink; the newest events beyond it are dropped and counted"""
+    """bound of what waits for the sink in memory; the newest events beyond it are dropped and counted"""
+    spool_dir: Path | None = Field(None, json_schema_extra={"metavar": "DIRECTORY"})
+    """where events wait on disk while the brokers are away, also for the next run; default: in memory only"""
+    spool_bytes: ByteSize = Field(ByteSize(1024 * MIB), gt=0)
+    """bound of what waits in spool_dir, in bytes on disk"""
     flush_timeout_s: float = Field(10.0, ge=0)
     """how long a stopping agent waits for the sink to take what is left"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
@@ -184,7 +218,26 @@ class SinkConfig(BaseSettings):
 SECURITY_PREFIXES = ("security_", "sasl_", "ssl_")
 
 
-class Config(SinkConfig):
+class DaemonConfig(SinkConfig):
+    """What only `run` does beside sending events: it can be watched itself."""
+
+    listen: Listen = Field(Address("127.0.0.1", 9465), json_schema_extra={"metavar": "HOST:PORT|off"})
+    """where the agent answers over HTTP, see Watch the agent; beyond loopback only with a token or a client CA"""
+    listen_token: SecretStr | None = Field(None, min_length=1)
+    """what clients of `listen` send as bearer token; /healthz and /readyz need none"""
+    listen_certfile: Path | None = None
+    """PEM file of the certificate that `listen` shows, with those that lead to its authority: HTTPS only"""
+    listen_keyfile: Path | None = None
+    """PEM file of its private key, unless the key is in `listen_certfile`"""
+    listen_clientcafile: Path | None = None
+    """PEM file of the authorities whose client certificates `listen` accepts; all others are refused"""
+    metrics_series: int = Field(1000, gt=0)
+    """most label sets of each metric of workloads and topics; what exceeds them is counted as `other`"""
+    kernel_time: bool = True
+    """whether the kernel measures how long the agent's programs run; it then does for all BPF programs of the host"""
+
+
+class Config(DaemonConfig):
     """Everything that can be set."""
 
     ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})
@@ -195,6 +248,8 @@ class Config(SinkConfig):
     """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
     conntrack: bool = False
     """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
+    kubernetes: Literal["auto", "on", "off"] = "auto"
+    """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"
@@ -207,6 +262,8 @@ class Config(SinkConfig):
     """length of an interval; flows are sent once per interval"""
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """which exchanges become events of their own"""
+    cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
+    """CPU above which detail is left out, request events first, then topics: 0.25 is a quarter of a core"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
     log_format: Literal["text", "json"] = "text"
@@ -220,6 +277,10 @@ class Config(SinkConfig):
         if size & (size - 1) or not mmap.PAGESIZE <= size <= 1 << 30:
             raise ValueError(f"must be a power of two between {mmap.PAGESIZE} and 1 GiB")
         return size
+
+
+RELOADED = frozenset({"requests", "cpu_limit", "interval_s", "log_level", "log_format"})
+"""What changes while the agent runs, when it is told to read its settings again: SIGHUP."""
 
 
 def flag_of(name: str) -> str:

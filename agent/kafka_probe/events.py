@@ -35,7 +35,12 @@ class Counts:
     """An object from a string to a count."""
 
 
-Type = Scalar | Struct | ListOf | Counts
+@dataclass(frozen=True, slots=True)
+class Strings:
+    """An object from a string to a string."""
+
+
+Type = Scalar | Struct | ListOf | Counts | Strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,9 @@ WORKLOAD = Struct(
         Field("pod_uid", "string", "Kubernetes pod uid, from the cgroup path"),
         Field("pod", "string", "Kubernetes pod name"),
         Field("namespace", "string", "Kubernetes namespace"),
+        Field("labels", Strings(), "labels of the pod: the first 16 in alphabetical order, and at most 1 KiB of them"),
+        Field("owner_kind", "string", "what runs the pod: Deployment, StatefulSet, DaemonSet, Job, CronJob or another"),
+        Field("owner_name", "string", "name of what runs the pod"),
     )
 )
 
@@ -290,7 +298,9 @@ AGENT = (
     Field("open", ListOf(OPEN_NOW), "the same, counted"),
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
+    Field("shed", "string", "what is left out above `--cpu-limit`: requests, or topics and requests; null: nothing"),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
+    Field("kernel_us", "long", "run time of its programs in the kernel, µs; null: not measured, see `--kernel-time`"),
     Field("rss_bytes", "long", "resident memory of the agent"),
     Field("backend", "string", "capture backend"),
     Field("kernel", "string", "kernel release"),

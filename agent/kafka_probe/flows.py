@@ -24,6 +24,8 @@ from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
 
+LOSSES = {"topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`"}
+
 
 @dataclass(slots=True)
 class _Count:
@@ -71,6 +73,7 @@ class Flows:
         self._names = names
         self._brokers = brokers
         self._counts: dict[tuple[int, int], _Count] = {}
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
         """Count the frames of a batch. Their order matters only to what is learned from them."""
@@ -125,8 +128,8 @@ class Flows:
             self._counts[conn, id(shape)] = count
         return count
 
-    def report(self) -> Iterator[Event]:
-        """The `flow` events of the interval, without their common times; a new interval begins.
+    def report(self, *, with_topics: bool = True) -> Iterator[Event]:
+        """The `flow` events of the interval, without their common times; a new interval begins at once.
 
         A connection that is not confirmed yet keeps its counts; they are lost if it ends so.
         """
@@ -142,15 +145,17 @@ class Flows:
                 continue
             api = (_INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
             _, flow = flows.setdefault((key[0], *api), (connection, _Flow()))
-            self._sum(flow, count, with_topics=not connection.internal)
+            self._sum(flow, count, with_topics=with_topics and not connection.internal)
         self._counts = kept
         for (conn, api_key, _), (connection, _) in flows.items():
             if api_key in connection.sessions:
-                for version, topic, times in connection.sessions[api_key].take():
+                asked = connection.sessions[api_key].take()
+                for version, topic, times in asked if with_topics else ():
                     _, flow = flows[conn, api_key, version]
                     self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
-        for (_, api_key, api_version), (connection, flow) in flows.items():
-            yield _event(connection, api_key, api_version, flow)
+        if not with_topics:
+            self.losses["topics_shed"] += len(flows)
+        return (_event(connection, key, version, flow) for (_, key, version), (connection, flow) in flows.items())
 
     def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
         facts = count.shape.facts

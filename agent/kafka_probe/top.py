@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import Counter
 from dataclasses import dataclass, field
@@ -146,7 +147,7 @@ def cells(key: Key, row: Row, seconds: float) -> list[str]:
         shown(key.side),
         shown(key.pid),
         shown(key.comm),
-        shown(key.container)[:12],
+        _short(shown(key.container)),
         shown(key.client_id),
         shown(key.library),
         shown(key.api) + version,
@@ -158,6 +159,11 @@ def cells(key: Key, row: Row, seconds: float) -> list[str]:
         "-" if p99 is None else f"{p99 / 1000:.2f}",
         str(row.errors or "-"),
     ]
+
+
+def _short(container: str) -> str:
+    """An id as engines shorten it; the name of a pod or unit is told from others by its end."""
+    return container[:12] if re.fullmatch(r"[0-9a-f]{64}", container) else container
 
 
 def plain_table(traffic: Traffic) -> bytes:
@@ -231,9 +237,9 @@ class LiveTop:
         self._traffic = Traffic()
         self._console = Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
-        self._live.start()
 
     def send(self, events: Sequence[Event]) -> None:
+        self._live.start()  # idempotent; a thread of its own draws
         if self._traffic.add(events):
             self._live.update(self._table(self._traffic))
             self._traffic = Traffic()
@@ -246,6 +252,9 @@ class LiveTop:
 
     def counters(self) -> Mapping[str, int]:
         return {}
+
+    def trouble(self) -> str | None:
+        return None
 
     def _table(self, traffic: Traffic) -> Table:
         from rich.markup import escape

@@ -108,10 +108,12 @@ class End:
         return bool(self.close("last_api") == "LeaveGroup")
 
     @property
-    def answered_tls(self) -> bool:
-        """It received something by TLS so short a time before that its close may be the answer."""
+    def unread(self) -> bool:
+        """What it received last, by TLS, may have been a goodbye: just now, or not long ago and the process goes on."""
         heard_us = self.close("received_idle_us")
-        return bool(self.known and self.known["opaque"] == "tls" and heard_us is not None and heard_us < ANSWER_US)
+        if heard_us is None or not self.known or self.known["opaque"] != "tls":
+            return False
+        return bool(heard_us < ANSWER_US or not (self.idle or self.ended))
 
     @property
     def refused(self) -> bool:

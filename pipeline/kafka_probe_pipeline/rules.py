@@ -128,8 +128,8 @@ RULES = (
     Rule(
         "unknown",
         "client",
-        lambda end, other: first(end, other) and end.answered_tls and not other.watched,
-        "the client closed right after it received something by TLS, which may have been a goodbye",
+        lambda end, other: first(end, other) and end.unread and not other.watched,
+        "the client closed {end.silence} after its last exchange, and what it received by TLS may have been a goodbye",
     ),
     Rule(
         "normal",

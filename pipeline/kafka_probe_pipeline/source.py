@@ -122,6 +122,8 @@ def _type(kind: schema.Type) -> T.DataType:
             return T.ArrayType(_type(element))
         case schema.Counts():
             return T.MapType(T.StringType(), T.LongType())
+        case schema.Strings():
+            return T.MapType(T.StringType(), T.StringType())
         case _:
             return SCALARS[kind]
 

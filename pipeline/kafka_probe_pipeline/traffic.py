@@ -21,7 +21,10 @@ DIMENSIONS = {
     **{name: name for name in ("node", "side", "cluster_id")},
     **{
         name: f"workload.{name}"
-        for name in ("pid", "start_time", "comm", "exe", "cgroup", "container_id", "pod", "namespace")
+        for name in (
+            *("pid", "start_time", "comm", "exe", "cgroup", "container_id"),
+            *("pod", "namespace", "owner_kind", "owner_name"),
+        )
     },
     "client_id": "client.id",
     "software_name": "client.software_name",

@@ -32,7 +32,8 @@ from kafka_probe.capture.record import Kind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.shapes import WORD_BYTES, ShapeTable, code_of, decode_code
+from kafka_probe.protocol.found import Decoded
+from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 from tests.golden.capture import Capture
 from tests.lab.processes import free_port
 from tests.recorded.recording import names, read
@@ -40,7 +41,7 @@ from tests.recorded.replay import said_again
 from tests.unit.protocol.trees import Records, message_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
 FRAMES = 2000
 ROUNDS = 15
@@ -133,17 +134,6 @@ KINDS: list[Callable[[str], Frame]] = [
 ]
 
 
-def matched(table: ShapeTable, codes: Any, rows: Any, lengths: Any) -> int:
-    """What the agent does with a batch: shapes of all rows, and their numbers."""
-    ids = table.match(codes, rows, lengths)
-    order = np.argsort(ids, kind="stable")
-    ordered = ids[order]
-    total = 0
-    for members in np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1):
-        total += int(table.values(int(ids[members[0]]), rows[members]).sum())
-    return total
-
-
 def compare(title: str, frames: int, work: dict[str, Callable[[], object]]) -> None:
     """Runs the ways in turn, so that a busy machine is equally busy for all; the last one is the yardstick."""
     taken: dict[str, list[float]] = {name: [] for name in work}
@@ -157,9 +147,14 @@ def compare(title: str, frames: int, work: dict[str, Callable[[], object]]) -> N
         print(f"{name:24} {min(times):7.2f}  {middle:7.2f}  {max(times):7.2f}  {yardstick / middle:7.2f} times that")
 
 
-def run_all(work: Callable[..., object], *frames: Iterable[Any]) -> None:
-    """Does the work with each frame and keeps nothing of it."""
-    deque(map(work, *frames), maxlen=0)
+def exhaust(results: Iterable[object]) -> None:
+    """Lets the work be done and keeps nothing of it."""
+    deque(results, maxlen=0)
+
+
+def decoded_cold(frames: list[bytes]) -> Iterator[Decoded]:
+    for data in frames:
+        yield decode(False, 0, 9, data, copied_all=True)
 
 
 def decoded_by_kafka_python(frames: list[Frame]) -> None:
@@ -184,21 +179,19 @@ def long_frames() -> None:
 
 
 def compare_shapes(what: str, frames: list[Frame]) -> None:
+    items = [(each.code, each.data) for each in frames]
     codes = np.array([each.code for each in frames], np.uint64)
     lengths = np.array([len(each.data) for each in frames])
-    rows = np.zeros((len(frames), -(-lengths.max() // WORD_BYTES) * WORD_BYTES), np.uint8)
-    for row, each in zip(rows, frames, strict=True):
-        row[: len(each.data)] = np.frombuffer(each.data, np.uint8)
-    items = [(each.code, each.data) for each in frames]
+    data = np.frombuffer(b"".join(each.data for each in frames), np.uint8)
     table = ShapeTable()
-    matched(table, codes, rows, lengths)
+    match = partial(table.match, codes, data, lengths.cumsum() - lengths, lengths)
+    exhaust(match())
     compare(
         f"{len(frames)} {what}, {len(set(zip(codes, lengths, strict=True)))} groups, {len(table)} shapes",
         len(frames),
         {
-            "matched by shape": lambda: table.match(codes, rows, lengths),
-            "matched, numbers read": lambda: matched(table, codes, rows, lengths),
-            "decoded one by one": lambda: run_all(decode_code, *zip(*items, strict=True)),
+            "matched by shape": lambda: exhaust(match()),
+            "decoded one by one": lambda: exhaust(map(decode_code, *zip(*items, strict=True))),
             "kafka-python": lambda: decoded_by_kafka_python(frames),
         },
     )
@@ -210,14 +203,14 @@ def cold_frame() -> None:
     topic = {"Name": "orders", "PartitionData": [{"Index": 2, "Records": records}]}
     message = message_of("Produce", False, 9, {"Acks": -1, "TimeoutMs": 30_000, "TopicData": [topic]})
     wire, body = message.frame(), message.body
-    cold = partial(decode, False, 0, 9, copied_all=True)
     read = entity_reader(load_payload_module(0, 9, EntityType.request).ProduceRequest)
     compare(
         f"a Produce 9 request of {len(wire)} bytes, cold",
         FRAMES,
         {
-            "decoded": lambda: run_all(cold, [message.data] * FRAMES),
-            "kio, body only": lambda: run_all(read, [body] * FRAMES, [0] * FRAMES),
+            "decoded": lambda: exhaust(decoded_cold([message.data] * FRAMES)),
+            "decoded, with its shape": lambda: exhaust(map(Decoded.shape, decoded_cold([message.data] * FRAMES))),
+            "kio, body only": lambda: exhaust(map(read, [body] * FRAMES, [0] * FRAMES)),
             "kafka-python": lambda: decoded_by_kafka_python([Frame(ProduceRequest, 9, wire, 0)] * FRAMES),
         },
     )
@@ -234,9 +227,9 @@ def recorded_frames() -> None:
     frames = records[records["kind"] == Kind.FRAME]
     batch = np.tile(frames, 8)
     reader = FrameReader(SUMMED)
-    deque(reader.read(batch), maxlen=0)
+    exhaust(reader.read(batch))
     whole = int((frames["part"] == 0).sum()) * 8
-    taken = [microseconds(lambda: deque(reader.read(batch), maxlen=0), whole) for _ in range(ROUNDS)]
+    taken = [microseconds(lambda: exhaust(reader.read(batch)), whole) for _ in range(ROUNDS)]
     print(f"\n{whole} recorded frames, read as the agent does, µs CPU per frame")
     print(f"min {min(taken):.2f}, median {statistics.median(taken):.2f}, max {max(taken):.2f}")
 

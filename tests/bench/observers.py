@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.lab.bpf_programs import loaded
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup
-from tests.lab.processes import start, stop, wait_until
+from tests.lab.processes import free_port, start, stop, wait_until
 from tests.lab.product import Agent
 
 _QUIET_S = 1.0
@@ -44,6 +44,11 @@ class Observer:
     def peak_rss_mb(self) -> float:
         """Peak resident memory of its processes, added up, in MiB."""
         return sum(_number("VmHWM:", Path("/proc", pid, "status")) for pid in self._pids) / 1024
+
+    @property
+    def rss_bytes(self) -> int:
+        """Resident memory of its processes, added up."""
+        return sum(_number("VmRSS:", Path("/proc", pid, "status")) for pid in self._pids) * 1024
 
     @property
     def kernel_time_and_calls(self) -> tuple[int, int]:
@@ -74,7 +79,8 @@ class Observer:
 @contextmanager
 def agent(directory: Path, port: int, sink: Broker, side: str, backend: str = "auto") -> Iterator[Observer]:
     """The agent as it runs in production, its events going to a broker that it does not watch."""
-    flags = ("--ports", str(port), "--side", side, "--backend", backend, "--bootstrap-servers", sink.bootstrap)
+    to = ("--bootstrap-servers", sink.bootstrap, "--listen", f"127.0.0.1:{free_port()}")
+    flags = ("--ports", str(port), "--side", side, "--backend", backend, *to)
     before = loaded()
     with cgroup(f"agent-{side}") as group, Agent(directory, *flags, inside=group):
         yield Observer(group, frozenset(loaded() - before))

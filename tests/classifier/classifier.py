@@ -12,7 +12,7 @@ from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from kafka_probe.agent import _rules
+from kafka_probe.attaching import rules
 from kafka_probe.capture.compiler import RUNS, STEPS, sources
 from kafka_probe.capture.options import RULES
 
@@ -48,7 +48,7 @@ class Classifier:
         )
         self._library = ctypes.CDLL(str(library))
         self._library.taken_for_kafka.restype = ctypes.c_uint64
-        for rule in _rules():
+        for rule in rules():
             walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
             packed = struct.pack("<III32s32s", rule.request_limit, rule.response_limit, rule.flags, *walks)
             self._library.set_rule(rule.api_key << 5 | rule.api_version, packed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import logging
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.lab.broker import Broker
-from tests.lab.processes import free_port, wait_until
+from tests.lab.processes import free_port, start, wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,12 +37,12 @@ def _sockets_are_collected_here() -> Iterator[None]:
     gc.collect()
 
 
-def event(seq: int, padding: int = 100) -> dict[str, object]:
-    return {"kind": "flow", "agent_id": AGENT, "seq": seq, "text": "x" * padding}
+def event(seq: int, padding: int = 100, agent: str = AGENT) -> dict[str, object]:
+    return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
 
 
-def read_all(bootstrap: str, topic: str) -> list[int]:
-    """The sequence numbers in the topic, in the order of its one partition that holds the agent's key."""
+def read_all(bootstrap: str, topic: str, agent: str = AGENT) -> list[int]:
+    """The sequence numbers of an agent in the topic, in the order of the one partition that holds its key."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
     try:
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
@@ -51,8 +53,9 @@ def read_all(bootstrap: str, topic: str) -> list[int]:
         while any(consumer.position(partition) < end for partition, end in ends.items()):
             for records in consumer.poll(timeout_ms=500).values():
                 for record in records:
-                    assert record.key == AGENT.encode()
-                    found += [orjson.loads(line)["seq"] for line in record.value.splitlines()]
+                    events = [orjson.loads(line) for line in record.value.splitlines()]
+                    assert {event["agent_id"].encode() for event in events} == {record.key}
+                    found += [event["seq"] for event in events if event["agent_id"] == agent]
         return found
     finally:
         consumer.close()
@@ -115,14 +118,17 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
 ) -> None:
     caplog.set_level(logging.INFO, "kafka_probe")
     sink = KafkaSink(config(broker, "outage"))
+    assert sink.trouble() == "the brokers of the events have not taken any yet"
     sink.send([event(0)])
     wait_until(lambda: sink.counters()["sink_events"] == 1, "the first event delivered")
+    wait_until(lambda: sink.trouble() is None, "the sink to know that")
     # The kill hits a record on its way: its answer is lost, whether it was written or not.
     for seq in range(1, 200):
         sink.send([event(seq, padding=50_000)])
         if seq == 20:
             broker.kill()
     wait_until(lambda: "do not take events" in caplog.text, "a warning")
+    assert sink.trouble() == "the brokers of the events do not take any; the log says why"
     broker.start()
     for seq in range(200, 220):
         sink.send([event(seq)])
@@ -133,6 +139,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
     assert set(sink.losses().values()) == {0}
     assert caplog.text.count("do not take events") == 1
     assert caplog.text.count("takes events again") == 1
+    assert sink.trouble() is None
 
 
 def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_kept(tmp_path: Path) -> None:
@@ -149,6 +156,50 @@ def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_k
     assert arrived == list(range(len(arrived)))
     assert sink.losses()["sink_buffer_full"] == 100 - len(arrived)
     assert total(sink) == 100
+
+
+KILLED = """
+import signal, sys
+from kafka_probe.config import load
+from kafka_probe.sinks.kafka import KafkaSink
+from tests.lab.processes import wait_until
+bootstrap, spool = sys.argv[1:]
+settings = {"topic": "spooled", "spool_dir": spool, "sink_buffer_bytes": "200000", "node": "test"}
+sink = KafkaSink(load({"bootstrap_servers": bootstrap, **settings}))
+for seq in range(100):
+    sink.send([{"kind": "flow", "agent_id": "killed", "seq": seq, "text": "x" * 10_000}])
+    wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "room in memory", every_s=0.01)
+wait_until(lambda: sink.counters()["sink_waiting_bytes"] == 0, "the disk to have it all")
+print(sink.losses()["sink_buffer_full"], flush=True)
+signal.pause()
+"""
+
+
+def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
+    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "kafka_probe")
+    spool, said = tmp_path / "spool", tmp_path / "said"
+    broker.stop()
+    command = [sys.executable, "-c", KILLED, broker.bootstrap, str(spool)]
+    killed = start(command, log=tmp_path / "log", stdout=said, env={"PYTHONPATH": ":".join(sys.path)})
+    wait_until(lambda: said.exists() and said.read_text() == "0\n", "all events of the first agent on disk")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+
+    sink = KafkaSink(config(broker, "spooled", spool_dir=spool, sink_buffer_bytes=200_000))
+    for seq in range(100):
+        sink.send([event(seq, padding=10_000, agent="next")])
+        wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "room in memory", every_s=0.01)
+    broker.start()
+    sink.close(60)
+
+    assert read_all(broker.bootstrap, "spooled", "killed") == list(range(100))
+    assert read_all(broker.bootstrap, "spooled", "next") == list(range(100))
+    assert sink.counters()["sink_spooled_bytes"] == 0
+    assert set(sink.losses().values()) == {0}
+    assert "100 events that waited in" in caplog.text
+    assert list(spool.iterdir()) == []
 
 
 def test_brokers_that_never_answer_cost_the_deadline_and_count_everything() -> None:
@@ -247,6 +298,7 @@ def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
     for seq in range(3):
         sink.send([event(seq)])
     wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
+    assert sink.trouble() == "the topic of the events refuses them; the log says why"
     sink.close(10)
 
     assert total(sink) == 3

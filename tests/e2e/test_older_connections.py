@@ -2,41 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.golden.conversation import conversation, exchange
 from tests.lab.network import Namespace
-from tests.lab.processes import free_port, wait_until
-from tests.lab.product import Agent
+from tests.lab.processes import free_port
+from tests.lab.product import Watched
 
 pytestmark = pytest.mark.root
 
-Event = dict[str, Any]
 SO_COOKIE = 57  # include/uapi/asm-generic/socket.h
-
-
-class Watched:
-    """An agent on one port, and what it has told."""
-
-    def __init__(self, directory: Path, port: int, *flags: str) -> None:
-        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), "--interval-s", "0.3", *flags)
-
-    def events(self, **equal: object) -> list[Event]:
-        """The events with these values, the client's before the server's."""
-        *whole, _ = self.agent.output.read_text().split("\n")
-        told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
-        return sorted(told, key=lambda event: str(event.get("side")), reverse=True)
-
-    def wait_for(self, count: int, what: str, **equal: object) -> list[Event]:
-        wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)
-        return self.events(**equal)
 
 
 def cookie(sock: socket.socket) -> int:

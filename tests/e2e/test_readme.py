@@ -27,7 +27,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
 LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
 COMMANDS = [line for line in LINES if line and not line.startswith("#")]
 
-# What takes minutes, or is the caller of this very test: the files that run the same.
+# What takes minutes, needs an agent at work, or is the caller of this very test: the files that run the same.
 ELSEWHERE = {
     "make demo": "tests/e2e/test_demo.py",
     "make test": "tests/e2e/test_readme.py",
@@ -38,6 +38,17 @@ ELSEWHERE = {
     "spark-submit --master spark:": "tests/nodes/check_cluster.py",
     "spark-submit --master k8s:": "tests/nodes/check_spark_on_kubernetes.py",
     "kubectl apply": "tests/unit/test_spark_application.py",
+    "curl": "tests/e2e/test_server.py",
+    # No registry and no cluster can be had: the image is built, and what Helm would send to a cluster is rendered.
+    "podman": "tests/nodes/check_image.py",
+    "helm": "tests/nodes/check_chart.py",
+    "kubectl": "tests/nodes/check_chart.py",
+    # In a machine of their own, a container with systemd.
+    "sudo apt-get": "tests/nodes/check_service.py",
+    "sudo python3": "tests/nodes/check_service.py",
+    "sudo /opt": "tests/nodes/check_service.py",
+    "sudo install": "tests/nodes/check_service.py",
+    "sudo systemctl": "tests/nodes/check_service.py",
 }
 AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
 PATIENCE_S = 60.0

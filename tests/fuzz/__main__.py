@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["kafka_probe.protocol"]):
     from kafka_probe.protocol import decoder
     from kafka_probe.protocol.compiler import Walk, compiled
-    from kafka_probe.protocol.facts import Shape, measure_values
+    from kafka_probe.protocol.facts import Kind, Shape, measure_values
     from kafka_probe.protocol.plan import Step
 
 from tests.recorded.recording import exchanges, names, read
@@ -46,9 +46,9 @@ def main() -> None:
 
 
 @cache
-def instrumented(steps: tuple[Step, ...]) -> Walk:
+def instrumented(steps: tuple[Step, ...], kinds: frozenset[Kind]) -> Walk:
     """A plan's walk that tells the fuzzer where it goes."""
-    walk: Walk = atheris.instrument_func(compiled(steps))
+    walk: Walk = atheris.instrument_func(compiled(steps, kinds))
     return walk
 
 
@@ -72,7 +72,8 @@ def check(fuzzed: bytes) -> None:
     if len(fuzzed) < 3:
         return
     flags, key, version, data = fuzzed[0], fuzzed[1] % KEYS - 1, fuzzed[2] % VERSIONS - 1, fuzzed[3:]
-    shape = decoder.decode(bool(flags & RESPONSE), key, version, data, copied_all=bool(flags & COPIED_ALL))
+    decoded = decoder.decode(bool(flags & RESPONSE), key, version, data, copied_all=bool(flags & COPIED_ALL))
+    shape = decoded.shape()
     assert 0 <= shape.used_bytes <= len(data)
     assert len(shape.mask) == len(data)
     assert all(0 <= measure.offset <= len(data) - measure.width for measure in shape.measures)

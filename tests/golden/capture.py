@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from kafka_probe.agent import _rules
+from kafka_probe.attaching import rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import Programs
 from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
@@ -55,7 +55,7 @@ class Capture:
     ) -> None:
         controller = Cgroups().v1_controller
         options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller, netns=netns)
-        self._programs = Programs.load(BACKEND, BUFFER, options, _rules(), KEPT)
+        self._programs = Programs.load(BACKEND, BUFFER, options, rules(), KEPT)
         self._ports = ports
         self.begin()
 

@@ -100,7 +100,7 @@ class Broker:
         command = java("kafka.Kafka", self._configuration, heap_mb=self._heap_mb, options=tuple(options))
         self._process = start(command, log=self.log)
         try:
-            wait_until(self._is_ready, f"the broker on {self.bootstrap}", timeout_s=60, every_s=0.1)
+            wait_until(self._is_ready, f"the broker on {self.bootstrap}", timeout_s=120, every_s=0.1)
         except LabError as error:
             self.kill()
             raise LabError(f"{error}; its log {self.log} ends with:\n{tail(self.log)}") from None

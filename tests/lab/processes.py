@@ -13,7 +13,10 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 PATIENCE = float(os.environ.get("PATIENCE", "1"))
 _PR_SET_PDEATHSIG = 1
@@ -67,6 +70,18 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
     except subprocess.TimeoutExpired:
         process.kill()
         return process.wait()
+
+
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started without notice: Python and its JVM."""
+    if process.poll() is None:
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):  # it ends with its parent
+                member.kill()
+        psutil.wait_procs(family, timeout=20)
+        process.wait()
 
 
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 30, every_s: float = 0.05) -> None:

@@ -28,6 +28,8 @@ _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 class Agent:
     """`with Agent(directory, flags) as agent:` is an agent from attached to orderly stopped; its log is `log`.
 
+    It listens nowhere unless a flag says where: several of them share this host.
+
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
     """
@@ -64,7 +66,7 @@ class Agent:
     def __enter__(self) -> Self:
         for leftover in (self._ready, self.log, self.output):
             leftover.unlink(missing_ok=True)
-        command: list[str | Path] = [*_AGENT, "--ready-file", self._ready, *self._flags]
+        command: list[str | Path] = [*_AGENT, "--listen", "off", "--ready-file", self._ready, *self._flags]
         self._process = start(command, log=self.log, stdout=self.output, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")
@@ -83,6 +85,23 @@ class Agent:
         if self._process is not None and (status := self._process.poll()) is not None:
             raise LabError(f"the agent ended with status {status}:\n{tail(self.log)}")
         return self._ready.exists()
+
+
+class Watched:
+    """An agent on one port, and what it has told."""
+
+    def __init__(self, directory: Path, port: int, *flags: str) -> None:
+        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), "--interval-s", "0.3", *flags)
+
+    def events(self, **equal: object) -> list[dict[str, Any]]:
+        """The events with these values, the client's before the server's."""
+        *whole, _ = self.agent.output.read_text().split("\n")
+        told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
+        return sorted(told, key=lambda event: str(event.get("side")), reverse=True)
+
+    def wait_for(self, count: int, what: str, **equal: object) -> list[dict[str, Any]]:
+        wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)
+        return self.events(**equal)
 
 
 def run_pipeline(bootstrap: str, directory: Path) -> None:

@@ -30,6 +30,19 @@ def test_a_connection_of_which_one_end_is_watched_says_so_and_an_end_that_comes_
     assert (row["connecting"]["close"]["closed_by"], row["accepting"]["close"]["closed_by"]) == ("local", "peer")
 
 
+def test_the_names_of_a_pod_that_came_after_its_connection_are_those_of_its_end(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(opened(CLIENT))
+    names = {
+        "pod": "orders-7c9f-x2x4z",
+        "labels": {"app": "orders"},
+        "owner_kind": "Deployment",
+        "owner_name": "orders",
+    }
+    row = only(history.batch(closed(CLIENT, workload={"pid": 101, **names}), closed(BROKER)))
+    assert row["connecting"]["workload"].asDict().items() >= names.items()
+
+
 def test_a_close_alone_is_a_connection(spark: SparkSession) -> None:
     row = only(History(spark).batch(closed(BROKER)))
     assert (row["ends"], row["state"]) == ("accepting only", "closed")

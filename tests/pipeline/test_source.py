@@ -26,6 +26,8 @@ def sample(kind: schema.Type) -> object:
             return [sample(element)] * 2
         case schema.Counts():
             return {"3": 4, "-1": 5}
+        case schema.Strings():
+            return {"app": "orders"}
         case _:
             return SAMPLES[kind]
 

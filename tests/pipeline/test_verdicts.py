@@ -66,6 +66,13 @@ CASES = [
         opaque="tls",
     ),
     Case(
+        "a TLS client that closes soon after and lives on, of its end alone",
+        {CLIENT: BY_ITSELF | {**BRIEF, "received_idle_us": 200_000}},
+        "unknown",
+        "may have been a goodbye",
+        opaque="tls",
+    ),
+    Case(
         "a TLS client that ends later than that, of its end alone",
         {CLIENT: BY_ITSELF | {"owner_ended": True, "received_idle_us": 500_000}},
         "normal",

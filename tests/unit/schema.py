@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kafka_probe.events import COMMON, KINDS, SCHEMA_VERSION, Counts, Field, ListOf, Struct, Type
+from kafka_probe.events import COMMON, KINDS, SCHEMA_VERSION, Counts, Field, ListOf, Strings, Struct, Type
 
 _SCALARS = {"string": str, "long": int, "boolean": bool}
 
@@ -54,6 +54,9 @@ def _value(value: object, declared: Type, path: str) -> Iterable[str]:
         case Counts():
             counts = value.items() if isinstance(value, Mapping) else [("", value)]
             yield from (f"{path}: {k!r}: {n!r} is no count" for k, n in counts if (type(k), type(n)) != (str, int))
+        case Strings():
+            texts = value.items() if isinstance(value, Mapping) else [("", value)]
+            yield from (f"{path}: {k!r}: {s!r} is no string" for k, s in texts if (type(k), type(s)) != (str, str))
         case scalar:
             # By its very type: in Python a boolean is an integer, in the schema it is not.
             if type(value) is not _SCALARS[scalar]:

@@ -12,6 +12,7 @@ from kafka_probe import check
 from kafka_probe.check import CAPTURE, Finding, Host, findings, require_capture
 from kafka_probe.config import load
 from kafka_probe.errors import StartError
+from kafka_probe.privileges import Capability
 from tests.lab.processes import free_port
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def host(tmp_path: Path) -> Host:
     """A host that has everything."""
     files = {
         BTF: "...btf_trace_sock_recv_length...btf_trace_sock_send_length...",
-        STATUS: capabilities(check.CAP_SYS_ADMIN),
+        STATUS: capabilities(Capability.SYS_ADMIN),
         "sys/kernel/security/lockdown": "none [integrity] confidentiality\n",
         "proc/mounts": "tmpfs / tmpfs rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n",
         "python/bcc/__init__.py": "raise AssertionError('imported')",
@@ -88,12 +89,12 @@ def test_a_kernel_without_type_information_is_refused(host: Host) -> None:
 
 
 def test_missing_rights_are_refused_with_the_command(host: Host) -> None:
-    write(host.root, STATUS, capabilities(check.CAP_BPF))
+    write(host.root, STATUS, capabilities(Capability.BPF))
     refused(host, "privileges", "sudo kafka-probe")
 
 
 def test_rights_to_load_and_to_trace_are_enough_without_being_root(host: Host) -> None:
-    write(host.root, STATUS, capabilities(check.CAP_BPF, check.CAP_PERFMON))
+    write(host.root, STATUS, capabilities(Capability.BPF, Capability.PERFMON))
     require_capture(host)
 
 

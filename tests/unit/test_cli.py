@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ from click import Command
 from click.testing import CliRunner
 
 from kafka_probe import cli
-from kafka_probe.config import Config, SinkConfig, flag_of, is_secret
+from kafka_probe.config import Config, DaemonConfig, flag_of, is_secret
 from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
 
@@ -83,7 +84,9 @@ def test_no_brokers_for_the_events_is_wrong_use_that_says_what_to_do() -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="gives up root's rights")
-@pytest.mark.parametrize("arguments", [("run", "--sink", "stdout"), ("top",), ("trace",)], ids=lambda a: a[0])
+@pytest.mark.parametrize(
+    "arguments", [("run", "--sink", "stdout", "--listen", "off"), ("top",), ("trace",)], ids=lambda a: a[0]
+)
 def test_without_root_it_does_not_start_and_says_so_in_one_sentence(arguments: tuple[str, ...]) -> None:
     result = probe(*arguments, wrapper=WITHOUT_RIGHTS)
     assert result.returncode == 3
@@ -128,7 +131,7 @@ def test_what_needs_no_capture_loads_neither_bcc_nor_a_client(arguments: tuple[s
     result = probe(*arguments, PYTHONPROFILEIMPORTTIME="1")
     loaded = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     assert "kafka_probe.cli" in loaded
-    assert loaded.isdisjoint({"bcc", "kafka", "rich.live", "numpy"})
+    assert loaded.isdisjoint({"bcc", "kafka", "rich.live", "numpy", "uvicorn", "starlette", "prometheus_client"})
 
 
 def test_every_field_is_a_flag_of_run_except_secrets() -> None:
@@ -138,10 +141,10 @@ def test_every_field_is_a_flag_of_run_except_secrets() -> None:
 
 
 @pytest.mark.parametrize("command", [cli.top, cli.trace])
-def test_what_only_looks_has_no_flag_of_a_sink(command: Command) -> None:
+def test_what_only_looks_has_no_flag_of_a_sink_or_a_server(command: Command) -> None:
     names = {parameter.name for parameter in command.params}
     assert "ports" in names
-    assert names.isdisjoint(SinkConfig.model_fields)
+    assert names.isdisjoint(DaemonConfig.model_fields)
 
 
 @pytest.mark.parametrize("command", ["run", "top", "trace"])
@@ -158,7 +161,7 @@ class Standstill:
         self.sink = sink
         self.stops = 0
 
-    def run(self) -> None:
+    def run(self, *_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         assert self.stops == 1
 
@@ -169,18 +172,25 @@ class Standstill:
         return {"losses": {"ring_full": 0}, "counters": {"events": 7}}
 
 
-def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+@pytest.fixture
+def standstill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is attached, and nobody gives up the capabilities of the tests."""
     monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
+    monkeypatch.setattr("kafka_probe.attaching.attached", lambda _config: nullcontext((None, None)))
+
+
+@pytest.mark.usefixtures("standstill")
+def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts() -> None:
+    before = signal.getsignal(signal.SIGTERM)
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert result.exit_code == 0, result.output
     assert result.stderr == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_the_daemon_logs_its_counts_in_the_form_of_its_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
-    result = CliRunner().invoke(cli.commands, ["run", "--sink", "stdout", "--log-format", "json"])
+@pytest.mark.usefixtures("standstill")
+def test_the_daemon_logs_its_counts_in_the_form_of_its_log() -> None:
+    result = CliRunner().invoke(cli.commands, ["run", "--sink", "stdout", "--listen", "off", "--log-format", "json"])
     assert result.exit_code == 0, result.output
     assert [orjson.loads(line)["message"] for line in result.stderr.splitlines()] == [
         "losses: none",
@@ -191,11 +201,10 @@ def test_the_daemon_logs_its_counts_in_the_form_of_its_log(monkeypatch: pytest.M
 def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[float] = []
 
-    class Refusing(Standstill):
-        def run(self) -> None:
-            raise StartError("No.")
+    def refuse(_config: Config) -> None:
+        raise StartError("No.")
 
-    monkeypatch.setattr("kafka_probe.agent.Agent", Refusing)
+    monkeypatch.setattr("kafka_probe.attaching.attached", refuse)
     monkeypatch.setattr(StdoutSink, "close", lambda _, timeout_s: closed.append(timeout_s))
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert isinstance(result.exception, StartError)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from kafka_probe.config import Config, RequestEvents, flag_of, is_secret, load, markdown, variable_of
+from kafka_probe.config import Address, Config, RequestEvents, flag_of, is_secret, load, markdown, variable_of
 from kafka_probe.errors import UsageError
 
 
@@ -55,6 +55,32 @@ def test_variables_of_unknown_name_are_left_alone_and_empty_ones_count_as_unset(
 )
 def test_ports_are_numbers_in_any_form_or_auto(written: object, ports: object) -> None:
     assert load({"ports": written}).ports == ports
+
+
+@pytest.mark.parametrize(
+    ("written", "loopback"),
+    [
+        ("127.0.0.1:9465", True),
+        ("127.8.0.1:1", True),
+        ("[::1]:65535", True),
+        ("localhost:9465", True),
+        ("0.0.0.0:9465", False),
+        ("[::]:9465", False),
+        ("[::ffff:127.0.0.1]:9465", False),
+        ("10.0.0.1:9465", False),
+        ("localhost.example:9465", False),
+    ],
+)
+def test_an_address_to_listen_on_is_read_and_written_in_one_form(written: str, loopback: bool) -> None:
+    address = load({"listen": written}).listen
+    assert isinstance(address, Address)
+    assert str(address) == written
+    assert address.loopback is loopback
+
+
+def test_listening_may_be_off_and_is_on_for_this_host_only() -> None:
+    assert load({"listen": "off"}).listen == "off"
+    assert load({}).listen == Address("127.0.0.1", 9465)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +146,12 @@ def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
         ("topic", "not a topic", "match pattern"),
         ("topic_partitions", "0", "greater than 0"),
         ("node", "", "at least 1 character"),
+        ("listen", "9465", "host:port"),
+        ("listen", ":9465", "host:port"),
+        ("listen", "127.0.0.1:0", "host:port"),
+        ("listen", "::1:9465", "host:port"),
+        ("listen_token", "", "at least 1"),
+        ("metrics_series", "0", "greater than 0"),
     ],
 )
 def test_a_value_that_cannot_be_used_names_its_flag(name: str, value: str, reason: str) -> None:
@@ -182,7 +214,7 @@ def test_the_table_for_the_docs_has_a_row_for_every_field() -> None:
         assert len(row.replace("\\|", "").split("|")) == 8
 
 
-def test_secrets_are_exactly_the_fields_with_a_password() -> None:
+def test_secrets_are_exactly_the_fields_with_a_password_or_a_token() -> None:
     secret = {name for name, field in Config.model_fields.items() if is_secret(field)}
-    assert secret == {name for name in Config.model_fields if "password" in name}
+    assert secret == {name for name in Config.model_fields if "password" in name or "token" in name}
     assert isinstance(load({"ssl_password": "x"}).ssl_password, SecretStr)

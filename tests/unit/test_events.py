@@ -87,6 +87,7 @@ def test_a_kind_declares_each_name_once(kind: str) -> None:
         ({"kind": "flow", "internal": 1}, "flow.internal: 1 is no boolean"),
         ({"kind": "flow", "requests": True}, "flow.requests: True is no long"),
         ({"kind": "flow", "errors": {3: 1}}, "flow.errors: 3: 1 is no count"),
+        ({"kind": "flow", "workload": {"labels": {"app": 1}}}, "flow.workload.labels: 'app': 1 is no string"),
         ({"kind": "flow", "topics": {"topic": "orders"}}, "flow.topics: {'topic': 'orders'} is no list"),
         ({"kind": "flow", "topics": [{"name": "orders"}]}, "flow.topics[0].name is not declared"),
         ({"kind": "close", "client": {"library": "java"}}, "close.client.library is not declared"),

@@ -18,7 +18,7 @@ def flow(**fields: object) -> dict[str, Any]:
     return {
         "kind": "flow",
         "side": "accepting",
-        "workload": {"pid": 7, "comm": "java", "container_id": "c0ffee" * 10},
+        "workload": {"pid": 7, "comm": "java", "container_id": "c0ffee42" * 8},
         "client": {"id": "billing", "software_name": "librdkafka", "software_version": "2.5"},
         "api": "Produce",
         "api_version": 9,
@@ -54,7 +54,7 @@ def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
             "SIDE": "accepting",
             "PID": "7",
             "COMM": "java",
-            "CONTAINER": "c0ffeec0ffee",
+            "CONTAINER": "c0ffee42c0ff",
             "CLIENT": "billing",
             "LIBRARY": "librdkafka 2.5",
             "API": "Produce v9",
@@ -99,11 +99,11 @@ def test_the_busiest_row_is_first() -> None:
 
 def test_a_pod_or_else_a_unit_stands_where_the_container_does() -> None:
     pod, unit = shown(
-        flow(requests=20, workload={"pod": "billing-0", "container_id": "ab"}),
-        flow(workload={"unit": "x.service"}),
+        flow(requests=20, workload={"pod": "billing-7c9f-x2x4z", "container_id": "ab" * 32}),
+        flow(workload={"unit": "kafka-broker.service"}),
         agent(),
     )
-    assert (pod["CONTAINER"], unit["CONTAINER"]) == ("billing-0", "x.service")
+    assert (pod["CONTAINER"], unit["CONTAINER"]) == ("billing-7c9f-x2x4z", "kafka-broker.service")
 
 
 def test_what_is_unknown_is_a_dash_and_what_is_the_agents_own_says_so() -> None:

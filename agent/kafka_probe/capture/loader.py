@@ -35,6 +35,7 @@ class Loaded:
     """Attached programs. maps: descriptors in the order of MAPS; instructions: what the verifier went through."""
 
     maps: list[int]
+    programs: list[int]
     links: list[int]
     instructions: dict[str, int]
 
@@ -59,7 +60,7 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
         programs.append((hook, load_program(hook, linked, btf)))
     links = [attach(hook, program) for hook, program in programs]
     instructions = {hook.program: program.instructions for hook, program in programs}
-    return Loaded([maps[name] for name in MAPS], links, instructions)
+    return Loaded([maps[name] for name in MAPS], [program.fd for _, program in programs], links, instructions)
 
 
 def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kept: Path | None) -> tuple[str, Loaded]:
@@ -93,7 +94,7 @@ def main() -> None:
         except StartError as error:
             agent.sendall(str(error).encode())
             sys.exit(error.exit_code)
-        socket.send_fds(agent, [answer.encode()], [*loaded.maps, *loaded.links])
+        socket.send_fds(agent, [answer.encode()], [*loaded.maps, *loaded.programs, *loaded.links])
 
 
 if __name__ == "__main__":

@@ -44,15 +44,15 @@ class Programs:
     backend: which one was taken; refused: why not those before it; instructions: what the verifier went through.
     """
 
-    def __init__(
-        self, answer: dict[str, Any], maps: list[int], links: list[int], buffer: RingBuffer | PerfBuffers
-    ) -> None:
+    def __init__(self, answer: dict[str, Any], descriptors: list[int], buffer: RingBuffer | PerfBuffers) -> None:
+        """descriptors: the maps, then the programs, then as many links."""
         self.backend: str = answer["backend"]
         self.refused: dict[str, str] = answer["refused"]
         self.instructions: dict[str, int] = answer["instructions"]
         self.buffer = buffer
-        self._maps = maps
-        self._links = links
+        self._maps, rest = descriptors[:_MAPS], descriptors[_MAPS:]
+        self._programs, self._links = rest[: len(rest) // 2], rest[len(rest) // 2 :]
+        self._statistics: list[int] = []  # what makes the kernel measure, if anything does
         self._per_cpu = ctypes.create_string_buffer(8 * _possible_cpus())
 
     @classmethod
@@ -65,15 +65,27 @@ class Programs:
             with ExitStack() as unless_loaded:
                 perf = PerfBuffers(options.ring_bytes)
                 unless_loaded.callback(perf.close)
-                answer, maps, links = _attach(backend, replace(options, perf_buffers=perf.descriptors), rules, kept)
+                answer, descriptors = _attach(backend, replace(options, perf_buffers=perf.descriptors), rules, kept)
                 unless_loaded.pop_all()
-            return cls(answer, maps, links, perf)
-        answer, maps, links = _attach(backend, options, rules, kept)
-        return cls(answer, maps, links, RingBuffer(maps[0], options.ring_bytes))
+            return cls(answer, descriptors, perf)
+        answer, descriptors = _attach(backend, options, rules, kept)
+        return cls(answer, descriptors, RingBuffer(descriptors[0], options.ring_bytes))
 
     def counters(self) -> dict[str, int]:
         """All kernel counters by name, summed over the CPUs."""
         return {name: self._counter(index) for index, name in enumerate((*COUNTERS, *LOSSES))}
+
+    def measure(self) -> str:
+        """From now on, until `close`, the kernel measures the run time. Returns why not, empty if it does."""
+        try:
+            self._statistics.append(bpf.enable_run_time())
+        except OSError as error:
+            return str(error.strerror)
+        return ""
+
+    def run_time_ns(self) -> int | None:
+        """How long all programs ran since `measure`; None if nobody measures."""
+        return sum(map(bpf.run_time_ns, self._programs)) if self._statistics else None
 
     def detach(self) -> None:
         """Stop capturing."""
@@ -84,8 +96,9 @@ class Programs:
         """Detach and free everything."""
         self.detach()
         self.buffer.close()
-        while self._maps:
-            os.close(self._maps.pop())
+        for held in (self._maps, self._programs, self._statistics):
+            while held:
+                os.close(held.pop())
 
     def _counter(self, index: int) -> int:
         bpf.read_map(self._maps[_COUNTERS], struct.pack("<I", index), self._per_cpu)
@@ -94,8 +107,8 @@ class Programs:
 
 def _attach(
     backend: str, options: Options, rules: Iterable[Rule], kept: Path | None
-) -> tuple[dict[str, Any], list[int], list[int]]:
-    """What the loader's process answers, and the descriptors of maps and of what is attached."""
+) -> tuple[dict[str, Any], list[int]]:
+    """What the loader's process answers, and the descriptors of maps, programs and links."""
     backends = ORDER if backend == "auto" else (backend,)
     request = {
         "backends": backends,
@@ -117,7 +130,7 @@ def _attach(
         theirs.close()
         message, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, _MOST_DESCRIPTORS)
     if loader.returncode == 0:
-        return json.loads(message), descriptors[:_MAPS], descriptors[_MAPS:]
+        return json.loads(message), descriptors
     said = loader.stderr.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
     reason = message.decode() or f"the loader ended with status {loader.returncode}"
     raise StartError(reason if not said else f"{reason} ({' / '.join(said)})")

@@ -13,23 +13,12 @@ import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, Flag
 from kafka_probe.connections import joining
-from kafka_probe.connections.joining import Joined
-from kafka_probe.protocol.decoder import walks_for
+from kafka_probe.protocol.decoder import Walks
 from kafka_probe.protocol.facts import Kind, Shape, Status
-from kafka_probe.protocol.measures import Rows
-from kafka_probe.protocol.shapes import (
-    WORD_BYTES,
-    Codes,
-    Lengths,
-    ShapeTable,
-    code_of,
-    decode_code,
-    groups,
-    keys_of,
-)
+from kafka_probe.protocol.measures import Bytes, Integers
+from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
 
 Records = npt.NDArray[Any]
-Integers = npt.NDArray[np.int64]
 
 LOSSES = {
     **joining.LOSSES,
@@ -62,9 +51,13 @@ class FrameReader:
 
     def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
         """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
-        self._table = ShapeTable(partial(decode_code, walks=walks_for(kinds)))
+        self._table = ShapeTable(partial(decode_code, walks=Walks(kinds)))
         self._joiner = joining.Joiner()
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
+
+    def ask(self, kinds: Iterable[Kind] = Kind) -> None:
+        """From now on read these measures."""
+        self._table.start_anew(partial(decode_code, walks=Walks(kinds)))
 
     @property
     def losses(self) -> dict[str, int]:
@@ -90,50 +83,27 @@ class FrameReader:
 
     def _read(self, records: Records) -> Iterator[Frames]:
         alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
-        if alone.all():
-            yield from self._short(records)
-            return
-        yield from self._short(records[alone])
-        yield from self._long(self._joiner.join(records[~alone]))
+        index = np.flatnonzero(alone)
+        codes, lengths = _codes(records)[index], records["size"][index].astype(np.int64)
+        yield from self._match(records, index, codes, records["data"].ravel(), index * DATA_BYTES, lengths)
+        if len(index) < len(records):
+            joined = self._joiner.join(records.take(np.flatnonzero(~alone)))
+            codes, index = _codes(joined.lasts), np.arange(len(joined.lasts))
+            yield from self._match(joined.firsts, index, codes, joined.data, joined.starts, joined.lengths)
 
-    def _short(self, records: Records) -> Iterator[Frames]:
-        """Frames of one record each."""
-        data = np.ascontiguousarray(records["data"])
-        yield from self._match(records, np.arange(len(records)), _codes(records), data, records["size"])
-
-    def _long(self, joined: Joined) -> Iterator[Frames]:
-        """Frames of several records each, those of one code and length together."""
-        codes = _codes(joined.lasts)
-        padded = np.append(joined.data, np.zeros(joined.lengths.max(initial=0) + WORD_BYTES, np.uint8))
-        for members in groups(keys_of(codes, joined.lengths)):
-            width = -(-int(joined.lengths[members[0]]) // WORD_BYTES) * WORD_BYTES
-            rows = np.lib.stride_tricks.sliding_window_view(padded, width)[joined.starts[members]]
-            yield from self._match(joined.firsts, members, codes[members], rows, joined.lengths[members])
-
-    def _match(self, batch: Records, index: Integers, codes: Codes, data: Rows, lengths: Lengths) -> Iterator[Frames]:
-        ids = self._table.match(codes, data, lengths)
-        for members in groups(ids):
-            shape_id = int(ids[members[0]])
-            shape = self._table.shape(shape_id)
-            rows = data if len(members) == len(data) else data[members]
-            values = self._table.values(shape_id, rows) if shape.measures else _no_values(len(members))
+    def _match(
+        self, batch: Records, index: Integers, codes: Codes, data: Bytes, starts: Integers, lengths: Integers
+    ) -> Iterator[Frames]:
+        for shape, members, values in self._table.match(codes, data, starts, lengths):
             yield Frames(shape, batch, index[members], values)
 
 
 def _codes(records: Records) -> Codes:
     """The code of each frame, (n,), by its last record."""
-    flags = records["flags"].astype(np.uint64)
-    codes: Codes = (
-        (flags & Flag.RESPONSE) // Flag.RESPONSE * code_of(True, 0, 0, False)
-        + (1 - (flags & Flag.CUT) // Flag.CUT) * code_of(False, 0, 0, True)
-        + (records["api_key"].astype(np.uint64) << 16)
-        + records["api_version"]
-    )
+    codes: Codes = _BY_FLAGS[records["flags"]] | records["api_key"].astype(np.uint64) << 16 | records["api_version"]
     return codes
 
 
-def _no_values(frames: int) -> Integers:
-    return np.empty((frames, 0), np.int64)
-
-
-assert DATA_BYTES % WORD_BYTES == 0
+_BY_FLAGS = np.array(
+    [code_of(bool(flags & Flag.RESPONSE), 0, 0, copied_all=not flags & Flag.CUT) for flags in range(256)], np.uint64
+)

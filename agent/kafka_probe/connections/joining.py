@@ -23,6 +23,7 @@ LOSSES = {"frame_incomplete": "frames that lost one of their records, and are no
 
 # As plain numbers: an enum's own operators take longer than all that is done with a record.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
+_PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # as wide as a size: compared as they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Joiner:
     def join(self, records: Records) -> Joined:
         """The frames that these records complete; records: (n,), at least one."""
         size = records["size"]
-        data = records["data"][np.arange(DATA_BYTES) < size[:, np.newaxis]]
+        data = records["data"][size[:, np.newaxis] > _PLACES]
         ends = size.cumsum(dtype=np.int64)
         first, last = _runs(records)
         starts, stops = ends[first] - size[first], ends[last]
@@ -74,7 +75,8 @@ class Joiner:
         if self._begun or not whole.all():
             # Where something is unfinished, or will be, the order of a stream's records tells what was lost.
             whole &= ~np.isin(streams, np.append(streams[~whole], np.array([*self._begun], np.uint64)))
-        at_once = Joined(records[first[whole]], records[last[whole]], data, starts[whole], (stops - starts)[whole])
+        firsts, lasts = records.take(first[whole]), records.take(last[whole])
+        at_once = Joined(firsts, lasts, data, starts[whole], (stops - starts)[whole])
         if whole.all():
             return at_once
         completed = []

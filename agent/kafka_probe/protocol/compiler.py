@@ -1,9 +1,8 @@
 """Turns a plan into one Python function that walks over the data of a frame: a walk by tables takes six times as long.
 
-The function takes (data, end, mask) and returns where it stopped and what it found, (at, place, malformed, found);
-place is None at the plan's end. The mask comes as all ones, and is zero afterwards where bytes that were walked over do
-not decide. A field that the data's end cuts raises IndexError or struct.error inside of it, a value that cannot be
-raises ValueError; the line that raised says which field it was.
+The function takes (data, end) and returns where it stopped and what it found, (at, place, malformed, said, located,
+skipped), see found.py; place is None at the plan's end. A field that the data's end cuts raises IndexError or
+struct.error inside of it, a value that cannot be raises ValueError; the line that raised says which field it was.
 
 What a frame can cost is bounded by its data, whatever lengths and counts it claims: nothing is read beyond `end`, a
 string is taken or skipped only if it ends before that, and an array's elements are walked one by one until the data
@@ -13,14 +12,15 @@ ends, each of which takes at least one byte. So a walk's loops turn at most as o
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol import wire
-from kafka_probe.protocol.facts import Encoding, Fact, Kind, SetStatus
-from kafka_probe.protocol.found import Found
+from kafka_probe.protocol.facts import Encoding, Fact, Kind, RecordSet, SetStatus, TopicFacts
+from kafka_probe.protocol.found import Block, Located, Said, Skipped
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
 
@@ -44,42 +44,54 @@ class Place(NamedTuple):
         return ".".join(path)
 
 
-Walk = Callable[[bytes, int, bytearray], tuple[int, Place | None, bool, Found]]
+Walk = Callable[[bytes, int], tuple[int, Place | None, bool, Said, list[Located], list[Skipped]]]
 
 
 def compiled(steps: tuple[Step, ...], kinds: Collection[Kind] = frozenset(Kind)) -> Walk:
     """The walk of a plan's steps; of record sets it takes the measures of these kinds."""
     writer = _Writer(kinds)
     writer.steps(steps)
-    namespace: dict[str, Any] = {**_NAMES, "PLACES": writer.places}
+    namespace: dict[str, Any] = {**_NAMES, **writer.constants, "PLACES": writer.places}
     exec("\n".join([_HEAD, *writer.lines, _TAIL]), namespace)
     walk: Walk = namespace["walk"]
     return walk
 
 
 _HEAD = """\
-def walk(data, end, mask):
-    values, errors, topics, forgotten, record_sets, measures = found = [], [], [], [], [], []
+def walk(data, end):
+    values = []; errors = []; topics = []; forgotten = []; record_sets = []; located = []; skipped = []
+    place = into = None
+    malformed = False
     at = 0
     try:
         t = -1"""
+_BEGIN_TOPIC = "name = topic_id = None; partitions = []; topic_errors = []"
+_END_TOPIC = "into.append(new(TopicFacts, (name, topic_id, tuple(partitions), tuple(topic_errors)))); into = None"
 _TAIL = f"""\
     except (IndexError, StructError, ValueError) as stop:
         place = PLACES[stop.__traceback__.tb_lineno - {_HEAD.count(chr(10)) + 2}]
-        return at, place, isinstance(stop, ValueError), found
-    return at, None, False, found
+        malformed = isinstance(stop, ValueError)
+        if into is not None: {_END_TOPIC}
+        for each in topics, forgotten:
+            if each[-1:] == UNNAMED: del each[-1]
+    said = tuple(values), counted(errors) if errors else (), tuple(topics), tuple(forgotten), tuple(record_sets)
+    return at, place, malformed, said, located, skipped
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
+_OF_RECORDS = {Kind.RECORDS: "records", Kind.BATCHES: "batches"}
+_OF_PRODUCER = {Kind.BATCH_PRODUCER_ID: "producer_id", Kind.BATCH_PRODUCER_EPOCH: "producer_epoch"}
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
-    "SIGNED": Encoding.SIGNED,
+    "new": tuple.__new__,
+    "counted": lambda errors: tuple(sorted(Counter(errors).items())),
+    "TopicFacts": TopicFacts,
+    "RecordSet": RecordSet,
     "NO_ID": bytes(16),
-    "COMPACT": Encoding.COMPACT_LENGTH,
+    "UNNAMED": [(None, None, (), ())],  # the frame ended before it named its last topic
     "COUNTED": (SetStatus.COUNTED.value, SetStatus.PARTIAL.value),
-    **{name: getattr(wire, name) for name in ("STUB_MASK", "uvarint", "skip_tags")},
+    **{name: getattr(wire, name) for name in ("uvarint", "skip_tags")},
     **{f"int_{code}": struct.Struct(f">{code}").unpack_from for code in _CODES.values()},
     **{f"F_{fact.name}": fact for fact in Fact},
-    **{f"K_{kind.name}": kind for kind in Kind},
 }
 
 
@@ -90,6 +102,7 @@ class _Writer:
         self._kinds = kinds
         self.lines: list[str] = []
         self.places: list[Place] = []
+        self.constants: dict[str, object] = {}
         self._path: tuple[str, ...] = ()
         self._depth = 2
         self._error_waits = False  # for the index of its partition
@@ -111,15 +124,15 @@ class _Writer:
                 self._measure(step, step.role)
             case Part.PARTITION_INDEX:
                 self._number("p", step)
-                self._line("topic[2].append(p)")
+                self._line("partitions.append(p)")
                 if self._error_waits:
-                    self._line("if n: topic[3].append((p, n))")
+                    self._line("if n: topic_errors.append((p, n))")
                     self._error_waits = False
             case Part.ERROR:
                 self._error(step)
             case Part.TOPIC_ID:
                 self._uuid()
-                self._line("if raw != NO_ID: topic[1] = raw.hex()")
+                self._line("if raw != NO_ID: topic_id = raw.hex()")
             case Fact() if step.size == 16:
                 self._uuid()
                 self._line(f"values.append((F_{step.role.name}, raw.hex()))")
@@ -135,9 +148,9 @@ class _Writer:
                 self._skip_n()
                 return
             case Part.TOPIC:
-                use = f"topics.append([{text}, None, [], []]); t += 1"
+                use = f"topics.append(new(TopicFacts, ({text}, None, (), ()))); t += 1"
             case Part.TOPIC_NAME:
-                use = f"topic[0] = {text}"
+                use = f"name = {text}"
             case role:
                 use = f"values.append((F_{role.name}, {text}))"
         with self._block("if n >= 0:"):
@@ -150,30 +163,26 @@ class _Writer:
         self._length(step.size)
         with self._block("if n > 0:"):
             self._line(f"if at + {wire.STUB_BYTES} > end: raise IndexError")
-            # The length is a measure: it decides only by being above 0 (see Shape), and a varint by its own width.
-            length = r"b'\0'" if step.size else r"b'\x80'"
-            self._set("SIGNED" if step.size else "COMPACT")
+            self._set(Encoding.SIGNED if step.size else Encoding.COMPACT_LENGTH)
             self._line(f"at += {wire.STUB_BYTES}")
-            self._line(f"mask[start:at] = {length} * (at - start - {wire.STUB_BYTES}) + STUB_MASK")
 
-    def _set(self, length: str) -> None:
-        """A record set whose length stands at `start`, and whose stub at `at`."""
+    def _set(self, length: Encoding) -> None:
+        """A record set whose length stands from `start` on, and whose stub from `at` on."""
         magic, _ = wire.STUB_FIELDS["magic"]
         self._line(f"magic, codec, status, flags = data[at + {magic} : at + {magic + 4}]")
-        self._line("record_sets.append((t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0))")
-        self._line(f"measures.append((K_RECORD_BYTES, t, p, start, at - start, {length}))")
-        self._set_numbers("if status in COUNTED:", records=Kind.RECORDS, batches=Kind.BATCHES)
-        producer = {"producer_id": Kind.BATCH_PRODUCER_ID, "producer_epoch": Kind.BATCH_PRODUCER_EPOCH}
-        self._set_numbers(f"if magic == {wire.WITH_PRODUCER} and status in COUNTED:", **producer)
+        self._line("record_sets.append(new(RecordSet, (t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0)))")
+        bare, counted, with_producer = (
+            self._constant(Block(Kind.RECORD_BYTES, length, self._of_stub(fields)))
+            for fields in ({}, _OF_RECORDS, _OF_RECORDS | _OF_PRODUCER)
+        )
+        if_counted = f"{with_producer} if magic == {wire.WITH_PRODUCER} else {counted}"
+        self._line(f"located.append((({if_counted}) if status in COUNTED else {bare}, t, p, start, at))")
         if Kind.UNCOUNTED_BYTES in self._kinds:
-            uncounted = f"measures.append((K_UNCOUNTED_BYTES, t, p, start, at - start, {length}))"
-            self._line(f"if status not in COUNTED: {uncounted}")
+            uncounted = self._constant(Block(Kind.UNCOUNTED_BYTES, length))
+            self._line(f"if status not in COUNTED: located.append(({uncounted}, t, p, start, at))")
 
-    def _set_numbers(self, head: str, **fields: Kind) -> None:
-        places = [(kind, *wire.STUB_FIELDS[name]) for name, kind in fields.items() if kind in self._kinds]
-        if places:
-            numbers = [f"(K_{kind.name}, t, p, at + {offset}, {width}, SIGNED)" for kind, offset, width in places]
-            self._line(f"{head} measures += [{', '.join(numbers)}]")
+    def _of_stub(self, fields: dict[Kind, str]) -> tuple[tuple[Kind, int, int], ...]:
+        return tuple((kind, *wire.STUB_FIELDS[name]) for kind, name in fields.items() if kind in self._kinds)
 
     def array(self, step: Step) -> None:
         (element,) = step.inner
@@ -182,20 +191,24 @@ class _Writer:
             self._line(f"n *= {element.size}")
             self._skip_n()
             return
-        with self._block("for _ in range(n):"):
+        left = f"left_{self._depth}"
+        self._line(f"{left} = n")
+        with self._block(f"while {left} > 0:"):
+            self._line(f"{left} -= 1")
             _WRITERS[element.form](self, element)
 
     def struct(self, step: Step) -> None:
-        for scope in step.opens:
-            if scope is Scope.TOPIC:
-                self._line("topic = [None, None, [], []]; topics.append(topic); t += 1")
-            elif scope is Scope.FORGOTTEN:
-                self._line("topic = [None, None, [], []]; forgotten.append(topic)")
+        if Scope.TOPIC in step.opens:
+            self._line(f"into = topics; {_BEGIN_TOPIC}; t += 1")
+        elif Scope.FORGOTTEN in step.opens:
+            self._line(f"into = forgotten; {_BEGIN_TOPIC}")
         if Scope.PARTITION in step.opens:
             roles = [member.role for member in step.inner]
             index = roles.index(Part.PARTITION_INDEX)
             self._error_waits = Part.ERROR in roles[:index]
         self.steps(step.inner)
+        if Scope.TOPIC in step.opens or Scope.FORGOTTEN in step.opens:
+            self._line(_END_TOPIC)
 
     def nullable_struct(self, step: Step) -> None:
         self._line("n = data[at]; at += 1")
@@ -204,7 +217,7 @@ class _Writer:
 
     def tags(self, step: Step) -> None:
         if not step.inner:
-            self._line("if data[at]: at = skip_tags(data, at, mask)")
+            self._line("if data[at]: at = skip_tags(data, at, skipped)")
             self._line("else: at += 1")
             return
         self._line("n, at = uvarint(data, at)")
@@ -218,11 +231,16 @@ class _Writer:
                 with self._block(f"{'el' * bool(place)}if n == {field.tag}:"):
                     self.steps((field,))
             self._line(f"if at > {stop}: raise ValueError")
-            self._line(f"mask[at:{stop}] = bytes({stop} - at); at = {stop}")
+            self._line(f"skipped.append((at, {stop})); at = {stop}")
 
     def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = (), *, decides: bool = True) -> None:
         self.lines.append("    " * self._depth + text)
         self.places.append(Place(self._path, skipped, decides))
+
+    def _constant(self, value: object) -> str:
+        name = f"C{len(self.constants)}"
+        self.constants[name] = value
+        return name
 
     @contextmanager
     def _inside(self, name: str) -> Iterator[None]:
@@ -237,20 +255,15 @@ class _Writer:
         yield
         self._depth -= 1
 
-    def _ignore(self, size: int, skipped: tuple[tuple[str, int], ...] = ()) -> None:
-        """So many bytes that do not decide must be there."""
-        self._line(f"if at + {size} > end: raise IndexError", skipped, decides=False)
-        self._line(f"mask[at : at + {size}] = {bytes(size)!r}")
-
     def _skip(self, *fields: tuple[str, int]) -> None:
         size = sum(size for _, size in fields)
-        self._ignore(size, fields)
-        self._line(f"at += {size}")
+        self._line(f"if at + {size} > end: raise IndexError", fields, decides=False)
+        self._line(f"skipped.append((at, at + {size})); at += {size}")
 
     def _skip_n(self) -> None:
         with self._block("if n > 0:"):
             self._line("if at + n > end: raise IndexError")
-            self._line("mask[at : at + n] = bytes(n); at += n")
+            self._line("skipped.append((at, at + n)); at += n")
 
     def _length(self, size: int) -> None:
         """A length or count, -1 for null. Null is accepted where Kafka's definition does not allow it."""
@@ -277,12 +290,13 @@ class _Writer:
                 self._line("if n: errors.append(n)")
             case scope:
                 partition = "p" if scope is Scope.PARTITION else "-1"
-                self._line(f"if n: errors.append(n); topic[3].append(({partition}, n))")
+                self._line(f"if n: errors.append(n); topic_errors.append(({partition}, n))")
 
     def _measure(self, step: Step, kind: Kind) -> None:
         topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
-        self._ignore(step.size)
-        self._line(f"measures.append((K_{kind.name}, {topic}, {partition}, at, {step.size}, SIGNED))")
+        self._line(f"if at + {step.size} > end: raise IndexError", decides=False)
+        block = self._constant(Block(kind, Encoding.SIGNED))
+        self._line(f"located.append(({block}, {topic}, {partition}, at, at + {step.size}))")
         self._line(f"at += {step.size}")
 
     def _session_epoch(self) -> None:
@@ -290,8 +304,8 @@ class _Writer:
         self._line("n, = int_i(data, at)")
         with self._block("if n > 0:"):
             self._line("values.append((F_SESSION_EPOCH, 1))")
-            self._line("measures.append((K_SESSION_EPOCH, -1, -1, at, 4, SIGNED))")
-            self._line("mask[at : at + 4] = bytes(4)")
+            block = self._constant(Block(Kind.SESSION_EPOCH, Encoding.SIGNED))
+            self._line(f"located.append(({block}, -1, -1, at, at + 4))")
         self._line("else: values.append((F_SESSION_EPOCH, n))")
         self._line("at += 4")
 

@@ -1,47 +1,76 @@
-"""Reads the measures of a shape out of many frames at once."""
+"""Reads measures out of many frames at once, whatever their shapes are, and the rows of bytes that this takes."""
 
 from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.protocol.facts import Encoding, Measure
 
-Rows = npt.NDArray[np.uint8]
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 
-_LOW_7_BITS = np.arange(256) & 0x7F
+WORD_BYTES = 8
+# The bits of a varint that are its value's, by its width: 7 of each byte.
+_SEVENS = np.array([0x7F7F7F7F7F & (1 << 8 * width) - 1 for width in range(6)])
+# Numbers that are read in one go: arrays of more come page by page from the kernel, which takes as long as the reading.
+_AT_ONCE = 1 << 14
 
 
-class MeasureReader:
-    """Reads all measures of one width and encoding together."""
+def windows(data: Bytes, starts: Integers, width: int) -> Words:
+    """So many bytes of the data, a multiple of 8, from each start on: (k,) to (k, width / 8)."""
+    items: npt.NDArray[np.void] = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
+    return items[starts].view(np.uint64).reshape(-1, width // WORD_BYTES)
 
-    def __init__(self, measures: tuple[Measure, ...]) -> None:
-        self._count = len(measures)
-        columns: dict[tuple[int, Encoding], list[int]] = {}
-        for column, measure in enumerate(measures):
-            columns.setdefault((measure.width, measure.encoding), []).append(column)
-        self._blocks = []
-        for (width, encoding), block in columns.items():
-            offsets = np.array([measures[column].offset for column in block])
-            # A big-endian integer is read as it stands; of a varint each byte gives 7 bits, the lowest first.
-            reading = np.dtype(f">i{width}") if encoding is Encoding.SIGNED else 1 << 7 * np.arange(width)
-            self._blocks.append((_as_slice(block), offsets[:, np.newaxis] + np.arange(width), reading))
 
-    def read(self, rows: Rows) -> Integers:
-        """(k, W) uint8 rows of data to (k, measures) int64."""
-        values = np.empty((len(rows), self._count), np.int64)
-        for columns, places, reading in self._blocks:
-            raw = rows.take(places, axis=1)
-            if isinstance(reading, np.dtype):
-                values[:, columns] = raw.view(reading)[..., 0]
-            else:
-                values[:, columns] = _LOW_7_BITS.take(raw) @ reading - 1
+class Numbers:
+    """Where the measures of shapes stand, or some of them; the shapes count up from 0."""
+
+    def __init__(self) -> None:
+        self._firsts, self._counts = array("q"), array("q")  # of each shape
+        self._offsets, self._widths, self._compact = array("q"), array("b"), array("b")  # of each measure
+
+    def add(self, measures: Iterable[Measure]) -> None:
+        """Those of the next shape."""
+        self._firsts.append(len(self._offsets))
+        for measure in measures:
+            self._offsets.append(measure.offset)
+            self._widths.append(measure.width)
+            self._compact.append(measure.encoding is Encoding.COMPACT_LENGTH)
+        self._counts.append(len(self._offsets) - self._firsts[-1])
+
+    def counts(self, shapes: Integers) -> Integers:
+        """How many measures each frame has, by its shape, (k,)."""
+        counts: Integers = np.asarray(self._counts)[shapes]
+        return counts
+
+    def read(self, shapes: Integers, data: Bytes, starts: Integers) -> Integers:
+        """The measures of frames of these shapes, (k,), all of one frame before those of the next.
+
+        data: at least 7 bytes longer than the frames, which begin at `starts`, (k,).
+        """
+        counts = self.counts(shapes)
+        total = counts.sum()
+        if total > _AT_ONCE and len(shapes) > 1:
+            halves = np.array_split(shapes, 2), np.array_split(starts, 2)
+            return np.concatenate([self.read(some, data, begin) for some, begin in zip(*halves, strict=True)])
+        if total == 0:
+            return np.empty(0, np.int64)
+        which = (np.asarray(self._firsts)[shapes] - counts.cumsum() + counts).repeat(counts)
+        which += np.arange(total)
+        places = starts.repeat(counts)
+        places += np.asarray(self._offsets)[which]
+        words = windows(data, places, WORD_BYTES)[:, 0]
+        widths: npt.NDArray[Any] = np.asarray(self._widths)[which]
+        values: Integers = words.view(">i8") >> 8 * (WORD_BYTES - widths)
+        compact = np.flatnonzero(np.asarray(self._compact)[which])
+        if len(compact):
+            widths = widths[compact]
+            sevens = words[compact].view("<i8") & _SEVENS[widths]
+            values[compact] = sum(sevens >> place & 0x7F << 7 * place for place in range(widths.max())) - 1
         return values
-
-
-def _as_slice(columns: list[int]) -> slice | list[int]:
-    """Evenly spaced columns as a slice, which NumPy assigns to several times faster: most measures come in a rhythm."""
-    step = columns[1] - columns[0] if len(columns) > 1 else 1
-    evenly = range(columns[0], columns[-1] + 1, step)
-    return slice(evenly.start, evenly.stop, evenly.step) if list(evenly) == columns else columns

@@ -1,31 +1,33 @@
 """Matches many frames at once against the shapes seen before; only what is new is decoded.
 
-Frames are grouped by code (direction, API, version, copied_all) and length. Within a group every known layout, a mask
-with the places of what must be above 0, is laid over all rows: a hash of the masked bytes finds the shape, a comparison
-of the bytes proves it. The work is NumPy's; Python's share is per group and layout, not per frame.
+Frames of one code (direction, API, version, copied_all) and length are a group. Every known layout of a group, a mask
+with the places of what must be above 0, is laid over its frames: what it leaves of a frame is the key of the frame's
+shape. The work is NumPy's, for all groups of a batch at once; Python's share is per group and shape, not per frame.
 """
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
+from itertools import groupby, pairwise, zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.protocol.decoder import Walks, decode
-from kafka_probe.protocol.facts import POSITIVE, Shape
-from kafka_probe.protocol.measures import Integers, MeasureReader, Rows
+from kafka_probe.protocol.facts import POSITIVE, Shape, measure_values
+from kafka_probe.protocol.measures import WORD_BYTES, Bytes, Integers, Numbers, Words, windows
 
 Codes = npt.NDArray[np.uint64]
-Words = npt.NDArray[np.uint64]
-Lengths = npt.NDArray[Any]
 Decode = Callable[[int, bytes], Shape]
+Matched = tuple[Shape, Integers, Integers]
+"""A shape, the places of its frames, (k,) and ascending, and their measures in its order, (k, measures)."""
 
-WORD_BYTES = 8
 _LAYOUTS_PER_GROUP = 64
 _LENGTH_BITS = 24  # a frame comes in 65,536 records at most
-_SHAPE_BYTES = 1024  # what a shape takes besides its data
+_LEAST_WIDTH = 32
+_SHAPE_BYTES = 1024  # what a shape takes besides its mask and its key
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
 _UNKNOWN = -1
@@ -36,152 +38,172 @@ def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) ->
     return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
 
 
-def keys_of(codes: Codes, lengths: Lengths) -> Codes:
-    """What frames have in common that one mask may fit: their code and the length of their data."""
-    return codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64)
-
-
 def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
     """The shape of one frame by its code."""
-    return decode(
-        bool(code & _RESPONSE_BIT),
-        code >> 16 & 0xFFFF,
-        code & 0xFFFF,
-        data,
-        copied_all=bool(code & _COPIED_ALL_BIT),
-        **walks,
-    )
-
-
-def groups(keys: npt.NDArray[Any]) -> Iterator[Integers]:
-    """The places of equal keys, (k,) each and ascending."""
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    ends = [*(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist(), len(keys)]
-    start = 0
-    for end in ends if len(keys) else ():
-        yield order[start:end]
-        start = end
+    response, copied_all = bool(code & _RESPONSE_BIT), bool(code & _COPIED_ALL_BIT)
+    return decode(response, code >> 16 & 0xFFFF, code & 0xFFFF, data, copied_all=copied_all, **walks).shape()
 
 
 class ShapeTable:
-    """The shapes of a stream of frames. Ids count up from 0 and hold until a `match` raises `resets`.
+    """The shapes of a stream of frames.
 
     It starts anew, counted in `resets`, at a `match` after what it holds has passed `limit_bytes`.
     """
 
     def __init__(self, decode: Decode = decode_code, limit_bytes: int = 4 << 20) -> None:
-        self._decode = decode
         self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._shapes: list[Shape] = []
-        self._readers: dict[int, MeasureReader] = {}
-        self._layouts: dict[int, list[_Layout]] = {}
         self.resets = 0
+        self.start_anew(decode)
 
     def __len__(self) -> int:
         return len(self._shapes)
 
-    def match(self, codes: Codes, data: Rows, lengths: Lengths) -> Integers:
-        """The shape id of every frame.
+    def start_anew(self, decode: Decode) -> None:
+        """Forget all shapes, and learn them by another decoder."""
+        self._decode = decode
+        self._held_bytes = 0
+        self._shapes: list[Shape] = []
+        self._measures = Numbers()  # of each shape
+        self._known: dict[int, _Keys] = {}  # by their width
+        self._groups: dict[int, list[int]] = {}  # the layouts of each
+        self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and places of what must be above 0
+        self._positive = Numbers()  # what must be above 0, of each layout
+        self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, in its width
 
-        codes: (n,) uint64, see `code_of`; data: (n, W) uint8, contiguous, W a multiple of 8; lengths: (n,), how many
-        bytes of the row are data. Within one call the table may grow beyond its limit by that call's frames.
+    def match(self, codes: Codes, data: Bytes, starts: Integers, lengths: Integers) -> Iterator[Matched]:
+        """Every shape that the frames have, with those of it.
+
+        codes: (n,) uint64, see `code_of`; data: uint8, in which the data of each frame stands from `starts` on, (n,),
+        in a length of `lengths`, (n,). Within one call the table may grow beyond its limit by that call's frames.
         """
         if self._held_bytes >= self._limit_bytes:
-            self._shapes, self._readers, self._layouts = [], {}, {}
-            self._held_bytes = 0
+            self.start_anew(self._decode)
             self.resets += 1
-        ids = np.full(len(codes), _UNKNOWN, np.int64)
-        words = data.view(np.uint64)
-        keys = keys_of(codes, lengths)
-        for members in groups(keys):
-            self._match_group(int(keys[members[0]]), members, words, ids)
+        widths = _widths(lengths)
+        missing_bytes = (starts + widths).max(initial=0) - len(data)
+        if missing_bytes > 0:  # rows are read in their whole width
+            data = np.append(data, np.zeros(missing_bytes, np.uint8))
+        ids = self._ids(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), data, starts, lengths, widths)
+        order = ids.argsort(kind="stable")
+        ids = ids[order]
+        values = self._measures.read(ids, data, starts[order])
+        shapes, at = self._shapes, 0
+        for first, end in pairwise(np.flatnonzero(np.diff(ids, prepend=_UNKNOWN, append=_UNKNOWN)).tolist()):
+            shape = shapes[ids[first]]
+            rows, columns = end - first, len(shape.measures)
+            yield shape, order[first:end], values[at : at + rows * columns].reshape(rows, columns)
+            at += rows * columns
+
+    def _ids(self, keys: Codes, data: Bytes, starts: Integers, lengths: Integers, widths: Integers) -> Integers:
+        """The id of each frame's shape; `keys` are those of their groups."""
+        ids = np.full(len(keys), _UNKNOWN)
+        present, group = np.unique(keys, return_inverse=True)
+        for layouts in zip_longest(*[self._groups.get(key, ()) for key in present.tolist()], fillvalue=_UNKNOWN):
+            layout = np.array(layouts)[group]
+            rest = np.flatnonzero((ids == _UNKNOWN) & (layout != _UNKNOWN))
+            ids[rest] = self._find(layout[rest], data, starts[rest], widths[rest])
+        new: dict[bytes, int] = {}
+        for frame in np.flatnonzero(ids == _UNKNOWN).tolist():
+            own = data[starts[frame] :][: lengths[frame]].tobytes()
+            ids[frame] = self._see(int(keys[frame]), own, int(widths[frame]), new)
+        for width, some in groupby(sorted(new, key=len), len):
+            self._known.setdefault(width, _Keys(width)).add({key: new[key] for key in some})
         return ids
 
-    def shape(self, shape_id: int) -> Shape:
-        return self._shapes[shape_id]
+    def _find(self, layouts: Integers, data: Bytes, starts: Integers, widths: Integers) -> Integers:
+        """The ids of the shapes that frames have by these layouts, one for each frame, -1 where there is none."""
+        ids = np.empty(len(layouts), np.int64)
+        masks, mask_starts = np.asarray(self._masks), np.asarray(self._mask_starts)[layouts]
+        for width in np.unique(widths).tolist():
+            some = np.flatnonzero(widths == width)
+            keys = windows(data, starts[some], width)
+            keys &= windows(masks, mask_starts[some], width)
+            keys[:, -1] = layouts[some]
+            ids[some] = self._known[width].find(keys)
+        wrong = self._positive.read(layouts, data, starts) <= 0
+        ids[np.arange(len(ids)).repeat(self._positive.counts(layouts))[wrong]] = _UNKNOWN
+        return ids
 
-    def values(self, shape_id: int, rows: Rows) -> Integers:
-        """The measures of frames of one shape, in its order: (k, W) uint8 to (k, measures) int64."""
-        reader = self._readers.get(shape_id)
-        if reader is None:
-            reader = self._readers[shape_id] = MeasureReader(self._shapes[shape_id].measures)
-        return reader.read(rows)
-
-    def _match_group(self, key: int, members: Integers, words: Words, ids: Integers) -> None:
-        code, length = key >> _LENGTH_BITS, key & (1 << _LENGTH_BITS) - 1
-        rows = words[members, : -(-length // WORD_BYTES)]
-        layouts = self._layouts.setdefault(key, [])
-        known = iter(tuple(layouts))
-        while len(members):
-            layout = next(known, None)
-            if layout is None:
-                layout = self._learn(layouts, code, rows[0].tobytes()[:length])
-                ids[members[0]] = len(self._shapes) - 1
-                members, rows = members[1:], rows[1:]
-            found = layout.find(rows)
-            ids[members] = found
-            missing = found == _UNKNOWN
-            members, rows = members[missing], rows[missing]
-
-    def _learn(self, layouts: list[_Layout], code: int, data: bytes) -> _Layout:
-        shape = self._decode(code, data)
-        positive = tuple(measure for measure in shape.measures if measure.kind in POSITIVE)
-        places = tuple((measure.offset, measure.width) for measure in positive)
-        for layout in layouts:
-            if (layout.mask, layout.places) == (shape.mask, places):
-                break
-        else:
-            layout = _Layout(shape.mask, places, MeasureReader(positive))
-            layouts.append(layout)
-            del layouts[:-_LAYOUTS_PER_GROUP]
-        layout.add(data, len(self._shapes))
+    def _see(self, group_key: int, data: bytes, width: int, new: dict[bytes, int]) -> int:
+        """The id of the shape of a frame that was not found. `new` holds what was learned since, from its batch."""
+        group = self._groups.setdefault(group_key, [])
+        for layout in group:
+            shape_id = new.get(self._key(layout, data, width))
+            if shape_id is not None and _fits(self._shapes[shape_id], data):
+                return shape_id
+        shape = self._decode(group_key >> _LENGTH_BITS, data)
+        layout = self._layout(group, shape, width)
+        shape_id = new[self._key(layout, data, width)] = len(self._shapes)
         self._shapes.append(shape)
-        self._held_bytes += _SHAPE_BYTES + len(data)
-        return layout
+        self._measures.add(shape.measures)
+        self._held_bytes += _SHAPE_BYTES + len(data) + width
+        return shape_id
+
+    def _layout(self, group: list[int], shape: Shape, width: int) -> int:
+        """The number of the shape's layout, by which its group has it from now on."""
+        positive = [measure for measure in shape.measures if measure.kind in POSITIVE]
+        layout = (shape.mask, [(measure.offset, measure.width) for measure in positive])
+        for number in group:
+            if self._layouts[number] == layout:
+                return number
+        group.append(len(self._layouts))
+        del group[:-_LAYOUTS_PER_GROUP]
+        self._layouts.append(layout)
+        self._positive.add(positive)
+        self._mask_starts.append(len(self._masks))
+        self._masks += shape.mask.ljust(width, b"\0")
+        return group[-1]
+
+    def _key(self, layout: int, data: bytes, width: int) -> bytes:
+        """As `_find` makes it of many."""
+        mask, _ = self._layouts[layout]
+        left = int.from_bytes(data, "little") & int.from_bytes(mask, "little")
+        return left.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
 
 
-class _Layout:
-    """The shapes that share a mask and the places of what must be above 0."""
+class _Keys:
+    """The ids of shapes by their keys, all of one width: what a layout leaves, and in the last word its number."""
 
     # Unpredictable, so that no sender can craft collisions.
     _random = np.random.default_rng()
 
-    def __init__(self, mask: bytes, places: tuple[tuple[int, int], ...], positive: MeasureReader) -> None:
-        self.mask = mask
-        self.places = places
-        self._positive = positive
-        self._mask_words = _words(mask)
-        self._factors: Words = self._random.integers(0, 1 << 64, 2 * len(self._mask_words), np.uint64)
+    def __init__(self, width: int) -> None:
+        self._factors: Words = self._random.integers(0, 1 << 64, width // 4, np.uint64)
         # Ordered by hash.
         self._hashes = np.empty(0, np.uint64)
-        self._keys = np.empty((0, len(self._mask_words)), np.uint64)
+        self._keys = np.empty((0, width // WORD_BYTES), np.uint64)
         self._ids = np.empty(0, np.int64)
 
-    def add(self, data: bytes, shape_id: int) -> None:
-        key = _words(data) & self._mask_words
-        value = self._hash(key[np.newaxis])[0]
-        place = self._hashes.searchsorted(value)
-        self._hashes = np.insert(self._hashes, place, value)
-        self._keys = np.insert(self._keys, place, key, axis=0)
-        self._ids = np.insert(self._ids, place, shape_id)
+    def add(self, ids: dict[bytes, int]) -> None:
+        keys = np.frombuffer(b"".join(ids), np.uint64).reshape(len(ids), -1)
+        hashes = np.append(self._hashes, self._hash(keys))
+        order = hashes.argsort()
+        self._hashes = hashes[order]
+        self._keys = np.append(self._keys, keys, axis=0)[order]
+        self._ids = np.append(self._ids, [*ids.values()])[order]
 
-    def find(self, rows: Words) -> Integers:
-        """The shape ids of (k, words) rows, -1 where none fits."""
-        masked = rows & self._mask_words
-        places = self._hashes.searchsorted(self._hash(masked))
+    def find(self, keys: Words) -> Integers:
+        """The id of each key, -1 where it is unknown: the hash finds it, a comparison of the bytes proves it."""
+        places = self._hashes.searchsorted(self._hash(keys))
         np.minimum(places, len(self._ids) - 1, out=places)
-        fits = (self._keys.take(places, axis=0) == masked).all(axis=1)
-        if self.places:
-            fits &= (self._positive.read(rows.view(np.uint8)) > 0).all(axis=1)
-        return np.where(fits, self._ids.take(places), _UNKNOWN)
+        known = (self._keys.take(places, axis=0) == keys).all(axis=1)
+        return np.where(known, self._ids.take(places), _UNKNOWN)
 
-    def _hash(self, masked: Words) -> Words:
+    def _hash(self, keys: Words) -> Words:
         # Halves, since of a product modulo 2**64 high bits of the word would only reach high bits of the hash.
-        halves = masked.view(np.uint32)
+        halves = keys.view(np.uint32)
         return halves @ self._factors
 
 
-def _words(data: bytes) -> Words:
-    return np.frombuffer(data + bytes(-len(data) % WORD_BYTES), np.uint64)
+def _fits(shape: Shape, data: bytes) -> bool:
+    """Whether all that must be above 0 is that."""
+    values = zip(shape.measures, measure_values(shape, data), strict=True)
+    return all(value > 0 for measure, value in values if measure.kind in POSITIVE)
+
+
+def _widths(lengths: Integers) -> Integers:
+    """How many bytes frames are laid out in, powers of two: those of like lengths are looked up together. There is room
+    for one word more than a frame has bytes."""
+    _, exponents = np.frexp(np.maximum(lengths + WORD_BYTES, _LEAST_WIDTH) - 1)
+    widths: Integers = np.left_shift(1, exponents, dtype=np.int64)
+    return widths

@@ -34,7 +34,7 @@ def uvarint(data: bytes, at: int) -> tuple[int, int]:
     return value, at + 1
 
 
-def skip_tags(data: bytes, at: int, mask: bytearray) -> int:
+def skip_tags(data: bytes, at: int, skipped: list[tuple[int, int]]) -> int:
     """Where tagged fields end; their contents do not decide."""
     tags, at = uvarint(data, at)
     for _ in range(tags):
@@ -42,6 +42,6 @@ def skip_tags(data: bytes, at: int, mask: bytearray) -> int:
         size, at = uvarint(data, at)
         if at + size > len(data):
             raise IndexError
-        mask[at : at + size] = bytes(size)
+        skipped.append((at, at + size))
         at += size
     return at

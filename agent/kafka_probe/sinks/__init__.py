@@ -26,3 +26,6 @@ class Sink(Protocol):
 
     def counters(self) -> Mapping[str, int]:
         """What was delivered since the start."""
+
+    def trouble(self) -> str | None:
+        """Why nothing is delivered now, in words that anybody may read; None: events are taken."""

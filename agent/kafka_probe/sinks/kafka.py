@@ -1,8 +1,9 @@
 """Events to a Kafka topic, as NDJSON: many events per record, keyed by `agent_id`, so one agent's events stay in order.
 
 One record is on its way at a time and kafka-python retries it idempotently for as long as the brokers are away, so that
-an event is neither reordered nor duplicated. Meanwhile events wait in the outbox, within its bound. A record that the
-brokers refuse is counted and dropped, and its producer is replaced: after a failure its sequence cannot be trusted.
+an event is neither reordered nor duplicated. Meanwhile events wait in the outbox, in memory and on disk, within their
+bounds. A record that the brokers refuse is counted and dropped, and its producer is replaced: after a failure its
+sequence cannot be trusted.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
+from kafka_probe.sinks.outbox import RETRY_S, Batch, Outbox, Worker, encode
+from kafka_probe.sinks.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +28,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 10_000
-RETRY_S = 1.0
 PATIENCE_S = 5.0
 # A week: as good as for ever, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
@@ -34,23 +35,27 @@ MAX_RECORD_BYTES = 64 << 20
 
 
 class KafkaSink:
-    """A `Sink` that writes to `config.topic` of `config.bootstrap_servers`. Connects in its own thread."""
+    """A `Sink` that writes to `config.topic` of `config.bootstrap_servers`. Connects in its own thread.
+
+    Raises `StartError` if `config.spool_dir` cannot be used.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._key = b""
+        self._spool = Spool(config.spool_dir, config.spool_bytes) if config.spool_dir else None
         self._producer: Any = None
         self._topic_ensured = False
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
+        self._trouble: str | None = "the brokers of the events have not taken any yet"
         self._client_says = _LastWords()
-        self._outbox = Outbox(config.sink_buffer_bytes)
+        self._outbox = Outbox(config.sink_buffer_bytes, self._spool)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
 
     def send(self, events: Sequence[Event]) -> None:
         if events:
-            self._key = str(events[0]["agent_id"]).encode()
-            self._outbox.put([encode(event) for event in events])
+            self._worker.start()
+            self._outbox.put([encode(event) for event in events], key=str(events[0]["agent_id"]))
 
     def close(self, timeout_s: float) -> None:
         self._worker.stop(timeout_s)
@@ -58,6 +63,8 @@ class KafkaSink:
         self._worker.join(RETRY_S)
         self._drop_producer()
         self._client_says.detach()
+        if self._spool:
+            self._spool.close()
 
     def losses(self) -> Mapping[str, int]:
         return dict(self._outbox.lost)
@@ -67,7 +74,12 @@ class KafkaSink:
             "sink_events": self._outbox.events_delivered,
             "sink_bytes": self._outbox.bytes_delivered,
             "sink_waiting_bytes": self._outbox.waiting_bytes,
+            "sink_spooled_bytes": self._outbox.spooled_bytes,
+            "sink_spool_failures": self._spool.failures if self._spool else 0,
         }
+
+    def trouble(self) -> str | None:
+        return self._trouble
 
     def _deliver(self, batch: Batch) -> None:
         """Settle the batch, or leave it for the next attempt if no part of it can have reached a broker."""
@@ -76,13 +88,13 @@ class KafkaSink:
         try:
             if self._producer is None:
                 self._producer = self._connect()
-            result = self._producer.send(self._config.topic, value=batch.lines, key=self._key)
+            result = self._producer.send(self._config.topic, value=batch.lines, key=batch.key.encode())
         except (errors.RetriableError, OSError) as error:
             self._warn_away(error)
             self._stopping.wait(RETRY_S)
             return
         except errors.KafkaError as error:
-            self._give_up(error)
+            self._give_up(batch, error)
             return
         done = threading.Event()
         result.add_both(lambda _: done.set())
@@ -91,10 +103,10 @@ class KafkaSink:
                 return
             self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
         if result.exception is None:
-            self._outbox.settle()
+            self._outbox.settle(batch)
             self._recovered()
         else:
-            self._give_up(result.exception)
+            self._give_up(batch, result.exception)
 
     def _connect(self) -> Any:
         from kafka import KafkaAdminClient, KafkaProducer
@@ -138,11 +150,12 @@ class KafkaSink:
             # It may exist all the same: writing will tell.
             self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); it is used if it exists.")
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self, batch: Batch, error: Exception) -> None:
         from kafka import errors
 
         refused = isinstance(error, errors.BrokerResponseError)
-        self._outbox.settle("sink_refused" if refused else "sink_send_failed")
+        self._trouble = "the topic of the events refuses them; the log says why"
+        self._outbox.settle(batch, "sink_refused" if refused else "sink_send_failed")
         self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
         self._drop_producer()
         self._stopping.wait(RETRY_S)
@@ -159,14 +172,16 @@ class KafkaSink:
 
     def _warn_away(self, error: Exception) -> None:
         config = self._config
+        self._trouble = "the brokers of the events do not take any; the log says why"
         # kafka-python often sees a refused password as a closed connection, so the sentence names the user too.
         user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
         protocol = config.security_protocol or "PLAINTEXT"
+        on_disk = f" and {config.spool_bytes} in {config.spool_dir}" if config.spool_dir else ""
         self._warn(
             "away",
             f"The brokers {','.join(config.bootstrap_servers)} do not take events ({protocol}{user}: "
             f"{self._client_says.last or _said(error)}): check address and security settings; meanwhile up to "
-            f"{config.sink_buffer_bytes} bytes wait in memory, what comes after is lost and counted.",
+            f"{config.sink_buffer_bytes} bytes wait in memory{on_disk}, what comes after is lost and counted.",
             again_s=math.inf,
         )
 
@@ -177,6 +192,7 @@ class KafkaSink:
             log.warning(sentence)
 
     def _recovered(self) -> None:
+        self._trouble = None
         if self._warned:
             self._warned.clear()
             self._client_says.last = ""

@@ -1,14 +1,16 @@
 """What waits between the capture loop and a sink's own thread: encoded events, bounded in bytes.
 
-When the sink's far end is away and the bound is reached, the newest events are dropped: the beginning of an outage is
-what explains it, and the `agent` events carry totals since the start, so the gap shows in the first one that follows.
+What waits longer than it takes to deliver goes to the disk, if there is a spool, by a thread of its own. When there is
+no room left, the newest events are dropped: the beginning of an outage is what explains it, and the `agent` events
+carry totals since the start, so the gap shows in the first one that follows.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import orjson
@@ -17,23 +19,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from kafka_probe.sinks import Event
+    from kafka_probe.sinks.spool import Segment, Spool
 
 BATCH_BYTES = 256 << 10
+SPOOL_AFTER_S = 2.0
+RETRY_S = 1.0
+EXIT_S = 10.0
 
 LOSSES = {
-    "sink_buffer_full": "events that found no room while the sink was away: see `--sink-buffer-bytes`",
+    "sink_buffer_full": "events that found no room while the sink was away: see `--spool-dir`, `--sink-buffer-bytes`",
     "sink_refused": "events that the brokers refused; the log says why",
     "sink_send_failed": "events that could not be sent, or whose reader went away",
-    "sink_unsent_at_exit": "events that waited when the agent stopped: raise `--flush-timeout-s`",
+    "sink_unsent_at_exit": "events that waited when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
+    "sink_spool_damaged": "events on disk that could not be read back: the log says which file was damaged or removed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Encoded events, one per line, each ended by a newline, and how many there are."""
+    """Encoded events, one per line, each ended by a newline; how many there are, of which key, waiting since when."""
 
     lines: bytes
     events: int
+    key: str = ""
+    since_s: float = field(default_factory=time.monotonic, compare=False)
 
 
 def encode(event: Event) -> bytes:
@@ -41,64 +50,92 @@ def encode(event: Event) -> bytes:
     return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
 
 
-def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "") -> Iterator[Batch]:
     """Join lines into batches of at most `limit_bytes`; a longer line stands alone."""
     joined: list[bytes] = []
     size = 0
     for line in lines:
         if joined and size + len(line) > limit_bytes:
-            yield Batch(b"".join(joined), len(joined))
+            yield Batch(b"".join(joined), len(joined), key)
             joined, size = [], 0
         joined.append(line)
         size += len(line)
     if joined:
-        yield Batch(b"".join(joined), len(joined))
+        yield Batch(b"".join(joined), len(joined), key)
 
 
 class Outbox:
-    """A queue of batches for one consumer. The batch being delivered counts towards the bound until it is settled."""
+    """A queue of batches for one consumer: those on disk, then those in memory, which is the order in which they came.
 
-    def __init__(self, limit_bytes: int) -> None:
+    The batch being delivered counts towards the bounds until it is settled. The disk is touched by the consumer and by
+    a thread of the outbox, never by `put`.
+    """
+
+    def __init__(self, limit_bytes: int, spool: Spool | None = None) -> None:
         self._limit_bytes = limit_bytes
-        self._size_bytes = 0
+        self._spool = spool
+        self._on_disk: deque[Segment] = spool.left if spool else deque()
         self._waiting: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._closed = False
+        self._abandoned = False
+        self._writer: threading.Thread | None = None
+        self.waiting_bytes = 0
+        self.spooled_bytes = sum(segment.size_bytes for segment in self._on_disk)
         self.events_delivered = 0
         self.bytes_delivered = 0
         self.lost = dict.fromkeys(LOSSES, 0)
 
-    def put(self, events: Sequence[bytes]) -> None:
+    def put(self, events: Sequence[bytes], key: str = "") -> None:
         """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`."""
+        if self._spool and not self._writer:
+            self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
+            self._writer.start()
         with self._changed:
-            for batch in batches(events):
+            for batch in batches(events, key=key):
                 if self._closed:
                     self.lost["sink_unsent_at_exit"] += batch.events
-                elif self._size_bytes + len(batch.lines) > self._limit_bytes:
+                elif self.waiting_bytes + len(batch.lines) > self._limit_bytes:
                     self.lost["sink_buffer_full"] += batch.events
                 else:
-                    self._size_bytes += len(batch.lines)
+                    self.waiting_bytes += len(batch.lines)
                     self._waiting.append(batch)
             self._changed.notify_all()
 
     def head(self) -> Batch | None:
         """The oldest batch, which stays until it is settled; waits for one; None when closed and empty."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closed)
-            return self._waiting[0] if self._waiting else None
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._on_disk or self._waiting or self._closed)
+                if self._abandoned:
+                    return None
+                if not self._spool or not self._on_disk:
+                    return self._waiting[0] if self._waiting else None
+                segment = self._on_disk[0]
+            batch = self._spool.read(segment)
+            if batch.events:
+                return batch
+            self.settle(batch)
 
-    def settle(self, lost: str | None = None) -> None:
-        """Remove the oldest batch: delivered, or lost for the given reason."""
+    def settle(self, batch: Batch, lost: str | None = None) -> None:
+        """Remove the oldest batch, the one that `head` gave: delivered, or lost for the given reason."""
         with self._changed:
-            if not self._waiting:  # abandoned meanwhile
+            segment = self._on_disk.popleft() if self._on_disk else None
+            if segment:
+                self.spooled_bytes -= segment.size_bytes
+                self.lost["sink_spool_damaged"] += segment.events - batch.events
+            elif self._waiting:
+                self._waiting.popleft()
+                self.waiting_bytes -= len(batch.lines)
+            else:  # abandoned meanwhile
                 return
-            batch = self._waiting.popleft()
-            self._size_bytes -= len(batch.lines)
             if lost is None:
                 self.events_delivered += batch.events
                 self.bytes_delivered += len(batch.lines)
             else:
                 self.lost[lost] += batch.events
+        if segment and self._spool:
+            self._spool.remove(segment)
 
     def close(self) -> None:
         """Take no more; `head` returns what is left, then None."""
@@ -107,40 +144,81 @@ class Outbox:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Count what is left as lost."""
+        """Leave what is left to the spool, and count what finds no room there as lost."""
         with self._changed:
-            self._closed = True
+            self._closed = self._abandoned = True
+            self._changed.notify_all()
+        if self._writer:
+            self._writer.join(EXIT_S)
+        with self._changed:
             self.lost["sink_unsent_at_exit"] += sum(batch.events for batch in self._waiting)
             self._waiting.clear()
-            self._size_bytes = 0
-            self._changed.notify_all()
+            self.waiting_bytes = 0
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that wait, the batch being delivered included."""
-        return self._size_bytes
+    def _write(self, spool: Spool) -> None:
+        """Move to the disk what waits too long, and in the end all that is left."""
+        while (batch := self._overdue()) is not None:
+            segment = spool.write(batch, spool.limit_bytes - self.spooled_bytes)
+            if segment is None:
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._abandoned, RETRY_S):
+                        return
+            elif not self._moved(batch, segment):
+                spool.remove(segment)
+
+    def _overdue(self) -> Batch | None:
+        """The oldest batch in memory once it has to go; None when there is none and none will come."""
+        with self._changed:
+            while self._waiting or not self._abandoned:
+                remaining_s = None
+                if self._waiting:
+                    oldest = self._waiting[0]
+                    remaining_s = oldest.since_s + SPOOL_AFTER_S - time.monotonic()
+                    if remaining_s <= 0 or self.waiting_bytes > self._limit_bytes // 2 or self._abandoned:
+                        return oldest
+                self._changed.wait(remaining_s)
+            return None
+
+    def _moved(self, batch: Batch, segment: Segment) -> bool:
+        """Put the segment in the place of the batch, unless that was settled while it was written."""
+        with self._changed:
+            if not self._waiting or self._waiting[0] is not batch:
+                return False
+            self._waiting.popleft()
+            self.waiting_bytes -= len(batch.lines)
+            self._on_disk.append(segment)
+            self.spooled_bytes += segment.size_bytes
+            return True
 
 
 class Worker:
-    """The thread that empties an outbox; `deliver` gets each batch and settles it."""
+    """The thread that empties an outbox; `deliver` gets each batch and settles it.
+
+    It starts with the first event, as that of the spool: threads have the capabilities of the one that starts them.
+    """
 
     def __init__(self, name: str, outbox: Outbox, deliver: Callable[[Batch], None]) -> None:
         self._outbox = outbox
         self._deliver = deliver
         # A daemon: a far end that never answers must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+
+    def start(self) -> None:
+        """Idempotent."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def _run(self) -> None:
         while (batch := self._outbox.head()) is not None:
             self._deliver(batch)
 
     def stop(self, timeout_s: float) -> None:
-        """Deliver what waits, for at most `timeout_s` seconds; the rest is counted as lost."""
+        """Deliver what waits, for at most `timeout_s` seconds; the rest goes to the spool or is counted as lost."""
         self._outbox.close()
-        self._thread.join(timeout_s)
+        self.join(timeout_s)
         self._outbox.abandon()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the thread to end."""
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)

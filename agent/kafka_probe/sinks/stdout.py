@@ -38,6 +38,7 @@ class StdoutSink:
 
     def write(self, lines: Sequence[bytes]) -> None:
         """Queue lines as they are."""
+        self._worker.start()
         self._outbox.put(lines)
 
     def close(self, timeout_s: float) -> None:
@@ -49,16 +50,19 @@ class StdoutSink:
     def counters(self) -> Mapping[str, int]:
         return {"sink_events": self._outbox.events_delivered, "sink_bytes": self._outbox.bytes_delivered}
 
+    def trouble(self) -> str | None:
+        return "nobody reads standard output any more" if self._broken else None
+
     def _deliver(self, batch: Batch) -> None:
         if not self._broken:
             try:
                 _write(self._descriptor, batch.lines)
-                self._outbox.settle()
+                self._outbox.settle(batch)
                 return
             except OSError:
                 self._broken = True
                 self.on_closed()
-        self._outbox.settle("sink_send_failed")
+        self._outbox.settle(batch, "sink_send_failed")
 
 
 def _write(descriptor: int, lines: bytes) -> None:

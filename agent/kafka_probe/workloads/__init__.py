@@ -1,19 +1,21 @@
 """Workloads: which process, container, pod or service owns a socket.
 
 `WorkloadResolver` turns the kernel's record of an owner into the `workload` object of an event. It reads /proc and
-cgroupfs, never asks a container engine and never raises: what nobody can know any more is None.
+cgroupfs, never asks a container engine and never raises: what nobody can know any more is None. The names of pods come
+from elsewhere, maybe later, see kubernetes.py.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 
 from kafka_probe.events import WORKLOAD
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
+from kafka_probe.workloads.pods import NAMELESS, Pods
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living, present
 
 __all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
@@ -29,16 +31,32 @@ NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fi
 class WorkloadResolver:
     """Owners to workloads, the most recently used ones remembered."""
 
-    def __init__(self, proc: Path = PROC) -> None:
+    def __init__(self, proc: Path = PROC, pods: Pods | None = None) -> None:
         self.cgroups = Cgroups(proc)
         self._proc = proc
+        self._pods = pods or Pods()
         self._boot_us = boot_time_us()
         # The whole record is the key, not only pid and start: after an exec the same process has another command.
-        self._remembered = lru_cache(CACHED_OWNERS)(self._resolve)
+        self._remembered: OrderedDict[Owner, dict[str, object]] = OrderedDict()
 
     def resolve(self, owner: Owner) -> Mapping[str, object]:
         """The `workload` object of events.py, all keys present. Shared between callers: not to be changed."""
-        return self._remembered(owner) if owner.pid else NOBODY
+        if not owner.pid:
+            return NOBODY
+        workload = self._remembered.get(owner)
+        if workload is None:
+            workload = self._remembered[owner] = self._resolve(owner)
+            if len(self._remembered) > CACHED_OWNERS:
+                self._remembered.popitem(last=False)
+        else:
+            self._remembered.move_to_end(owner)
+        return workload
+
+    def name_pods(self) -> None:
+        """Give the remembered workloads the names of pods that came or changed since the last call."""
+        if self._pods.news():
+            for workload in self._remembered.values():
+                workload.update(self._pods.names(workload["container_id"], workload["pod_uid"]) or {})
 
     def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
         """The topics in the log directories of a workload's process, see log_dirs.py."""
@@ -72,8 +90,7 @@ class WorkloadResolver:
             "runtime": place.runtime,
             "unit": place.unit,
             "pod_uid": place.pod_uid,
-            "pod": None,
-            "namespace": None,
+            **(self._pods.names(place.container_id, place.pod_uid) or NAMELESS),
         }
 
     def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import socket
 from contextlib import closing
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(kept:
     assert sentence.startswith("No backend works on this kernel: tracepoint: raw tracepoint sock_send_length: ")
     assert sentence.count("R0 !read_ok") == 1
     assert "\n" not in sentence
+
+
+def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+        assert programs.run_time_ns() is None
+        assert programs.measure() == ""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname()).close()
+        assert programs.run_time_ns()
 
 
 def test_the_first_backend_that_works_is_taken_and_why_not_the_others_is_known() -> None:

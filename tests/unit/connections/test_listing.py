@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.listing import Listing
 from kafka_probe.workloads import Owner
 from tests.golden.conversation import conversation
+from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 
 
@@ -21,16 +24,18 @@ def port() -> int:
     return free_port()
 
 
-def listed(port: int, netns: Path | None = None, agent_tgid: int = 0) -> list[tuple[Identity, Owner]]:
+def listed(
+    port: int, netns: Path | None = None, *, side: str = "both", agent_tgid: int = 0, at_once: int = 100
+) -> list[tuple[Identity, Owner]]:
     """What is found, the client's end first."""
     found: list[tuple[Identity, Owner]] = []
 
     def done() -> bool:
-        taken = listing.take()
+        taken = listing.take(at_once)
         found.extend(taken or [])
-        return taken is not None
+        return taken is not None and len(taken) < at_once
 
-    with closing(Listing((port,), netns, agent_tgid)) as listing:
+    with closing(Listing((port,), side, netns, agent_tgid)) as listing:
         wait_until(done, "the list")
     return sorted(found, key=lambda one: one[0].accepting)
 
@@ -55,6 +60,18 @@ def test_the_agents_own_connections_are_left_out(port: int) -> None:
         assert listed(port, agent_tgid=os.getpid()) == []
 
 
+@pytest.mark.parametrize(("side", "accepting"), [("accepting", True), ("connecting", False)])
+def test_only_the_side_that_is_watched(port: int, side: str, accepting: bool) -> None:
+    with conversation(port):
+        assert [one.accepting for one, _ in listed(port, Path("/proc/self/ns/net"), side=side)] == [accepting]
+
+
+def test_a_long_list_comes_in_parts(port: int) -> None:
+    with conversation(port) as talk:
+        found = listed(port, Path("/proc/self/ns/net"), at_once=1)
+    assert [one.local for one, _ in found] == list(talk.names)
+
+
 def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
     with conversation(free_port()), socket.create_server(("127.0.0.1", port)):
         assert listed(port, Path("/proc/self/ns/net")) == []
@@ -69,6 +86,29 @@ def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest
 
 
 def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
-    listing = Listing((port,), None, 0)
+    listing = Listing((port,), "both", None, 0)
     listing.close()
     assert listing._process.returncode is not None
+
+
+@pytest.mark.root
+def test_without_the_right_to_enter_others_its_own_namespace_is_listed_and_the_log_says_so(
+    port: int, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec setpriv --bounding-set=-sys_admin --inh-caps=-all {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    other = Namespace()
+    try:
+        with other.inside():
+            sleeper = subprocess.Popen(["sleep", "infinity"])
+        with sleeper, conversation(port) as talk:
+            try:
+                found = listed(port)
+            finally:
+                sleeper.kill()
+    finally:
+        other.close()
+    assert [one.local for one, _ in found] == list(talk.names)
+    assert "without CAP_SYS_ADMIN" in caplog.text

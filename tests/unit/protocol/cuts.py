@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from kafka_probe.protocol.compiler import Walk, compiled
-from kafka_probe.protocol.decoder import decode
+from kafka_probe.protocol.decoder import Walks, decode
 from kafka_probe.protocol.facts import Facts, Shape, Status, TopicFacts
 from kafka_probe.protocol.plan import full_plan
 from kafka_probe.protocol.schemas import apis
@@ -14,13 +12,19 @@ from tests.unit.protocol.trees import Message
 
 def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:
     """The shape of the message's data, or of a part of it."""
-    return decode(message.response, message.api.key, message.version, data, copied_all=copied_all, walks=full_walk)
+    which = message.response, message.api.key, message.version
+    return decode(*which, data, copied_all=copied_all, walks=WHOLE).shape()
 
 
-@cache
-def full_walk(response: bool, api_key: int, version: int) -> tuple[Walk, Status]:
-    plan = full_plan(response, apis()[api_key], version)
-    return compiled(plan.steps), plan.done
+class WholeWalks(Walks):
+    def __missing__(self, which: tuple[bool, int, int]) -> tuple[Walk, Status]:
+        response, api_key, version = which
+        plan = full_plan(response, apis()[api_key], version)
+        walk = self[which] = compiled(plan.steps), plan.done
+        return walk
+
+
+WHOLE = WholeWalks()
 
 
 def assert_part_of(part: Facts, whole: Facts) -> None:

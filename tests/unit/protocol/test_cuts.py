@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Status, measure_values
 from kafka_probe.protocol.schemas import Api, apis
-from tests.unit.protocol.cuts import assert_part_of, full_walk, shape_of
+from tests.unit.protocol.cuts import WHOLE, assert_part_of, shape_of
 from tests.unit.protocol.trees import Message, generated, uvarint
 
 APIS = list(apis().values())
@@ -109,7 +109,7 @@ def test_counts_far_beyond_the_data_cost_no_more_than_the_data(
 
 def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> int:
     """How many lines of Python a walk runs through."""
-    walk, _ = full_walk(response, api_key, version)
+    walk, _ = WHOLE[response, api_key, version]
     lines = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -120,7 +120,7 @@ def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> in
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        walk(data, len(data), bytearray(b"\xff" * len(data)))
+        walk(data, len(data))
     finally:
         sys.settrace(before)
     return lines
@@ -128,7 +128,7 @@ def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> in
 
 @given(st.booleans(), st.integers(-1, 100), st.integers(-1, 20), st.binary(max_size=300), st.booleans())
 def test_arbitrary_bytes_give_a_status(response: bool, key: int, version: int, data: bytes, copied_all: bool) -> None:
-    shape = decode(response, key, version, data, copied_all=copied_all)
+    shape = decode(response, key, version, data, copied_all=copied_all).shape()
     assert len(shape.mask) == len(data)
     assert (shape.facts.stopped_at is None) == (shape.facts.status not in (Status.TRUNCATED, Status.MALFORMED))
     measure_values(shape, data)

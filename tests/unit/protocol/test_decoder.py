@@ -29,7 +29,7 @@ def decode_case(found: Case, data: bytes | None = None, *, copied_all: bool = Tr
 @pytest.mark.parametrize("expected", CASES, ids=named)
 def test_facts_and_measures_are_those_that_were_encoded(expected: Case) -> None:
     facts = expected.facts
-    shape = decode(facts.response, facts.api_key, facts.api_version, expected.data, copied_all=True)
+    shape = decode(facts.response, facts.api_key, facts.api_version, expected.data, copied_all=True).shape()
     assert shape.facts == expected.facts
     values = measure_values(shape, expected.data)
     found = [(m.kind, m.topic, m.partition, value) for m, value in zip(shape.measures, values, strict=True)]
@@ -83,7 +83,7 @@ def test_an_api_versions_response_has_no_tags_in_its_header() -> None:
 
 def test_bytes_behind_the_body_are_left_aside() -> None:
     found = case(3, 5, response=False)
-    shape = decode(False, 3, 5, found.data + b"more", copied_all=True)
+    shape = decode(False, 3, 5, found.data + b"more", copied_all=True).shape()
     assert shape.facts == found.facts
     assert shape.used_bytes <= len(found.data)
 
@@ -91,7 +91,7 @@ def test_bytes_behind_the_body_are_left_aside() -> None:
 def test_tags_of_unknown_numbers_are_passed_over_by_their_size() -> None:
     client_id, tags = b"\xff\xff", b"\2" + b"\x63\3abc" + b"\x64\0"
     topic = b"\2t" + tags
-    shape = decode(False, 3, 9, client_id + tags + b"\2" + topic, copied_all=False)
+    shape = decode(False, 3, 9, client_id + tags + b"\2" + topic, copied_all=False).shape()
     assert shape.facts == Facts(False, 3, 9, Status.COMPLETE, topics=(TopicFacts("t", None, (), ()),))
     assert shape.mask.count(0) == 2 * len("abc")
 
@@ -165,7 +165,7 @@ def test_a_fetch_is_incremental_by_its_epoch_and_what_it_forgets_is_told(
     gone = {"Topic": TOPIC, "Partitions": [5]}
     tree = {"SessionId": 99, "SessionEpoch": epoch, "ForgottenTopicsData": [gone]}
     data = message_of("Fetch", False, 12, tree).data
-    shape = decode(False, 1, 12, data, copied_all=True)
+    shape = decode(False, 1, 12, data, copied_all=True).shape()
     assert (shape.facts.number(Fact.SESSION_ID), shape.facts.incremental) == (99, incremental)
     assert shape.facts.forgotten == (TopicFacts(TOPIC, None, (5,), ()),)
     assert measure_values(shape, data) == measured
@@ -217,7 +217,7 @@ def test_the_status_of_a_stub_means_what_the_kernel_means() -> None:
 def test_records_are_counted_or_their_bytes_are_uncounted(status: int, second_kind: Kind) -> None:
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x01"
     data = head + bytes(4) + (80).to_bytes(4, "big") + Records(b"", 5, status=status).stub
-    shape = decode(False, 0, 0, data, copied_all=True)
+    shape = decode(False, 0, 0, data, copied_all=True).shape()
     assert [measure.kind for measure in shape.measures][:2] == [Kind.RECORD_BYTES, second_kind]
 
 
@@ -226,7 +226,7 @@ def test_the_stub_stands_only_where_records_are() -> None:
     head = b"\xff\xff" + b"\x00\x01" + b"\x00\x00\x00\x00" + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     for first, second in ((empty, full), (full, empty)):
         data = head + b"\x00\x00\x00\x00" + first + b"\x00\x00\x00\x01" + second
-        shape = decode(False, 0, 0, data, copied_all=True)
+        shape = decode(False, 0, 0, data, copied_all=True).shape()
         assert shape.facts.topics[0].partitions == (0, 1)
         assert {measure.partition for measure in shape.measures} == {1 if first == empty else 0}
         assert measure_values(shape, data) == [80, 5, 1, 4000, 6]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Encoding, Shape, Status, measure_values
-from kafka_probe.protocol.measures import Rows
-from kafka_probe.protocol.shapes import WORD_BYTES, Codes, Lengths, ShapeTable, code_of, decode_code
+from kafka_probe.protocol.measures import Bytes, Integers
+from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
 from tests.unit.protocol.trees import Records
 
@@ -26,7 +26,7 @@ Frame = tuple[int, bytes]  # code and data
 def shape_of(found: Case, data: bytes | None = None) -> Shape:
     facts = found.facts
     data = found.data if data is None else data
-    return decode(facts.response, facts.api_key, facts.api_version, data, copied_all=True)
+    return decode(facts.response, facts.api_key, facts.api_version, data, copied_all=True).shape()
 
 
 def fitting(shape: Shape, data: bytes, noise: bytes) -> bytes:
@@ -60,8 +60,9 @@ def test_arbitrary_bytes_that_agree_under_the_mask_have_the_same_shape(
     response: bool, key: int, version: int, copied_all: bool, both: tuple[bytes, bytes]
 ) -> None:
     data, noise = both
-    shape = decode(response, key, version, data, copied_all=copied_all)
-    assert decode(response, key, version, fitting(shape, data, noise), copied_all=copied_all) == shape
+    code = code_of(response, key, version, copied_all)
+    shape = decode_code(code, data)
+    assert decode_code(code, fitting(shape, data, noise)) == shape
 
 
 @pytest.mark.parametrize("whole", CASES, ids=lambda whole: whole.name)
@@ -72,7 +73,7 @@ def test_strings_that_are_no_facts_decide_nothing(whole: Case) -> None:
 
 
 def test_a_varint_that_the_data_cut_decides_by_being_unfinished() -> None:
-    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).mask == b"\xff" * 3
+    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).shape().mask == b"\xff" * 3
 
 
 def test_a_code_tells_a_cut_frame_from_a_broken_one() -> None:
@@ -96,33 +97,46 @@ def variations(count: int, seed: int) -> list[Frame]:
     return frames
 
 
-def rows_of(frames: Sequence[Frame]) -> tuple[Codes, Rows, Lengths]:
-    """The frames as `ShapeTable.match` takes them, with noise behind the data."""
-    width = -(-max((len(data) for _, data in frames), default=0) // WORD_BYTES) * WORD_BYTES
-    rows = np.random.default_rng(1).integers(0, 256, (len(frames), width), np.uint8)
-    for row, (_, data) in zip(rows, frames, strict=True):
-        row[: len(data)] = np.frombuffer(data, np.uint8)
+def packed(frames: Sequence[Frame]) -> tuple[Codes, Bytes, Integers, Integers]:
+    """The frames as `ShapeTable.match` takes them, with noise between them."""
+    noise = random.Random(1)
+    data, starts = bytearray(), []
+    for _, each in frames:
+        data += noise.randbytes(noise.randrange(9))
+        starts.append(len(data))
+        data += each
     codes = np.array([code for code, _ in frames], np.uint64)
-    return codes, rows, np.array([len(data) for _, data in frames], np.int64)
+    lengths = np.array([len(each) for _, each in frames], np.int64)
+    return codes, np.frombuffer(data, np.uint8), np.array(starts, np.int64), lengths
+
+
+def matched(table: ShapeTable, frames: Sequence[Frame]) -> list[tuple[Shape, list[int]]]:
+    """The shape and the values of each frame."""
+    found: dict[int, tuple[Shape, list[int]]] = {}
+    for shape, members, values in table.match(*packed(frames)):
+        assert members.tolist() == sorted(members)
+        assert not found.keys() & set(members.tolist())
+        found.update({member: (shape, row) for member, row in zip(members.tolist(), values.tolist(), strict=True)})
+    return [found[member] for member in range(len(frames))]
 
 
 def assert_matched_as_decoded(table: ShapeTable, frames: list[Frame]) -> None:
-    codes, rows, lengths = rows_of(frames)
-    ids = table.match(codes, rows, lengths)
-    for shape_id in np.unique(ids).tolist():
-        members = np.flatnonzero(ids == shape_id)
-        shape = table.shape(shape_id)
-        values = table.values(shape_id, rows[members])
-        for member, row in zip(members, values.tolist(), strict=True):
-            code, data = frames[member]
-            assert decode_code(code, data) == shape
-            assert measure_values(shape, data) == row
+    for (code, data), (shape, values) in zip(frames, matched(table, frames), strict=True):
+        assert decode_code(code, data) == shape
+        assert measure_values(shape, data) == values
 
 
 def test_matching_is_the_same_as_decoding_each_frame() -> None:
     table = ShapeTable()
     for seed in range(3):
         assert_matched_as_decoded(table, variations(400, seed))
+
+
+def test_many_frames_are_read_as_few() -> None:
+    table, few = ShapeTable(), variations(100, 1)
+    read = matched(table, few)
+    assert matched(table, few * 200) == read * 200
+    assert sum(len(values) for _, values in read) * 200 > 1 << 15  # more numbers than are read in one go
 
 
 def test_frames_like_those_seen_before_are_not_decoded() -> None:
@@ -139,18 +153,16 @@ def test_frames_like_those_seen_before_are_not_decoded() -> None:
     chosen = random.Random(1)
     for _ in range(3):
         frames = [(code, fitting(shape, whole.data, chosen.randbytes(len(whole.data)))) for _ in range(100)]
-        table.match(*rows_of(frames))
+        matched(table, frames)
     assert decoded == [code]
 
 
 def test_client_ids_share_a_layout_and_not_a_shape() -> None:
     frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(100)] * 2
     table = ShapeTable()
-    ids = table.match(*rows_of(frames))
-    assert ids[:100].tolist() == ids[100:].tolist()
-    assert [table.shape(shape_id).facts.client_id for shape_id in ids[:100].tolist()] == [
-        f"c{n:02d}" for n in range(100)
-    ]
+    shapes = [shape for shape, _ in matched(table, frames)]
+    assert all(again is shape for shape, again in zip(shapes[:100], shapes[100:], strict=True))
+    assert [shape.facts.client_id for shape in shapes[:100]] == [f"c{n:02d}" for n in range(100)]
 
 
 def swapped_record_sets() -> list[Frame]:
@@ -195,7 +207,7 @@ def test_long_frames_fill_the_table_by_their_length() -> None:
 
 def test_no_frames_and_frames_without_data_are_fine() -> None:
     table = ShapeTable()
-    assert table.match(*rows_of([])).tolist() == []
+    assert matched(table, []) == []
     assert_matched_as_decoded(table, [(code_of(True, 36, 2, False), b"")] * 2)
 
 

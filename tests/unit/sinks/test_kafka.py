@@ -93,6 +93,25 @@ def test_brokers_out_of_reach_are_said_once_with_the_address(
     assert sink.losses()["sink_unsent_at_exit"] == 1
 
 
+def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    config = load({"bootstrap_servers": f"127.0.0.1:{free_port()}", "spool_dir": str(tmp_path)})
+    for files in (2, 4):
+        sink = KafkaSink(config)
+        sink.send([{"agent_id": "x"}] * 2)
+        sink.send([{"agent_id": "x"}])
+        wait_until(lambda: "do not take events" in caplog.text, "a warning")
+        sink.close(0)
+        assert set(sink.losses().values()) == {0}
+        assert len(list(tmp_path.iterdir())) == files
+        assert sink.counters()["sink_waiting_bytes"] == 0
+        assert sink.counters()["sink_spooled_bytes"] == files * 4096
+    assert f"33554432 bytes wait in memory and 1073741824 in {tmp_path}, what comes after is lost" in caplog.text
+    assert f"3 events that waited in {tmp_path} go first." in caplog.text
+
+
 def test_an_attempt_cut_short_does_not_hide_why_the_one_before_failed() -> None:
     says, logger = sink_kafka._LastWords(), logging.getLogger("kafka")
     for sentence in ("<BrokerConnection node_id=1>: ECONNREFUSED", "Connection attempt timed out", "Bootstrap failed"):

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.sinks.outbox import Batch, Outbox, Worker, batches, encode
+from kafka_probe.sinks.outbox import LOSSES, Batch, Outbox, Worker, batches, encode
+
+
+def oldest(outbox: Outbox) -> Batch:
+    batch = outbox.head()
+    assert batch
+    return batch
 
 
 def test_numbers_as_keys_become_strings_and_a_line_ends_the_event() -> None:
@@ -37,9 +43,9 @@ def test_the_newest_events_are_dropped_when_the_bound_is_reached() -> None:
 def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
     outbox = Outbox(limit_bytes=8)
     outbox.put([b"12345\n"])
-    outbox.head()
+    batch = oldest(outbox)
     outbox.put([b"67890\n"])
-    outbox.settle()
+    outbox.settle(batch)
     outbox.put([b"abcde\n"])
     assert outbox.head() == Batch(b"abcde\n", 1)
     assert outbox.events_delivered == 1
@@ -50,7 +56,7 @@ def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
 def test_a_lost_batch_is_counted_by_its_reason() -> None:
     outbox = Outbox(limit_bytes=100)
     outbox.put([b"1\n", b"2\n"])
-    outbox.settle("sink_refused")
+    outbox.settle(oldest(outbox), "sink_refused")
     assert outbox.lost["sink_refused"] == 2
     assert outbox.events_delivered == 0
 
@@ -60,17 +66,18 @@ def test_a_closed_outbox_hands_out_what_is_left_and_counts_what_still_comes() ->
     outbox.put([b"1\n"])
     outbox.close()
     outbox.put([b"2\n"])
-    assert outbox.head() == Batch(b"1\n", 1)
-    outbox.settle()
+    outbox.settle(oldest(outbox))
     assert outbox.head() is None
+    assert outbox.events_delivered == 1
     assert outbox.lost["sink_unsent_at_exit"] == 1
 
 
 def test_a_delivery_that_ends_after_the_outbox_was_abandoned_is_not_counted_again() -> None:
     outbox = Outbox(limit_bytes=100)
     outbox.put([b"1\n"])
+    batch = oldest(outbox)
     outbox.abandon()
-    outbox.settle()
+    outbox.settle(batch)
     assert outbox.lost["sink_unsent_at_exit"] == 1
     assert outbox.events_delivered == 0
     assert outbox.waiting_bytes == 0
@@ -82,9 +89,10 @@ def test_stopping_delivers_what_waits() -> None:
 
     def deliver(batch: Batch) -> None:
         delivered.append(batch.lines)
-        outbox.settle()
+        outbox.settle(batch)
 
     worker = Worker("test", outbox, deliver)
+    worker.start()
     outbox.put([b"1\n"])
     outbox.put([b"2\n"])
     worker.stop(5)
@@ -99,6 +107,7 @@ def test_stopping_does_not_wait_longer_than_its_deadline() -> None:
         released.wait(10)
 
     worker = Worker("test", outbox, deliver)
+    worker.start()
     outbox.put([b"1\n"])
     worker.stop(0.05)
     assert outbox.lost["sink_unsent_at_exit"] == 1
@@ -106,6 +115,6 @@ def test_stopping_does_not_wait_longer_than_its_deadline() -> None:
     worker.join(5)
 
 
-@pytest.mark.parametrize("reason", ["sink_buffer_full", "sink_refused", "sink_send_failed", "sink_unsent_at_exit"])
+@pytest.mark.parametrize("reason", LOSSES)
 def test_every_reason_is_there_from_the_start(reason: str) -> None:
     assert Outbox(1).lost[reason] == 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe.workloads import Owner
+from kafka_probe.workloads import Cgroups, Owner
 
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -61,6 +61,15 @@ def start() -> Iterator[Start]:
     yield start
     for process in started:
         _end(process)
+
+
+@pytest.fixture
+def unified() -> Path:
+    """Mount point of the v2 hierarchy."""
+    mount_points = {"v2": Path("/sys/fs/cgroup"), "hybrid": Path("/sys/fs/cgroup/unified")}
+    if (mode := Cgroups().mode) not in mount_points:
+        pytest.skip(f"no cgroup2 is mounted (mode {mode})")
+    return mount_points[mode]
 
 
 @pytest.fixture

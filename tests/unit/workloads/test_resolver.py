@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.events import WORKLOAD
 from kafka_probe.workloads import Cgroups, Owner, WorkloadResolver
+from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 
 Start = Callable[..., "Popen[bytes]"]
 End = Callable[["Popen[bytes]"], None]
@@ -23,16 +25,8 @@ OwnerOf = Callable[..., Owner]
 MakeCgroup = Callable[[Path], Path]
 
 CONTAINER_ID = secrets.token_hex(32)
+POD_UID = str(uuid.uuid4())
 RESOLVER = WorkloadResolver()
-
-
-@pytest.fixture
-def unified() -> Path:
-    """Mount point of the v2 hierarchy."""
-    mount_points = {"v2": Path("/sys/fs/cgroup"), "hybrid": Path("/sys/fs/cgroup/unified")}
-    if (mode := Cgroups().mode) not in mount_points:
-        pytest.skip(f"no cgroup2 is mounted (mode {mode})")
-    return mount_points[mode]
 
 
 def moved(process: Popen[bytes], cgroup: Path) -> int:
@@ -128,6 +122,35 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
     consumer = replace(shell, comm=b"consumer")
     assert resolver.resolve(shell)["comm"] == shell.comm.rstrip(b"\0").decode()
     assert resolver.resolve(consumer)["comm"] == "consumer"
+
+
+def test_the_names_of_a_pod_reach_all_who_hold_a_workload_of_it_when_they_come_and_when_they_change(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
+) -> None:
+    pods = Pods()
+    resolver = WorkloadResolver(pods=pods)
+    process = start()
+    in_pod = make_cgroup(unified) / f"kubepods/pod{POD_UID}/{CONTAINER_ID}"
+    owner = owner_of(process.pid, cgroup_id=moved(process, in_pod))
+    workload = resolver.resolve(owner)
+    assert (workload["container_id"], workload["pod_uid"], workload["pod"]) == (CONTAINER_ID, POD_UID, None)
+    for each, labels in ((POD_UID, {"app": "orders"}), (CONTAINER_ID, {"app": "orders", "tier": "gold"})):
+        pods.put(Pod("u1", frozenset((each,)), {**NAMELESS, "pod": "orders-0", "labels": labels}))
+        resolver.name_pods()
+        assert (workload["pod"], workload["labels"]) == ("orders-0", labels)
+    assert resolver.resolve(owner) is workload
+
+
+def test_a_pod_that_is_known_is_named_at_once(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
+) -> None:
+    pods = Pods()
+    pods.put(Pod("u1", frozenset((CONTAINER_ID,)), {**NAMELESS, "pod": "orders-0", "owner_kind": "StatefulSet"}))
+    process = start()
+    in_container = make_cgroup(unified) / f"cri-containerd-{CONTAINER_ID}.scope"
+    workload = WorkloadResolver(pods=pods).resolve(owner_of(process.pid, cgroup_id=moved(process, in_container)))
+    assert (workload["pod"], workload["owner_kind"]) == ("orders-0", "StatefulSet")
+    assert list(workload) == [field.name for field in WORKLOAD.fields]
 
 
 @settings(deadline=None)  # a walk of the hierarchies takes as long as the host lets it

@@ -1,0 +1,99 @@
+"""How much the agent tells besides counts: which exchanges become events, and whether flows name their topics.
+
+While the agent takes more CPU than it may, it leaves out detail, `request` events first and topics next, and returns to
+it when there is room. Counts are never left out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from kafka_probe.config import RequestEvents
+from kafka_probe.connections.frames import Frames
+
+Event = dict[str, object]
+
+LOSSES = {
+    "request_shed": "answered requests that became no event, because the agent took more CPU than `--cpu-limit`",
+}
+# Detail returns after so many intervals below half of the limit; each return doubles it, until all has been calm.
+_PATIENCE, _MOST_PATIENCE = 3, 96
+
+log = logging.getLogger(__name__)
+
+
+class Detail:
+    """requests: which exchanges are wanted as events. cpu_limit: share of one core; None: no limit."""
+
+    def __init__(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self._seen = 0
+        self.reconfigure(requests, cpu_limit)
+
+    def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+        """Other settings; all detail is there again."""
+        self._requests = requests
+        self._limit = cpu_limit
+        self._steps = ("topics",) if requests.which == "off" else ("requests", "topics")
+        self._taken = self._calm = 0
+        self._patience = _PATIENCE
+
+    @property
+    def shed(self) -> str | None:
+        """What is left out: requests; topics, and requests as well; None: nothing."""
+        return self._steps[self._taken - 1] if self._taken else None
+
+    @property
+    def requests(self) -> bool:
+        """Whether exchanges become events."""
+        return self._requests.which != "off" and not self._taken
+
+    @property
+    def topics(self) -> bool:
+        """Whether flows name their topics."""
+        return self.shed != "topics"
+
+    def spend(self, cpu_share: float) -> None:
+        """What the last interval took of a core: decides what the next one leaves out."""
+        if self._limit is None:
+            return
+        if cpu_share > self._limit:
+            self._calm = 0
+            if self._taken < len(self._steps):
+                self._taken += 1
+                log.warning("%.1f %% of a core, more than --cpu-limit: without %s.", 100 * cpu_share, self.shed)
+            return
+        self._calm = self._calm + 1 if 2 * cpu_share < self._limit else 0
+        if self._calm < self._patience:
+            return
+        self._calm = 0
+        if self._taken:
+            log.info("%.1f %% of a core: with %s again.", 100 * cpu_share, self.shed)
+            self._taken -= 1
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        else:
+            self._patience = _PATIENCE
+
+    def skip(self, batch: Iterable[Frames]) -> None:
+        """Frames of which no events are made."""
+        if self._requests.which != "off":
+            self.losses["request_shed"] += sum(len(frames.index) for frames in batch if frames.shape.facts.response)
+
+    def wanted(self, exchanges: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
+        """Those (ts_ns, event) that were asked for."""
+        return (exchange for exchange in exchanges if self._wants(exchange[1]))
+
+    def _wants(self, event: Event) -> bool:
+        match self._requests.which:
+            case "errors":
+                return bool(event["errors"])
+            case "slower":
+                latency = event["latency_us"]
+                return isinstance(latency, int) and latency >= self._requests.slower_than_us
+            case "sample":
+                self._seen += 1
+                return self._seen % self._requests.one_in == 0
+            case _:
+                return True

@@ -1,0 +1,147 @@
+"""Who writes and reads what: the clients of the last hour, by what tells them apart. Belongs to the server's thread.
+
+A client is the connections of one program under one client id, as in connections/clients.py: on the connecting side by
+its process, on the accepting side by the host that it comes from and its library. Those that spoke last are kept.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Flag
+from functools import cache
+from typing import Any, NamedTuple
+
+from kafka_probe.server.traffic import used_topics
+
+KEPT = 16384  # of about 1 KB each
+SILENT_US = 3600 * 1_000_000
+TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
+
+
+class Role(Flag):
+    """What a client was seen to do."""
+
+    NOTHING = 0
+    WRITE = 1
+    READ = 2
+    ADMINISTRATE = 4
+    REPLICATE = 8
+
+
+# What only brokers and controllers say to each other; and how names of what only administrators' tools say begin.
+_NAMES = """
+    AllocateProducerIds AlterPartition AssignReplicasToDirs BeginQuorumEpoch BrokerHeartbeat BrokerRegistration
+    ControlledShutdown ControllerRegistration EndQuorumEpoch FetchSnapshot LeaderAndIsr StopReplica UpdateMetadata
+    UpdateRaftVoter Vote WriteTxnMarkers
+"""
+_OF_BROKERS = frozenset(_NAMES.split())
+_OF_ADMINISTRATORS = ("Alter", "Create", "Delete", "Describe", "Elect", "IncrementalAlter")
+
+
+class Key(NamedTuple):
+    """What tells clients apart. address: of the client's host, as the watched end sees it."""
+
+    side: str
+    pid: int | None
+    start_time: int | None
+    address: str
+    id: str | None
+    software_name: str | None
+    software_version: str | None
+
+
+@dataclass(slots=True)
+class Client:
+    """What one client did. since, ts: start of the first and end of the last interval in which it spoke, in µs."""
+
+    workload: Mapping[str, Any]
+    since: int
+    ts: int = 0
+    internal: bool = False
+    role: Role = Role.NOTHING
+    group: str | None = None
+    requests: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    records: int = 0
+    topics: set[str] = field(default_factory=set)
+
+    def add(self, flow: Mapping[str, Any]) -> None:
+        self.workload = flow["workload"]
+        self.ts = flow["ts"]
+        self.internal = flow["internal"]
+        self.role |= _role(flow["api"] or "")
+        self.group = flow["group"] or self.group
+        self.requests += flow["requests"]
+        self.request_bytes += flow["request_bytes"]
+        self.response_bytes += flow["response_bytes"]
+        for topic in used_topics(flow):
+            self.records += topic["records"]
+            if len(self.topics) < TOPICS_KEPT:
+                self.topics.add(topic["topic"] or topic["topic_id"])
+
+    @property
+    def type(self) -> str:
+        """internal, broker, producer, consumer, producer+consumer, admin or other."""
+        if self.internal:
+            return "internal"
+        if Role.REPLICATE in self.role:
+            return "broker"
+        does = [name for role, name in ((Role.WRITE, "producer"), (Role.READ, "consumer")) if role in self.role]
+        return "+".join(does) or ("admin" if Role.ADMINISTRATE in self.role else "other")
+
+
+class Clients:
+    """Clients that spoke in the last hour, at most KEPT of them."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
+
+    def add(self, events: Sequence[Mapping[str, Any]]) -> None:
+        for event in events:
+            if event["kind"] == "flow":
+                self._add(event)
+            elif event["kind"] == "agent":
+                self._forget(event["ts"] - SILENT_US)
+
+    def __iter__(self) -> Iterator[tuple[Key, Client]]:
+        return iter(self._clients.items())
+
+    def _add(self, flow: Mapping[str, Any]) -> None:
+        key = _key(flow)
+        client = self._clients.get(key)
+        if client is None:
+            if len(self._clients) == KEPT:
+                self._clients.popitem(last=False)
+            client = self._clients[key] = Client(flow["workload"], flow["since"])
+        else:
+            self._clients.move_to_end(key)
+        client.add(flow)
+
+    def _forget(self, before_us: int) -> None:
+        while self._clients and next(iter(self._clients.values())).ts < before_us:
+            self._clients.popitem(last=False)
+
+
+def _key(flow: Mapping[str, Any]) -> Key:
+    workload, client = flow["workload"], flow["client"]
+    address = flow["local" if flow["side"] == "connecting" else "peer"].rpartition(":")[0]
+    process = workload["pid"], workload["start_time"]
+    return Key(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
+
+
+@cache
+def _role(api: str) -> Role:
+    match api:
+        case "Produce":
+            return Role.WRITE
+        case "Fetch" | "ShareFetch":
+            return Role.READ
+        case _ if api in _OF_BROKERS:
+            return Role.REPLICATE
+        case _ if api.startswith(_OF_ADMINISTRATORS):
+            return Role.ADMINISTRATE
+        case _:
+            return Role.NOTHING

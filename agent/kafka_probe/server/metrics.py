@@ -1,0 +1,247 @@
+"""The metrics: one declaration of each gives its samples at /metrics and its line in the documentation.
+
+Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. This room never counts
+anything itself.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kafka_probe.server.traffic import Labels, Traffic
+from kafka_probe.server.view import View
+
+PREFIX = "kafka_probe_"
+
+Samples = Iterable[tuple[Labels, Any]]
+"""Label values and value: a number, or of a histogram a Histogram."""
+
+Rows = Callable[[Traffic], Samples]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric, its name without the prefix."""
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    labels: tuple[str, ...]
+    doc: str
+    read: Callable[[View], Samples]
+
+
+def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, str]) -> Iterator[Metric]:
+    """A counter for each of the fields of rows, and one for their errors."""
+    for name, doc in fields.items():
+        yield Metric(f"{prefix}{name}_total", "counter", labels, doc, each(rows, name))
+
+    def errors(view: View) -> Samples:
+        return (((*labels, name), n) for labels, row in rows(view.traffic) for name, n in row.errors.items())
+
+    doc = "errors in responses by Kafka's name, over all levels of the responses"
+    yield Metric(f"{prefix}errors_total", "counter", (*labels, "error"), doc, errors)
+
+
+def each(rows: Rows, name: str, per: int = 1) -> Callable[[View], Samples]:
+    """A field of rows; per: how many of its unit make one of the metric's."""
+    return lambda view: ((labels, getattr(row, name) / per) for labels, row in rows(view.traffic))
+
+
+def histogram(name: str) -> Callable[[View], Samples]:
+    """A histogram of each workload and API that has any."""
+
+    def read(view: View) -> Samples:
+        found = ((labels, getattr(row, name)) for labels, row in view.traffic.workloads)
+        return ((labels, histogram) for labels, histogram in found if any(histogram.counts))
+
+    return read
+
+
+def told(name: str, per: int = 1) -> Callable[[View], Samples]:
+    """A number of the last `agent` event; no sample where it is null."""
+
+    def read(view: View) -> Samples:
+        value = view.traffic.agent.get(name)
+        return () if value is None else [((), value / per)]
+
+    return read
+
+
+def counted(name: str) -> Callable[[View], Samples]:
+    """A counter of the last `agent` event; no sample where the sink has none of that name."""
+
+    def read(view: View) -> Samples:
+        counters = view.traffic.agent.get("counters", {})
+        return [((), counters[name])] if name in counters else ()
+
+    return read
+
+
+def build(view: View) -> Samples:
+    agent = view.traffic.agent
+    return (
+        [((agent["version"], platform.python_version(), agent["kernel"], agent["backend"] or ""), 1)] if agent else ()
+    )
+
+
+def label_sets(view: View) -> Samples:
+    tables = {name: getattr(view.traffic, name) for name in ("workloads", "topics", "closes")}
+    return (((name,), len(table)) for name, table in tables.items())
+
+
+def apis(traffic: Traffic) -> Samples:
+    return traffic.apis.items()
+
+
+def workloads(traffic: Traffic) -> Samples:
+    return traffic.workloads
+
+
+def topics(traffic: Traffic) -> Samples:
+    return traffic.topics
+
+
+API = ("side", "api")
+OWNER = ("side", "workload", "comm")
+END = ("how", "closed_by")
+EXCHANGED = {
+    "requests": "requests seen",
+    "responses": "responses seen",
+    "request_bytes": "size of the requests with their length prefix",
+    "response_bytes": "size of the responses with their length prefix",
+    "records": "records in the record batches that could be read",
+}
+NAMED = {
+    "requests": "requests that asked for the topic, by name or by its fetch session",
+    "records": "records in the record batches that could be read",
+    "bytes": "size of all record sets",
+    "uncounted_bytes": "part of it whose records could not be counted (sendfile)",
+}
+COUNTED = {
+    "requests": ("kernel_requests_total", "requests that the programs in the kernel saw"),
+    "responses": ("kernel_responses_total", "responses that they matched with a request"),
+    "records": ("kernel_records_total", "records that they wrote for the agent"),
+    "connections": ("kernel_connections_total", "connections that they followed"),
+    "rejected": ("kernel_rejected_total", "connections that turned out to be TLS or not Kafka"),
+    "shapes_reset": (
+        "shapes_reset_total",
+        "how often the decoder forgot the forms of frames, because there were too many",
+    ),
+    "topics_named": ("topics_named_total", "topic ids that got a name"),
+    "brokers_refused": ("brokers_refused_total", "brokers whose files the agent may not read"),
+    "events": ("events_total", "events that were made"),
+    "sink_events": ("sink_events_total", "events that the sink delivered"),
+    "sink_bytes": ("sink_bytes_total", "size of the events that the sink delivered"),
+    "sink_waiting_bytes": ("sink_waiting_bytes", "size of the events that wait for delivery in memory"),
+    "sink_spooled_bytes": ("sink_spooled_bytes", "space that events take on disk while they wait for delivery"),
+    "sink_spool_failures": ("sink_spool_failures_total", "batches of events that the disk refused"),
+}
+"""Counters of the `agent` event: metric and meaning."""
+SHED = {"requests": ("requests", "topics"), "topics": ("topics",)}
+"""What the `agent` event calls it while a detail is left out."""
+
+METRICS = (
+    *sums("", API, apis, EXCHANGED),
+    *sums("workload_", (*OWNER, "api"), workloads, EXCHANGED),
+    Metric(
+        "workload_throttle_seconds_total",
+        "counter",
+        (*OWNER, "api"),
+        "throttle times that brokers named",
+        each(workloads, "throttle_ms", 1000),
+    ),
+    Metric(
+        "workload_latency_seconds",
+        "histogram",
+        (*OWNER, "api"),
+        "request seen to response seen, within 4.8 %; Fetch and ShareFetch: answered with data",
+        histogram("latency"),
+    ),
+    Metric(
+        "workload_empty_fetch_seconds",
+        "histogram",
+        (*OWNER, "api"),
+        "the same of Fetch and ShareFetch that were answered without data after their wait",
+        histogram("latency_empty"),
+    ),
+    *sums("topic_", (*OWNER, "api", "topic"), topics, NAMED),
+    Metric("connections", "gauge", OWNER, "open connections", lambda view: view.traffic.open.items()),
+    Metric(
+        "connections_opened_total",
+        "counter",
+        ("side",),
+        "connections seen from their first byte",
+        lambda view: view.traffic.opened.items(),
+    ),
+    Metric(
+        "connections_closed_total",
+        "counter",
+        ("side", *END),
+        "connections that ended: fin, rst_sent, rst_received, timeout or unknown; by local, peer or unknown",
+        lambda view: view.traffic.closed.items(),
+    ),
+    Metric(
+        "workload_connections_closed_total",
+        "counter",
+        (*OWNER, *END),
+        "the same by workload",
+        each(lambda traffic: traffic.closes, "count"),
+    ),
+    Metric(
+        "resets_sent_total",
+        "counter",
+        (),
+        "segments for connections that were gone, answered with a reset",
+        lambda view: [((), view.traffic.resets)],
+    ),
+    Metric(
+        "lost_total",
+        "counter",
+        ("reason",),
+        "what was lost or left out, see Losses",
+        lambda view: (((reason,), n) for reason, n in view.traffic.agent.get("losses", {}).items()),
+    ),
+    *(
+        Metric(name, "counter" if name.endswith("_total") else "gauge", (), doc, counted(counter))
+        for counter, (name, doc) in COUNTED.items()
+    ),
+    Metric(
+        "shed",
+        "gauge",
+        ("detail",),
+        "1: requests or topics are left out to stay below --cpu-limit; else 0",
+        lambda view: (((detail,), view.traffic.agent.get("shed") in at) for detail, at in SHED.items()),
+    ),
+    Metric("label_sets", "gauge", ("table",), "label sets of workloads, topics and closes; see `other`", label_sets),
+    Metric(
+        "label_sets_limit",
+        "gauge",
+        (),
+        "most of each, see --metrics-series",
+        lambda view: [((), view.traffic.limit)],
+    ),
+    Metric("cpu_seconds_total", "counter", (), "CPU time of the agent", told("cpu_us", 1_000_000)),
+    Metric(
+        "kernel_seconds_total",
+        "counter",
+        (),
+        "run time of its programs in the kernel; absent where it is not measured, see --kernel-time",
+        told("kernel_us", 1_000_000),
+    ),
+    Metric("resident_memory_bytes", "gauge", (), "resident memory of the agent", told("rss_bytes")),
+    Metric("start_time_seconds", "gauge", (), "when it started, since epoch", lambda view: [((), view.started_s)]),
+    Metric(
+        "last_interval_timestamp_seconds", "gauge", (), "end of the last interval, since epoch", told("ts", 1_000_000)
+    ),
+    Metric(
+        "ready",
+        "gauge",
+        (),
+        "1: as /readyz says, attached and the sink takes events; else 0",
+        lambda view: [((), not view.unready())],
+    ),
+    Metric("build_info", "gauge", ("version", "python", "kernel", "backend"), "1; what runs here", build),
+)

@@ -1,0 +1,119 @@
+"""The OpenAPI 3.1 document on what the server answers: of the rows it is derived from their resources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import kafka_probe
+from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
+from kafka_probe.server.query import LIMIT, MOST, Resource
+from kafka_probe.server.resources import RESOURCES
+
+Schema = dict[str, Any]
+
+SCALARS: dict[Scalar, str] = {"string": "string", "long": "integer", "boolean": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A path that is answered with text. failing: it may be 503, and the text says why; open: without a token."""
+
+    path: str
+    doc: str
+    failing: bool = False
+    open: bool = False
+
+
+TEXTS = (
+    Text("/healthz", "Whether the capture loop turns.", failing=True, open=True),
+    Text("/readyz", "Whether the agent is attached and its sink takes events.", failing=True, open=True),
+    Text("/metrics", "The metrics, for Prometheus."),
+)
+OPEN = frozenset(text.path for text in TEXTS if text.open)
+"""The paths that need no token: what they answer says nothing of the traffic."""
+
+
+def document(*, token: bool) -> Schema:
+    """token: whether clients have to send one."""
+    paths = {text.path: _text(text, token and not text.open) for text in TEXTS}
+    paths |= {resource.path: _list(resource, token) for resource in RESOURCES}
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "kafka-probe agent", "version": kafka_probe.__version__},
+        "paths": paths,
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}} if token else {}},
+    }
+
+
+def _text(text: Text, guarded: bool) -> Schema:
+    words = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+    failing = {"503": {"description": "no; the text says why", **words}} if text.failing else {}
+    return _get(text.doc, {"200": {"description": "yes", **words}, **failing}, guarded)
+
+
+def _list(resource: Resource, guarded: bool) -> Schema:
+    answer = _object(
+        {
+            "total": {"type": "integer", "description": "rows that fit, on all pages"},
+            "offset": {"type": "integer", "description": "how many of them come before these"},
+            "rows": {"type": "array", "items": _struct(resource.fields)},
+        }
+    )
+    bad = _object({"error": {"type": "string"}})
+    responses = {"200": _json("a page of rows", answer), "400": _json("a parameter that cannot be used", bad)}
+    filters = (
+        _parameter(path, {"type": SCALARS[kind]}, "only rows with this value; may be repeated")
+        for path, kind in resource.filters.items()
+    )
+    parameters = [
+        _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT}, "most rows"),
+        _parameter("offset", {"type": "integer", "minimum": 0, "default": 0}, "rows to skip"),
+        _parameter(
+            "sort",
+            {"enum": [f"{sign}{path}" for path in resource.orders for sign in ("", "-")]},
+            "order of the rows; with a dash the largest first",
+        ),
+        *filters,
+    ]
+    return _get(resource.doc, responses, guarded, parameters)
+
+
+def _get(doc: str, responses: Schema, guarded: bool, parameters: Iterable[Schema] = ()) -> Schema:
+    security: Schema = {"security": [{"token": []}]} if guarded else {}
+    refused = (
+        {"401": _json("no token, or not the right one", _object({"error": {"type": "string"}}))} if guarded else {}
+    )
+    return {"get": {"summary": doc, "parameters": list(parameters), "responses": responses | refused, **security}}
+
+
+def _parameter(name: str, schema: Schema, doc: str) -> Schema:
+    return {"name": name, "in": "query", "description": doc, "schema": schema}
+
+
+def _json(doc: str, schema: Schema) -> Schema:
+    return {"description": doc, "content": {"application/json": {"schema": schema}}}
+
+
+def _object(properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+
+
+def _struct(fields: Iterable[Field]) -> Schema:
+    """Every field is there, and any may be null."""
+    return _object({field.name: {"description": field.doc, **_nullable(field.type)} for field in fields})
+
+
+def _nullable(kind: Type) -> Schema:
+    match kind:
+        case Struct(fields):
+            return {"anyOf": [_struct(fields), {"type": "null"}]}
+        case ListOf(element):
+            return {"type": ["array", "null"], "items": _struct(element.fields)}
+        case Counts():
+            return {"type": ["object", "null"], "additionalProperties": {"type": "integer"}}
+        case Strings():
+            return {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+        case str(scalar):
+            return {"type": [SCALARS[scalar], "null"]}

@@ -1,0 +1,134 @@
+"""Lists that can be asked for: filtered by the fields of their rows, sorted and in pages.
+
+Which parameters there are, and of which type, follows from the fields of a resource. Rows are made when somebody asks,
+and only those of the page are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka_probe.events import Field, ListOf, Scalar, Struct
+from kafka_probe.server.view import View
+
+LIMIT, MOST = 100, 1000
+
+Row = Mapping[str, Any]
+
+
+class BadQuery(Exception):  # noqa: N818  # it is the client's error, and ends no command
+    """Parameters that cannot be used; the text is a sentence for who sent them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A list that can be asked for: its items at this moment, and what one is as a row."""
+
+    path: str
+    doc: str
+    fields: tuple[Field, ...]
+    items: Callable[[View], Sequence[Any]]
+    row: Callable[[Any], Row]
+
+    @property
+    def filters(self) -> dict[str, Scalar]:
+        """Types by the paths of all fields that can be filtered by; in lists any element may match."""
+        return {path: kind for path, kind, _ in _paths(self.fields)}
+
+    @property
+    def orders(self) -> list[str]:
+        """The paths that rows can be sorted by: those with one value per row."""
+        return [path for path, _, single in _paths(self.fields) if single]
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What to show: rows whose values at every path of `wanted` are among those given."""
+
+    wanted: Mapping[tuple[str, ...], Sequence[object]]
+    sort: tuple[str, ...] | None = None
+    descending: bool = False
+    limit: int = LIMIT
+    offset: int = 0
+
+    def fits(self, row: Row) -> bool:
+        return all(any(value in given for value in _values(row, path)) for path, given in self.wanted.items())
+
+    def place(self, row: Row) -> tuple[bool, Any]:
+        """The sort key of a row. Rows without a value come last, whichever the direction."""
+        value = next(_values(row, self.sort or ()), None)
+        return (value is None) != self.descending, value
+
+
+def page(resource: Resource, view: View, parameters: Iterable[tuple[str, str]]) -> dict[str, object]:
+    """The rows that the parameters ask for, and how many there are in all. BadQuery says what is wrong with them."""
+    query = read(resource, parameters)
+    found = resource.items(view)
+    if query.wanted:
+        found = [item for item in found if query.fits(resource.row(item))]
+    if query.sort:
+        found = sorted(found, key=lambda item: query.place(resource.row(item)), reverse=query.descending)
+    rows = [resource.row(item) for item in found[query.offset : query.offset + query.limit]]
+    return {"total": len(found), "offset": query.offset, "rows": rows}
+
+
+def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
+    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`."""
+    filters = resource.filters
+    wanted: dict[tuple[str, ...], list[object]] = defaultdict(list)
+    shape: dict[str, Any] = {}
+    for name, text in parameters:
+        if name in ("limit", "offset"):
+            shape[name] = _number(name, text, MOST if name == "limit" else None)
+        elif name == "sort":
+            path = text.removeprefix("-")
+            if path not in resource.orders:
+                raise BadQuery(f"Rows cannot be sorted by {path}; choose one of {', '.join(resource.orders)}.")
+            shape |= {"sort": tuple(path.split(".")), "descending": text.startswith("-")}
+        elif name in filters:
+            wanted[*name.split("."),].append(_value(name, text, filters[name]))
+        else:
+            raise BadQuery(f"There is no parameter {name}; there are limit, offset, sort, {', '.join(filters)}.")
+    return Query(wanted, **shape)
+
+
+def _number(name: str, text: str, most: int | None) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text) or (most is not None and not 0 < int(text) <= most):
+        raise BadQuery(f"{name} must be a number{'' if most is None else f' from 1 to {most}'}, not {text!r}.")
+    return int(text)
+
+
+def _value(name: str, text: str, kind: Scalar) -> object:
+    match kind:
+        case "long" if re.fullmatch(r"-?[0-9]{1,19}", text):
+            return int(text)
+        case "boolean" if text in ("true", "false"):
+            return text == "true"
+        case "string":
+            return text
+    raise BadQuery(f"{name} must be {'a number' if kind == 'long' else 'true or false'}, not {text!r}.")
+
+
+def _paths(fields: Iterable[Field], prefix: str = "", single: bool = True) -> Iterator[tuple[str, Scalar, bool]]:
+    for field in fields:
+        match field.type:
+            case Struct(inner):
+                yield from _paths(inner, f"{prefix}{field.name}.", single)
+            case ListOf(element):
+                yield from _paths(element.fields, f"{prefix}{field.name}.", single=False)
+            case str(scalar):
+                yield prefix + field.name, scalar, single
+
+
+def _values(value: Any, path: tuple[str, ...]) -> Iterator[object]:
+    if isinstance(value, list):
+        for element in value:
+            yield from _values(element, path)
+    elif not path:
+        yield value
+    elif value is not None:
+        yield from _values(value.get(path[0]), path[1:])

@@ -1,0 +1,136 @@
+"""What /api/v1 tells: connections, clients and topics, each with the fields of its rows, in the terms of events.py."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from kafka_probe.connections.tracker import Connection
+from kafka_probe.events import CLIENT, COMMON, FLOW, FLOW_TOPIC, OPEN, Counts, Field, ListOf, Struct
+from kafka_probe.server.clients import Client, Key
+from kafka_probe.server.query import Resource, Row
+from kafka_probe.server.traffic import Labels, Named
+from kafka_probe.server.view import View
+
+
+def _named(fields: Iterable[Field], *names: str) -> tuple[Field, ...]:
+    by_name = {field.name: field for field in fields}
+    return tuple(by_name[name] for name in names)
+
+
+def _connection(connection: Connection) -> Row:
+    opened_ns = connection.opened_ns + time.time_ns() - time.monotonic_ns()
+    found = {"found": connection.found, "cookie": connection.identity.cookie}
+    return {"since": opened_ns // 1000, **connection.common(), **found}
+
+
+def _client(item: tuple[Key, Client]) -> Row:
+    key, client = item
+    return {
+        "since": client.since,
+        "ts": client.ts,
+        "side": key.side,
+        "address": key.address,
+        "type": client.type,
+        "client": {"id": key.id, "software_name": key.software_name, "software_version": key.software_version},
+        "group": client.group,
+        "workload": client.workload,
+        "requests": client.requests,
+        "request_bytes": client.request_bytes,
+        "response_bytes": client.response_bytes,
+        "records": client.records,
+        "topics": [{"topic": topic} for topic in sorted(client.topics)],
+    }
+
+
+def _topics(view: View) -> Sequence[tuple[Labels, list[tuple[Labels, Named]]]]:
+    """What each side did to each topic by each API, of all workloads."""
+    found: dict[Labels, list[tuple[Labels, Named]]] = defaultdict(list)
+    for (side, workload, comm, api, topic), named in view.traffic.topics:
+        found[side, topic, api].append(((workload, comm), named))
+    return list(found.items())
+
+
+def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> Row:
+    (side, topic, api), used = item
+    rows = [named for _, named in used]
+    return {
+        "since": min(row.since for row in rows),
+        "ts": max(row.ts for row in rows),
+        "side": side,
+        "topic": topic,
+        "topic_id": next((row.topic_id for row in rows if row.topic_id), None),
+        "api": api,
+        "requests": sum(row.requests for row in rows),
+        "records": sum(row.records for row in rows),
+        "bytes": sum(row.bytes for row in rows),
+        "uncounted_bytes": sum(row.uncounted_bytes for row in rows),
+        "errors": sum((row.errors for row in rows), Counter[str]()),
+        "workloads": [{"workload": workload, "comm": comm} for (workload, comm), _ in used],
+    }
+
+
+_TOPIC = Field("topic", "string", "topic name, or its id while that has no name; other: what found no room")
+
+RESOURCES = (
+    Resource(
+        "/api/v1/connections",
+        "The open connections.",
+        (
+            Field("since", "long", "when it was seen first, µs since epoch; it is at least that old"),
+            *_named(COMMON, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
+            *_named(COMMON, "workload", "client", "opaque"),
+            *_named(OPEN, "found", "cookie"),
+        ),
+        lambda view: view.agent.connections(),
+        _connection,
+    ),
+    Resource(
+        "/api/v1/clients",
+        "Who writes and reads what: the clients that spoke within the last hour.",
+        (
+            Field("since", "long", "start of the first interval in which it was heard, µs since epoch"),
+            Field("ts", "long", "end of the last interval in which it was heard, µs since epoch"),
+            *_named(COMMON, "side"),
+            Field("address", "string", "address of the client's host, as the watched end sees it"),
+            Field("type", "string", "producer, consumer, producer+consumer, broker, admin, internal or other"),
+            Field("client", CLIENT, "the Kafka client"),
+            *_named(FLOW, "group"),
+            *_named(COMMON, "workload"),
+            *_named(FLOW, "requests", "request_bytes", "response_bytes"),
+            *_named(FLOW_TOPIC.fields, "records"),
+            Field("topics", ListOf(Struct((Field("topic", "string", "name, or id"),))), "the first 1,000 it named"),
+        ),
+        lambda view: tuple(view.clients),
+        _client,
+    ),
+    Resource(
+        "/api/v1/topics",
+        "What is done to which topic by which API, on either side, by the workloads that are there.",
+        (
+            Field("since", "long", "start of the first interval in which it was named, µs since epoch"),
+            Field("ts", "long", "end of the last interval in which it was named, µs since epoch"),
+            *_named(COMMON, "side"),
+            _TOPIC,
+            *_named(FLOW_TOPIC.fields, "topic_id"),
+            *_named(FLOW, "api"),
+            *_named(FLOW_TOPIC.fields, "requests", "records", "bytes", "uncounted_bytes"),
+            Field("errors", Counts(), "name of the error code to count"),
+            Field(
+                "workloads",
+                ListOf(
+                    Struct(
+                        (
+                            Field("workload", "string", "what runs the pod, pod, container or unit, as in the metrics"),
+                            Field("comm", "string", "command name of its main thread"),
+                        )
+                    )
+                ),
+                "who did it",
+            ),
+        ),
+        _topics,
+        _topic,
+    ),
+)

@@ -1,0 +1,131 @@
+"""The server's life: it takes its address when it is made, answers from a thread of its own, and is closed.
+
+The capture loop hands lists of events over and goes on; they are summed in the server's thread, between requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import uvicorn
+
+from kafka_probe.config import Address, Config
+from kafka_probe.errors import StartError, UsageError
+from kafka_probe.server.http import application
+from kafka_probe.server.traffic import Traffic
+from kafka_probe.server.view import View, Watched
+from kafka_probe.sinks import Sink
+
+log = logging.getLogger("kafka_probe")
+
+_GRACE_S = 1
+_JOIN_S = 5.0
+
+
+class Server:
+    """Holds its address from the beginning and answers between `start` and `close`.
+
+    Raises:
+        UsageError: the settings do not fit together, or would let other hosts in without asking who they are.
+        StartError: the address cannot be had.
+    """
+
+    def __init__(self, config: Config, address: Address) -> None:
+        self._config = config
+        self._tls = _tls(config)
+        if not (address.loopback or config.listen_token or config.listen_clientcafile):
+            raise UsageError(
+                f"--listen {address} lets other hosts in: give them a token (KAFKA_PROBE_LISTEN_TOKEN), ask for their "
+                "certificates (--listen-clientcafile), or listen on 127.0.0.1."
+            )
+        self._address = address
+        self._socket = _socket(address)
+        self._running: tuple[uvicorn.Server, threading.Thread] | None = None
+
+    def start(self, agent: Watched, sink: Sink) -> Callable[[Sequence[Mapping[str, Any]]], object]:
+        """Answer from now on; returns what takes the agent's events, in their order and at once."""
+        view = View(agent, sink, Traffic(self._config.metrics_series))
+        settings = uvicorn.Config(
+            application(view, self._config.listen_token),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_graceful_shutdown=_GRACE_S,
+            ssl_context_factory=(lambda *_: tls) if (tls := self._tls) else None,
+        )
+        server, loop = uvicorn.Server(settings), asyncio.new_event_loop()
+        thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
+        self._running = server, thread
+        thread.start()
+        log.info("serving on %s://%s", "https" if self._tls else "http", self._address)
+
+        def hand_over(events: Sequence[Mapping[str, Any]]) -> None:
+            with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
+                loop.call_soon_threadsafe(view.add, events)
+
+        return hand_over
+
+    def close(self) -> None:
+        """Answer what was asked and stop."""
+        if self._running:
+            server, thread = self._running
+            server.should_exit = True
+            thread.join(_JOIN_S)
+        self._socket.close()
+
+    def _run(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(server.serve([self._socket]))
+        except Exception:
+            log.exception("nobody is served any more on %s", self._address)
+            self._socket.close()
+
+
+def _socket(address: Address) -> socket.socket:
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(place, family=family, dualstack_ipv6=address.host == "::")
+    except OSError as error:
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise StartError(
+            f"Cannot listen on {address}: {reason}; name another address by --listen, or --listen off."
+        ) from None
+
+
+def _tls(config: Config) -> ssl.SSLContext | None:
+    if config.listen_certfile is None:
+        for setting in ("listen_keyfile", "listen_clientcafile"):
+            if getattr(config, setting) is not None:
+                raise UsageError(f"{setting} is of no use without listen_certfile.")
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.listen_certfile, config.listen_keyfile, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"listen_certfile {config.listen_certfile} cannot be used with its key: {error}.") from None
+    if config.listen_clientcafile:
+        try:
+            context.load_verify_locations(config.listen_clientcafile)
+        except OSError as error:
+            raise UsageError(f"listen_clientcafile {config.listen_clientcafile} cannot be used: {error}.") from None
+        context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def _no_password() -> str:
+    """Else OpenSSL asks for one on the terminal."""
+    raise ValueError("the key has a password")

@@ -1,0 +1,258 @@
+"""Sums of the agent's events for /metrics, by labels whose number is bounded. They belong to the server's thread.
+
+Sums by side and API last from the agent's start to its end. Those of workloads and topics have room for so many label
+sets, and what finds none is counted under `other`, so that every sum over workloads or topics stays right. A workload
+that has ended, with no connection open and silent for a quarter of an hour, leaves; the sums by API keep what it did.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from kafka_probe.events import bucket_middle_us
+from kafka_probe.protocol.errors import ERROR_NAMES
+
+OTHER = "other"
+_SHORT = 12  # of a container id, as container engines show it
+ENDED_US = 15 * 60 * 1_000_000
+BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+Labels = tuple[str, ...]
+Row = TypeVar("Row")
+
+
+class Owner(NamedTuple):
+    """The labels of a workload."""
+
+    side: str
+    workload: str
+    comm: str
+
+
+@dataclass(slots=True)
+class Histogram:
+    """Latencies: how many up to each of BOUNDS_S and above the one before, how many above all, and their sum."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
+    sum_s: float = 0.0
+
+    def add(self, latency: Mapping[str, int]) -> None:
+        """Counts by the buckets of the events. Each counts as its middle: within 4.8 % of the truth."""
+        for bucket, count in latency.items():
+            index, middle_s = _of_bucket(bucket)
+            self.counts[index] += count
+            self.sum_s += middle_s * count
+
+
+@cache
+def _of_bucket(bucket: str) -> tuple[int, float]:
+    middle_s = bucket_middle_us(int(bucket)) / 1e6
+    return bisect_left(BOUNDS_S, middle_s), middle_s
+
+
+@dataclass(slots=True)
+class Exchanged:
+    """Sums of `flow` events."""
+
+    requests: int = 0
+    responses: int = 0
+    request_bytes: int = 0
+    response_bytes: int = 0
+    records: int = 0
+    throttle_ms: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, flow: Mapping[str, Any]) -> None:
+        self.requests += flow["requests"]
+        self.responses += flow["responses"]
+        self.request_bytes += flow["request_bytes"]
+        self.response_bytes += flow["response_bytes"]
+        self.records += sum(topic["records"] for topic in flow["topics"])
+        self.throttle_ms += flow["throttle_ms"]
+        _count_errors(self.errors, flow["errors"])
+
+
+@dataclass(slots=True)
+class Timed(Exchanged):
+    """The same with latencies; those of a Fetch that found nothing are apart."""
+
+    latency: Histogram = field(default_factory=Histogram)
+    latency_empty: Histogram = field(default_factory=Histogram)
+
+    def add(self, flow: Mapping[str, Any]) -> None:
+        Exchanged.add(self, flow)
+        self.latency.add(flow["latency"])
+        self.latency_empty.add(flow["latency_empty"])
+
+
+@dataclass(slots=True)
+class Named:
+    """Sums of what `flow` events say of a topic. since, ts: of the first and the last interval, µs since epoch."""
+
+    topic_id: str | None = None
+    since: int = 0
+    ts: int = 0
+    requests: int = 0
+    records: int = 0
+    bytes: int = 0
+    uncounted_bytes: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def add(self, flow: Mapping[str, Any], topic: Mapping[str, Any]) -> None:
+        self.topic_id = topic["topic_id"] or self.topic_id
+        self.since, self.ts = self.since or flow["since"], flow["ts"]
+        self.requests += topic["requests"]
+        self.records += topic["records"]
+        self.bytes += topic["bytes"]
+        self.uncounted_bytes += topic["uncounted_bytes"]
+        _count_errors(self.errors, topic["errors"])
+
+
+@dataclass(slots=True)
+class Closed:
+    """Connections that ended in one way."""
+
+    count: int = 0
+
+
+def _count_errors(names: Counter[str], codes: Mapping[str, int]) -> None:
+    for code, count in codes.items():
+        names[ERROR_NAMES.get(int(code), "unknown")] += count
+
+
+class Table(Generic[Row]):
+    """Rows by workload and further labels, at most `limit` of them beside those of OTHER."""
+
+    def __init__(self, make: Callable[[], Row], limit: int) -> None:
+        self._make = make
+        self._limit = limit
+        self._size = 0
+        self._rows: dict[Owner, dict[Labels, Row]] = {}
+        self._others: dict[Labels, Row] = defaultdict(make)
+
+    def row(self, owner: Owner, labels: Labels, others: Labels) -> Row:
+        """The row of the labels; if there is none and no room, that of the workload OTHER and the labels `others`."""
+        rows = self._rows.get(owner)
+        if rows and (row := rows.get(labels)):
+            return row
+        if self._size >= self._limit:
+            return self._others[owner.side, OTHER, OTHER, *others]
+        self._size += 1
+        row = self._rows.setdefault(owner, {})[labels] = self._make()
+        return row
+
+    def forget(self, owner: Owner) -> None:
+        self._size -= len(self._rows.pop(owner, ()))
+
+    @property
+    def owners(self) -> AbstractSet[Owner]:
+        """All workloads that have rows, but for OTHER."""
+        return self._rows.keys()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[tuple[Labels, Row]]:
+        for owner, rows in self._rows.items():
+            yield from (((*owner, *labels), row) for labels, row in rows.items())
+        yield from self._others.items()
+
+
+class Traffic:
+    """What `add` got since the start. `agent` is the last `agent` event, empty before the first."""
+
+    def __init__(self, limit: int) -> None:
+        """limit: most label sets of each table."""
+        self.limit = limit
+        self.agent: Mapping[str, Any] = {}
+        self.apis: dict[Labels, Exchanged] = {}  # by side and API
+        self.workloads = Table(Timed, limit)  # and API
+        self.topics = Table(Named, limit)  # API and topic
+        self.closes = Table(Closed, limit)  # by how and who
+        self.opened: Counter[Labels] = Counter()  # by side
+        self.closed: Counter[Labels] = Counter()  # by side, how and who
+        self.resets = 0
+        self.open: Counter[Owner] = Counter()  # now
+        self._spoke: set[Owner] = set()  # in this interval
+        self._absent: dict[Owner, int] = {}  # since when, µs since epoch
+
+    def add(self, events: Sequence[Mapping[str, Any]]) -> None:
+        """Add events in their order; the `agent` event ends an interval."""
+        for event in events:
+            match event["kind"]:
+                case "flow":
+                    self._add_flow(event)
+                case "close":
+                    self._add_close(event)
+                case "open":
+                    self.opened[event["side"],] += event["found"] == "start"
+                case "reset":
+                    self.resets += 1
+                case "agent":
+                    self._end_interval(event)
+
+    def _add_flow(self, flow: Mapping[str, Any]) -> None:
+        owner = _owner(flow)
+        api = "internal" if flow["internal"] else flow["api"] or "unknown"
+        self._spoke.add(owner)
+        self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
+        self.workloads.row(owner, (api,), (api,)).add(flow)
+        for topic in used_topics(flow):
+            name = topic["topic"] or topic["topic_id"] or ""
+            self.topics.row(owner, (api, name), (api, OTHER)).add(flow, topic)
+
+    def _add_close(self, close: Mapping[str, Any]) -> None:
+        owner, end = _owner(close), (close["how"], close["closed_by"])
+        self._spoke.add(owner)
+        self.closed[owner.side, *end] += 1
+        self.closes.row(owner, end, end).count += 1
+
+    def _end_interval(self, agent: Mapping[str, Any]) -> None:
+        self.agent = agent
+        open_now: Counter[Owner] = Counter()
+        for entry in agent["open"]:
+            open_now[_owner(entry)] += entry["count"]
+        self._forget_ended(open_now.keys() | self._spoke, agent["ts"])
+        self._spoke = set()
+        self.open = _largest(open_now, self.limit)
+
+    def _forget_ended(self, there: AbstractSet[Owner], now_us: int) -> None:
+        tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
+        absent = set[Owner]().union(*(table.owners for table in tables)) - there
+        self._absent = {owner: self._absent.get(owner, now_us) for owner in absent}
+        for owner, since_us in self._absent.items():
+            if now_us - since_us >= ENDED_US:
+                for table in tables:
+                    table.forget(owner)
+
+
+def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The topics that somebody asked for or got something of. A Metadata response may name all that there are."""
+    return (topic for topic in flow["topics"] if topic["requests"] or topic["bytes"] or topic["errors"])
+
+
+def _owner(event: Mapping[str, Any]) -> Owner:
+    workload = event["workload"]
+    # What runs a pod outlives it: a rollout makes no new label sets.
+    if named := workload["owner_name"] or workload["pod"]:
+        where = f"{workload['namespace']}/{named}"
+    else:
+        where = (workload["container_id"] or "")[:_SHORT] or workload["unit"] or ""
+    return Owner(event["side"], where, workload["comm"] or "")
+
+
+def _largest(counts: Counter[Owner], limit: int) -> Counter[Owner]:
+    """The same sums by at most `limit` workloads and OTHER."""
+    if len(counts) <= limit:
+        return counts
+    kept = counts.most_common()
+    largest = Counter(dict(kept[:limit]))
+    for owner, count in kept[limit:]:
+        largest[Owner(owner.side, OTHER, OTHER)] += count
+    return largest

@@ -1,0 +1,172 @@
+"""Batches on disk, one gzip file each: what waits for a sink longer than memory or this process should hold it.
+
+A file is named after its place in the queue, its events and the key of their record, and `zcat` shows it. What `write`
+has returned survives a crash; a file that a crash tore gives its whole lines. The directory belongs to one agent at a
+time. After the start nothing here raises: what the disk refuses is the caller's to keep, and is said once.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import zlib
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kafka_probe.errors import StartError
+from kafka_probe.sinks.outbox import Batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+# What a small file takes on disk; the bound is of the disk's space.
+BLOCK_BYTES = 4096
+_GZIP = 31  # zlib's wbits for gzip's header and checksum
+_LEVEL = 1  # a tenth of the size or less; level 6 saves a third of that in three times the time
+_NAME = re.compile(r"(\d{16})-(\d+)-([\w.-]*)\.ndjson\.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A batch on disk: its file, how many events were written to it, and the space that it takes."""
+
+    name: str
+    events: int
+    key: str
+    size_bytes: int
+
+
+class Spool:
+    """The files of `directory`, which is made if it is absent; `left` are those that earlier runs did not deliver.
+
+    Raises `StartError` if the directory cannot be used, or another agent uses it.
+    """
+
+    def __init__(self, directory: Path, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.failures = 0
+        self._directory = directory
+        self._warned: set[str] = set()
+        self._number = 0
+        self._opened = -1
+        try:
+            self.left = deque(self._open())
+        except BlockingIOError:
+            raise StartError(f"{directory} is the spool of another agent: give each its own --spool-dir.") from None
+        except OSError as error:
+            reason = f"cannot be used ({error.strerror}): name a directory that the agent may write"
+            raise StartError(f"The spool {directory} {reason}.") from None
+        if self.left:
+            log.info("%d events that waited in %s go first.", sum(one.events for one in self.left), directory)
+
+    def write(self, batch: Batch, room_bytes: int) -> Segment | None:
+        """Put a batch on disk, to stay; None if it takes more than `room_bytes` or the disk refuses it."""
+        content = zlib.compress(batch.lines, _LEVEL, _GZIP)
+        size_bytes = _space(len(content))
+        if size_bytes > room_bytes:
+            return None
+        try:
+            if not self._is_there():
+                self._open()
+            name = f"{self._number:016d}-{batch.events}-{batch.key}.ndjson.gz"
+            self._number += 1
+            self._create(name, content)
+        except OSError as error:
+            self.failures += 1
+            consequence = "events wait in memory, and what does not fit there is lost and counted"
+            self._warn("written", f"cannot be written ({error.strerror}): {consequence}")
+            return None
+        self._works("written")
+        return Segment(name, batch.events, batch.key, size_bytes)
+
+    def read(self, segment: Segment) -> Batch:
+        """The batch, without the events that a damaged file lacks; without any if the file is gone."""
+        try:
+            with open(segment.name, "rb", opener=self._at) as file:
+                lines = _whole_lines(file.read())
+        except OSError:
+            lines = b""
+        events = lines.count(b"\n")
+        if events < segment.events:
+            self._warn("read", f"has lost {segment.name} or a part of it: the events are counted")
+        else:
+            self._works("read")
+        return Batch(lines, events, segment.key)
+
+    def remove(self, segment: Segment) -> None:
+        """Give the space back. A file that stays all the same is sent once more by the next run."""
+        with suppress(OSError):
+            os.unlink(segment.name, dir_fd=self._opened)
+
+    def close(self) -> None:
+        """Let another agent have the directory. Idempotent."""
+        opened, self._opened = self._opened, -1
+        with suppress(OSError):
+            os.close(opened)
+
+    def _open(self) -> list[Segment]:
+        """Take the directory, and return what is in it, oldest first."""
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found = [name for entry in sorted(os.listdir(opened)) if (name := _NAME.fullmatch(entry))]
+            sizes = [os.stat(name[0], dir_fd=opened).st_size for name in found]
+        except OSError:
+            os.close(opened)
+            raise
+        self.close()
+        self._opened = opened
+        if found:
+            self._number = max(self._number, int(found[-1][1]) + 1)
+        return [Segment(name[0], int(name[2]), name[3], _space(size)) for name, size in zip(found, sizes, strict=True)]
+
+    def _is_there(self) -> bool:
+        """Whether the directory that was opened still is the one at its path."""
+        try:
+            return os.path.samestat(os.stat(self._directory), os.fstat(self._opened))
+        except FileNotFoundError:
+            return False
+
+    def _create(self, name: str, content: bytes) -> None:
+        with open(name, "xb", opener=self._at) as file:
+            try:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+                os.fsync(self._opened)
+            except OSError:
+                os.unlink(name, dir_fd=self._opened)
+                raise
+
+    def _at(self, name: str, flags: int) -> int:
+        return os.open(name, flags, mode=0o600, dir_fd=self._opened)
+
+    def _warn(self, kind: str, what: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            log.warning("The spool %s %s.", self._directory, what)
+
+    def _works(self, kind: str) -> None:
+        if kind in self._warned:
+            self._warned.remove(kind)
+            log.info("The spool %s can be %s again.", self._directory, kind)
+
+
+def _space(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def _whole_lines(content: bytes) -> bytes:
+    unpacked = zlib.decompressobj(_GZIP)
+    try:
+        lines = unpacked.decompress(content)
+    except zlib.error:
+        return b""
+    return lines if unpacked.eof else lines[: lines.rfind(b"\n") + 1]

@@ -1,0 +1,104 @@
+"""A running agent: what it may take of the CPU, what it reads again when it is told to, and what it has given up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+
+from kafka_probe.privileges import Capability
+from tests.golden.conversation import conversation, exchange
+from tests.golden.wire import METADATA, request
+from tests.lab.processes import free_port, wait_until
+from tests.lab.product import Watched
+
+pytestmark = pytest.mark.root
+
+
+@contextmanager
+def asking(port: int) -> Iterator[None]:
+    """A client that asks about topics, again and again."""
+    enough = Event()
+
+    def ask() -> None:
+        with conversation(port) as talk:
+            number = 0
+            while not enough.wait(0.02):
+                exchange(talk, [number := number + 1])
+
+    thread = Thread(target=ask)
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_more(tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "settings.toml"
+    watched = Watched(tmp_path, port, "--config", str(file))
+    file.write_text('requests = "all"\ncpu_limit = 1e-6\n')
+    with asking(port), watched.agent:
+        watched.wait_for(1, "topics to be left out", kind="agent", shed="topics")
+        poor = len(watched.wait_for(2, "flows without topics", kind="flow", topics=[]))
+        told = len(watched.events(kind="request"))
+        file.write_text('requests = "all"\nnode = "elsewhere"\n')
+        os.kill(watched.agent.pid, signal.SIGHUP)
+        watched.wait_for(told + 1, "requests to be told again", kind="request")
+        wait_until(lambda: watched.events(kind="flow")[-1]["topics"] != [], "flows with topics again")
+    last = watched.events(kind="agent")[-1]
+    assert last["shed"] is None
+    assert last["losses"]["request_shed"] > 0
+    assert last["losses"]["topics_shed"] >= poor
+    assert last["node"] != "elsewhere"
+    assert "Changed settings that take effect at the next start: node." in watched.agent.log.read_text()
+
+
+def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "settings.toml"
+    watched = Watched(tmp_path, port, "--config", str(file))
+    file.write_text('requests = "all"\n')
+    with asking(port), watched.agent:
+        file.write_text('requests = "none"\n')
+        os.kill(watched.agent.pid, signal.SIGHUP)
+        said = f"The settings stay as they are. requests in {file}: must be off, all, errors"
+        wait_until(lambda: said in watched.agent.log.read_text(), "the mistake to be named")
+        told = len(watched.events(kind="request"))
+        watched.wait_for(told + 1, "requests to be told still", kind="request")
+
+
+STRANGER = """
+import socket, sys
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as broker:
+    broker.sendall(bytes.fromhex(sys.argv[2]))
+    sys.stdin.read()
+"""
+
+
+def test_it_keeps_two_capabilities_only_and_names_the_processes_of_others_all_the_same(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    kept = 1 << Capability.SYS_PTRACE | 1 << Capability.DAC_READ_SEARCH
+    question = request(METADATA, 12, 1).wire.hex()
+    command = ["/usr/bin/python3", "-c", STRANGER, str(port), question]
+    with watched.agent, socket.create_server(("127.0.0.1", port)):
+        watched.wait_for(2, "its sink to be at work", kind="agent")
+        threads = [status.read_text() for status in Path(f"/proc/{watched.agent.pid}/task").glob("*/status")]
+        with subprocess.Popen(command, user=65534, stdin=subprocess.PIPE) as stranger:
+            opened, *_ = watched.wait_for(1, "the stranger to be seen", kind="open", side="connecting")
+            assert stranger.stdin is not None
+            stranger.stdin.close()
+    assert len(threads) > 1
+    for name in ("CapPrm", "CapEff", "CapBnd"):
+        assert {int(line.split()[1], 16) for text in threads for line in text.splitlines() if name in line} == {kept}
+    workload = opened["workload"]
+    assert (workload["pid"], workload["uid"]) == (stranger.pid, 65534)
+    assert workload["exe"] == str(Path(command[0]).resolve())

@@ -1,0 +1,254 @@
+"""The images, built and run for real: the agent under the chart's own security context, beside a container like a pod.
+
+There is no kubelet here: Podman starts the containers, as the rendered manifest says (tests/nodes/podman.py). The node
+is a network namespace; its pods have theirs, behind a bridge with NAT; and behind a second NAT is the broker's node.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kafka_probe.privileges import Capability
+from tests.lab.broker import Broker
+from tests.lab.network import Namespace, Network, nat
+from tests.lab.processes import LabError, wait_until
+from tests.lab.product import Agent, read_events
+from tests.nodes.chart import ROOT, Manifest, container, manifests, pod
+from tests.nodes.images import built, here
+from tests.nodes.podman import as_a_kubelet, logs, podman, pods_cgroup, running
+
+pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
+
+NODE, BROKERS_NODE = "node-1", "broker-1"
+PORT, RECORDS = 9092, 200
+JOB = "/opt/kafka-probe/lib/python3.11/site-packages/kafka_probe_pipeline/job.py"
+# Of connections that an agent found in mid-frame when it started: those of the other agent and of the lab.
+IN_MID_FRAME = {"resync", "frame_truncated", "request_unanswered", "response_unmatched"}
+TOOLS = ("gcc", "cc", "clang", "make", "pip", "pip3", "git", "curl")
+
+
+@pytest.fixture(scope="module")
+def agent_image() -> str:
+    return built("agent")
+
+
+@pytest.fixture(scope="module")
+def pipeline_image() -> str:
+    return built("pipeline")
+
+
+def as_charted(settings: dict[str, Any], directory: Path) -> tuple[list[str], Manifest]:
+    """The agent's container in the chart that has these settings: the flags to start it with, and its manifest."""
+    documents = manifests({"settings": settings}, directory)
+    return as_a_kubelet(pod(documents), documents, directory, NODE), container(documents)
+
+
+def shell(image: str, script: str, *flags: str) -> str:
+    return podman("run", "--rm", "--network=none", "--entrypoint=/bin/bash", *flags, image, "-c", script)
+
+
+def test_the_readmes_command_builds_the_agent(agent_image: str) -> None:
+    (command,) = re.findall(r"^podman build (.+) \.$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    file, _, tagged = command.replace("--file ", "").partition(" --tag ")
+    podman("build", "--file", ROOT / file, "--tag", tagged, *here(), ROOT)
+    assert image_id(tagged) == image_id(agent_image)
+
+
+def image_id(name: str) -> str:
+    return podman("image", "inspect", "--format", "{{.Id}}", name)
+
+
+@pytest.mark.parametrize("target", ["agent", "pipeline"])
+def test_there_is_nothing_to_build_with_and_nothing_that_everybody_may_write(target: str) -> None:
+    image = built(target)
+    assert shell(image, f"type -P {' '.join(TOOLS)} || true") == ""
+    assert shell(image, "find / -xdev -perm -o+w ! -perm -1000 ! -type l", "--user=0") == ""
+
+
+@pytest.mark.parametrize("target", ["agent", "pipeline"])
+def test_it_is_as_small_as_the_readme_says(target: str) -> None:
+    size = int(podman("image", "inspect", "--format", "{{.Size}}", built(target)))
+    (told,) = re.findall(rf"`{target}` has ([\d,]+) MB", (ROOT / "README.md").read_text())
+    assert size / 1e6 == pytest.approx(int(told.replace(",", "")), rel=0.05)
+
+
+def test_the_charts_rights_are_all_that_the_agent_needs(agent_image: str, tmp_path: Path) -> None:
+    rights, _ = as_charted({"sink": "stdout"}, tmp_path)
+    said = podman("run", "--rm", "--network=none", *rights, agent_image, "check")
+    assert [line for line in said.splitlines() if not line.startswith("ok ")] == []
+    status = shell(agent_image, "cat /proc/self/status; ! touch /opt/kafka-probe/new 2>/dev/null", *rights)
+    (effective,) = re.findall(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    given = (Capability.BPF, Capability.PERFMON, Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH)
+    assert int(effective, 16) == sum(1 << capability for capability in given)
+
+
+@pytest.mark.parametrize("capability", ["BPF", "PERFMON"])
+def test_with_less_it_could_not_start(agent_image: str, tmp_path: Path, capability: str) -> None:
+    rights, _ = as_charted({"sink": "stdout"}, tmp_path)
+    rights.remove(f"--cap-add={capability}")
+    with pytest.raises(LabError, match="not permitted to load BPF programs"):
+        podman("run", "--rm", "--network=none", *rights, agent_image, "check")
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """Two nodes and what an agent on each has told of a client in a pod of the first."""
+
+    network: Network
+    bootstrap: str
+    client: str
+    pod_uid: str
+    agents_log: str
+    events: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    directory = tmp_path_factory.mktemp("nodes")
+    with nat() as network, ExitStack() as stack:
+        with network.broker.inside():
+            broker = Broker(directory / "broker", host=network.broker.address, port=PORT)
+            stack.enter_context(broker)
+            to = ("--bootstrap-servers", broker.bootstrap, "--interval-s", "1")
+            where = ("--node", BROKERS_NODE, "--netns", network.broker.path)
+            brokers_agent = stack.enter_context(Agent(directory, *to, *where))
+        settings = {"bootstrap_servers": [broker.bootstrap], "side": "connecting", "interval_s": 1}
+        flags, charted = as_charted(settings, directory)
+        with network.clients[0].inside():
+            with running(agent_image, flags, *charted["args"]) as agent:
+                wait_until(lambda: succeeds(agent, charted["readinessProbe"]), "the agent to be ready")
+                assert succeeds(agent, charted["livenessProbe"])
+                client, pod_uid = a_pods_client(agent_image, broker.bootstrap, directory)
+                told = logs(agent)
+            brokers_agent.stop()
+        with network.broker.inside():
+            events = read_events(broker.bootstrap)
+        yield Scene(network, broker.bootstrap, client, pod_uid, told, events)
+
+
+def succeeds(container: str, probe: Manifest) -> bool:
+    """Whether a probe of the chart does, in a running container."""
+    try:
+        podman("exec", container, *probe["exec"]["command"])
+    except LabError:
+        return False
+    return True
+
+
+def a_pods_client(image: str, bootstrap: str, directory: Path) -> tuple[str, str]:
+    """A real producer from start to end in a container where a kubelet would put it; its id, and the uid of its pod."""
+    pod_uid = str(uuid.uuid4())
+    report = directory / "report"
+    report.mkdir()
+    files = (f"--volume={ROOT / 'tests'}:/lab/tests:ro", f"--volume={report}:/report", "--env=PYTHONPATH=/lab")
+    program = ("--entrypoint=/opt/kafka-probe/bin/python", image, "-m", "tests.lab.kafka_python_client", "produce")
+    what = ("--bootstrap", bootstrap, "--client-id", "shop", "--topics", "orders", "--records", str(RECORDS))
+    how = ("--rate", "50", "--report", "/report/report.json")
+    with pods_cgroup(pod_uid) as cgroup:
+        client = podman("create", f"--cgroup-parent={cgroup}", *files, *program, *what, *how).strip()
+        try:
+            podman("start", "--attach", client)
+        finally:
+            podman("rm", "--force", client)
+    assert json.loads((report / "report.json").read_text())["orders"]["records"] == RECORDS
+    return client, pod_uid
+
+
+def test_the_client_is_known_by_its_container_on_its_node(scene: Scene) -> None:
+    flows = [e for e in scene.events if e["kind"] == "flow" and e["node"] == NODE and e["client"]["id"] == "shop"]
+    assert flows
+    for flow in flows:
+        workload = flow["workload"]
+        assert (workload["container_id"], workload["runtime"]) == (scene.client, "podman")
+        assert workload["pod_uid"] == scene.pod_uid
+        assert workload["cgroup"] == f"/kubepods/burstable/pod{scene.pod_uid}/libpod-{scene.client}"
+        assert flow["side"] == "connecting"
+    records = sum(topic["records"] for flow in flows if flow["api"] == "Produce" for topic in flow["topics"])
+    assert records == RECORDS
+
+
+def test_the_broker_saw_the_address_of_the_gateway(scene: Scene) -> None:
+    opened = [e for e in scene.events if e["kind"] == "open" and e["node"] == BROKERS_NODE and e["side"] == "accepting"]
+    addresses = {event["peer"].rpartition(":")[0] for event in opened}
+    assert addresses == {scene.network.gateway_address, scene.network.broker.address}
+
+
+def test_nothing_was_lost_on_either_node(scene: Scene) -> None:
+    last = {e["node"]: e["losses"] for e in scene.events if e["kind"] == "agent"}
+    assert set(last) == {NODE, BROKERS_NODE}
+    for losses in last.values():
+        assert {reason for reason, count in losses.items() if count} <= IN_MID_FRAME
+
+
+def test_all_that_it_lacks_is_the_right_to_enter_pods(scene: Scene) -> None:
+    complaints = [line for line in scene.agents_log.splitlines() if " WARNING " in line or " ERROR " in line]
+    assert [line.partition(": ")[2].split()[:2] for line in complaints] == [["without", "CAP_SYS_ADMIN"]]
+
+
+def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(
+    scene: Scene, pipeline_image: str, tmp_path: Path
+) -> None:
+    """Started with the words with which Spark starts the driver's pod."""
+    tmp_path.chmod(0o777)
+    properties = tmp_path / "spark.properties"
+    properties.write_text("spark.master=local[2]\nspark.driver.memory=1g\nspark.sql.shuffle.partitions=2\n")
+    driver = ("driver", "--properties-file", "/out/spark.properties", "--class", "org.apache.spark.deploy.PythonRunner")
+    job = (f"local://{JOB}", "run", "--once", "--bootstrap-servers", scene.bootstrap, "--output", "/out/tables")
+    flags = (f"--volume={tmp_path}:/out", "--env=SPARK_DRIVER_BIND_ADDRESS=127.0.0.1", "--cap-drop=ALL", "--rm")
+    with scene.network.clients[0].inside():
+        podman("run", *flags, pipeline_image, *driver, *job)
+    show = ("show", "--json", "--output", "/out/tables", "--table", "connections")
+    table = podman("run", *flags, "--network=none", pipeline_image, *show)
+    found = [
+        one
+        for one in map(json.loads, table.splitlines())
+        if one["accepting"] and one["accepting"]["client"]["id"] == "shop"
+    ]
+    assert found
+    for one in found:
+        assert one["accepting"]["peer"].startswith(f"{scene.network.gateway_address}:")
+        assert one["connecting"]["workload"]["container_id"] == scene.client
+        assert one["connecting"]["workload"]["pod_uid"] == scene.pod_uid
+
+
+def test_an_executors_pod_turns_to_its_driver(pipeline_image: str) -> None:
+    """There is no scheduler for Kubernetes here: that it is called with words that it takes shows by its connection."""
+    node = Namespace()
+    try:
+        with node.inside():
+            listener = socket.create_server(("127.0.0.1", 0))
+            variables = {
+                "SPARK_DRIVER_URL": f"spark://CoarseGrainedScheduler@127.0.0.1:{listener.getsockname()[1]}",
+                "SPARK_EXECUTOR_ID": "1",
+                "SPARK_EXECUTOR_CORES": "1",
+                "SPARK_EXECUTOR_MEMORY": "256m",
+                "SPARK_APPLICATION_ID": "spark-1",
+                "SPARK_EXECUTOR_POD_IP": "127.0.0.1",
+                "SPARK_EXECUTOR_POD_NAME": "executor-1",
+                "SPARK_RESOURCE_PROFILE_ID": "0",
+                "SPARK_JAVA_OPT_0": "-XX:TieredStopAtLevel=1",
+            }
+            flags = [
+                "--network=host",
+                "--cap-drop=ALL",
+                *(f"--env={name}={value}" for name, value in variables.items()),
+            ]
+            container = podman("run", "--detach", *flags, pipeline_image, "executor").strip()
+            try:
+                with listener:
+                    listener.settimeout(60)
+                    listener.accept()[0].close()
+            finally:
+                podman("rm", "--force", "--time", "1", container)
+    finally:
+        node.close()

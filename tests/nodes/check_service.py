@@ -1,0 +1,138 @@
+"""The unit in the hands of systemd, installed by the commands of the README: in a container that plays a machine.
+
+It has its own processes and no network, so that of the host's only the kernel is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from kafka_probe.privileges import Capability
+from tests.lab.processes import wait_until
+from tests.nodes.chart import ROOT
+from tests.nodes.images import BASE, here
+from tests.nodes.podman import podman
+
+pytestmark = pytest.mark.root
+
+UNIT = ROOT / "agent/deploy/systemd/kafka-probe.service"
+MACHINE = "localhost/machine"
+(INSTALLATION,) = re.findall(
+    r"^### As a service\n.*?^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+)
+*INSTALL, START = [line.removeprefix("sudo ") for line in INSTALLATION.splitlines()]
+TO_ATTACH = {Capability.BPF, Capability.PERFMON}
+TO_NAME = {Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH}
+
+
+class Machine:
+    """A machine that has booted."""
+
+    def __init__(self, container: str) -> None:
+        self._container = container
+
+    def run(self, command: str) -> str:
+        return podman("exec", self._container, "/bin/bash", "-c", command)
+
+    def show(self, name: str) -> str:
+        """A property of the service."""
+        return self.run(f"systemctl show --property={name} --value kafka-probe").strip()
+
+    def log(self) -> str:
+        """What the service has said since it was last started."""
+        return self.run(
+            "journalctl --output=cat _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value kafka-probe)"
+        )
+
+    def wait_attached(self) -> None:
+        wait_until(lambda: "attached by" in self.log(), "the service to attach")
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """With the service running as installed, except that its events go into the journal: there are no brokers."""
+    containerfile = tmp_path_factory.mktemp("machine") / "Containerfile"
+    steps = [
+        f"FROM {BASE}",
+        "RUN apt-get update && apt-get install --yes --no-install-recommends dbus systemd",
+        "WORKDIR /clone",
+        "COPY pyproject.toml constraints.txt README.md LICENSE NOTICE ./",
+        *(f"COPY {folder} {folder}" for folder in ("bpf", "agent", "pipeline")),
+        *(f"RUN {command}" for command in INSTALL),
+        'CMD ["/lib/systemd/systemd"]',
+    ]
+    containerfile.write_text("\n".join(steps) + "\n")
+    podman("build", "--file", containerfile, "--tag", MACHINE, *here(), ROOT)
+    # Not --privileged, and cgroups of its own: its systemd must not change the settings and mounts of this kernel.
+    rights = ("--cap-add=ALL", "--cgroupns=private", "--security-opt=seccomp=unconfined")
+    container = podman("run", "--detach", "--systemd=always", "--network=none", *rights, MACHINE).strip()
+    try:
+        machine = Machine(container)
+        wait_until(lambda: "starting" not in machine.run("systemctl is-system-running || true"), "the machine to boot")
+        machine.run("echo KAFKA_PROBE_SINK=stdout >>/etc/kafka-probe/kafka-probe.env")
+        machine.run(START)
+        machine.wait_attached()
+        yield machine
+    finally:
+        podman("rm", "--force", "--time", "1", container)
+
+
+def test_it_runs_as_nobody_with_four_capabilities_and_two_once_attached(machine: Machine) -> None:
+    status = machine.run(f"cat /proc/{machine.show('MainPID')}/status")
+    facts = dict(line.split(":\t", 1) for line in status.splitlines())
+    assert "0" not in facts["Uid"].split()
+    held = {name: capabilities(int(facts[name], 16)) for name in ("CapBnd", "CapPrm", "CapEff", "CapAmb")}
+    assert held == {"CapBnd": TO_ATTACH | TO_NAME, "CapPrm": TO_NAME, "CapEff": TO_NAME, "CapAmb": set()}
+    assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
+
+
+def capabilities(mask: int) -> set[int]:
+    return {number for number in range(64) if mask >> number & 1}
+
+
+def test_its_variables_are_read_and_its_secrets_are_roots(machine: Machine) -> None:
+    wait_until(lambda: machine.log().count('"kind":"agent"') > 1, "the service to report")
+    events = [json.loads(line) for line in machine.log().splitlines() if line.startswith("{")]
+    assert {event["kind"] for event in events} >= {"agent"}
+    assert machine.run("stat --format=%a:%U /etc/kafka-probe/kafka-probe.env") == "600:root\n"
+
+
+def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:
+    assert machine.show("StateDirectory") == "kafka-probe"
+    inside = f"nsenter --target {machine.show('MainPID')} --mount"
+    for place in ("/etc", "/usr", "/opt/kafka-probe", "/sys/fs/cgroup"):
+        assert machine.run(f"{inside} touch {place}/new 2>&1 || true").endswith("Read-only file system\n")
+    machine.run(f"{inside} touch /var/lib/kafka-probe/new")
+
+
+def test_a_reload_reads_the_settings_again(machine: Machine) -> None:
+    before = machine.show("MainPID")
+    machine.run("echo 'requests = \"errors\"' >>/etc/kafka-probe/kafka-probe.toml; systemctl reload kafka-probe")
+    wait_until(lambda: "Read the settings again: requests changed" in machine.log(), "the service to read them")
+    assert machine.show("MainPID") == before
+
+
+def test_it_is_started_again_when_it_is_killed(machine: Machine) -> None:
+    before = machine.show("MainPID")
+    machine.run(f"kill -KILL {before}")
+    wait_until(lambda: machine.show("MainPID") not in ("0", before), "the service to be started again")
+    machine.wait_attached()
+
+
+def test_it_is_not_started_again_with_settings_that_it_refuses(machine: Machine) -> None:
+    machine.run("echo KAFKA_PROBE_PORTS=kafka >>/etc/kafka-probe/kafka-probe.env; systemctl restart kafka-probe")
+    wait_until(lambda: machine.show("ActiveState") == "failed", "the service to give up")
+    assert machine.show("ExecMainStatus") == "2"
+    assert "KAFKA_PROBE_PORTS: must be auto, or ports" in machine.log()
+    machine.run("sed -i /KAFKA_PROBE_PORTS/d /etc/kafka-probe/kafka-probe.env; systemctl start kafka-probe")
+    machine.wait_attached()
+
+
+def test_stopped_it_sends_what_is_left_and_ends_well(machine: Machine) -> None:
+    machine.run("systemctl stop kafka-probe")
+    assert (machine.show("Result"), machine.show("ExecMainStatus")) == ("success", "0")
+    assert "losses: none" in machine.log()

@@ -1,0 +1,66 @@
+"""The images, built as the Containerfile says, on a base of Debian's packages: there is no registry of images here."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.lab.processes import LabError
+from tests.nodes.podman import STORE, podman
+
+ROOT = Path(__file__).parents[2]
+CONTAINERFILE = ROOT / "agent/deploy/Containerfile"
+BASE = "localhost/debian:bookworm-slim"
+
+_JARS = ROOT / "build/jars"
+# What debian:bookworm-slim leaves out, too.
+_LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/info/*")
+_SETTING = re.compile(r"^[^=]*[.](index-url|extra-index-url|trusted-host|proxy|cert)='(.*)'$", re.MULTILINE)
+
+
+def built(target: str) -> str:
+    """The name of an image, built anew where its sources have changed.
+
+    Raises:
+        LabError: something is missing; the text ends with what it said.
+    """
+    image = f"localhost/kafka-probe-{target}"
+    podman("build", "--file", CONTAINERFILE, "--target", target, "--tag", image, *here(), ROOT)
+    return image
+
+
+def here() -> list[str]:
+    """Flags with which a build gets from this machine what it gets from the internet elsewhere."""
+    _make_base()
+    (spark,) = _JARS.glob("spark-kafka-*")
+    return ["--network=host", f"--build-arg=BASE={BASE}", f"--build-context=jars={spark}", *_pip()]
+
+
+def _make_base() -> None:
+    if BASE in podman("images", "--format", "{{.Repository}}:{{.Tag}}").split():
+        return
+    archive = STORE / "base.tar"
+    # Else it gets the Perl that merges /usr of older systems.
+    merged = "--hook-dir=/usr/share/mmdebstrap/hooks/merged-usr"
+    without = (f"--dpkgopt=path-exclude={path}" for path in _LEFT_OUT)
+    command = ["mmdebstrap", "--variant=minbase", merged, *without, "bookworm", str(archive)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if made.returncode:
+        raise LabError(f"mmdebstrap ended with status {made.returncode}:\n{made.stderr[-4000:]}")
+    podman("import", archive, BASE)
+    archive.unlink()
+
+
+def _pip() -> list[str]:
+    """Flags with which the pip of a build asks the index that this machine's asks, by this machine's authorities."""
+    listed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
+    settings = dict(_SETTING.findall(listed))
+    volumes = []
+    if authorities := settings.pop("cert", None):
+        settings["cert"] = "/run/authorities.pem"
+        volumes = ["--volume", f"{authorities}:{settings['cert']}:ro"]
+    file = STORE / "pip.conf"
+    file.write_text("\n".join(["[global]", *(f"{name} = {value}" for name, value in settings.items())]) + "\n")
+    return [*volumes, "--volume", f"{file}:/etc/pip.conf:ro"]

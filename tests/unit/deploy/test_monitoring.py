@@ -1,0 +1,77 @@
+"""Rules and dashboards: Prometheus understands them, they fire when they should, and what they ask for exists."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.server.metrics import METRICS, PREFIX
+from tests.lab.monitoring import DASHBOARDS, RULES, dashboards, expressions, labels, metrics
+
+HERE = Path(__file__).parent
+SUFFIXES = ("_bucket", "_count", "_sum")
+# What the scrape adds.
+OF_THE_SCRAPE = {"instance", "node", "job"}
+
+
+def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False)
+
+
+def exposed() -> dict[str, set[str]]:
+    """Labels by the names of all samples that there can be."""
+    found = {}
+    for metric in METRICS:
+        name = PREFIX + metric.name
+        of_histogram = {name + suffix: {*metric.labels, "le"} for suffix in SUFFIXES}
+        found.update(of_histogram if metric.kind == "histogram" else {name: set(metric.labels)})
+    return found
+
+
+def test_the_rules_are_valid() -> None:
+    checked = promtool("check", "rules", "--lint-fatal", RULES)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_every_rule_fires_in_trouble_and_none_without() -> None:
+    tested = promtool("test", "rules", HERE / "rules_test.yml")
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+    text = (HERE / "rules_test.yml").read_text()
+    alerts = [line.split()[-1] for line in RULES.read_text().splitlines() if "- alert:" in line]
+    assert [alert for alert in alerts if f'alertname="{alert}"' not in text] == []
+
+
+def test_every_question_of_a_dashboard_is_valid(tmp_path: Path) -> None:
+    """As rules, since promtool checks these."""
+    rules = [{"record": f"question:{n}", "expr": expression} for n, (_, expression) in enumerate(expressions())]
+    file = tmp_path / "questions.yml"
+    file.write_text(json.dumps({"groups": [{"name": "questions", "rules": rules}]}))
+    checked = promtool("check", "rules", file)
+    assert checked.returncode == 0, checked.stderr
+    assert f"{len(rules)} rules found" in checked.stdout
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()), ids=[where for where, _ in expressions()])
+def test_every_metric_and_label_that_is_asked_for_exists(where: str, expression: str) -> None:
+    known = exposed()
+    assert metrics(expression) or where == "KafkaProbeDown"
+    assert metrics(expression) <= known.keys()
+    assert [(metric, label) for metric, label in labels(expression) if label not in known[metric] | OF_THE_SCRAPE] == []
+
+
+def test_a_dashboard_can_be_imported_beside_the_others() -> None:
+    assert len(DASHBOARDS) == 3
+    found = dashboards()
+    assert len({dashboard["uid"] for dashboard in found}) == len({dashboard["title"] for dashboard in found}) == 3
+    for dashboard in found:
+        panels = dashboard["panels"]
+        assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
+        sources = [panel["datasource"]["uid"] for panel in panels]
+        sources += [target["datasource"]["uid"] for panel in panels for target in panel["targets"]]
+        assert set(sources) == {"${datasource}"}
+        variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+        used = {name for name in ("instance", "side", "topic") if f"${name}" in json.dumps(panels)}
+        assert used <= variables

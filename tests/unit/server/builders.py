@@ -1,0 +1,123 @@
+"""Short builders of the agent's events, as far as the server reads them, and a server's view of a made-up agent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka_probe.connections.tracker import Connection
+from kafka_probe.events import WORKLOAD
+from kafka_probe.server.traffic import Traffic
+from kafka_probe.server.view import View
+from kafka_probe.sinks import Event
+
+SECOND_US = 1_000_000
+NOW_US = 1_700_000_000 * SECOND_US
+
+
+def workload(comm: str | None = "java", **fields: object) -> dict[str, object]:
+    return {**dict.fromkeys(field.name for field in WORKLOAD.fields), "pid": 7, "start_time": 1, "comm": comm, **fields}
+
+
+def topic(name: str | None = "orders", **fields: object) -> dict[str, object]:
+    counts = {"requests": 10, "partitions": 1, "records": 50, "batches": 10, "bytes": 3000, "uncounted_bytes": 0}
+    return {"topic": name, "topic_id": None, **counts, "codecs": {}, "errors": {}, **fields}
+
+
+def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+    return {
+        "kind": "flow",
+        "since": ts - 5 * SECOND_US,
+        "ts": ts,
+        "side": "connecting",
+        "local": "10.0.0.7:40001",
+        "peer": "10.0.0.1:9092",
+        "workload": workload(),
+        "client": {"id": "billing", "software_name": "librdkafka", "software_version": "2.5"},
+        "api": "Produce",
+        "internal": False,
+        "requests": 10,
+        "responses": 9,
+        "request_bytes": 4000,
+        "response_bytes": 900,
+        "throttle_ms": 0,
+        "errors": {},
+        "latency": {},
+        "latency_empty": {},
+        "group": None,
+        "topics": [],
+        **fields,
+    }
+
+
+def close(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+    ends = {"how": "fin", "closed_by": "local"}
+    return {"kind": "close", "ts": ts, "side": "connecting", "workload": workload(), **ends, **fields}
+
+
+def opened(found: str = "start", **fields: object) -> dict[str, Any]:
+    return {"kind": "open", "ts": NOW_US, "side": "connecting", "workload": workload(), "found": found, **fields}
+
+
+def agent(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+    return {
+        "kind": "agent",
+        "since": ts - 5 * SECOND_US,
+        "ts": ts,
+        "connections": 0,
+        "open": [],
+        "losses": {},
+        "counters": {},
+        "cpu_us": 0,
+        "kernel_us": None,
+        "rss_bytes": 0,
+        "backend": "tracepoint",
+        "kernel": "6.18.0",
+        "version": "0.1.0",
+        **fields,
+    }
+
+
+def open_now(count: int = 1, side: str = "connecting", **fields: object) -> dict[str, object]:
+    return {"side": side, "workload": workload(**fields), "count": count}  # type: ignore[arg-type]
+
+
+class StillAgent:
+    """An agent that sees nothing by itself, for a server to watch."""
+
+    def __init__(self, connections: tuple[Connection, ...] = ()) -> None:
+        self.turned_s: float | None = time.monotonic()
+        self._connections = connections
+
+    def connections(self) -> tuple[Connection, ...]:
+        return self._connections
+
+
+class StillSink:
+    """A sink that takes everything, or says why it does not."""
+
+    def __init__(self) -> None:
+        self.refuses: str | None = None
+
+    def send(self, events: Sequence[Event]) -> None:
+        """Nothing is kept."""
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing waits."""
+
+    def losses(self) -> Mapping[str, int]:
+        return {}
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+    def trouble(self) -> str | None:
+        return self.refuses
+
+
+def view(*events: Mapping[str, Any], connections: tuple[Connection, ...] = ()) -> View:
+    """What a server shows that was handed these events."""
+    shown = View(StillAgent(connections), StillSink(), Traffic(1000))
+    shown.add(events)
+    return shown

@@ -1,0 +1,101 @@
+"""Flows become clients: who they are, what they do, and that they are forgotten in the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kafka_probe.server import clients as room
+from kafka_probe.server.clients import SILENT_US, Client, Clients, Key
+from tests.unit.server.builders import NOW_US, SECOND_US, agent, flow, topic, workload
+
+
+def clients(*events: dict[str, Any]) -> list[tuple[Key, Client]]:
+    found = Clients()
+    found.add(events)
+    return list(found)
+
+
+def test_connections_of_one_client_are_one_client() -> None:
+    later = flow(NOW_US + SECOND_US, local="10.0.0.7:40002", api="Metadata", topics=[topic("payments")])
+    ((key, client),) = clients(flow(topics=[topic()]), later)
+    assert (key.id, key.address, key.software_name) == ("billing", "10.0.0.7", "librdkafka")
+    assert (client.since, client.ts) == (NOW_US - 5 * SECOND_US, NOW_US + SECOND_US)
+    assert (client.requests, client.request_bytes, client.response_bytes, client.records) == (20, 8000, 1800, 100)
+    assert client.topics == {"orders", "payments"}
+
+
+def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_it_was_told_of() -> None:
+    named = [topic(), topic("all-there-are", requests=0, bytes=0, records=0)]
+    ((_, client),) = clients(flow(api="Metadata", topics=named))
+    assert client.topics == {"orders"}
+
+
+def test_at_the_brokers_end_the_address_is_that_of_the_peer() -> None:
+    ((key, _),) = clients(flow(side="accepting", peer="[2001:db8::7]:40001", local="[2001:db8::1]:9092"))
+    assert key.address == "[2001:db8::7]"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"client": {"id": "other", "software_name": "librdkafka", "software_version": "2.5"}},
+        {"client": {"id": "billing", "software_name": "kafka-python", "software_version": "3"}},
+        {"workload": workload(pid=8)},
+        {"workload": workload(start_time=2)},
+        {"side": "accepting"},
+        {"local": "10.0.0.8:40001"},
+    ],
+)
+def test_what_tells_clients_apart(other: dict[str, Any]) -> None:
+    assert len(clients(flow(), flow(**other))) == 2
+
+
+@pytest.mark.parametrize(
+    ("apis", "kind"),
+    [
+        (("Metadata", "Produce"), "producer"),
+        (("JoinGroup", "Fetch"), "consumer"),
+        (("ShareFetch",), "consumer"),
+        (("Fetch", "Produce", "CreateTopics"), "producer+consumer"),
+        (("DescribeConfigs", "Metadata"), "admin"),
+        (("BrokerHeartbeat", "Fetch"), "broker"),
+        (("Metadata",), "other"),
+        ((None,), "other"),
+    ],
+)
+def test_a_client_is_what_it_does(apis: tuple[str | None, ...], kind: str) -> None:
+    ((_, client),) = clients(*(flow(api=api) for api in apis))
+    assert client.type == kind
+
+
+def test_another_kafka_probe_is_internal() -> None:
+    ((_, client),) = clients(flow(internal=True, api=None))
+    assert client.type == "internal"
+
+
+def test_the_group_is_the_last_that_was_named() -> None:
+    ((_, client),) = clients(flow(group="a"), flow(group="b"), flow(group=None))
+    assert client.group == "b"
+
+
+def test_a_client_is_forgotten_after_an_hour_of_silence() -> None:
+    found = Clients()
+    found.add([flow(), flow(NOW_US + SECOND_US, local="10.0.0.8:1"), agent(NOW_US + SILENT_US)])
+    assert len(list(found)) == 2
+    found.add([agent(NOW_US + SILENT_US + SECOND_US)])
+    assert [key.address for key, _ in found] == ["10.0.0.8"]
+
+
+def test_of_too_many_clients_those_that_spoke_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "KEPT", 2)
+    hosts = [flow(local=f"10.0.0.{n}:1") for n in (1, 2, 1, 3)]
+    assert [key.address for key, _ in clients(*hosts)] == ["10.0.0.1", "10.0.0.3"]
+
+
+def test_a_client_that_names_topics_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "TOPICS_KEPT", 3)
+    ((_, client),) = clients(flow(topics=[topic(f"t{n}") for n in range(9)]))
+    assert client.topics == {"t0", "t1", "t2"}
+    assert client.records == 450

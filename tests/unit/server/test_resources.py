@@ -1,0 +1,165 @@
+"""Rows as somebody asks for them: found, sorted, in pages, and as the OpenAPI document says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from jsonschema import Draft202012Validator
+
+from kafka_probe.server import openapi
+from kafka_probe.server.query import MOST, BadQuery, page
+from kafka_probe.server.resources import RESOURCES
+from tests.unit.connections.records import opened as opened_record
+from tests.unit.connections.records import rejected, request
+from tests.unit.server.builders import NOW_US, SECOND_US, flow, topic, view, workload
+from tests.unit.test_agent import Fed
+
+CONNECTIONS, CLIENTS, TOPICS = RESOURCES
+METADATA = 3
+
+
+def ask(resource: Any, shown: Any, *parameters: tuple[str, str]) -> dict[str, Any]:
+    """The answer after a way through JSON, and as the document describes it."""
+    answer: dict[str, Any] = orjson.loads(orjson.dumps(page(resource, shown, parameters)))
+    document = openapi.document(token=False)
+    described = document["paths"][resource.path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+    Draft202012Validator.check_schema(described)
+    Draft202012Validator(described).validate(answer)
+    return answer
+
+
+CLIENT_FLOWS = (
+    flow(
+        client={"id": "billing", "software_name": None, "software_version": None}, topics=[topic(), topic("payments")]
+    ),
+    flow(
+        NOW_US + SECOND_US,
+        client={"id": "audit", "software_name": "librdkafka", "software_version": "2.5"},
+        api="Fetch",
+        group="auditors",
+        requests=300,
+        workload=workload("python", pid=9),
+        topics=[topic("payments")],
+    ),
+    flow(side="accepting", client={"id": None, "software_name": None, "software_version": None}, requests=20),
+)
+
+
+def names(answer: dict[str, Any]) -> list[str | None]:
+    return [row["client"]["id"] for row in answer["rows"]]
+
+
+def test_a_client_is_told_with_all_that_is_known_of_it() -> None:
+    answer = ask(CLIENTS, view(*CLIENT_FLOWS), ("client.id", "audit"))
+    (row,) = answer["rows"]
+    assert answer["total"] == 1
+    assert (row["type"], row["group"], row["address"], row["side"]) == (
+        "consumer",
+        "auditors",
+        "10.0.0.7",
+        "connecting",
+    )
+    assert (row["requests"], row["request_bytes"], row["response_bytes"], row["records"]) == (300, 4000, 900, 50)
+    assert row["client"] == {"id": "audit", "software_name": "librdkafka", "software_version": "2.5"}
+    assert row["workload"]["comm"] == "python"
+    assert row["topics"] == [{"topic": "payments"}]
+    assert (row["since"], row["ts"]) == (NOW_US - 4 * SECOND_US, NOW_US + SECOND_US)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "found"),
+    [
+        ([], ["billing", "audit", None]),
+        ([("type", "consumer")], ["audit"]),
+        ([("topics.topic", "payments")], ["billing", "audit"]),
+        ([("topics.topic", "payments"), ("workload.pid", "7")], ["billing"]),
+        ([("client.id", "billing"), ("client.id", "audit")], ["billing", "audit"]),
+        ([("side", "accepting")], [None]),
+        ([("client.id", "nobody")], []),
+        ([("sort", "requests")], ["billing", None, "audit"]),
+        ([("sort", "-requests")], ["audit", None, "billing"]),
+        ([("sort", "client.id")], ["audit", "billing", None]),
+        ([("sort", "-client.id")], ["billing", "audit", None]),
+        ([("sort", "-requests"), ("limit", "1")], ["audit"]),
+        ([("sort", "-requests"), ("limit", "2"), ("offset", "1")], [None, "billing"]),
+        ([("offset", "3")], []),
+    ],
+)
+def test_rows_are_filtered_sorted_and_cut(parameters: list[tuple[str, str]], found: list[str | None]) -> None:
+    assert names(ask(CLIENTS, view(*CLIENT_FLOWS), *parameters)) == found
+
+
+def test_a_page_says_how_many_rows_there_are_in_all() -> None:
+    answer = ask(CLIENTS, view(*CLIENT_FLOWS), ("side", "connecting"), ("limit", "1"), ("offset", "1"))
+    assert (answer["total"], answer["offset"], len(answer["rows"])) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("limit", "0", f"limit must be a number from 1 to {MOST}, not '0'."),
+        ("limit", str(MOST + 1), f"limit must be a number from 1 to {MOST}, not '1001'."),
+        ("limit", "all", f"limit must be a number from 1 to {MOST}, not 'all'."),
+        ("offset", "-1", "offset must be a number, not '-1'."),
+        ("sort", "topics.topic", "Rows cannot be sorted by topics.topic; choose one of since, "),
+        ("sort", "", "Rows cannot be sorted by ; choose one of since, "),
+        ("workload.pid", "java", "workload.pid must be a number, not 'java'."),
+        ("workload", "java", "There is no parameter workload; there are limit, offset, sort, since, "),
+        ("client", "x", "There is no parameter client; "),
+    ],
+)
+def test_a_parameter_that_cannot_be_used_is_told_in_a_sentence(name: str, text: str, sentence: str) -> None:
+    with pytest.raises(BadQuery) as error:
+        page(CLIENTS, view(), [(name, text)])
+    assert str(error.value).startswith(sentence)
+    assert str(error.value).endswith(".")
+
+
+def test_topics_are_told_by_side_and_api_with_who_uses_them() -> None:
+    shown = view(*CLIENT_FLOWS, flow(workload=workload("python"), topics=[topic(topic_id="ab" * 16, errors={"6": 1})]))
+    (row,) = ask(TOPICS, shown, ("topic", "orders"))["rows"]
+    assert (row["side"], row["api"], row["topic_id"]) == ("connecting", "Produce", "ab" * 16)
+    assert (row["requests"], row["records"], row["bytes"]) == (20, 100, 6000)
+    assert row["errors"] == {"NOT_LEADER_OR_FOLLOWER": 1}
+    assert row["workloads"] == [{"workload": "", "comm": "java"}, {"workload": "", "comm": "python"}]
+    assert [row["api"] for row in ask(TOPICS, shown, ("topic", "payments"))["rows"]] == ["Produce", "Fetch"]
+    assert ask(TOPICS, shown, ("workloads.comm", "python"), ("api", "Fetch"))["total"] == 1
+
+
+def test_connections_are_those_that_the_agent_has_open() -> None:
+    fed = Fed()
+    peers = [("10.0.0.1", 9092), ("10.0.0.2", 9092), ("10.0.0.3", 9093)]
+    fed.see(
+        *(opened_record(n, peer=peer, cookie=n) for n, peer in enumerate(peers, 1)), request(METADATA, 12), rejected(3)
+    )
+    shown = view(connections=fed.agent.connections())
+    rows = {row["peer"]: row for row in ask(CONNECTIONS, shown)["rows"]}
+    assert list(rows) == [f"{address}:{port}" for address, port in peers]
+    assert rows["10.0.0.1:9092"]["found"] == "start"
+    assert rows["10.0.0.1:9092"]["client"]["id"]
+    assert rows["10.0.0.1:9092"]["cookie"] == 1
+    assert rows["10.0.0.3:9093"]["opaque"] == "tls"
+    assert [row["peer"] for row in ask(CONNECTIONS, shown, ("opaque", "tls"))["rows"]] == ["10.0.0.3:9093"]
+    assert len(rows["10.0.0.2:9092"]["flow_id"]) == 16
+
+
+@pytest.mark.parametrize("token", [False, True])
+def test_the_document_names_every_path_and_who_may_ask(token: bool) -> None:
+    document = openapi.document(token=token)
+    assert document["openapi"] == "3.1.0"
+    guarded = {path for path, item in document["paths"].items() if "security" in item["get"]}
+    paths = {"/healthz", "/readyz", "/metrics", *(resource.path for resource in RESOURCES)}
+    assert document["paths"].keys() == paths
+    assert guarded == (paths - {"/healthz", "/readyz"} if token else set())
+
+
+@pytest.mark.parametrize("resource", RESOURCES, ids=lambda r: r.path)
+def test_every_parameter_of_the_document_is_one_that_is_understood(resource: Any) -> None:
+    parameters = openapi.document(token=False)["paths"][resource.path]["get"]["parameters"]
+    for parameter in parameters:
+        for example in parameter["schema"].get(
+            "enum", [{"integer": "1", "boolean": "true"}.get(parameter["schema"].get("type"), "x")]
+        ):
+            page(resource, view(*CLIENT_FLOWS), [(parameter["name"], example)])

@@ -1,0 +1,294 @@
+"""The server as its clients find it, over real HTTP: who is let in, what is healthy, and what it does to the agent."""
+
+from __future__ import annotations
+
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+
+import pytest
+
+from kafka_probe.config import Address, Config, load
+from kafka_probe.errors import StartError, UsageError
+from kafka_probe.server.thread import Server
+from kafka_probe.server.view import STALLED_S
+from tests.lab.http import Answer, get
+from tests.lab.processes import free_port, wait_until
+from tests.unit.server.builders import StillAgent, StillSink, agent, flow
+
+TOKEN = "0123456789abcdef"
+_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+PATHS = ("/", "/metrics", "/openapi.json", "/api/v1/connections", "/api/v1/clients", "/api/v1/topics")
+
+
+@dataclass(slots=True)
+class Served:
+    """A running server, the agent and the sink that it watches, and what hands it events."""
+
+    url: str
+    agent: StillAgent = field(default_factory=StillAgent)
+    sink: StillSink = field(default_factory=StillSink)
+    hand_over: Callable[[Sequence[Mapping[str, Any]]], object] = lambda _: None
+
+    def get(self, path: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Answer:
+        return get(self.url + path, token=token, tls=tls)
+
+
+@contextmanager
+def serving(host: str = "127.0.0.1", **settings: Any) -> Iterator[Served]:
+    address = Address(host, free_port(host))
+    config = Config(listen=address, **settings)
+    server = Server(config, address)
+    scheme = "https" if config.listen_certfile else "http"
+    served = Served(f"{scheme}://{address}")
+    try:
+        served.hand_over = server.start(served.agent, served.sink)
+        yield served
+    finally:
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Served]:
+    with serving() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Served]:
+    with serving(listen_token=TOKEN) as served:
+        yield served
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/healthz", "/readyz"])
+def test_on_this_host_everybody_may_ask(plain: Served, path: str) -> None:
+    assert plain.get(path).status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x", "tökén"])
+def test_without_the_token_nothing_of_the_traffic_is_told(guarded: Served, path: str, token: str | None) -> None:
+    answer = guarded.get(path, token)
+    assert answer.status == 401
+    assert answer.headers["WWW-Authenticate"] == "Bearer"
+    assert answer.json() == {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/nowhere"])
+def test_with_the_token_it_is(guarded: Served, path: str) -> None:
+    assert guarded.get(path, TOKEN).status == (404 if path == "/nowhere" else 200)
+
+
+def test_what_is_not_there_is_not_told_without_the_token_either(guarded: Served) -> None:
+    assert {guarded.get(path).status for path in ("/nowhere", "/healthz/", "//metrics", "/healthz/../metrics")} == {401}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+def test_health_needs_no_token(guarded: Served, path: str) -> None:
+    assert guarded.get(path).text == "ok\n"
+
+
+def test_the_token_is_on_no_page_and_in_no_log(guarded: Served, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    said = [guarded.get(path, token).text for path in (*PATHS, "/nowhere") for token in (None, TOKEN)]
+    with serving("0.0.0.0", listen_token=TOKEN):
+        pass
+    assert TOKEN not in "".join((*said, caplog.text, repr(Config(listen_token=TOKEN))))
+
+
+def test_a_bad_parameter_is_a_bad_request_in_a_sentence(plain: Served) -> None:
+    answer = plain.get("/api/v1/clients?limit=many")
+    assert answer.status == 400
+    assert answer.json() == {"error": "limit must be a number from 1 to 1000, not 'many'."}
+
+
+def test_the_first_page_names_the_version_and_leads_to_all_others(plain: Served) -> None:
+    page = plain.get("/").text
+    assert "kafka-probe " in page
+    links = {*PATHS, "/healthz", "/readyz"} - {"/"}
+    assert [link for link in links if f'href="{link}"' not in page] == []
+
+
+def test_metrics_are_told_in_the_form_that_is_asked_for(plain: Served) -> None:
+    assert plain.get("/metrics").headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    asked = get(f"{plain.url}/metrics", accept="application/openmetrics-text;version=1.0.0")
+    assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert asked.text.endswith("# EOF\n")
+
+
+def test_events_of_another_thread_are_summed_in_their_order() -> None:
+    with serving() as served:
+        for n in range(100):
+            served.hand_over([flow(requests=n), agent(counters={"events": n})])
+        wait_until(lambda: "kafka_probe_events_total 99.0" in served.get("/metrics").text, "the last event")
+        assert 'kafka_probe_requests_total{api="Produce",side="connecting"} 4950.0' in served.get("/metrics").text
+
+
+def test_an_agent_is_healthy_while_its_loop_turns() -> None:
+    with serving() as served:
+        served.agent.turned_s = time.monotonic() - STALLED_S + 5
+        assert served.get("/healthz").status == served.get("/readyz").status == 200
+        served.agent.turned_s = time.monotonic() - STALLED_S - 5
+        for path in ("/healthz", "/readyz"):
+            answer = served.get(path)
+            assert (answer.status, answer.text) == (503, "the capture loop has not turned for 35 s\n")
+
+
+def test_an_agent_that_starts_is_healthy_but_not_ready() -> None:
+    with serving() as served:
+        served.agent.turned_s = None
+        assert served.get("/healthz").status == 200
+        assert (served.get("/readyz").status, served.get("/readyz").text) == (503, "not attached to the kernel yet\n")
+
+
+def test_an_agent_whose_sink_takes_nothing_is_healthy_but_not_ready() -> None:
+    with serving() as served:
+        served.sink.refuses = "the brokers are away"
+        assert served.get("/healthz").status == 200
+        assert (served.get("/readyz").status, served.get("/readyz").text) == (503, "the brokers are away\n")
+
+
+def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError("no more")
+
+    monkeypatch.setattr("uvicorn.Server.serve", broken)
+    with serving() as served:
+        wait_until(lambda: "nobody is served any more on 127.0.0.1:" in caplog.text, "the reason")
+        served.hand_over([flow()])
+        with pytest.raises(URLError, match="refused"):
+            served.get("/healthz")
+
+
+@pytest.mark.parametrize("host", ["::1", "localhost"])
+def test_it_listens_where_it_is_told_to(host: str) -> None:
+    with serving(host) as served:
+        assert served.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "broker-1"])
+def test_beyond_this_host_it_asks_for_a_way_to_know_its_clients(host: str) -> None:
+    with pytest.raises(UsageError, match=r"KAFKA_PROBE_LISTEN_TOKEN.*--listen-clientcafile"):
+        Server(Config(), Address(host, 9465))
+
+
+def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
+    address = Address("127.0.0.1", free_port())
+    first = Server(Config(), address)
+    try:
+        with pytest.raises(
+            StartError, match=rf"Cannot listen on {address}: Address already in use; name another .*off"
+        ):
+            Server(Config(), address)
+    finally:
+        first.close()
+    Server(Config(), address).close()
+
+
+def test_an_address_of_nobody_is_said_with_what_to_do() -> None:
+    with pytest.raises(StartError, match=r"Cannot listen on nowhere.invalid:9465: .*; name another"):
+        Server(Config(listen_token=TOKEN), Address("nowhere.invalid", 9465))
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """An authority in a folder, and what it signs."""
+
+    folder: Path
+
+    @property
+    def certificate(self) -> Path:
+        return self.folder / "ca.pem"
+
+    def sign(self, name: str) -> Path:
+        """A certificate with its key, in one file."""
+        key, request, signed = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
+        openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
+        extension = self.folder / "extension"
+        extension.write_text("subjectAltName=IP:127.0.0.1")
+        ca = ("-CA", self.certificate, "-CAkey", self.folder / "ca.key", "-CAcreateserial", "-extfile", extension)
+        openssl("x509", "-req", "-days", "2", "-in", request, *ca, "-out", signed)
+        signed.write_text(signed.read_text() + key.read_text())
+        return signed
+
+
+def openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    made = Authority(tmp_path_factory.mktemp("authority"))
+    openssl(
+        "req",
+        "-x509",
+        *_NEW_KEY,
+        "-days",
+        "2",
+        "-subj",
+        "/CN=ca",
+        "-keyout",
+        made.folder / "ca.key",
+        "-out",
+        made.certificate,
+    )
+    return made
+
+
+def test_over_tls_the_token_travels_hidden(authority: Authority) -> None:
+    trusting = ssl.create_default_context(cafile=authority.certificate)
+    with serving(listen_certfile=authority.sign("server"), listen_token=TOKEN) as served:
+        assert served.get("/metrics", TOKEN, trusting).status == 200
+        assert served.get("/metrics", tls=trusting).status == 401
+        with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            served.get("/metrics", TOKEN, ssl.create_default_context())
+
+
+def test_only_clients_with_a_certificate_of_the_authority_get_an_answer(authority: Authority) -> None:
+    stranger, known = (ssl.create_default_context(cafile=authority.certificate) for _ in range(2))
+    known.load_cert_chain(authority.sign("prometheus"))
+    with serving(listen_certfile=authority.sign("server"), listen_clientcafile=authority.certificate) as served:
+        assert served.get("/metrics", tls=known).status == 200
+        with pytest.raises((URLError, ssl.SSLError, ConnectionResetError)):
+            served.get("/healthz", tls=stranger)
+
+
+def test_beyond_this_host_a_certificate_is_enough(authority: Authority) -> None:
+    certificates = {"listen_certfile": authority.sign("server"), "listen_clientcafile": authority.certificate}
+    with serving("0.0.0.0", **certificates):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"listen_keyfile": "key"}, "listen_keyfile is of no use without listen_certfile."),
+        ({"listen_clientcafile": "ca.pem"}, "listen_clientcafile is of no use without listen_certfile."),
+        ({"listen_certfile": "nowhere"}, "listen_certfile nowhere cannot be used with its key: .*No such file"),
+        ({"listen_certfile": "ca.pem"}, "listen_certfile ca.pem cannot be used with its key: "),
+        (
+            {"listen_certfile": "locked.pem"},
+            "listen_certfile locked.pem cannot be used with its key: the key has a pass",
+        ),
+        ({"listen_certfile": "s.pem", "listen_clientcafile": "s.key"}, "listen_clientcafile s.key cannot be used: "),
+    ],
+)
+def test_certificates_that_cannot_be_used_are_named(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], sentence: str
+) -> None:
+    monkeypatch.chdir(authority.folder)
+    signed = authority.sign("s")
+    openssl("ec", "-aes128", "-passout", "pass:hush", "-in", "s.key", "-out", "locked.key")
+    Path("locked.pem").write_text(
+        signed.read_text().partition("-----BEGIN PRIVATE")[0] + Path("locked.key").read_text()
+    )
+    with pytest.raises(UsageError, match=sentence):
+        Server(load(settings), Address("127.0.0.1", free_port()))

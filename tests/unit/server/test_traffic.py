@@ -1,0 +1,229 @@
+"""Events become sums by labels: each counted once, by bounded label sets, and no total ever goes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_probe.events import bucket_of
+from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, Labels, Traffic
+from tests.unit.server.builders import NOW_US, SECOND_US, agent, close, flow, open_now, opened, topic, workload
+
+
+def traffic(*events: dict[str, Any], limit: int = 1000) -> Traffic:
+    summed = Traffic(limit)
+    summed.add(events)
+    return summed
+
+
+def by_workload(summed: Traffic) -> dict[Labels, int]:
+    return {labels: row.requests for labels, row in summed.workloads}
+
+
+def test_flows_add_up_by_side_and_api() -> None:
+    summed = traffic(
+        flow(),
+        flow(requests=5, topics=[topic(records=3), topic("payments", records=4)]),
+        flow(side="accepting"),
+        flow(api="Fetch"),
+    )
+    produced = summed.apis["connecting", "Produce"]
+    assert (produced.requests, produced.responses, produced.records) == (15, 18, 7)
+    assert (produced.request_bytes, produced.response_bytes) == (8000, 1800)
+    assert summed.apis.keys() == {("connecting", "Produce"), ("accepting", "Produce"), ("connecting", "Fetch")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "label"),
+    [
+        ({}, ""),
+        ({"unit": "kafka.service"}, "kafka.service"),
+        ({"unit": "docker-c0ffee.scope", "container_id": "c0ffee" * 10}, "c0ffeec0ffee"),
+        ({"container_id": "c0ffee" * 10, "pod": "billing-0", "namespace": "shop"}, "shop/billing-0"),
+        ({"pod": "billing-7c9-x2x", "owner_name": "billing", "namespace": "shop"}, "shop/billing"),
+    ],
+)
+def test_a_workload_is_named_by_what_says_most_and_its_command(fields: dict[str, object], label: str) -> None:
+    summed = traffic(flow(workload=workload("python", **fields)))
+    assert by_workload(summed) == {("connecting", label, "python", "Produce"): 10}
+
+
+def test_processes_that_look_the_same_count_together() -> None:
+    summed = traffic(flow(workload=workload(pid=1)), flow(workload=workload(pid=2)))
+    assert by_workload(summed) == {("connecting", "", "java", "Produce"): 20}
+
+
+def test_what_has_no_name_is_counted_too() -> None:
+    nobody = workload(None, pid=None)
+    summed = traffic(flow(api=None, internal=True), flow(api=None, workload=nobody))
+    assert by_workload(summed) == {("connecting", "", "java", "internal"): 10, ("connecting", "", "", "unknown"): 10}
+
+
+def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> None:
+    summed = traffic(flow(topics=[topic(), topic(None, topic_id="ab" * 16, records=1, bytes=20, uncounted_bytes=20)]))
+    rows = {labels[-1]: row for labels, row in summed.topics}
+    assert (rows["orders"].requests, rows["orders"].records, rows["orders"].bytes) == (10, 50, 3000)
+    assert (rows["ab" * 16].records, rows["ab" * 16].uncounted_bytes) == (1, 20)
+
+
+def test_a_topic_that_is_only_named_in_an_answer_is_no_traffic() -> None:
+    told = {"records": 0, "bytes": 0}
+    names = [
+        topic("all-there-are", requests=0, **told),
+        topic("asked-for", **told),
+        topic("gone", requests=0, errors={"3": 1}),
+    ]
+    summed = traffic(flow(api="Metadata", topics=names))
+    assert {labels[-1] for labels, _ in summed.topics} == {"asked-for", "gone"}
+
+
+def test_errors_have_kafkas_names_and_no_more_names_than_kafka_has() -> None:
+    summed = traffic(flow(errors={"6": 2, "-1": 1, "30000": 1, "30001": 3}, topics=[topic(errors={"6": 2})]))
+    errors = {"NOT_LEADER_OR_FOLLOWER": 2, "UNKNOWN_SERVER_ERROR": 1, "unknown": 4}
+    assert summed.apis["connecting", "Produce"].errors == errors
+    assert [row.errors for _, row in summed.workloads] == [errors]
+    assert [row.errors for _, row in summed.topics] == [{"NOT_LEADER_OR_FOLLOWER": 2}]
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=50))
+def test_latencies_are_counted_within_five_percent_of_a_bound(latencies_us: list[int]) -> None:
+    buckets = Counter(str(bucket_of(latency)) for latency in latencies_us)
+    ((_, row),) = traffic(flow(latency=dict(buckets))).workloads
+    assert sum(row.latency.counts) == len(latencies_us)
+    for number, bound in enumerate(BOUNDS_S, 1):
+        below, above = (sum(us / 1e6 < bound * f for us in latencies_us) for f in (0.952, 1.048))
+        assert below <= sum(row.latency.counts[:number]) <= above
+    # what is below 1 µs counts as 1 µs
+    assert row.latency.sum_s == pytest.approx(sum(latencies_us) / 1e6, rel=0.048, abs=1.05e-6 * len(latencies_us))
+
+
+def test_a_fetch_that_waited_in_vain_is_no_latency() -> None:
+    ((_, row),) = traffic(flow(api="Fetch", latency_empty={str(bucket_of(500_000)): 3})).workloads
+    assert sum(row.latency.counts) == 0
+    assert sum(row.latency_empty.counts) == 3
+
+
+def test_connections_are_counted_by_how_they_ended_and_by_whom() -> None:
+    reset = close(how="rst_received", closed_by="peer")
+    summed = traffic(close(), close(), reset, close(side="accepting", workload=workload("python")))
+    assert summed.closed == {
+        ("connecting", "fin", "local"): 2,
+        ("connecting", "rst_received", "peer"): 1,
+        ("accepting", "fin", "local"): 1,
+    }
+    assert {labels: row.count for labels, row in summed.closes} == {
+        ("connecting", "", "java", "fin", "local"): 2,
+        ("connecting", "", "java", "rst_received", "peer"): 1,
+        ("accepting", "", "python", "fin", "local"): 1,
+    }
+
+
+def test_a_connection_that_was_open_before_the_agent_was_not_opened() -> None:
+    summed = traffic(opened(), opened("listed"), opened("midstream"), {"kind": "reset"})
+    assert summed.opened == {("connecting",): 1}
+    assert summed.resets == 1
+
+
+def test_open_connections_are_those_of_the_last_interval() -> None:
+    summed = traffic(agent(open=[open_now(5)]), agent(open=[open_now(2), open_now(1, pid=8), open_now(4, "accepting")]))
+    assert summed.open == {("connecting", "", "java"): 3, ("accepting", "", "java"): 4}
+
+
+def test_what_finds_no_room_is_counted_under_other() -> None:
+    many = [flow(workload=workload(f"job-{n}"), topics=[topic(f"topic-{n}")]) for n in range(5)]
+    opens = agent(open=[open_now(10 - n, comm=f"job-{n}") for n in range(5)])
+    summed = traffic(*many, *many, *(close(workload=workload(f"job-{n}")) for n in range(5)), opens, limit=2)
+    others = ("connecting", OTHER, OTHER)
+    assert by_workload(summed) == {
+        ("connecting", "", "job-0", "Produce"): 20,
+        ("connecting", "", "job-1", "Produce"): 20,
+        (*others, "Produce"): 60,
+    }
+    assert {labels[-1]: row.requests for labels, row in summed.topics} == {"topic-0": 20, "topic-1": 20, OTHER: 60}
+    assert {labels: row.count for labels, row in summed.closes}[*others, "fin", "local"] == 3
+    assert summed.open == {("connecting", "", "job-0"): 10, ("connecting", "", "job-1"): 9, others: 21}
+
+
+FLOWS = st.builds(
+    lambda job, api, side, topics, requests, ts: flow(
+        NOW_US + ts * ENDED_US // 3,
+        workload=workload(f"job-{job}"),
+        api=api,
+        side=side,
+        requests=requests,
+        topics=[topic(f"topic-{n}", requests=requests, records=n) for n in topics],
+    ),
+    st.integers(0, 5),
+    st.sampled_from(("Produce", "Fetch", "Metadata")),
+    st.sampled_from(("connecting", "accepting")),
+    st.lists(st.integers(0, 9), max_size=3, unique=True),
+    st.integers(0, 1000),
+    st.integers(0, 10),
+)
+
+
+@given(st.lists(FLOWS, max_size=30), st.integers(1, 8))
+def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[dict[str, Any]], limit: int) -> None:
+    summed = traffic(*flows, limit=limit)
+    wanted: Counter[Labels] = Counter()
+    asked: Counter[Labels] = Counter()
+    for each in flows:
+        wanted[each["side"], each["api"]] += each["requests"]
+        asked[each["side"], each["api"]] += each["requests"] * len(each["topics"])
+    for rows, counts in ((summed.workloads, wanted), (summed.topics, asked)):
+        found: Counter[Labels] = Counter()
+        for labels, row in rows:
+            found[labels[0], labels[3]] += row.requests
+        assert +found == +counts
+        assert len(rows) <= limit
+    assert {labels: row.requests for labels, row in summed.apis.items()} == wanted
+
+
+@given(st.lists(FLOWS, max_size=30), st.integers(1, 8))
+def test_no_total_goes_back_when_workloads_leave(flows: list[dict[str, Any]], limit: int) -> None:
+    summed = Traffic(limit)
+    before: Counter[Labels] = Counter()
+    for each in sorted(flows, key=lambda flow: flow["ts"]):
+        summed.add([each, agent(each["ts"])])
+        totals = Counter({labels: row.requests for labels, row in summed.apis.items()})
+        assert totals >= before
+        before = totals
+
+
+def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later() -> None:
+    summed = traffic(flow(topics=[topic()]), close(), agent(NOW_US))
+    summed.add([agent(NOW_US + SECOND_US)])
+    summed.add([agent(NOW_US + ENDED_US)])
+    assert len(by_workload(summed)) == 1
+    summed.add([agent(NOW_US + SECOND_US + ENDED_US)])
+    assert by_workload(summed) == {}
+    assert [*summed.topics, *summed.closes] == []
+    assert summed.apis["connecting", "Produce"].requests == 10
+    assert summed.closed["connecting", "fin", "local"] == 1
+
+
+def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_comes_again() -> None:
+    summed = traffic(flow(), flow(workload=workload("cron")))
+    for minute in range(60):
+        ts = NOW_US + minute * 60 * SECOND_US
+        again = [flow(ts, workload=workload("cron"), requests=1)] if minute % 10 == 0 else []
+        summed.add([*again, agent(ts, open=[open_now()])])
+    assert by_workload(summed) == {
+        ("connecting", "", "java", "Produce"): 10,
+        ("connecting", "", "cron", "Produce"): 16,
+    }
+
+
+def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
+    summed = traffic(flow(), agent(), limit=1)
+    summed.add([agent(NOW_US + SECOND_US), agent(NOW_US + SECOND_US + ENDED_US)])
+    later = NOW_US + 2 * ENDED_US
+    summed.add([flow(later, workload=workload("python")), flow(later, requests=1)])
+    assert by_workload(summed) == {
+        ("connecting", "", "python", "Produce"): 10,
+        ("connecting", OTHER, OTHER, "Produce"): 1,
+    }

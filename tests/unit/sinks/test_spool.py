@@ -1,0 +1,392 @@
+"""What waits on disk: in order, within its bound, over restarts and crashes; and a disk that refuses is no end."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.errors import StartError
+from kafka_probe.sinks import outbox as outbox_room
+from kafka_probe.sinks.outbox import Batch, Outbox
+from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
+from tests.lab.processes import start, wait_until
+
+MIB = 1 << 20
+SOURCES = Path(outbox_room.__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 0.0)
+    monkeypatch.setattr(outbox_room, "RETRY_S", 0.01)
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Spool]:
+    spool = Spool(tmp_path / "spool", 64 * MIB)
+    yield spool
+    spool.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own that holds a megabyte."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def line(number: int, padding: int = 0) -> bytes:
+    """Padding is of hexadecimal digits, which gzip makes half as long."""
+    return b"%d %s\n" % (number, os.urandom(padding // 2).hex().encode())
+
+
+def number_of(batch: Batch | None) -> int:
+    assert batch
+    return int(batch.lines.split()[0])
+
+
+def on_disk(outbox: Outbox) -> None:
+    wait_until(lambda: not outbox.waiting_bytes, "the disk to have it all", every_s=0.005)
+
+
+def drained(outbox: Outbox) -> list[int]:
+    """Everything, in the order in which it is delivered."""
+    outbox.close()
+    numbers = []
+    while batch := outbox.head():
+        numbers += [int(text.split()[0]) for text in batch.lines.splitlines()]
+        outbox.settle(batch)
+    return numbers
+
+
+def files(directory: Path) -> list[Path]:
+    return sorted(directory.iterdir())
+
+
+def test_what_waits_goes_to_the_disk_and_comes_back_before_what_came_later(opened: Spool, tmp_path: Path) -> None:
+    outbox = Outbox(MIB, opened)
+    for number in range(20):
+        outbox.put([line(number)], key="a")
+    on_disk(outbox)
+    assert outbox.spooled_bytes == 20 * BLOCK_BYTES
+    outbox.put([line(20)], key="a")
+
+    assert drained(outbox) == list(range(21))
+    assert outbox.events_delivered == 21
+    assert (outbox.waiting_bytes, outbox.spooled_bytes) == (0, 0)
+    outbox.abandon()
+    assert files(tmp_path / "spool") == []
+
+
+def test_what_is_delivered_soon_never_touches_the_disk(
+    opened: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 60.0)
+    before = (tmp_path / "spool").stat().st_mtime_ns
+    outbox = Outbox(MIB, opened)
+    outbox.put([line(0)])
+    assert drained(outbox) == [0]
+    outbox.abandon()
+    assert (tmp_path / "spool").stat().st_mtime_ns == before
+
+
+def test_half_the_memory_is_reason_enough_to_use_the_disk(opened: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 60.0)
+    outbox = Outbox(1000, opened)
+    for number in range(100):
+        outbox.put([line(number, padding=200)])
+        wait_until(lambda: outbox.waiting_bytes <= 500, "room in memory", every_s=0.001)
+    assert drained(outbox) == list(range(100))
+    outbox.abandon()
+
+
+def test_the_batch_on_its_way_may_be_written_meanwhile_and_is_delivered_once(opened: Spool, tmp_path: Path) -> None:
+    outbox = Outbox(MIB, opened)
+    outbox.put([line(0)])
+    batch = outbox.head()
+    assert batch
+    on_disk(outbox)
+    outbox.put([line(1)])
+    outbox.settle(batch)
+    assert number_of(outbox.head()) == 1
+    outbox.abandon()
+    assert len(files(tmp_path / "spool")) == 1
+    assert (outbox.events_delivered, set(outbox.lost.values())) == (1, {0})
+
+
+def test_a_batch_that_is_delivered_while_it_is_written_leaves_no_file(
+    opened: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, writing, delivered = opened.write, threading.Event(), threading.Event()
+
+    def slow(batch: Batch, room_bytes: int) -> Segment | None:
+        segment = write(batch, room_bytes)
+        writing.set()
+        delivered.wait(5)
+        return segment
+
+    monkeypatch.setattr(opened, "write", slow)
+    outbox = Outbox(MIB, opened)
+    outbox.put([line(0)])
+    assert writing.wait(5)
+    batch = outbox.head()
+    assert batch
+    outbox.settle(batch)
+    delivered.set()
+    outbox.abandon()
+    assert files(tmp_path / "spool") == []
+    assert outbox.events_delivered == 1
+
+
+def test_a_disk_that_stands_still_does_not_hold_up_the_capture(opened: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    standing, moving = threading.Event(), threading.Event()
+
+    def fsync(_: int) -> None:
+        standing.set()
+        moving.wait(10)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    outbox = Outbox(MIB, opened)
+    outbox.put([line(0)])
+    assert standing.wait(5)
+    outbox.put([line(1)])
+    assert (outbox.waiting_bytes, outbox.spooled_bytes) == (len(line(0)) + len(line(1)), 0)
+    moving.set()
+    outbox.abandon()
+
+
+def test_what_exceeds_disk_and_memory_is_counted_and_the_oldest_is_kept(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 10 * BLOCK_BYTES)
+    outbox = Outbox(5000, spool)
+    for number in range(40):
+        outbox.put([line(number, padding=1000)])
+        wait_until(lambda: outbox.waiting_bytes <= 2500 or outbox.spooled_bytes == 10 * BLOCK_BYTES, "room")
+    taken = sum(file.stat().st_blocks * 512 for file in files(tmp_path))
+    assert taken <= 10 * BLOCK_BYTES == outbox.spooled_bytes
+    arrived = drained(outbox)
+    assert 10 < len(arrived) < 20
+    assert arrived == list(range(len(arrived)))
+    assert outbox.lost["sink_buffer_full"] == 40 - len(arrived)
+    assert spool.failures == 0
+    outbox.abandon()
+    spool.close()
+
+
+def test_what_a_run_leaves_is_delivered_first_by_the_next_with_its_own_key(tmp_path: Path) -> None:
+    first, second = "87b315b7965841f6", "0123456789abcdef"
+    spool = Spool(tmp_path, MIB)
+    outbox = Outbox(MIB, spool)
+    outbox.put([line(0), line(1)], key=first)
+    outbox.abandon()
+    assert outbox.lost["sink_unsent_at_exit"] == 0
+    spool.close()
+
+    spool = Spool(tmp_path, MIB)
+    outbox = Outbox(MIB, spool)
+    outbox.put([line(2)], key=second)
+    on_disk(outbox)
+    old = outbox.head()
+    assert old == Batch(b"0 \n1 \n", 2, first)
+    outbox.settle(old)
+    new = outbox.head()
+    assert new == Batch(b"2 \n", 1, second)
+    outbox.settle(new)
+    outbox.abandon()
+    spool.close()
+    assert files(tmp_path) == []
+
+
+def test_a_file_is_for_its_owner_only_and_readable_with_gzip(opened: Spool, tmp_path: Path) -> None:
+    opened.write(Batch(b"{}\n{}\n", 2, "abc"), MIB)
+    (file,) = files(tmp_path / "spool")
+    assert gzip.decompress(file.read_bytes()) == b"{}\n{}\n"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+
+
+def test_of_a_torn_file_the_whole_lines_are_delivered_and_the_others_counted(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, MIB)
+    lines = [line(number, padding=50) for number in range(20)]
+    segment = spool.write(Batch(b"".join(lines), 20, "a"), MIB)
+    assert segment
+    spool.close()
+    content = (tmp_path / segment.name).read_bytes()
+    for length in range(0, len(content), 5):
+        (tmp_path / segment.name).write_bytes(content[:length])
+        spool = Spool(tmp_path, MIB)
+        outbox = Outbox(MIB, spool)
+        arrived = drained(outbox)
+        outbox.abandon()
+        spool.close()
+        assert arrived == list(range(len(arrived)))
+        assert outbox.lost["sink_spool_damaged"] == 20 - len(arrived)
+        assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("position", [0, 5, 12, 100, -6, -1])
+def test_a_file_with_a_wrong_byte_is_counted_and_not_sent(
+    opened: Spool, tmp_path: Path, position: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    segment = opened.write(Batch(b"".join(line(number, 50) for number in range(20)), 20, "a"), MIB)
+    assert segment
+    file = tmp_path / "spool" / segment.name
+    content = bytearray(file.read_bytes())
+    content[position] ^= 0xFF
+    file.write_bytes(content)
+    whole = opened.read(segment).events
+    assert whole in (0, 20)  # gzip does not check the time in its header
+    assert caplog.text.count("has lost") == (whole == 0)
+
+
+def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "README").write_text("?")
+    spool = Spool(tmp_path, MIB)
+    assert not spool.left
+    spool.close()
+    assert [file.name for file in files(tmp_path)] == ["README"]
+
+
+WRITING = """
+import sys
+from pathlib import Path
+from kafka_probe.sinks.outbox import Batch
+from kafka_probe.sinks.spool import Spool
+spool = Spool(Path(sys.argv[1]), 1 << 30)
+for number in range(1 << 20):
+    assert spool.write(Batch(b"%d %s\\n" % (number, b"x" * 5000) * 10, 10, "a"), 1 << 30)
+    print(number, flush=True)
+"""
+
+
+def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
+    said, directory = tmp_path / "said", tmp_path / "spool"
+    command = [sys.executable, "-c", WRITING, str(directory)]
+    writer = start(command, log=tmp_path / "log", stdout=said, env={"PYTHONPATH": str(SOURCES)})
+    wait_until(lambda: said.exists() and len(said.read_bytes()) > 200, "some batches")
+    writer.send_signal(signal.SIGKILL)
+    writer.wait()
+
+    written = len(said.read_text().splitlines())
+    spool = Spool(directory, MIB)
+    arrived = [number_of(batch) for one in spool.left if (batch := spool.read(one)).events]
+    spool.close()
+    assert arrived == list(range(len(arrived)))
+    assert written <= len(arrived) <= written + 1
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("why", ["No space left on device", "Read-only file system"])
+def test_a_disk_that_refuses_is_said_once_memory_takes_over_and_the_disk_is_used_again(
+    small_disk: Path, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    full = why.startswith("No space")
+    spool = Spool(small_disk / "spool", 64 * MIB)
+    outbox = Outbox(100_000, spool)
+    outbox.put([line(0)])
+    on_disk(outbox)
+    refuse(small_disk, full)
+    for number in range(1, 10):
+        outbox.put([line(number, padding=5000)])
+    wait_until(lambda: spool.failures > 3, "refusals")
+    assert outbox.waiting_bytes > 9 * 5000
+    assert caplog.text.count("cannot be written") == 1
+    assert why in caplog.text
+    allow(small_disk, full)
+    on_disk(outbox)
+
+    assert drained(outbox) == list(range(10))
+    assert set(outbox.lost.values()) == {0}
+    assert caplog.text.count("can be written again") == 1
+    outbox.abandon()
+    assert files(small_disk / "spool") == []
+    spool.close()
+
+
+def refuse(disk: Path, full: bool) -> None:
+    """Full to the last byte, or no longer to be written."""
+    if full:
+        with suppress(OSError), (disk / "other").open("wb", 0) as other:
+            while other.write(bytes(4096)):
+                pass
+        assert shutil.disk_usage(disk).free == 0
+    else:
+        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
+
+
+def allow(disk: Path, full: bool) -> None:
+    if full:
+        (disk / "other").unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
+
+
+@pytest.mark.root
+def test_what_waits_is_delivered_from_a_full_disk_and_its_space_is_given_back(small_disk: Path) -> None:
+    spool = Spool(small_disk / "spool", 64 * MIB)
+    outbox = Outbox(10 * MIB, spool)
+    for number in range(100):
+        outbox.put([line(number, padding=50_000)])
+    wait_until(lambda: spool.failures > 0, "a full disk")
+    refuse(small_disk, full=True)
+    assert drained(outbox) == list(range(100))
+    outbox.abandon()
+    assert files(small_disk / "spool") == []
+    spool.close()
+
+
+@pytest.mark.root
+def test_what_a_full_disk_cannot_take_at_the_end_is_counted(small_disk: Path) -> None:
+    spool = Spool(small_disk / "spool", 64 * MIB)
+    refuse(small_disk, full=True)
+    outbox = Outbox(MIB, spool)
+    outbox.put([line(0), line(1)])
+    outbox.abandon()
+    assert outbox.lost["sink_unsent_at_exit"] == 2
+    spool.close()
+
+
+def test_a_directory_that_is_removed_is_counted_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "deep" / "spool"
+    spool = Spool(directory, MIB)
+    outbox = Outbox(MIB, spool)
+    outbox.put([line(0), line(1)])
+    outbox.put([line(2)])
+    on_disk(outbox)
+    shutil.rmtree(tmp_path / "deep")
+    outbox.put([line(3)])
+    on_disk(outbox)
+    assert len(files(directory)) == 1
+    assert drained(outbox) == [3]
+    assert outbox.lost["sink_spool_damaged"] == 3
+    assert caplog.text.count("has lost") == 1
+    with pytest.raises(StartError):
+        Spool(directory, MIB)
+    outbox.abandon()
+    spool.close()
+
+
+def test_a_second_agent_on_the_same_directory_does_not_start(opened: Spool, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"spool is the spool of another agent: give each its own --spool-dir\.$"):
+        Spool(tmp_path / "spool", MIB)
+    opened.close()
+    Spool(tmp_path / "spool", MIB).close()
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"file/spool cannot be used \(Not a directory\): name a directory"):
+        Spool(tmp_path / "file" / "spool", MIB)

@@ -1,0 +1,124 @@
+"""What is deployed, as far as it shows without a cluster, an engine or a service manager: tests/nodes runs it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "agent/deploy"
+CHART = DEPLOY / "helm/kafka-probe"
+UNIT = DEPLOY / "systemd/kafka-probe.service"
+MANIFEST = (DEPLOY / "kubernetes/kafka-probe.yaml").read_text()
+BUILDING = re.compile(r"gcc|g\+\+|make|-dev\b|build|pip|git|clang|venv")
+EXPOSURE = 2.4  # of 10, by systemd-analyze; a service that asks for nothing has 9.6
+
+VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+def stages() -> dict[str, str]:
+    """The stages of the Containerfile, by name."""
+    text = (DEPLOY / "Containerfile").read_text()
+    return dict(re.findall(r"^FROM .+? AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.parametrize("target", ["agent", "pipeline"])
+def test_a_final_stage_starts_anew_and_installs_nothing_to_build_with(target: str) -> None:
+    assert f"FROM ${{BASE}} AS {target}\n" in (DEPLOY / "Containerfile").read_text()
+    (packages,) = re.findall(r"apt-get install --yes --no-install-recommends (.*?) *(?:\\?\n)", stages()[target])
+    assert [package for package in packages.split() if BUILDING.search(package)] == []
+
+
+def test_everything_has_the_projects_version() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    labels = re.findall(r'image\.version="(.+)"', (DEPLOY / "Containerfile").read_text())
+    assert [chart["version"], chart["appVersion"], *labels] == [VERSION] * 4
+
+
+def container() -> dict[str, Any]:
+    """The agent's, in the plain manifest."""
+    documents = {document["kind"]: document for document in yaml.safe_load_all(MANIFEST)}
+    found: dict[str, Any]
+    (found,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
+    return found
+
+
+def test_the_manifest_gives_a_reason_for_each_capability() -> None:
+    added = container()["securityContext"]["capabilities"]["add"]
+    given = re.findall(r"^ +# [A-Z].+\.\n +- ([A-Z_]+)$", MANIFEST, re.MULTILINE)
+    assert given == added == ["BPF", "PERFMON", "SYS_PTRACE", "DAC_READ_SEARCH"]
+
+
+@contextmanager
+def answering(status: int) -> Iterator[tuple[int, list[str]]]:
+    """An HTTP server's port, and what it is asked for."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield server.server_port, asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(("probe", "path"), [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")])
+def test_a_probe_asks_the_agent_how_it_is(probe: str, path: str) -> None:
+    def succeeds(port: int) -> bool:
+        command = [word.replace("/9465", f"/{port}") for word in container()[probe]["exec"]["command"]]
+        return subprocess.run(command, capture_output=True, timeout=10).returncode == 0
+
+    with answering(200) as (port, asked):
+        assert succeeds(port)
+        assert asked == [path]
+    assert not succeeds(port)
+    with answering(503) as (port, _):
+        assert not succeeds(port)
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    # It looks whether the program is there, which is installed nowhere here.
+    unit.write_text(UNIT.read_text().replace("/opt/kafka-probe/bin/kafka-probe", "/bin/true"))
+    verified = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True)
+    assert (verified.returncode, verified.stderr) == (0, "")
+
+
+def test_the_unit_gives_the_service_little_beyond_what_it_needs() -> None:
+    threshold = f"--threshold={EXPOSURE * 10:.0f}"
+    judged = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", threshold, UNIT], capture_output=True, text=True
+    )
+    assert judged.returncode == 0, judged.stdout
+
+
+def test_the_units_example_of_variables_holds_no_value_in_force() -> None:
+    lines = (DEPLOY / "systemd/kafka-probe.env").read_text().splitlines()
+    assert [line for line in lines if line and not line.startswith("#")] == []
+    assert any(line.startswith("#KAFKA_PROBE_SASL_PLAIN_PASSWORD=") for line in lines)
+
+
+def test_the_start_of_a_spark_pod_passes_shellcheck() -> None:
+    checked = subprocess.run(["shellcheck", DEPLOY / "spark.sh"], capture_output=True, text=True)
+    assert checked.stdout == ""

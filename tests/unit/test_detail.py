@@ -1,0 +1,69 @@
+"""Detail gives way to a limit of CPU, step by step, and comes back when there is room."""
+
+from __future__ import annotations
+
+from kafka_probe.config import RequestEvents
+from kafka_probe.detail import Detail
+
+LIMIT = 0.2
+
+
+def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> Detail:
+    return Detail(RequestEvents.parse(requests), cpu_limit)
+
+
+def after(told: Detail, *shares: float) -> str | None:
+    """What is left out after intervals that took so much of a core."""
+    for share in shares:
+        told.spend(share)
+    return told.shed
+
+
+def test_without_a_limit_nothing_is_left_out() -> None:
+    told = detail(cpu_limit=None)
+    assert after(told, 5.0, 5.0) is None
+    assert (told.requests, told.topics) == (True, True)
+
+
+def test_requests_give_way_first_and_topics_next() -> None:
+    told = detail()
+    assert after(told, LIMIT) is None
+    assert after(told, 0.21) == "requests"
+    assert (told.requests, told.topics) == (False, True)
+    assert after(told, 0.21, 0.21) == "topics"
+    assert (told.requests, told.topics) == (False, False)
+
+
+def test_where_no_requests_are_told_topics_give_way_at_once() -> None:
+    assert after(detail("off"), 0.21) == "topics"
+
+
+def test_detail_comes_back_step_by_step_after_three_calm_intervals_and_then_six() -> None:
+    told = detail()
+    assert after(told, 0.5, 0.5) == "topics"
+    assert after(told, 0.05, 0.05) == "topics"
+    assert after(told, 0.05) == "requests"
+    assert after(told, *[0.05] * 5) == "requests"
+    assert after(told, 0.05) is None
+
+
+def test_what_is_below_the_limit_but_not_calm_changes_nothing() -> None:
+    told = detail()
+    assert after(told, 0.5, 0.05, 0.05, 0.15, 0.05, 0.05) == "requests"
+    assert after(told, 0.05) is None
+
+
+def test_each_return_makes_the_next_one_slower_until_all_was_calm() -> None:
+    told = detail("off")
+    assert after(told, 0.5, *[0.05] * 3) is None
+    assert after(told, 0.5, *[0.05] * 5) == "topics"
+    assert after(told, 0.05) is None
+    assert after(told, *[0.05] * 12) is None
+    assert after(told, 0.5, *[0.05] * 3) is None
+
+
+def test_other_settings_bring_all_detail_back() -> None:
+    told = detail()
+    assert after(told, 0.5, 0.5) == "topics"
+    told.reconfigure(RequestEvents.parse("errors"), None)
+    assert (told.requests, told.topics, told.shed) == (True, True, None)
