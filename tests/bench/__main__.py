@@ -34,8 +34,8 @@ from tests.lab.topics import create_topics
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "build" / "bench"
 RESULT = ROOT / "build" / "bench.json"
-ROUNDS = int(os.environ.get("ROUNDS", "12"))
-SECONDS = float(os.environ.get("SECONDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", "6"))
+SECONDS = float(os.environ.get("SECONDS", "20"))  # two intervals of the agent's: a report belongs to the cost
 STATS_ROUNDS = 3
 CONNECTIONS = 2_000
 WARM_UP_RECORDS = 20_000

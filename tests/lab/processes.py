@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,8 @@ import psutil
 
 PATIENCE = float(os.environ.get("PATIENCE", "1"))
 _PR_SET_PDEATHSIG = 1
+_FOR_SERVERS = range(10_000, 32_768)  # below what Linux gives to clients, ip_local_port_range
+_TRIES = 100
 _libc = ctypes.CDLL(None)
 
 
@@ -104,11 +107,13 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listened on a moment ago."""
+    """A TCP port that nobody listened on a moment ago, and that no client is given before somebody does."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        for port in random.sample(_FOR_SERVERS, _TRIES):
+            with suppress(OSError):
+                probe.bind((host, port))
+                return port
+    raise LabError(f"{_TRIES} ports of {host} are all taken")
 
 
 def listens(host: str, port: int) -> bool:

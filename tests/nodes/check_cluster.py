@@ -23,11 +23,11 @@ from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
 from tests.lab import processes
 from tests.lab.broker import Broker
-from tests.lab.processes import LabError, free_port, tail, wait_until
+from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
 from tests.lab.spark import ACTIVE, HOST, Cluster, asked, readmes
 from tests.lab.topics import create_topics
 from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
-from tests.pipeline.runs import LIMIT_S, Run, kill
+from tests.pipeline.runs import LIMIT_S, Run
 
 pytestmark = [
     pytest.mark.root,
@@ -131,7 +131,7 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Itera
     try:
         yield Job(process, f"http://{HOST}:{port}/api/v1/applications")
     finally:
-        kill(process)
+        kill_family(process)
 
 
 def of_host(host: int, event: Event) -> Event:
