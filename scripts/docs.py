@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -171,7 +172,7 @@ def plot(title: str, values: dict[str, float]) -> str:
 
 def top(values: dict[str, float]) -> str:
     """The range of an axis from 0 to above the highest value."""
-    return f"0 --> {max(values.values()) * 1.1:.0f}"
+    return f"0 --> {math.ceil(max(values.values()) * 1.1)}"
 
 
 def chart_schema() -> str:
