@@ -13,10 +13,13 @@ static inline struct record *notice(struct conn *conn, u8 kind)
 	return record;
 }
 
-static inline void send_record(void *ctx, struct record *record)
+// Whether there was room for the record.
+static inline int send_record(void *ctx, struct record *record)
 {
-	if (emit(ctx, record))
+	int full = emit(ctx, record) != 0;
+	if (full)
 		count(LOST_RING_FULL, 1);
+	return !full;
 }
 
 // Fills the notice of the connection and its owner, the calling process; an OPEN waits there until it is announced.
@@ -34,22 +37,31 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	record->size = sizeof(*open);
 }
 
-// Tells user space of the connection, once. Short, for with a perf buffer the verifier walks it for every record of a call.
+// Tells user space of the connection, once; if there was no room for it, with its next frame or its end. Short, for with a perf
+// buffer the verifier walks it for every record of a call.
 static inline void announce(void *ctx, struct conn *conn)
 {
 	if (conn->announced)
 		return;
-	conn->announced = 1;
-	count(COUNT_CONNECTIONS, 1);
 	struct open_data *open = (struct open_data *)conn->notice.data;
 	open->accepting = conn->role == ROLE_ACCEPTING; // no longer a guess
-	send_record(ctx, &conn->notice);
+	conn->announced = send_record(ctx, &conn->notice);
+	count(COUNT_CONNECTIONS, conn->announced);
+}
+
+// tgid: of the calling process.
+static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
+{
+	conn->tgid = tgid;
+	describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
+	if (conn->announced)
+		send_record(ctx, &conn->notice);
 }
 
 // Both cursors, before the bytes of a call that moved those from `start` on.
 static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 {
-	struct cursor *send = &conn->cursors[SEND], *receive = &conn->cursors[RECEIVE];
+	struct place *send = &conn->places[SEND], *receive = &conn->places[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
 	send->lock =
@@ -129,11 +141,7 @@ static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u3
 		position(sk, conn, start, direction);
 	}
 	payload_moved(sk, conn, start, bytes, direction);
-	if (tgid != conn->tgid) {
-		conn->tgid = tgid;
-		describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
-		if (conn->announced)
-			send_record(ctx, &conn->notice);
-	}
+	if (tgid != conn->tgid)
+		change_owner(ctx, sk, conn, tgid);
 	return conn;
 }

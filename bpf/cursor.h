@@ -9,14 +9,14 @@
 // What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
 enum state {
-	HEAD = CURSOR_AT_HEAD, // size and header
-	BULK,                  // bytes copied as they are
-	FIELDS,                // of fixed size
-	ACKS,                  // the same, of a Produce request
-	BATCH,                 // peeked at, never copied
-	BODY,                  // nothing: the body begins,
-	NEXT,                  // the walk goes on,
-	FINISHED,              // the record leaves
+	HEAD,     // size and header
+	BULK,     // bytes copied as they are
+	FIELDS,   // of fixed size
+	ACKS,     // the same, of a Produce request
+	BATCH,    // peeked at, never copied
+	BODY,     // nothing: the body begins,
+	NEXT,     // the walk goes on,
+	FINISHED, // the record leaves
 	STRING = NUMBER,
 	HIDDEN,
 	ARRAY,
@@ -58,6 +58,45 @@ static inline void expect(struct cursor *c, u8 state, u16 need)
 	c->have = 0;
 	c->number = 0;
 	c->shift = 0;
+}
+
+// The cursor as the last call of its direction left it.
+static inline void take_up(struct conn *conn, struct cursor *c, u8 direction)
+{
+	u64 key = conn->sk + direction;
+	struct place *place = &conn->places[direction];
+	struct cursor *kept = place->inside ? unfinished.lookup(&key) : 0;
+	if (kept) {
+		bpf_probe_read_kernel(c, sizeof(*c), kept);
+	} else {
+		expect(c, HEAD, place->need);
+		c->have = place->have;
+		bpf_probe_read_kernel(c->element, sizeof(place->header), place->header);
+		c->next = place->next;
+		c->out.correlation_id = place->correlation_id;
+		c->out.kind = place->kind;
+	}
+	c->lock = place->lock;
+}
+
+// Where there is no room for what is unfinished the rest of the frame is skipped.
+static inline void lay_down(struct conn *conn, struct cursor *c, u8 direction)
+{
+	u64 key = conn->sk + direction;
+	struct place *place = &conn->places[direction];
+	int inside = c->state != HEAD, kept = inside && !unfinished.update(&key, c);
+	if (inside && !kept)
+		count(LOST_LIMIT, 1);
+	if (place->inside && !kept)
+		unfinished.delete(&key);
+	place->next = inside ? c->frame_end : c->next;
+	place->correlation_id = c->out.correlation_id;
+	place->kind = c->out.kind;
+	place->lock = c->lock;
+	place->inside = kept;
+	place->need = c->need;
+	place->have = inside ? 0 : c->have;
+	bpf_probe_read_kernel(place->header, sizeof(place->header), c->element);
 }
 
 // A length or count: `fixed` bytes, or a varint.

@@ -200,27 +200,32 @@ static inline void out_of_steps(struct cursor *c)
 
 // A connection's first request may turn out to be one; it waits if it fits into a record. What comes between it and an answer is
 // lost: counted, once it is known to have been Kafka.
-static inline void hold(struct conn *conn, struct record *out)
+static inline void hold(struct conn *conn, struct cursor *c)
 {
-	if (out->flags & FLAG_MORE)
+	u64 key = conn->sk + HELD;
+	if (c->out.flags & FLAG_MORE)
 		return;
-	if (conn->holding || out->part || (out->flags & FLAG_RESYNC)) {
+	if (conn->holding || c->out.part || (c->out.flags & FLAG_RESYNC) || unfinished.update(&key, c))
 		conn->unheld++;
-		return;
-	}
-	conn->holding = 1;
-	bpf_probe_read_kernel(&conn->held, sizeof(conn->held), out);
+	else
+		conn->holding = 1;
+}
+
+static inline void send_held(void *ctx, struct conn *conn)
+{
+	u64 key = conn->sk + HELD;
+	struct cursor *held = unfinished.lookup(&key);
+	if (held)
+		send_record(ctx, &held->out);
+	drop_held(conn);
 }
 
 // The record leaves.
 static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 {
-	if (ANY_PORT) // else done when the connection was opened
-		announce(ctx, conn);
-	if (ANY_PORT && conn->holding) {
-		conn->holding = 0;
-		send_record(ctx, &conn->held);
-	}
+	announce(ctx, conn);
+	if (ANY_PORT && conn->holding)
+		send_held(ctx, conn);
 	if (ANY_PORT && conn->unheld) {
 		count(LOST_BEFORE_PROOF, conn->unheld);
 		conn->unheld = 0;
@@ -233,10 +238,11 @@ static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 // is written by the caller, for it takes the program's context.
 static inline int run(u64 sk, u8 direction)
 {
+	u32 which = direction;
 	struct conn *conn = conns.lookup(&sk);
-	if (!conn)
+	struct cursor *c = running.lookup(&which);
+	if (!conn || !c)
 		return DONE;
-	struct cursor *c = &conn->cursors[direction];
 	if (c->leaving)
 		left(c);
 	int outcome = MORE;
@@ -244,7 +250,7 @@ static inline int run(u64 sk, u8 direction)
 	for (int i = 0; i < STEPS && outcome == MORE; i++)
 		outcome = step(conn, c, direction);
 	if (ANY_PORT && outcome == LEAVES && !conn->is_kafka) {
-		hold(conn, &c->out);
+		hold(conn, c);
 		return MORE;
 	}
 	if (!PERF_BUFFER && outcome == LEAVES)
@@ -265,16 +271,9 @@ int run_receive(u64 sk)
 static int (*call_run_send)(u64 sk) = (void *)CALL_RUN_SEND;
 static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
 
-// A call moved [end - result, end): follows the frames in it.
-static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
+// The frames in the call that the cursor has begun.
+static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
-	struct conn *conn = connection(ctx, sk, role, end - result, result, direction);
-	if (!conn || conn->rejected)
-		return;
-	struct cursor *c = &conn->cursors[direction];
-	c->call = *call;
-	if (!begin(c, direction, end, result))
-		return;
 	for (int i = 0; i < RUNS; i++) {
 		int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
 		if (outcome == DONE)
@@ -283,4 +282,19 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 			leave(ctx, conn, c);
 	}
 	out_of_steps(c);
+}
+
+// A call moved [end - result, end).
+static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
+{
+	u32 which = direction;
+	struct conn *conn = connection(ctx, sk, role, end - result, result, direction);
+	struct cursor *c = running.lookup(&which);
+	if (!conn || !c || conn->rejected)
+		return;
+	take_up(conn, c, direction);
+	c->call = *call;
+	if (begin(c, direction, end, result))
+		follow_frames(ctx, sk, conn, c, direction);
+	lay_down(conn, c, direction);
 }

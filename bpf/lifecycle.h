@@ -12,12 +12,15 @@
 #define SHUTDOWN_MASK 3
 
 // Sends off what was copied of a frame that will never be whole.
-static inline void send_unfinished(void *ctx, struct conn *conn, struct cursor *c)
+static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 {
-	if (c->state != CURSOR_AT_HEAD) {
+	u64 key = conn->sk + direction;
+	struct place *place = &conn->places[direction];
+	struct cursor *c = place->inside ? unfinished.lookup(&key) : 0;
+	if (c) {
 		c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
 		send_record(ctx, &c->out);
-	} else if (c->have && !conn->rejected) {
+	} else if (place->have && !conn->rejected) {
 		count(LOST_HEADER_INCOMPLETE, 1);
 	}
 }
@@ -25,9 +28,8 @@ static inline void send_unfinished(void *ctx, struct conn *conn, struct cursor *
 // What was sent last without a hook's knowing shows at the end only; a FIN counts as a byte.
 static inline int sent_unseen(struct conn *conn)
 {
-	struct cursor *c = &conn->cursors[SEND];
-	u32 known = c->state == CURSOR_AT_HEAD ? c->next : c->frame_end;
-	return c->lock != SEEKING && (s32)(conn->write_end - 1 - known) > 0;
+	struct place *place = &conn->places[SEND];
+	return place->lock != SEEKING && (s32)(conn->write_end - 1 - place->next) > 0;
 }
 
 static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner)
@@ -110,8 +112,25 @@ static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by
 {
 	conn->closed = 1;
 	conn->write_end = sequence_end(sk, SEND); // a disconnect moves it
+	if (!ANY_PORT)
+		announce(ctx, conn);
 	if (conn->announced)
 		send_close(ctx, sk, conn, by_owner);
+}
+
+static inline void drop_unfinished(struct conn *conn, u8 direction)
+{
+	u64 key = conn->sk + direction;
+	if (conn->places[direction].inside)
+		unfinished.delete(&key);
+}
+
+static inline void drop_held(struct conn *conn)
+{
+	u64 key = conn->sk + HELD;
+	if (conn->holding)
+		unfinished.delete(&key);
+	conn->holding = 0;
 }
 
 // Nothing more can follow of the socket at this address.
@@ -127,10 +146,13 @@ static inline void forget(void *ctx, u64 sk)
 	if (conn->announced) {
 		if (!conn->rejected && sent_unseen(conn)) // now that a call in which the connection was reset has returned, too
 			count(LOST_GAP, 1);
-		send_unfinished(ctx, conn, &conn->cursors[SEND]);
-		send_unfinished(ctx, conn, &conn->cursors[RECEIVE]);
+		send_unfinished(ctx, conn, SEND);
+		send_unfinished(ctx, conn, RECEIVE);
 		send_record(ctx, notice(conn, RECORD_GONE));
 	}
+	drop_unfinished(conn, SEND);
+	drop_unfinished(conn, RECEIVE);
+	drop_held(conn);
 	conns.delete(&sk);
 }
 
@@ -157,11 +179,8 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		conn->first_state = to;
 		conn->closing_ns = bpf_ktime_get_ns();
 	}
-	if (by_owner && !conn->tgid) {
-		conn->tgid = bpf_get_current_pid_tgid() >> 32;
-		describe(sk, conn, RECORD_OWNER);
-		send_record(ctx, &conn->notice);
-	}
+	if (by_owner && !conn->tgid)
+		change_owner(ctx, sk, conn, bpf_get_current_pid_tgid() >> 32);
 	if (!conn->closed && (by_owner || to == TCP_CLOSE))
 		close_connection(ctx, sk, conn, by_owner);
 	if (to == TCP_CLOSE && READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DEAD & 1)

@@ -31,7 +31,17 @@ struct call {
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
-#define CURSOR_AT_HEAD 0 // the first of enum state: no frame has begun
+// Where a cursor stands between two calls: little is to be kept of it, unless it is inside a frame.
+struct place {
+	u32 next;           // of the next frame, if it is inside of one
+	u32 correlation_id; // of the last frame
+	u8 kind;            // of the last record
+	u8 lock;
+	u8 inside; // a frame: the cursor is in `unfinished`
+	u8 need;   // of a header
+	u8 have;
+	u8 header[15];
+};
 
 // One direction of a connection: where the next Kafka frame starts, and what of the current one is still wanted.
 struct cursor {
@@ -100,15 +110,14 @@ struct conn {
 	u8 last_api_version;
 	u8 no_response; // the last request was a Produce with acks=0
 	u8 from_start;  // seen from its first byte
-	u8 holding;     // `held` waits
+	u8 holding;     // with every port watched: the first request waits in `unfinished` until its answer proves it to be one
 	u16 client_id_bytes;
-	u32 sent_end;         // sequence number behind the last payload that a call is known to have sent
-	u32 write_end;        // sequence number behind the last byte sent, as of its opening, then of its closing
-	u32 unheld;           // with every port watched: frames that came before the proof and did not wait
-	struct record notice; // scratch: opened, owned, closed
-	struct record held;   // with every port watched: the first request, until its answer proves it to be one
+	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
+	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
+	u32 unheld;             // with every port watched: frames that came before the proof and did not wait
+	struct place places[2]; // of the cursors, by enum direction
+	struct record notice;   // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];
-	struct cursor cursors[2]; // by enum direction
 };
 
 struct overflow_key {
@@ -157,6 +166,13 @@ struct mmsg {
 BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);
 // sock addresses of the agent's own connections, with the same lifecycle: these are not followed.
 BPF_HASH(own, u64, u8, 1024);
+// The cursors of running calls, by enum direction: a program does not run while it runs already on the same CPU, and each direction
+// has one of its own.
+BPF_PERCPU_ARRAY(running, struct cursor, 2);
+// sock address + enum direction, or + HELD → cursor. Inserted when a call ends inside a frame, and when a request is held; deleted
+// when a call ends behind the frame, when the request leaves or is none, and with the connection.
+#define HELD 2
+BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_FLAGS);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(blank, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that

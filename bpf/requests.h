@@ -77,10 +77,10 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	seek(c);
 	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
 		conn->role = ROLE_CONNECTING + ROLE_ACCEPTING - conn->role;
-		conn->cursors[SEND].lock = SEEKING;
-		conn->cursors[RECEIVE].lock = SEEKING;
+		conn->places[SEND].lock = SEEKING;
+		conn->places[RECEIVE].lock = SEEKING;
 		conn->head = conn->tail;
-		conn->holding = 0;
+		drop_held(conn);
 		conn->unheld = 0;
 	}
 }
@@ -260,9 +260,9 @@ static inline int match(struct conn *conn, u32 correlation_id, struct in_flight 
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
 	u8 direction = conn->role == ROLE_ACCEPTING ? RECEIVE : SEND;
-	struct cursor *c = &conn->cursors[direction];
-	int whole = c->state == HEAD && !c->have && (s32)(c->frame_end - sequence_end(conn->sk, direction)) <= 0;
-	return c->out.correlation_id == correlation_id && !whole;
+	struct place *place = &conn->places[direction];
+	int whole = !place->inside && !place->have && (s32)(place->next - sequence_end(conn->sk, direction)) <= 0;
+	return place->correlation_id == correlation_id && !whole;
 }
 
 static inline void response_head(struct conn *conn, struct cursor *c)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -27,6 +28,7 @@ from kafka_probe_pipeline.rules import CAUSES
 
 README = Path(__file__).parents[1] / "README.md"
 KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
+BENCH = Path(__file__).parents[1] / "docs" / "bench.json"  # what `make bench` measured
 CHART = Path(__file__).parents[1] / "agent" / "deploy" / "helm" / "kafka-probe" / "values.schema.json"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -141,6 +143,38 @@ def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:
     return f"{kernel['release']} ({kernel['package_version']})", *cells, f"{most:,}"
 
 
+def cost_plots() -> str:
+    """Memory by open connections, and CPU by requests per second."""
+    found = json.loads(BENCH.read_text())["scale"]
+    connections, rates = found["by_connections"], found["by_rate"]
+    rows = (
+        (
+            f"{line['connections']:,}",
+            f"{line['start_s']:.0f}",
+            f"{line['agent_bytes'] / 1e6:.0f}",
+            f"{line['kernel_bytes'] / 1e6:.0f}",
+            f"{line['idle_cpu_percent']:.2f}",
+        )
+        for line in connections
+    )
+    head = ("open connections", "start in s", "agent in MB", "its maps in MB", "CPU in % when all are silent")
+    memory = {f"{line['connections']:,}": (line["agent_bytes"] + line["kernel_bytes"]) / 1e6 for line in connections}
+    cpu = {f"{line['requests_per_s']:,.0f}": line["cpu_percent"] for line in rates}
+    charts = plot("Memory in MB by open connections", memory) + plot("CPU in % of a core by requests per second", cpu)
+    return f"Measured on {found['date']}.\n\n{charts}{table(head, rows)}"
+
+
+def plot(title: str, values: dict[str, float]) -> str:
+    places, heights = json.dumps([*values]), json.dumps([round(value, 1) for value in values.values()])
+    lines = ("xychart-beta", f'  title "{title}"', f"  x-axis {places}", f"  y-axis {top(values)}", f"  bar {heights}")
+    return "".join(f"{line}\n" for line in ("```mermaid", *lines, "```", ""))
+
+
+def top(values: dict[str, float]) -> str:
+    """The range of an axis from 0 to above the highest value."""
+    return f"0 --> {math.ceil(max(values.values()) * 1.1)}"
+
+
 def chart_schema() -> str:
     """The schema of the chart's values, which takes the settings that are no secrets."""
     schema = json.loads(CHART.read_text())
@@ -164,6 +198,7 @@ PARTS = {
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),
     "kernels": kernel_table(),
+    "cost": cost_plots(),
 }
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 import kafka_probe
@@ -41,11 +40,15 @@ from kafka_probe.workloads.pods import Pods
 
 Event = dict[str, object]
 Records = npt.NDArray[Any]
+Buffer = RingBuffer | PerfBuffers
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
 _BATCH_RECORDS = 1 << 14
 _EVENTS_AT_ONCE = 1024
+_LISTED_AT_ONCE = 4096
+# In a report of more events: for the sink to keep up with what it can hold, and for the ring not to fill meanwhile.
+_PAUSE_S = 0.05
 _TOPICS_PER_EVENT = 1000
 
 log = logging.getLogger("kafka_probe")
@@ -109,31 +112,30 @@ class Agent:
         return {"losses": self._losses(), "counters": self._counters()}
 
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
-        since = time.time_ns()
+        since = time.monotonic_ns()
         due = time.monotonic() + self._config.interval_s
         self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             self.turned_s = time.monotonic()
             programs.buffer.wait(max(0.0, min(_BATCH_S, due - self.turned_s)))
             # Before the buffer is read: what ends after this moment may still be in it.
-            now = time.time_ns()
+            now = time.monotonic_ns()
             self._drain(programs.buffer)
-            self._tracker.settle(now - SETTLED_NS - _wall_offset_ns())
-            if listing and (listed := listing.take()) is not None:
-                self._tracker.add_listed(listed, time.monotonic_ns())
-                listing = None
+            self._tracker.settle(now - SETTLED_NS)
+            if listing and self._take_listed(listing, programs.buffer):
+                listing, due = None, time.monotonic()  # who is there is told at once
             if time.monotonic() >= due:
                 self._look(programs)
-                self._report(since, now, now - SETTLED_NS)
+                self._report(since, now, now - SETTLED_NS, programs.buffer)
                 since = now
                 due += self._config.interval_s
             if self._reloaded:
                 self._take_over(self._reloaded)
         programs.detach()
-        now = time.time_ns()
+        now = time.monotonic_ns()
         self._look(programs)
         self._drain(programs.buffer)
-        self._report(since, now, now)
+        self._report(since, now, now, programs.buffer)
 
     def _look(self, programs: Programs) -> None:
         """What the kernel counted until now."""
@@ -141,7 +143,17 @@ class Agent:
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
-    def _drain(self, buffer: RingBuffer | PerfBuffers) -> None:
+    def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
+        """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
+        while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
+            self._tracker.add_listed(listed, time.monotonic_ns())
+            if len(listed) < _LISTED_AT_ONCE:
+                self._tracker.end_list()
+                return True
+            self._drain(buffer)
+        return False
+
+    def _drain(self, buffer: Buffer) -> None:
         """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
         while len(records := buffer.take(_BATCH_RECORDS)):
             self._consume(records)
@@ -151,21 +163,21 @@ class Agent:
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
         kinds = records["kind"]
-        others = np.flatnonzero(kinds != Kind.FRAME)
+        ends = (kinds == Kind.CLOSE) | (kinds == Kind.GONE)
+        others = (kinds != Kind.FRAME) & ~ends
         for record in records[others]:
-            if record["kind"] not in (Kind.CLOSE, Kind.GONE):
-                self._tracker.take(record)
-        batch = list(self._reader.read(np.delete(records, others) if len(others) else records))
+            self._tracker.take(record)
+        batch = list(self._reader.read(records[kinds == Kind.FRAME] if (others | ends).any() else records))
         self._flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
             self._send_stamped(self._detail.wanted(self._exchanges.pair(batch)))
         else:
             self._detail.skip(batch)
-        for record in records[others]:
-            if record["kind"] == Kind.CLOSE:
+        for record, kind in zip(records[ends], kinds[ends].tolist(), strict=True):
+            if kind == Kind.CLOSE:
                 self._tracker.close(record)
-            elif record["kind"] == Kind.GONE:
+            else:
                 connection = self._tracker.gone(record)
                 self._reader.forget(int(record["conn"]))
                 if connection and self._exchanges:
@@ -191,21 +203,24 @@ class Agent:
         self._look_closely()
         log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
-    def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> None:
+    def _report(self, since_ns: int, now_ns: int, settled_ns: int, buffer: Buffer | None = None) -> None:
         """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
 
-        settled_ns: up to then closes are settled, see settling.py.
+        Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval. settled_ns: up to
+        then closes are settled, see settling.py. buffer: is drained in the pauses of a long report.
         """
-        interval: Event = {"since": since_ns // 1000}
-        self._resolver.name_pods()
-        self._tracker.settle(settled_ns - _wall_offset_ns())
-        self._send_stamped(self._tracker.report())
-        self._send(_named_topics(self._names.report()), now_ns)
+        offset_ns = _wall_offset_ns()
+        interval: Event = {"since": (since_ns + offset_ns) // 1000}
+        told: Event = {"complete_until": (settled_ns + offset_ns) // 1000}
         flows = self._flows.report(with_topics=self._detail.topics)
-        self._send(({**flow, **interval} for flow in flows), now_ns)
+        self._resolver.name_pods()
+        self._tracker.settle(settled_ns)
+        self._send_stamped(self._tracker.report(), buffer)
+        self._send(_named_topics(self._names.report()), now_ns + offset_ns)
+        self._send(({**flow, **interval} for flow in flows), now_ns + offset_ns, buffer)
         self._detail.spend(self._cpu_share())
         self._look_closely()
-        self._send([{"kind": "agent", **interval, "complete_until": settled_ns // 1000, **self._state()}], now_ns)
+        self._send([{"kind": "agent", **interval, **told, **self._state()}], now_ns + offset_ns)
 
     def _state(self) -> Event:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -239,25 +254,28 @@ class Agent:
         rooms = {**self._reader.counters, **self._brokers.counters}
         return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
 
-    def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
+    def _send_stamped(self, stamped: Iterable[tuple[int, Event]], buffer: Buffer | None = None) -> None:
         """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
         offset_ns = _wall_offset_ns()
 
         def on_the_wall(event: Event, **times_ns: object) -> Event:
             return event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
 
-        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0)
+        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0, buffer)
 
-    def _send(self, events: Iterable[Event], now_ns: int) -> None:
+    def _send(self, events: Iterable[Event], wall_ns: int, buffer: Buffer | None = None) -> None:
         batch: list[Event] = []
         for event in events:
-            event.setdefault("ts", now_ns // 1000)
+            event.setdefault("ts", wall_ns // 1000)
             numbered = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent}
             batch.append({**numbered, **event})
             self._sent += 1
             if len(batch) == _EVENTS_AT_ONCE:
                 self._hand_over(batch)
                 batch = []
+                if buffer:
+                    buffer.wait(_PAUSE_S)
+                    self._drain(buffer)
         if batch:
             self._hand_over(batch)
 
@@ -274,8 +292,9 @@ def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
 
 
 def _wall_offset_ns() -> int:
-    """What CLOCK_MONOTONIC lacks of the time since epoch, now."""
-    return time.time_ns() - time.monotonic_ns()
+    """What CLOCK_MONOTONIC lacks of the time since epoch, now; it stands still while the host is suspended."""
+    # The largest: other processes may run between two readings.
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))
 
 
 def _resident_bytes() -> int:

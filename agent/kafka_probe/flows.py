@@ -129,7 +129,7 @@ class Flows:
         return count
 
     def report(self, *, with_topics: bool = True) -> Iterator[Event]:
-        """The `flow` events of the interval, without their common times; a new interval begins.
+        """The `flow` events of the interval, without their common times; a new interval begins at once.
 
         A connection that is not confirmed yet keeps its counts; they are lost if it ends so.
         """
@@ -155,8 +155,7 @@ class Flows:
                     self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
         if not with_topics:
             self.losses["topics_shed"] += len(flows)
-        for (_, api_key, api_version), (connection, flow) in flows.items():
-            yield _event(connection, api_key, api_version, flow)
+        return (_event(connection, key, version, flow) for (_, key, version), (connection, flow) in flows.items())
 
     def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
         facts = count.shape.facts

@@ -80,10 +80,12 @@ class Diagnosis:
         if not tables.connections.exists(batch_id):
             known = tables.connections.before(batch_id)
             if news:
-                known = connections.connections(events, known, agents_before, clock, self.config).localCheckpoint()
+                # What an executor held of it that is lost Spark works out again, as it would not with a checkpoint.
+                known = connections.connections(events, known, agents_before, clock, self.config).persist()
             rows = verdicts.verdicts(known, said, clock, self.config)
             if news or rows is not known:
                 tables.connections.write(rows, batch_id)
+            known.unpersist()
         rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)
         if new:

@@ -18,6 +18,10 @@ class StartError(PipelineError):
     exit_code = 3
 
 
+class OutputError(PipelineError):
+    """The output directory does not keep what is written to it."""
+
+
 class UsageError(PipelineError):
     """A flag or variable that cannot be used."""
 

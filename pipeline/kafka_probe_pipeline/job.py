@@ -9,6 +9,7 @@ Executors run no Python. SIGINT and SIGTERM end `run` with status 0; killed at a
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 from collections import Counter
@@ -49,6 +50,7 @@ class Step:
     malformed: Counter[str] = field(default_factory=Counter)
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
+        session.for_its_cores(records.sparkSession)
         parsed = records.transform(source.parsed).persist()
         try:
             events = source.events(parsed)
@@ -259,9 +261,9 @@ def _listed(what: str, names: Counter[str] | dict[str, int] | tuple[str, ...]) -
 
 
 def _last_cause(error: StreamingQueryException) -> str:
-    """The innermost message of a Java stack trace, in one line."""
-    lines = [line for line in str(error).splitlines() if line.startswith("Caused by: ")]
-    return (lines[-1] if lines else str(error).splitlines()[0]).removeprefix("Caused by: ")
+    """The innermost message of the stack traces, of Java inside of Python, in one line."""
+    causes = re.findall(r"^(?:Caused by: )?[\w.$]+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
+    return causes[-1] if causes else str(error).splitlines()[0]
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The Spark session: a small local one by default, whatever spark-submit started if it did.
 
 Owns what Spark is told: memory, time zone, logging, and where the Kafka connector comes from, which the pyspark package
-does not ship. Never reads or writes data.
+does not ship. What spark-submit was told of master, resources and partitions stays. Never reads or writes data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.errors import StartError, UsageError
 
 CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
 FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-kafka-{pyspark.__version__}"
@@ -48,7 +48,6 @@ _LOCAL = {
     ),
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
-    "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -59,6 +58,7 @@ _FEW_ROWS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
+_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSession:
@@ -66,31 +66,47 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
 
     Raises:
         StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.
+        UsageError: spark-submit started this program, and says itself what is asked for here.
     """
     # pyspark: set in a program that spark-submit started. Its JVM runs already, with the class path it was given.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if submitted and (master or jars_dir):
+        raise UsageError(
+            "--master and --jars-dir come too late in a program that spark-submit started: "
+            "give spark-submit its --master and --jars, before the name of the program."
+        )
+    master = None if submitted else master or "local[2]"
+    is_local = master is not None and master.startswith("local")
     builder = SparkSession.builder.appName("kafka-probe-pipeline")
     options = dict(_ALWAYS)
-    if not submitted:
-        master = master or "local[2]"
-        options |= _LOCAL if master.startswith("local") else {}
-        options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
     if master:
         builder = builder.master(master)
+        options |= _LOCAL if is_local else {}
+        options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
     for name, value in options.items():
         builder = builder.config(name, value)
     try:
-        return builder.getOrCreate()
+        session = builder.getOrCreate()
     except (PySparkException, PySparkRuntimeError) as error:
         raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
+    return for_its_cores(session) if is_local else session
+
+
+def for_its_cores(session: SparkSession) -> SparkSession:
+    """The session, with a partition per core that there is now after each shuffle, unless Spark was told how many.
+
+    Else it makes 200 of a micro-batch, most of them empty.
+    """
+    if not session.sparkContext._conf.contains(_PARTITIONS):
+        session.conf.set(_PARTITIONS, session.sparkContext.defaultParallelism)
+    return session
 
 
 def for_few_rows(session: SparkSession) -> SparkSession:
     """The session, with what suits micro-batches of few rows and many columns."""
     for name, value in _FEW_ROWS.items():
         session.conf.set(name, value)
-    session.conf.set("spark.sql.shuffle.partitions", session.sparkContext.defaultParallelism)  # else 200
-    return session
+    return for_its_cores(session)
 
 
 def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: StructType) -> DataFrame:

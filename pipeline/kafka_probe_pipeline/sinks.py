@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_probe_pipeline import session
+from kafka_probe_pipeline.errors import OutputError
 from kafka_probe_pipeline.traffic import KEYS, with_percentiles
 
 # A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
@@ -44,9 +45,18 @@ class Table:
 
         The files are written beside the table, into a name that readers skip, and appear by one rename, atomic on
         local disks and HDFS. What a killed attempt left is overwritten.
+
+        Raises:
+            OutputError: executors wrote to disks of their own.
         """
         draft = f"{self.path}/_draft"
-        rows.write.mode("overwrite").parquet(draft)
+        if self._is_on_disks_of_a_cluster():
+            rows = rows.persist()
+            rows.write.mode("overwrite").parquet(draft)
+            self._require_all(rows, draft)
+            rows.unpersist()
+        else:
+            rows.write.mode("overwrite").parquet(draft)
         source, target = self._hadoop(draft), self._hadoop(self._batch(batch_id))
         if not self._file_system(source).rename(source, target):
             raise OSError(f"cannot rename {draft} to {self._batch(batch_id)}")
@@ -83,6 +93,20 @@ class Table:
         for number in self._batches()[:-versions]:
             path = self._hadoop(self._batch(number))
             self._file_system(path).delete(path, True)
+
+    def _is_on_disks_of_a_cluster(self) -> bool:
+        """Whether the path is one that means something else on each host, unless all mount the same there."""
+        scheme = self._file_system(self._hadoop(self.path)).getUri().getScheme()
+        return scheme == "file" and not self.spark.sparkContext._jsc.isLocal()
+
+    def _require_all(self, rows: DataFrame, draft: str) -> None:
+        """Return if all rows were written to where this process sees them: Spark itself does not notice if not."""
+        written = self.spark.read.schema(rows.schema).parquet(draft)
+        if not written.inputFiles() or written.count() != rows.count():
+            raise OutputError(
+                f"What executors wrote to {draft} is not there for the driver: on a cluster --output must be on a "
+                "file system that all of them share, as hdfs://... or a volume that is mounted everywhere."
+            )
 
     def _batches(self) -> list[int]:
         """The numbers of the batches that are there, ascending."""

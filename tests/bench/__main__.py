@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from statistics import median
 from kafka_probe.capture.backends import refusal
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.programs import ORDER
+from tests.bench import scale
 from tests.bench.load import TOPIC, Load, run_connections, run_load
 from tests.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
 from tests.lab.broker import Broker
@@ -32,8 +34,8 @@ from tests.lab.topics import create_topics
 ROOT = Path(__file__).parents[2]
 DIRECTORY = ROOT / "build" / "bench"
 RESULT = ROOT / "build" / "bench.json"
-ROUNDS = int(os.environ.get("ROUNDS", "12"))
-SECONDS = float(os.environ.get("SECONDS", "4"))
+ROUNDS = int(os.environ.get("ROUNDS", "6"))
+SECONDS = float(os.environ.get("SECONDS", "20"))  # two intervals of the agent's: a report belongs to the cost
 STATS_ROUNDS = 3
 CONNECTIONS = 2_000
 WARM_UP_RECORDS = 20_000
@@ -73,10 +75,14 @@ def main() -> int:
             rounds.append({name: measure(broker, records, observers[name]) for name in order})
             print(f"round {number}/{ROUNDS}: {line(rounds[-1])}", flush=True)
         kernel = measure_kernel(broker, sink, records) | measure_lifecycle(broker, sink)
+        rates = [scale.with_rate(rate, SECONDS, broker, sink, DIRECTORY) for rate in scale.RATES]
         lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
+    connections = [scale.with_connections(count, DIRECTORY) for count in scale.CONNECTIONS]
     figures = figures_of(rounds, kernel, lost)
-    RESULT.write_text(json.dumps(figures, indent=2) + "\n")
+    plotted = {"date": time.strftime("%Y-%m-%d"), "by_connections": connections, "by_rate": rates}
+    RESULT.write_text(json.dumps({**figures, "scale": plotted}, indent=2) + "\n")
     show(figures)
+    show_scale(connections, rates)
     return 0
 
 
@@ -198,6 +204,14 @@ def show(figures: dict[str, dict[str, float]]) -> None:
     for name, spread in figures.items():
         print(f"{name:36}" + "".join(f"{spread[column]:12,.3f}" for column in ("min", "median", "max")))
     print(f"\n{ROUNDS} rounds. The same as JSON: {RESULT.relative_to(ROOT)}")
+
+
+def show_scale(*tables: list[scale.Figures]) -> None:
+    """Print what is plotted."""
+    for lines in tables:
+        print()
+        for cells in (lines[0], *(line.values() for line in lines)):
+            print("".join(f"{cell:>18}" if isinstance(cell, str) else f"{cell:18,.2f}" for cell in cells))
 
 
 if __name__ == "__main__":

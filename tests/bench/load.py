@@ -30,10 +30,10 @@ class Load:
     requests: int
 
 
-def run_load(broker: Broker, records: int) -> Load:
-    """Send `records` records of 100 bytes."""
+def run_load(broker: Broker, records: int, *, rate: int = -1) -> Load:
+    """Send `records` records of 100 bytes, `rate` per second at most."""
     flags = ["--bootstrap-server", broker.bootstrap, "--topic", TOPIC, "--num-records", str(records)]
-    flags += ["--record-size", "100", "--throughput", "-1", "--command-property", *_PROPERTIES]
+    flags += ["--record-size", "100", "--throughput", str(rate), "--command-property", *_PROPERTIES]
     before = sum(broker.request_counts().values())
     command = java("org.apache.kafka.tools.ProducerPerformance", *flags)
     answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

@@ -46,6 +46,11 @@ class Observer:
         return sum(_number("VmHWM:", Path("/proc", pid, "status")) for pid in self._pids) / 1024
 
     @property
+    def rss_bytes(self) -> int:
+        """Resident memory of its processes, added up."""
+        return sum(_number("VmRSS:", Path("/proc", pid, "status")) for pid in self._pids) * 1024
+
+    @property
     def kernel_time_and_calls(self) -> tuple[int, int]:
         """Run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
         programs = [_program_info(number) for number in self.programs]

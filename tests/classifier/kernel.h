@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // As much of the kernel and of BCC as the cursor needs, for its sources to run in user space as they are: one socket, tables of one
-// entry, memory that is read by copying it.
+// entry or few, memory that is read by copying it.
 #pragma once
 #include <linux/types.h>
 
@@ -75,6 +75,7 @@ struct sock {
 #define PERF_BUFFER 0
 #define RING_PAGES 0
 #define MAX_CONNECTIONS 1
+#define MAX_UNFINISHED 3
 #define CONNECTIONS_FLAGS 0
 #define CALL_RUN_SEND run_send
 #define CALL_RUN_RECEIVE run_receive
@@ -108,24 +109,34 @@ static u64 now_ns;
 #define bpf_get_current_task() 0
 #define bpf_ntohs __builtin_bswap16
 
-#define TABLE(key_type, value_type, name)                                                                                        \
-	static key_type name##_key;                                                                                              \
-	static value_type name##_value;                                                                                          \
-	static int name##_used;                                                                                                  \
+#define TABLE(key_type, value_type, name, places)                                                                                \
+	static struct {                                                                                                          \
+		key_type key;                                                                                                    \
+		value_type value;                                                                                                \
+		int used;                                                                                                        \
+	} name##_entries[places];                                                                                                \
 	static value_type *name##_lookup(key_type *key)                                                                          \
 	{                                                                                                                        \
-		return name##_used && !__builtin_memcmp(key, &name##_key, sizeof(*key)) ? &name##_value : 0;                     \
-	}                                                                                                                        \
-	static int name##_update(key_type *key, value_type *value)                                                               \
-	{                                                                                                                        \
-		name##_key = *key;                                                                                               \
-		name##_value = *value;                                                                                           \
-		name##_used = 1;                                                                                                 \
+		for (int at = 0; at < (places); at++)                                                                            \
+			if (name##_entries[at].used && !__builtin_memcmp(key, &name##_entries[at].key, sizeof(*key)))            \
+				return &name##_entries[at].value;                                                                \
 		return 0;                                                                                                        \
 	}                                                                                                                        \
 	static int name##_delete(key_type *key)                                                                                  \
 	{                                                                                                                        \
-		name##_used &= !name##_lookup(key);                                                                              \
+		for (int at = 0; at < (places); at++)                                                                            \
+			name##_entries[at].used &= !!__builtin_memcmp(key, &name##_entries[at].key, sizeof(*key));               \
+		return 0;                                                                                                        \
+	}                                                                                                                        \
+	static int name##_update(key_type *key, value_type *value)                                                               \
+	{                                                                                                                        \
+		int at = 0;                                                                                                      \
+		name##_delete(key);                                                                                              \
+		while (at < (places)-1 && name##_entries[at].used)                                                               \
+			at++;                                                                                                    \
+		name##_entries[at].key = *key;                                                                                   \
+		name##_entries[at].value = *value;                                                                               \
+		name##_entries[at].used = 1;                                                                                     \
 		return 0;                                                                                                        \
 	}                                                                                                                        \
 	static const struct {                                                                                                    \
@@ -144,9 +155,9 @@ static u64 now_ns;
 		value_type *(*lookup)(u32 *);                                                                                    \
 	} name = { name##_lookup }
 
-#define BPF_TABLE(kind, key_type, value_type, name, entries) TABLE(key_type, value_type, name)
-#define BPF_F_TABLE(kind, key_type, value_type, name, entries, flags) TABLE(key_type, value_type, name)
-#define BPF_HASH(name, key_type, value_type, entries) TABLE(key_type, value_type, name)
+#define BPF_TABLE(kind, key_type, value_type, name, entries) TABLE(key_type, value_type, name, 1)
+#define BPF_F_TABLE(kind, key_type, value_type, name, entries, flags) TABLE(key_type, value_type, name, entries)
+#define BPF_HASH(name, key_type, value_type, entries) TABLE(key_type, value_type, name, 1)
 #define BPF_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_PERCPU_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_RINGBUF_OUTPUT(name, pages)                                                                                          \

@@ -24,7 +24,8 @@ pytestmark = [pytest.mark.root, pytest.mark.broker]
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [line for block in BLOCKS for line in block.splitlines() if line and not line.startswith("#")]
+LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
+COMMANDS = [line for line in LINES if line and not line.startswith("#")]
 
 # What takes minutes, needs an agent at work, or is the caller of this very test: the files that run the same.
 ELSEWHERE = {
@@ -33,7 +34,10 @@ ELSEWHERE = {
     "make setup": "tests/unit/test_setup.py",
     ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
     ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
-    ".venv/bin/spark-submit": "tests/pipeline/test_job.py",
+    "spark-submit --packages": "tests/pipeline/test_job.py",
+    "spark-submit --master spark:": "tests/nodes/check_cluster.py",
+    "spark-submit --master k8s:": "tests/nodes/check_spark_on_kubernetes.py",
+    "kubectl apply": "tests/unit/test_spark_application.py",
     "curl": "tests/e2e/test_server.py",
     # No registry and no cluster can be had: the image is built, and what Helm would send to a cluster is rendered.
     "podman": "tests/nodes/check_image.py",

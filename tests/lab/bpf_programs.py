@@ -1,9 +1,14 @@
-"""The BPF programs that the kernel holds, whoever loaded them."""
+"""The BPF programs that the kernel holds, whoever loaded them, and their maps."""
 
 from __future__ import annotations
 
 import ctypes
+import json
+import re
 import struct
+import subprocess
+from pathlib import Path
+from typing import Any
 
 _BPF, _PROG_GET_NEXT_ID = 321, 11  # x86-64; include/uapi/linux/bpf.h
 
@@ -14,6 +19,20 @@ def loaded() -> set[int]:
     while (following := _next(ids[-1])) is not None:
         ids.append(following)
     return set(ids[1:])
+
+
+def map_bytes(pid: int) -> int:
+    """The memory of all maps of the programs that a process has attached, as the kernel counts it."""
+    links = (file.read_text() for file in Path(f"/proc/{pid}/fdinfo").iterdir())
+    programs = {number for text in links for number in re.findall(r"^prog_id:\s*(\d+)$", text, re.MULTILINE)}
+    maps = {number for program in programs for number in _bpftool("prog", program)["map_ids"]}
+    return sum(int(_bpftool("map", str(number))["bytes_memlock"]) for number in maps)
+
+
+def _bpftool(kind: str, number: str) -> dict[str, Any]:
+    command = ["bpftool", "--json", kind, "show", "id", number]
+    shown: dict[str, Any] = json.loads(subprocess.check_output(command, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}))
+    return shown
 
 
 def _next(after: int) -> int | None:

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import ctypes
 import os
+import random
 import signal
 import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 PATIENCE = float(os.environ.get("PATIENCE", "1"))
 _PR_SET_PDEATHSIG = 1
+_FOR_SERVERS = range(10_000, 32_768)  # below what Linux gives to clients, ip_local_port_range
+_TRIES = 100
 _libc = ctypes.CDLL(None)
 
 
@@ -69,6 +75,18 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
         return process.wait()
 
 
+def kill_family(process: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started without notice: Python and its JVM."""
+    if process.poll() is None:
+        parent = psutil.Process(process.pid)
+        family = [parent, *parent.children(recursive=True)]
+        for member in family:
+            with suppress(psutil.NoSuchProcess):  # it ends with its parent
+                member.kill()
+        psutil.wait_procs(family, timeout=20)
+        process.wait()
+
+
 def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 30, every_s: float = 0.05) -> None:
     """Return as soon as `condition()` holds.
 
@@ -89,11 +107,13 @@ def tail(log: Path, lines: int = 30) -> str:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listened on a moment ago."""
+    """A TCP port that nobody listened on a moment ago, and that no client is given before somebody does."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
+        for port in random.sample(_FOR_SERVERS, _TRIES):
+            with suppress(OSError):
+                probe.bind((host, port))
+                return port
+    raise LabError(f"{_TRIES} ports of {host} are all taken")
 
 
 def listens(host: str, port: int) -> bool:

@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,18 +20,24 @@ from typing import NamedTuple, Self
 from tests.lab.processes import LabError, start, stop, tail, wait_until
 
 Address = tuple[str, int]
-_SYN = 0x02
+_FIN, _SYN, _RST = 0x01, 0x02, 0x04
+_FILE_HEADER_BYTES = 24
 _DROPPED = re.compile(r"(\d+) packets? dropped by kernel")
 
 
 class Segment(NamedTuple):
-    """One TCP segment; `restarts` is true for a SYN, whose payload starts at `sequence`."""
+    """One TCP segment; `restarts` is true for a SYN, whose payload starts at `sequence`, `ends` for a FIN or an RST.
+
+    time_us: when it was captured, since epoch.
+    """
 
     source: Address
     target: Address
     sequence: int
     restarts: bool
+    ends: bool
     payload: bytes
+    time_us: int
 
 
 class Capture:
@@ -50,9 +57,11 @@ class Capture:
         """End the capture when all that went over the port until now is in the file. The port must still listen."""
         if self._process is None:
             return
-        with socket.create_connection(("127.0.0.1", self._port)) as last:
-            mark: Address = last.getsockname()
-        wait_until(lambda: any(segment.source == mark for segment in segments(self.file)), "tcpdump to catch up")
+        with _Packets(self.file) as packets:
+            deque(packets, maxlen=0)  # those that cannot be of the last connection
+            with socket.create_connection(("127.0.0.1", self._port)) as last:
+                mark: Address = last.getsockname()
+            wait_until(lambda: any(_segment(*each).source == mark for each in packets), "tcpdump to catch up")
         self._end()
         dropped = _DROPPED.search(self._log.read_text())
         if dropped is None or int(dropped[1]):
@@ -82,20 +91,40 @@ class Capture:
 
 def segments(pcap: Path) -> Iterator[Segment]:
     """The TCP segments of a capture file, in order; a packet that is not whole in the file yet ends it."""
-    data = pcap.read_bytes()
-    offset = 24  # the file's header
-    while offset + 16 <= len(data):
-        _, _, captured, original = struct.unpack_from("<IIII", data, offset)
-        packet = data[offset + 16 : offset + 16 + captured]
-        offset += 16 + captured
-        if len(packet) < captured:
-            return
-        if captured < original:
-            raise LabError(f"{pcap}: a packet of {original} bytes was cut to {captured}")
-        yield _segment(packet[14:])  # after the Ethernet header that lo pretends to have
+    with _Packets(pcap) as packets:
+        yield from (_segment(*each) for each in packets)
 
 
-def _segment(packet: bytes) -> Segment:
+class _Packets:
+    """Time and bytes of the packets of a capture file; to be asked again for those that have come since."""
+
+    def __init__(self, pcap: Path) -> None:
+        self._file = pcap.open("rb")
+        self._file.seek(_FILE_HEADER_BYTES)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        while True:
+            at = self._file.tell()
+            header = self._file.read(16)
+            seconds, us, captured, original = struct.unpack("<IIII", header) if len(header) == 16 else (0, 0, 1, 1)
+            packet = self._file.read(captured)
+            if len(packet) < captured:
+                self._file.seek(at)
+                return
+            if captured < original:
+                raise LabError(f"{self._file.name}: a packet of {original} bytes was cut to {captured}")
+            yield seconds * 1_000_000 + us, packet[14:]  # after the Ethernet header that lo pretends to have
+
+
+def _segment(time_us: int, packet: bytes) -> Segment:
     if packet[0] >> 4 == 4:
         header_bytes, end = (packet[0] & 15) * 4, struct.unpack_from(">H", packet, 2)[0]
         source, target = (socket.inet_ntop(socket.AF_INET, packet[at : at + 4]) for at in (12, 16))
@@ -104,9 +133,9 @@ def _segment(packet: bytes) -> Segment:
         source, target = (socket.inet_ntop(socket.AF_INET6, packet[at : at + 16]) for at in (8, 24))
     tcp = packet[header_bytes:end]
     source_port, target_port, sequence, _, size, flags = struct.unpack_from(">HHIIBB", tcp)
-    restarts = bool(flags & _SYN)
+    restarts, ends = bool(flags & _SYN), bool(flags & (_FIN | _RST))
     payload = tcp[(size >> 4) * 4 :]
-    return Segment((source, source_port), (target, target_port), sequence + restarts, restarts, payload)
+    return Segment((source, source_port), (target, target_port), sequence + restarts, restarts, ends, payload, time_us)
 
 
 @dataclass(slots=True)

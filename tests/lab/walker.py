@@ -10,7 +10,7 @@ import struct
 import uuid
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from kio.serial import entity_reader
 from kio.static.protocol import RequestPayload, ResponsePayload
 
 from tests.lab.tcpdump import Address, Stream, segments
+from tests.lab.times import Times
 
 _PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = 0, 1, 3, 18, 78
 _OF_GROUP_MEMBERS = (8, 9, 11, 12, 13, 14, 68, 76)  # from OffsetCommit to ShareGroupHeartbeat
@@ -58,6 +59,7 @@ class Walk:
     errors: Counter[tuple[str | None, int]] = field(
         default_factory=Counter
     )  # by client id and code, of Fetch as a whole
+    times: Times = field(default_factory=Times)
 
     @property
     def by_api(self) -> dict[tuple[str, int], int]:
@@ -91,21 +93,23 @@ class Frames:
 
 def walk(pcap: Path, port: int) -> Walk:
     """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
-    counts = _Counts()
+    counts, times = _Counts(), Times()
     frames: dict[tuple[Address, Address], Frames] = {}
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
     for segment in segments(pcap):
-        way = segment.source, segment.target
+        way, asks = (segment.source, segment.target), segment.target[1] == port
+        times.see(segment, asks=asks)
         if segment.restarts or way not in frames:
             frames[way] = Frames()
             waiting.pop(way, None)
         for frame in frames[way].feed(frames[way].stream.feed(segment)):
-            if segment.target[1] == port:
+            times.add(segment, frame, asks=asks)
+            if asks:
                 if (request := counts.add_request(way, frame)) is not None:
                     waiting[way].append(request)
             else:
                 counts.add_response(frame, waiting[segment.target, segment.source].popleft())
-    return counts.result()
+    return replace(counts.result(), times=times)
 
 
 class _Session:

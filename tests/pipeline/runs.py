@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import count
 from pathlib import Path
 
-import psutil
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
 
@@ -103,7 +102,7 @@ class Run:
         try:
             yield process
         finally:
-            kill(process)
+            processes.kill_family(process)
 
     def once(self, spark: SparkSession, **settings: object) -> None:
         """What there is, to its end, in this process: a session that is there already takes a tenth of the time."""
@@ -143,18 +142,6 @@ class Run:
                 letters += [(record.key.decode(), json.loads(record.value)) for record in batch]
         consumer.close()
         return letters
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """End the job and its JVM without notice."""
-    if process.poll() is None:
-        parent = psutil.Process(process.pid)
-        family = [parent, *parent.children(recursive=True)]
-        for member in family:
-            with suppress(psutil.NoSuchProcess):  # it ends with its parent
-                member.kill()
-        psutil.wait_procs(family, timeout=20)
-        process.wait()
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -7,19 +7,20 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
+from threading import Event
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import job
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, tail
+from tests.lab.spark import ACTIVE
 from tests.pipeline.builders import flow
 from tests.pipeline.runs import LIMIT_S, Moment, Run, command_line
 
@@ -132,18 +133,17 @@ def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: 
 def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
     run.send(records=1)
     jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
-    submit = Path(sys.executable).with_name("spark-submit")
     script = str(Path(job.__file__))
     local = ("--master", "local[2]", "--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1")
-    quickly = ("--driver-java-options", "-XX:TieredStopAtLevel=1")
-    command = [str(submit), *local, *quickly, "--jars", jars, script, *run.flags("--once")]
-    finished = subprocess.run(
-        command, env=os.environ | {"PYSPARK_PYTHON": sys.executable}, capture_output=True, text=True, timeout=LIMIT_S
-    )
+    quickly = ("--driver-java-options", "-XX:TieredStopAtLevel=1", "--conf", "spark.sql.shuffle.partitions=5")
+    command = ["spark-submit", *local, *quickly, "--jars", jars, script, *run.flags("--once")]
+    finished = subprocess.run(command, env=os.environ | ACTIVE, capture_output=True, text=True, timeout=LIMIT_S)
     assert finished.returncode == 0, finished.stderr[-3000:]
     rows = [json.loads(line) for line in run.shown(spark).splitlines()]
     assert {(row["level"], row["topic"], row["requests"]) for row in rows} == {("api", None, 6), ("topic", "orders", 6)}
     assert all(row["p99_us"] for row in rows if row["level"] == "api")
+    files = [file.name for file in run.output.glob("traffic/batch_id=0/part-*")]
+    assert max(int(name.split("-")[1]) for name in files) > 1, "of the partitions that spark-submit asks for"
     tables = command_line("show", "--output", str(run.output)).stdout
     assert "Produce v11" in tables
     assert "orders" in tables
@@ -163,6 +163,15 @@ def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run, spark: Sp
     shutil.rmtree(run.output / "checkpoint")
     with pytest.raises(StartError, match="its checkpoint"):
         run.once(spark)
+
+
+def test_what_a_micro_batch_fails_of_is_told_in_one_sentence(spark: SparkSession) -> None:
+    def fails(_rows: DataFrame, _batch_id: int) -> None:
+        raise OutputError("The disk is full.")
+
+    query = spark.readStream.format("rate").load().writeStream.foreachBatch(fails).start()
+    with pytest.raises(PipelineError, match=r"^The stream stopped: The disk is full\.$"):
+        job.run_until_signal([query], Event())
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class Fed:
         self.agent._consume(stream(*records))
 
     def report(self) -> None:
-        now = time.time_ns()
+        now = time.monotonic_ns()
         self.agent._report(now - SECOND_NS, now, now)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
@@ -229,6 +229,73 @@ def test_a_request_that_nobody_answered_is_not_slow() -> None:
     assert [event["correlation_id"] for event in fed.events("request")] == [2]
 
 
+class Clocks:
+    """A host's clocks, to be moved: its wall clock, and the monotonic one of which kernel and agent take durations."""
+
+    def __init__(self) -> None:
+        self.wall_ns, self.up_ns = 1_700_000_000 * SECOND_NS, 1_000 * SECOND_NS
+
+    def pass_by(self, seconds: int) -> None:
+        self.wall_ns += seconds * SECOND_NS
+        self.up_ns += seconds * SECOND_NS
+
+    def time_ns(self) -> int:
+        return self.wall_ns
+
+    def monotonic_ns(self) -> int:
+        return self.up_ns
+
+    def monotonic(self) -> float:
+        return self.up_ns / SECOND_NS
+
+    def process_time(self) -> float:
+        return 0.0
+
+
+def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]) -> tuple[dict[str, Any], ...]:
+    """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
+    fed = Fed()
+    monkeypatch.setattr("kafka_probe.agent.time", clocks)
+    since = clocks.monotonic_ns()
+    fed.see(opened(ts_ns=since), exchange(1))
+    clocks.pass_by(10)
+    between()
+    clocks.pass_by(10)
+    now = clocks.monotonic_ns()
+    fed.see(ended(ts_ns=now))
+    fed.agent._report(since, now, now)
+    return tuple(fed.events())
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
+    monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    clocks = Clocks()
+
+    def step() -> None:
+        clocks.wall_ns += step_s * SECOND_NS
+
+    opening, closing, flow, agent = told_by(clocks, monkeypatch, step)
+    now_us = clocks.wall_ns // 1000
+    assert closing["age_us"] == 20_000_000
+    assert (opening["ts"], closing["ts"]) == (now_us - 20_000_000, now_us)
+    for event in (flow, agent):
+        assert (event["since"], event["ts"]) == (now_us - 20_000_000, now_us)
+    assert agent["complete_until"] == now_us
+
+
+def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks = Clocks()
+
+    def sleep() -> None:
+        clocks.wall_ns += 8 * 3600 * SECOND_NS
+
+    opening, closing, *_ = told_by(clocks, monkeypatch, sleep)
+    assert closing["ts"] == clocks.wall_ns // 1000
+    assert closing["age_us"] == 20_000_000 == closing["ts"] - opening["ts"]
+
+
 class LateRing:
     """A ring into which a connection's end is written in the moment after each reading, for the next one to find."""
 
@@ -266,6 +333,28 @@ class NoPrograms:
 
     def detach(self) -> None:
         """Nothing is attached."""
+
+
+class WaitingRing:
+    """A ring that holds one record for every pause in a report."""
+
+    def wait(self, _timeout_s: float) -> None:
+        self.waiting = opened(1 << 20)
+
+    def take(self, _most: int) -> Records:
+        taken, self.waiting = self.waiting, np.zeros(0, RECORD)
+        return taken
+
+
+def test_a_long_report_pauses_to_empty_the_ring() -> None:
+    fed, ring = Fed(), WaitingRing()
+    fed.see(*(opened(conn) for conn in range(3000)))
+    now = time.monotonic_ns()
+    fed.agent._report(now - SECOND_NS, now, now, ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert len(fed.events("open")) == 3000
+    assert fed.events("agent")[0]["connections"] == 3001
+    fed.report()
+    assert len(fed.events("open")) == 3001
 
 
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:

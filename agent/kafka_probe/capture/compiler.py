@@ -27,7 +27,9 @@ STEPS = 8
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
 # all of it beforehand: then there is room for fewer.
-MOST_CONNECTIONS_BEFOREHAND = 16384
+MOST_CONNECTIONS_BEFOREHAND = 32768
+# Of so many connections one may be inside a frame between two calls.
+CONNECTIONS_PER_UNFINISHED = 8
 
 # Every struct member that the programs read, as OFFSET_<STRUCT>_<MEMBER>.
 _MEMBERS = {
@@ -203,6 +205,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "PERF_BUFFER": int(bool(options.perf_buffers)),
         "RING_PAGES": options.ring_bytes // 4096,
         "MAX_CONNECTIONS": most,
+        "MAX_UNFINISHED": most // CONNECTIONS_PER_UNFINISHED,
         "CONNECTIONS_FLAGS": 0 if beforehand else "BPF_F_NO_PREALLOC",
         "RULES": RULES,
         "RUNS": RUNS,

@@ -6,6 +6,7 @@ answer and the descriptors are in the socket; 3: the reason is.
 
 from __future__ import annotations
 
+import errno
 import json
 import resource
 import socket
@@ -20,13 +21,15 @@ from kafka_probe.capture import bpf
 from kafka_probe.capture.backends import BACKENDS, RefusedError, attach, refusal
 from kafka_probe.capture.backends import load as load_program
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.compiler import compile_programs
+from kafka_probe.capture.compiler import Map, compile_programs
 from kafka_probe.capture.link import link
 from kafka_probe.capture.options import Options, Rule
 from kafka_probe.errors import StartError
 
 # What the agent must hold, besides what is attached: see programs.py.
 MAPS = ("events", "counters")
+# Before 5.11 EPERM, without CAP_SYS_RESOURCE.
+_NO_MEMORY = (errno.ENOMEM, errno.EPERM)
 _RULE = struct.Struct("<III32s32s")  # struct rule of bpf/maps.h
 
 
@@ -45,7 +48,7 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     if reason := refusal(backend, btf):
         raise RefusedError(reason)
     compiled = compile_programs(backend, options, btf, kept)
-    created = {number: (name, bpf.create_map(name, *astuple(facts))) for number, (name, facts) in compiled.maps.items()}
+    created = {number: (name, create_map(name, facts)) for number, (name, facts) in compiled.maps.items()}
     maps = dict(created.values())
     for rule in rules:
         walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
@@ -61,6 +64,14 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     links = [attach(hook, program) for hook, program in programs]
     instructions = {hook.program: program.instructions for hook, program in programs}
     return Loaded([maps[name] for name in MAPS], [program.fd for _, program in programs], links, instructions)
+
+
+def create_map(name: str, facts: Map) -> int:
+    try:
+        return bpf.create_map(name, *astuple(facts))
+    except OSError as error:
+        memory = "; before kernel 5.11 maps are locked memory: raise `ulimit -l`, or take a smaller --ring-size-bytes"
+        raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None
 
 
 def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kept: Path | None) -> tuple[str, Loaded]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 DATA_BYTES = 208
 COMMAND_LINE_BYTES = 96
@@ -98,6 +100,11 @@ CLOSE_DATA = np.dtype(
         ("pad", "u1", (3,)),
     ]
 )
+
+
+def unpack(record: npt.NDArray[Any], layout: np.dtype[Any]) -> dict[str, Any]:
+    """What is in a record's data, as values of Python: those of NumPy are slow one by one."""
+    return dict(zip(layout.names or (), np.frombuffer(record["data"].tobytes(), layout, 1).item(), strict=True))
 
 
 class Kind(IntEnum):

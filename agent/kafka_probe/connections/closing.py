@@ -5,10 +5,9 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import CLOSE_DATA
+from kafka_probe.capture.record import CLOSE_DATA, unpack
 from kafka_probe.protocol.schemas import apis
 
 Record = npt.NDArray[Any]
@@ -41,24 +40,24 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any
 
     tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.
     """
-    data = np.frombuffer(record["data"].tobytes(), CLOSE_DATA, 1)[0]
-    error = int(data["error"])
-    closed_by, how = _how(int(data["first_state"]), error)
-    closing_ns = int(data["closing_ns"]) or int(record["ts_ns"])
-    sent_us, received_us = (_since(int(data[name]), closing_ns) for name in ("sent_ns", "received_ns"))
+    data = unpack(record, CLOSE_DATA)
+    error = data["error"]
+    closed_by, how = _how(data["first_state"], error)
+    closing_ns = data["closing_ns"] or int(record["ts_ns"])
+    sent_us, received_us = (_since(data[name], closing_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
-    unacked_bytes, unanswered = int(data["unacked_bytes"]), int(data["retransmits_unanswered"])
+    unacked_bytes, unanswered = data["unacked_bytes"], data["retransmits_unanswered"]
     # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
-    silence_us = int(data["silence_ns"]) // 1000 if in_vain else idle_us
+    silence_us = data["silence_ns"] // 1000 if in_vain else idle_us
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
-    brief = data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - int(data["burst_ns"]) < _JUST_NS
+    brief = data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - data["burst_ns"] < _JUST_NS
     killed = data["owner_exiting"] and data["first_state"] == _FIN_WAIT1
     if tls and orderly and brief and not data["burst_answers"] and not killed:
         # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
         closed_by, how = ("peer", "fin") if data["burst_direction"] else ("local", how)
-        idle_us = silence_us = int(data["pause_ns"]) // 1000
-    api = apis().get(int(data["last_api_key"]))
+        idle_us = silence_us = data["pause_ns"] // 1000
+    api = apis().get(data["last_api_key"])
     return closing_ns, {
         "closed_by": closed_by,
         "how": how,
@@ -67,15 +66,15 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any
         "received_idle_us": received_us,
         "last_api": api.name if api else None,
         "last_acks": 0 if data["no_response"] else None,
-        "in_flight": int(data["in_flight"]),
-        "sent_bytes": int(data["sent_bytes"]),
-        "received_bytes": int(data["received_bytes"]),
+        "in_flight": data["in_flight"],
+        "sent_bytes": data["sent_bytes"],
+        "received_bytes": data["received_bytes"],
         "unacked_bytes": unacked_bytes,
-        "retransmits": int(data["retransmits"]),
+        "retransmits": data["retransmits"],
         "unanswered_retransmits": unanswered,
-        "srtt_us": int(data["srtt_us"]),
+        "srtt_us": data["srtt_us"],
         "keepalive": bool(data["keepalive"]),
-        "user_timeout_ms": int(data["user_timeout_ms"]) or None,
+        "user_timeout_ms": data["user_timeout_ms"] or None,
         "owner_exiting": bool(data["owner_exiting"]),
     }
 

@@ -7,13 +7,14 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import OPEN_DATA
+from kafka_probe.capture.record import OPEN_DATA, unpack
 from kafka_probe.workloads import Owner
 
 Record = npt.NDArray[Any]
+
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,40 +44,42 @@ def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
 def endpoint(family: int, address: bytes, port: int) -> str:
     """address:port; IPv6 in brackets, an IPv4-mapped address as the IPv4 address it is."""
     if family == socket.AF_INET:
-        return f"{ipaddress.IPv4Address(address[:4])}:{port}"
-    v6 = ipaddress.IPv6Address(address)
-    return f"{v6.ipv4_mapped}:{port}" if v6.ipv4_mapped else f"[{v6}]:{port}"
+        return f"{socket.inet_ntop(family, address[:4])}:{port}"
+    mapped = address.startswith(_IPV4_MAPPED)
+    return endpoint(socket.AF_INET, address[12:], port) if mapped else f"[{socket.inet_ntop(family, address)}]:{port}"
 
 
 def network(endpoint: str) -> str:
     """The network that an endpoint is taken to be in: the first 24 bits of an IPv4 address, 64 of an IPv6 one."""
-    address = endpoint.rpartition(":")[0].strip("[]")
-    return str(ipaddress.ip_network((address, 64 if ":" in address else 24), strict=False))
+    address = endpoint.rpartition(":")[0]
+    if address.startswith("["):
+        return str(ipaddress.ip_network((address.strip("[]"), 64), strict=False))
+    return f"{address.rpartition('.')[0]}.0/24"
 
 
 def read_open(record: Record) -> tuple[Identity, Owner]:
     """The identity and the owner out of an OPEN or OWNER record."""
-    data = np.frombuffer(record["data"].tobytes(), OPEN_DATA, 1)[0]
-    accepting, family = bool(data["accepting"]), int(data["family"])
+    data = unpack(record, OPEN_DATA)
+    accepting, family = bool(data["accepting"]), data["family"]
     identity = Identity(
         conn=int(record["conn"]),
         accepting=accepting,
         from_start=bool(data["from_start"]),
-        flow_id=flow_id(accepting, int(data["tx_base"]), int(data["rx_base"])),
-        local=endpoint(family, data["local_address"].tobytes(), int(data["local_port"])),
-        peer=(peer := endpoint(family, data["peer_address"].tobytes(), int(data["peer_port"]))),
+        flow_id=flow_id(accepting, data["tx_base"], data["rx_base"]),
+        local=endpoint(family, data["local_address"].tobytes(), data["local_port"]),
+        peer=(peer := endpoint(family, data["peer_address"].tobytes(), data["peer_port"])),
         peer_network=network(peer),
-        netns=int(data["netns"]),
-        cookie=int(data["cookie"]) or None,
+        netns=data["netns"],
+        cookie=data["cookie"] or None,
     )
     owner = Owner(
-        pid=int(data["tgid"]),
-        start_boottime_ns=int(data["start_ns"]),
-        comm=bytes(data["comm"]),
-        uid=int(data["uid"]),
+        pid=data["tgid"],
+        start_boottime_ns=data["start_ns"],
+        comm=data["comm"],
+        uid=data["uid"],
         netns=identity.netns,
-        cgroup_id=int(data["cgroup_id"]),
-        cgroup_v1_id=int(data["cgroup_v1_id"]),
-        cmdline=data["command_line"][: data["command_line_size"]].tobytes(),
+        cgroup_id=data["cgroup_id"],
+        cgroup_v1_id=data["cgroup_v1_id"],
+        cmdline=data["command_line"].tobytes()[: data["command_line_size"]],
     )
     return identity, owner

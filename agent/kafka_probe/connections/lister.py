@@ -1,40 +1,38 @@
-"""A process of its own that lists the connections that are open when the agent starts, by inet_diag (sock_diag(7)).
+"""A process of its own that lists the connections that are open when the agent starts.
 
-Run as `python -m kafka_probe.connections.lister PORT,... [NETNS]`. Prints one JSON object, the fields of `Listed`, for
-each connected TCP socket with one of the ports at either end, in the network namespace of that file or else in all that
-a process lives in. A process of its own, because to look into a namespace is to enter it, and because what it imports
-is needed once.
+Run as `python -m kafka_probe.connections.lister PORT,... SIDE AGENT_TGID [NETNS]`. Prints one JSON object, the fields
+of `Listed`, for each end on that side (both, accepting, connecting) of a connection to one of the ports, in the network
+namespace of that file or else in all that a process lives in; not for the agent's own. A process of its own, because to
+look into a namespace is to enter it.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
-import socket
 import sys
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from pyroute2 import DiagSocket
+import orjson
 
+from kafka_probe.connections.identity import endpoint
+from kafka_probe.connections.sock_diag import connected
 from kafka_probe.workloads.process import PROC
 
 _CLONE_NEWNET = 0x40000000
-# include/net/tcp_states.h: ESTABLISHED, and CLOSE_WAIT, in which this end may still be in use.
-_CONNECTED = 1 << 1 | 1 << 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Listed:
-    """A connected socket. pid: of a process that holds it, None if none does."""
+    """One end of a connection. pid: of a process that holds it, None if none does."""
 
     netns: int
-    family: int
-    local: tuple[str, int]
-    peer: tuple[str, int]
+    accepting: bool
+    local: str
+    peer: str
     cookie: int
     inode: int
     pid: int | None = None
@@ -74,43 +72,49 @@ def enter(file: Path) -> bool:
     return not failed
 
 
-def sockets(netns: int, ports: Collection[int]) -> Iterator[Listed]:
-    """The connected sockets of the namespace of now, without their processes."""
-    with DiagSocket() as diag:
-        diag.bind()
-        for family in (socket.AF_INET, socket.AF_INET6):
-            for found in diag.get_sock_stats(family=family, states=_CONNECTED):
-                local = found["idiag_src"], found["idiag_sport"]
-                peer = found["idiag_dst"], found["idiag_dport"]
-                if local[1] in ports or peer[1] in ports:
-                    yield Listed(netns, family, local, peer, found["idiag_cookie"], found["idiag_inode"])
+def ends(netns: int, ports: Collection[int], side: str) -> Iterator[Listed]:
+    """The ends of connections in the namespace of now, without their processes."""
+    for found in connected():
+        (local, local_port), (peer, peer_port) = found.local, found.peer
+        accepting = local_port in ports
+        if (accepting or peer_port in ports) and side in ("both", "accepting" if accepting else "connecting"):
+            names = endpoint(found.family, local, local_port), endpoint(found.family, peer, peer_port)
+            yield Listed(netns, accepting, *names, found.cookie, found.inode)
 
 
 def holders() -> Iterator[tuple[int, int]]:
     """(inode, pid) of every socket that a process holds."""
-    for file in PROC.glob("[0-9]*/fd/*"):
+    for pid in filter(str.isdigit, os.listdir(PROC)):
         try:
-            kind, _, inode = str(file.readlink()).partition(":")
-        except OSError:  # closed just now
+            descriptors = os.listdir(f"{PROC}/{pid}/fd")
+        except OSError:  # it has ended, or may not be looked at
             continue
-        if kind == "socket":
-            yield int(inode.strip("[]")), int(file.parts[-3])
+        for descriptor in descriptors:
+            try:
+                kind, _, inode = os.readlink(f"{PROC}/{pid}/fd/{descriptor}").partition(":[")
+            except OSError:  # closed just now
+                continue
+            if kind == "socket":
+                yield int(inode[:-1]), int(pid)
 
 
 def main() -> None:
     """Print what is open."""
-    ports, only = frozenset(map(int, sys.argv[1].split(","))), [Path(name) for name in sys.argv[2:]]
-    entered = {file.stat().st_ino: file for file in only} or namespaces()
+    ports, side, agent_tgid, *only = sys.argv[1:]
+    watched = frozenset(map(int, ports.split(",")))
+    entered = {file.stat().st_ino: file for file in map(Path, only)} or namespaces()
     found: list[Listed] = []
     refused = 0
     for inode, file in entered.items():
         try:
-            found += sockets(inode, ports) if enter(file) else ()
+            found += ends(inode, watched, side) if enter(file) else ()
         except PermissionError:
             refused += 1
     pids = dict(holders()) if found else {}
     for each in found:
-        print(json.dumps({**asdict(each), "pid": pids.get(each.inode)}))
+        each.pid = pids.get(each.inode)
+        if each.pid != int(agent_tgid):
+            sys.stdout.buffer.write(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE))
     if refused:
         print(f"without CAP_SYS_ADMIN {refused} network namespaces cannot be entered", file=sys.stderr)
 

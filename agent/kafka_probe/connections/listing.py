@@ -1,22 +1,24 @@
 """The connections that were open when the agent started: who they are, before they say anything.
 
-What a flow id is made of `inet_diag` does not show: that comes with the first payload, or with the end.
+What a flow id is made of the kernel does not list: that comes with the first payload, or with the end.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kafka_probe.connections.identity import Identity, endpoint, network
+import orjson
+
+from kafka_probe.connections.identity import Identity, network
 from kafka_probe.workloads import Owner, present
 
 log = logging.getLogger("kafka_probe")
@@ -25,30 +27,33 @@ log = logging.getLogger("kafka_probe")
 class Listing:
     """A lister's process at work, see lister.py. `agent_tgid`: whose own connections are left out."""
 
-    def __init__(self, ports: Collection[int], netns: Path | None, agent_tgid: int) -> None:
-        self._ports = ports
-        self._agent_tgid = agent_tgid
+    def __init__(self, ports: Collection[int], side: str, netns: Path | None, agent_tgid: int) -> None:
         self._open = ExitStack()
         # Files, because a pipe would be full before anybody reads it.
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
         self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
-        named = [] if netns is None else [str(netns)]
-        command = [sys.executable, "-m", "kafka_probe.connections.lister", ",".join(map(str, ports)), *named]
+        wanted = [",".join(map(str, ports)), side, str(agent_tgid), *([] if netns is None else [str(netns)])]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=self._output, stderr=self._errors, start_new_session=True
+            [sys.executable, "-m", "kafka_probe.connections.lister", *wanted],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._errors,
+            start_new_session=True,
         )
+        self._found: Iterator[bytes] | None = None
+        self._present = lru_cache(present)
 
-    def take(self) -> list[tuple[Identity, Owner]] | None:
-        """What was found, once it is there; None before. If it is not all, or nothing, the log says why."""
-        status = self._process.poll()
-        if status is None:
-            return None
-        self._output.seek(0)
-        self._errors.seek(0)
-        if said := self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]:
-            log.warning("connections that are open already are seen when they first speak or end: %s", said)
-        listed = [] if status else map(json.loads, self._output)
-        return [self._read(each) for each in listed if each["pid"] != self._agent_tgid]
+    def take(self, most: int) -> list[tuple[Identity, Owner]] | None:
+        """The next of what was found, once it is there; None before. Fewer than `most` are the last.
+
+        If it is not all that there is, or nothing, the log says why.
+        """
+        if self._found is None:
+            status = self._process.poll()
+            if status is None:
+                return None
+            self._found = self._lines(status)
+        return [self._read(orjson.loads(line)) for line in islice(self._found, most)]
 
     def close(self) -> None:
         """End it, if it has not ended."""
@@ -56,21 +61,23 @@ class Listing:
         self._process.wait()
         self._open.close()
 
+    def _lines(self, status: int) -> Iterator[bytes]:
+        self._output.seek(0)
+        self._errors.seek(0)
+        if said := self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]:
+            log.warning("connections that are open already are seen when they first speak or end: %s", said)
+        return iter(()) if status else iter(self._output)
+
     def _read(self, listed: dict[str, Any]) -> tuple[Identity, Owner]:
-        family, netns = listed["family"], listed["netns"]
-        local, peer = (
-            endpoint(family, socket.inet_pton(family, address), port)
-            for address, port in (listed["local"], listed["peer"])
-        )
         identity = Identity(
             conn=listed["cookie"],
-            accepting=listed["local"][1] in self._ports,
+            accepting=listed["accepting"],
             from_start=False,
             flow_id=None,
-            local=local,
-            peer=peer,
-            peer_network=network(peer),
-            netns=netns,
+            local=listed["local"],
+            peer=listed["peer"],
+            peer_network=network(listed["peer"]),
+            netns=listed["netns"],
             cookie=listed["cookie"],
         )
-        return identity, present(listed["pid"], netns)
+        return identity, self._present(listed["pid"], listed["netns"])

@@ -59,21 +59,30 @@ class Settling:
 
     def settle(self, until_ns: int) -> None:
         """What ended until then has waited long enough, and what is to be seen is what is there now."""
+        ended: dict[
+            int, bool | None
+        ] = {}  # of the owners, each asked for once: a broker's end may be that of thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
-            self._settled.append((closed.ended_ns, {**closed.event, **self._company(closed)}))
+            if id(closed.workload) not in ended:
+                ended[id(closed.workload)] = self._resolver.ended(closed.workload)
+            company = {
+                "owner_ended": ended[id(closed.workload)],
+                "listener_closed_us": self._listener_closed_us(closed),
+            }
+            self._settled.append((closed.ended_ns, {**closed.event, **company}))
 
     def take(self) -> list[tuple[int, Event]]:
         """(ts_ns, event) of those that were settled since the last call."""
         settled, self._settled = self._settled, []
         return settled
 
-    def _company(self, closed: _Closed) -> Event:
-        ended = self._resolver.ended(closed.workload)
+    def _listener_closed_us(self, closed: _Closed) -> int | None:
+        """How long before the connection its listener was closed; None if it was not."""
         listener_ns = self._listeners.get((closed.identity.netns, _port(closed.identity.local)))
         if listener_ns is None or not closed.identity.accepting:
-            return {"owner_ended": ended, "listener_closed_us": None}
-        return {"owner_ended": ended, "listener_closed_us": max(closed.closing_ns - listener_ns, 0) // 1000}
+            return None
+        return max(closed.closing_ns - listener_ns, 0) // 1000
 
 
 def _port(endpoint: str) -> str:

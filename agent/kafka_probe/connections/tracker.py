@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.record import Kind, Protocol
 from kafka_probe.connections import conntrack
+from kafka_probe.connections.census import Census, Group
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.conntrack import Conntrack
@@ -57,6 +58,7 @@ class Connection:
     doubtful: bool = False
     closed: bool = False
     client: Client | None = None
+    counted: Group | None = None
     sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
 
     @property
@@ -133,6 +135,7 @@ class Tracker:
         self._resets: list[tuple[int, Event]] = []
         self._closings = Settling(resolver)
         self._open = 0
+        self._census = Census()
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def __len__(self) -> int:
@@ -149,12 +152,15 @@ class Tracker:
 
     def learn(self, connection: Connection, facts: Facts) -> None:
         """What a frame says of its connection and of the client behind it."""
+        internal = connection.internal
         connection.learn(facts)
+        if connection.internal != internal:
+            self._census.count(connection)
         self._clients.learn(connection, facts)
 
     def take(self, record: Record) -> None:
         """A record of a connection, or of a socket, that is neither a frame nor an end."""
-        match record["kind"]:
+        match int(record["kind"]):
             case Kind.OPEN | Kind.OWNER:
                 self._take_owner(record)
             case Kind.REJECT:
@@ -167,13 +173,17 @@ class Tracker:
                 self._resets.append((int(record["ts_ns"]), _reset(record)))
 
     def add_listed(self, listed: Iterable[tuple[Identity, Owner]], now_ns: int) -> None:
-        """Connections that were open when capture began, listed since then. Comes once."""
-        seen, self._seen = self._seen or set(), None
+        """Connections that were open when capture began, listed since then, or some of them."""
+        seen = self._seen or set()
         for identity, owner in listed:
             ends = identity.netns, identity.local, identity.peer
             if ends not in seen:
                 self._listed[ends] = self._add(identity, self._resolver.resolve(owner), now_ns)
                 self._unreported.append(self._listed[ends])
+
+    def end_list(self) -> None:
+        """All that were open have been listed."""
+        self._seen = None
 
     def close(self, record: Record) -> None:
         """A CLOSE record: the connection has ended, and only what was received before may still be read."""
@@ -181,8 +191,7 @@ class Tracker:
         if connection is None:
             self.losses["connection_unknown"] += 1
             return
-        connection.closed = True
-        self._open -= 1
+        self._end(connection)
         ended_ns, (closing_ns, facts) = int(record["ts_ns"]), read_close(record, tls=connection.opaque == "tls")
         more = {"age_us": (ended_ns - connection.opened_ns) // 1000, "auth_error": connection.auth_error}
         event = _event(connection, "close", {**facts, **more, "closing_ts": closing_ns})
@@ -194,25 +203,13 @@ class Tracker:
         if connection:
             connection.confirmed |= connection.identity.from_start and not (connection.doubtful or connection.opaque)
             if not connection.closed:
-                self._open -= 1
+                self._end(connection)
                 self.losses["close_unknown"] += 1
         return connection
 
     def open_now(self) -> list[Event]:
         """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
-        counts: Counter[tuple[str, int, str, str]] = Counter()
-        workloads: dict[int, Mapping[str, object]] = {}
-        for connection in (*self._connections.values(), *self._listed.values()):
-            if connection.closed or connection.internal:
-                continue
-            identity, side = connection.identity, connection.side
-            local = identity.local if identity.accepting else identity.local.rpartition(":")[0]
-            workloads[id(connection.workload)] = connection.workload
-            counts[side, id(connection.workload), local, identity.peer_network] += 1
-        return [
-            {"side": side, "workload": workloads[owner], "local": local, "peer_network": network, "count": count}
-            for (side, owner, local, network), count in counts.items()
-        ]
+        return self._census.report()
 
     def settle(self, until_ns: int) -> None:
         """What was closed until then is told with the next report, see settling.py; to be called every second or so."""
@@ -241,6 +238,7 @@ class Tracker:
         known = self._connections.get(identity.conn)
         if known:
             known.workload = workload
+            self._census.count(known)
             return
         ends = identity.netns, identity.local, identity.peer
         if self._seen is not None:
@@ -249,6 +247,7 @@ class Tracker:
         if connection:
             connection.identity = identity
             connection.workload = workload if owner.pid else connection.workload
+            self._census.count(connection)
         else:
             connection = self._add(identity, workload, int(record["ts_ns"]))
         self._connections[identity.conn] = connection
@@ -256,7 +255,14 @@ class Tracker:
 
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1
-        return Connection(identity, workload, opened_ns, identity.conn)
+        connection = Connection(identity, workload, opened_ns, identity.conn)
+        self._census.count(connection)
+        return connection
+
+    def _end(self, connection: Connection) -> None:
+        self._open -= 1
+        connection.closed = True
+        self._census.count(connection)
 
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:

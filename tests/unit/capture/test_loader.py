@@ -40,6 +40,24 @@ def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(kept:
     assert "\n" not in sentence
 
 
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (1 << 31, "tracepoint: map rules: Cannot allocate memory; before kernel 5.11 maps are locked memory: "),
+        (0, "tracepoint: map rules: Invalid argument"),
+    ],
+)
+def test_a_map_that_the_kernel_refuses_is_named_with_what_to_do(tmp_path: Path, entries: int, said: str) -> None:
+    compiled = compile_programs("tracepoint", OPTIONS, Btf(), tmp_path)
+    (file,) = tmp_path.iterdir()
+    number, (name, rules) = next((number, named) for number, named in compiled.maps.items() if named[0] == "rules")
+    changed = {number: (name, dataclasses.replace(rules, entries=entries))}
+    file.write_text(dataclasses.replace(compiled, maps=compiled.maps | changed).to_json())
+    with pytest.raises(StartError) as error:
+        Programs.load("tracepoint", "ring", OPTIONS, [], tmp_path)
+    assert said in str(error.value)
+
+
 def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:
     with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
         assert programs.run_time_ns() is None

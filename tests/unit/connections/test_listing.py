@@ -24,16 +24,18 @@ def port() -> int:
     return free_port()
 
 
-def listed(port: int, netns: Path | None = None, agent_tgid: int = 0) -> list[tuple[Identity, Owner]]:
+def listed(
+    port: int, netns: Path | None = None, *, side: str = "both", agent_tgid: int = 0, at_once: int = 100
+) -> list[tuple[Identity, Owner]]:
     """What is found, the client's end first."""
     found: list[tuple[Identity, Owner]] = []
 
     def done() -> bool:
-        taken = listing.take()
+        taken = listing.take(at_once)
         found.extend(taken or [])
-        return taken is not None
+        return taken is not None and len(taken) < at_once
 
-    with closing(Listing((port,), netns, agent_tgid)) as listing:
+    with closing(Listing((port,), side, netns, agent_tgid)) as listing:
         wait_until(done, "the list")
     return sorted(found, key=lambda one: one[0].accepting)
 
@@ -58,6 +60,18 @@ def test_the_agents_own_connections_are_left_out(port: int) -> None:
         assert listed(port, agent_tgid=os.getpid()) == []
 
 
+@pytest.mark.parametrize(("side", "accepting"), [("accepting", True), ("connecting", False)])
+def test_only_the_side_that_is_watched(port: int, side: str, accepting: bool) -> None:
+    with conversation(port):
+        assert [one.accepting for one, _ in listed(port, Path("/proc/self/ns/net"), side=side)] == [accepting]
+
+
+def test_a_long_list_comes_in_parts(port: int) -> None:
+    with conversation(port) as talk:
+        found = listed(port, Path("/proc/self/ns/net"), at_once=1)
+    assert [one.local for one, _ in found] == list(talk.names)
+
+
 def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
     with conversation(free_port()), socket.create_server(("127.0.0.1", port)):
         assert listed(port, Path("/proc/self/ns/net")) == []
@@ -72,7 +86,7 @@ def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest
 
 
 def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
-    listing = Listing((port,), None, 0)
+    listing = Listing((port,), "both", None, 0)
     listing.close()
     assert listing._process.returncode is not None
 

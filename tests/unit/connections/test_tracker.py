@@ -12,7 +12,8 @@ import pytest
 
 from kafka_probe.capture.record import Kind, Protocol
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.tracker import Tracker
+from kafka_probe.connections.tracker import INTERNAL, Tracker
+from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.lab.processes import wait_until
 from tests.unit.connections.records import Records, closed, gone, listener, opened, rejected
@@ -232,6 +233,24 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
     ]
 
 
+def test_who_takes_a_connection_over_is_counted_for_it(tracker: Tracker) -> None:
+    take(tracker, opened(1, tgid=1), opened(2, tgid=1), opened(2, tgid=2, kind=Kind.OWNER))
+    assert [now["count"] for now in tracker.open_now()] == [1, 1]
+    take(tracker, opened(1, tgid=2, kind=Kind.OWNER))
+    assert [now["count"] for now in tracker.open_now()] == [2]
+
+
+def test_connections_of_our_own_are_not_counted_once_they_are_known(tracker: Tracker) -> None:
+    take(tracker, opened(1), opened(2))
+    connection = tracker.get(1)
+    assert connection
+    tracker.learn(connection, Facts(False, METADATA, 12, Status.COMPLETE, values=((Fact.CLIENT_ID, f"{INTERNAL}x"),)))
+    assert [now["count"] for now in tracker.open_now()] == [1]
+    for conn in (1, 2):
+        tracker.gone(gone(conn)[0])
+    assert tracker.open_now() == []
+
+
 def identity(record: Records, **changes: Any) -> tuple[Identity, Owner]:
     """What a list of open sockets says of a connection."""
     found, owner = read_open(record[0])
@@ -254,7 +273,9 @@ def test_what_was_seen_before_the_list_came_is_not_listed(tracker: Tracker) -> N
     take(tracker, opened(1))
     tracker.close(closed(1)[0])
     tracker.gone(gone(1)[0])
-    tracker.add_listed([identity(opened(9)), identity(opened(10), local="10.0.0.7:40002")], 0)
+    tracker.add_listed([identity(opened(9))], 0)
+    tracker.add_listed([identity(opened(10), local="10.0.0.7:40002")], 0)
+    tracker.end_list()
     told = [(event["kind"], event["local"]) for event in events(tracker)]
     assert told == [("open", "10.0.0.7:40001"), ("open", "10.0.0.7:40002"), ("close", "10.0.0.7:40001")]
     assert len(tracker) == 1

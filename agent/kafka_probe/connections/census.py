@@ -1,0 +1,64 @@
+"""The open connections, counted by owner and by where they lead, while they come and go: a hundred thousand that are
+silent cost nothing. kafka-probe's own are in no group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kafka_probe.connections.tracker import Connection
+
+Event = dict[str, object]
+
+
+@dataclass(slots=True)
+class Group:
+    """Open connections of one owner that lead to one place. `local`: without the port where that is any."""
+
+    side: str
+    workload: Mapping[str, object]
+    local: str
+    peer_network: str
+    count: int = 0
+
+
+class Census:
+    """Groups of connections; each connection holds the one that it is counted in."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, int, str, str], Group] = {}
+
+    def count(self, connection: Connection) -> None:
+        """Count a connection where it belongs now; to be called when anything of that may have changed."""
+        if group := connection.counted:
+            group.count -= 1
+            if not group.count:
+                del self._groups[_key(group)]
+        connection.counted = None
+        if not (connection.closed or connection.internal):
+            identity = connection.identity
+            local = identity.local if identity.accepting else identity.local.rpartition(":")[0]
+            group = Group(connection.side, connection.workload, local, identity.peer_network)
+            connection.counted = self._groups.setdefault(_key(group), group)
+            connection.counted.count += 1
+
+    def report(self) -> list[Event]:
+        """`open` of the `agent` event."""
+        return [
+            {
+                "side": group.side,
+                "workload": group.workload,
+                "local": group.local,
+                "peer_network": group.peer_network,
+                "count": group.count,
+            }
+            for group in self._groups.values()
+        ]
+
+
+def _key(group: Group) -> tuple[str, int, str, str]:
+    # A workload is a shared dict, kept by its group: its id stays its own.
+    return group.side, id(group.workload), group.local, group.peer_network

@@ -1,0 +1,41 @@
+"""When what was said and ended on the wire, by what a connection is called on both hosts: its flow id."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+from tests.lab.tcpdump import Address, Segment
+
+_Way = tuple[Address, Address]
+
+
+@dataclass(slots=True)
+class Times:
+    """µs since epoch, by flow id: requests (and by correlation id) and their answers, if they had any; and the first
+    and the last word of an end.
+    """
+
+    exchanges: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
+    ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _firsts: dict[_Way, int] = field(default_factory=dict)
+
+    def see(self, segment: Segment, *, asks: bool) -> None:
+        """A segment, in the order of the capture; asks: it goes to the broker."""
+        if segment.restarts:
+            self._firsts[segment.source, segment.target] = segment.sequence % (1 << 32)
+        if segment.ends:
+            flow_id = self._flow_id(segment, asks)
+            self.ends[flow_id] = (self.ends.get(flow_id, (segment.time_us, 0))[0], segment.time_us)
+
+    def add(self, segment: Segment, frame: bytes, *, asks: bool) -> None:
+        """A frame that a segment completed."""
+        (correlation_id,) = struct.unpack_from(">i", frame, 4 if asks else 0)
+        key = self._flow_id(segment, asks), correlation_id
+        asked_us = segment.time_us if asks else self.exchanges[key][0]
+        self.exchanges[key] = asked_us, None if asks else segment.time_us
+
+    def _flow_id(self, segment: Segment, asks: bool) -> str:
+        way = segment.source, segment.target
+        ways = (way, way[::-1]) if asks else (way[::-1], way)
+        return "".join(f"{self._firsts.get(each, 0):08x}" for each in ways)

@@ -1,0 +1,234 @@
+"""The pipeline on a real standalone cluster: executors are killed under it, and its tables are those of local mode.
+
+Part of `make test-nodes`. Driver, master and workers are on one machine; what a worker does not share with the driver
+is hidden from it in a mount namespace. The command is the README's, but for addresses, memory and a fetched connector.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline import session
+from kafka_probe_pipeline.session import FETCHED_JARS
+from tests.lab import processes
+from tests.lab.broker import Broker
+from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
+from tests.lab.spark import ACTIVE, HOST, Cluster, asked, readmes
+from tests.lab.topics import create_topics
+from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
+from tests.pipeline.runs import LIMIT_S, Run
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.spark,
+    pytest.mark.broker,
+    # py4j leaves its sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+ROOT = Path(__file__).parents[2]
+TABLES = ("traffic", "topic_names", "agents", "connections", "verdicts", "storms")
+PARTITIONS, HOSTS, ROUNDS, CLOSES = 6, 4, 4, 10
+RECORDS_PER_BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def broker(directory: Path) -> Iterator[Broker]:
+    with Broker(directory / "broker") as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def apart(directory: Path) -> Path:
+    """A directory of which each worker sees one of its own."""
+    apart = directory / "apart"
+    apart.mkdir()
+    return apart
+
+
+@pytest.fixture(scope="module")
+def cluster(directory: Path, apart: Path) -> Iterator[Cluster]:
+    hide = ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {apart} && exec "$@"', "worker")
+    with Cluster(directory / "spark", wrapper=hide) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    spark = session.start()
+    yield spark
+    spark.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job as spark-submit started it, and where its driver tells of itself."""
+
+    process: subprocess.Popen[bytes]
+    pages: str
+
+    def kill_an_executor_at_work(self, cluster: Cluster) -> bool:
+        """Kill one that holds a part of a micro-batch and works on it; whether there was one."""
+        with suppress(OSError):
+            (application,) = asked(self.pages)
+            executors = asked(f"{self.pages}/{application['id']}/executors")
+            busy = [one["id"] for one in executors if one["rddBlocks"] and one["activeTasks"]]
+            for number in set(busy).intersection(running := cluster.executors()):
+                running[number].send_signal(signal.SIGKILL)
+                return True
+        return False
+
+
+@contextmanager
+def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Iterator[Job]:
+    """The job, by the README's command."""
+    port = free_port()
+    settings = {
+        "spark.ui.port": port,
+        "spark.driver.host": HOST,
+        "spark.driver.bindAddress": HOST,
+        # As in local mode, for the same reasons.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # Executors that started a Python would fail.
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.pyspark.python": "/bin/false",
+    }
+    directory.mkdir()
+    (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    here = {
+        "spark://spark-1:7077": cluster.master,
+        "2g": "512m",
+        "--packages": "--jars",
+        session.CONNECTOR: ",".join(map(str, FETCHED_JARS.glob("*.jar"))),
+    }
+    command = readmes("spark-submit --master spark:")
+    words = [here.get(word, word) for word in command[: command.index("run")]]
+    process = processes.start(
+        [*words, *run.flags(*flags)],
+        log=run.log,
+        env=ACTIVE | {"SPARK_CONF_DIR": str(directory), "SPARK_LOCAL_IP": HOST},
+        cwd=ROOT,
+    )
+    try:
+        yield Job(process, f"http://{HOST}:{port}/api/v1/applications")
+    finally:
+        kill_family(process)
+
+
+def of_host(host: int, event: Event) -> Event:
+    """The event, by an agent on another host."""
+    return event | {name: f"{event[name]}-{host}" for name in ("agent_id", "node", "conn_id") if name in event}
+
+
+def told(host: int, end: str, number: int) -> list[Event]:
+    """What the agent at one end tells in a round: new connections, their traffic, the end of those of the last round.
+
+    Both ends tell of each second one; the names of topics are known at the broker's end only.
+    """
+    first = (host * ROUNDS + number) * CLOSES
+    new, old = range(first, first + CLOSES), range(first - CLOSES, first) if number else ()
+    topic = {"topic_id": f"{number % 3:032x}", "requests": 1, "records": number, "bytes": 10}
+    named = {"topic": f"topic-{number % 3}"} if end == BROKER else {}
+    traffic = {"api": "Produce", "api_key": 0, "api_version": 11, "requests": 1, "latency": {"70": 1, str(number): 1}}
+    return [
+        *(opened(end, one) for one in new),
+        *(at_end(end, "flow", one, **traffic, topics=[topic | named]) for one in new),
+        *(
+            closed(end, one, how=("fin", "rst_received")[one % 2], silence_us=30 * SECOND_US)
+            for one in old
+            if end == CLIENT or one % 2 == 0
+        ),
+        word(end, until_s=100 + number),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(broker: Broker, directory: Path) -> Run:
+    """Events of several agents, on several partitions."""
+    run = Run(broker, directory / "on-the-cluster")
+    create_topics(broker.bootstrap, [run.events], partitions=PARTITIONS)
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
+    sent = []
+    for number in range(ROUNDS):
+        for host in range(HOSTS):
+            for end in (CLIENT, BROKER):
+                events = [of_host(host, event) for event in told(host, end, number)]
+                key = events[0]["agent_id"].encode()
+                sent.append(producer.send(run.events, key=key, value=lines(*events).encode()))
+    partitions = {one.get(10).partition for one in sent}
+    producer.close()
+    assert len(partitions) >= PARTITIONS / 2
+    return run
+
+
+@pytest.fixture(scope="module")
+def run_on_the_cluster(run: Run, cluster: Cluster, directory: Path) -> Run:
+    """Two executors were killed under the job, each in the middle of a micro-batch."""
+    flags = ("--once", "--max-records-per-trigger", str(RECORDS_PER_BATCH))
+    with submitted(run, cluster, directory / "conf", *flags) as job:
+        for batches in (1, 2):
+            lose_an_executor(run, job, cluster, after=batches)
+        assert job.process.wait(LIMIT_S) == 0, tail(run.log)
+    assert run.log.read_text().count("Lost executor") >= 2
+    return run
+
+
+def lose_an_executor(run: Run, job: Job, cluster: Cluster, *, after: int) -> None:
+    """Kill one in the middle of the first micro-batch of the diagnosis that can be caught after so many."""
+    commits = run.output / "connections_checkpoint" / "commits"
+
+    def happened() -> bool:
+        if job.process.poll() is not None:
+            raise LabError(f"the job ended before:\n{tail(run.log)}")
+        return len([*commits.glob("[0-9]*")]) >= after and job.kill_an_executor_at_work(cluster)
+
+    wait_until(happened, f"an executor at work after {after} micro-batches", timeout_s=LIMIT_S)
+
+
+def test_an_executor_that_is_killed_changes_no_table(
+    run_on_the_cluster: Run, spark: SparkSession, broker: Broker, directory: Path
+) -> None:
+    local = Run(broker, directory / "local")
+    local.events = run_on_the_cluster.events
+    local.once(spark, max_records_per_trigger=RECORDS_PER_BATCH)
+    for table in TABLES:
+        rows, expected = (contents(spark, one.output / table) for one in (run_on_the_cluster, local))
+        assert rows == expected, table
+        assert rows, table
+
+
+def contents(spark: SparkSession, table: Path) -> list[str]:
+    """The rows of a table, in an order of their own, each as a text."""
+    rows = spark.read.parquet(str(table)).collect()
+    return sorted(json.dumps(row.asDict(recursive=True), sort_keys=True, default=str) for row in rows)
+
+
+def test_where_executors_have_disks_of_their_own_it_stops_before_anything_counts_as_done(
+    run: Run, cluster: Cluster, broker: Broker, apart: Path, directory: Path
+) -> None:
+    lost = Run(broker, apart)
+    lost.events = run.events
+    lost.log = directory / "apart.log"
+    with submitted(lost, cluster, directory / "conf-apart", "--once") as job:
+        assert job.process.wait(LIMIT_S) == 1, tail(lost.log)
+    assert "kafka-probe-pipeline: The stream stopped: What executors wrote to" in lost.log.read_text()
+    assert [*apart.glob("output/*/batch_id=*")] == []

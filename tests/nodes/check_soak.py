@@ -1,0 +1,30 @@
+"""Two minutes of what `make soak MINUTES=45` is long: all failures, and the same account of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.soak.endurance import FLAT_PERCENT, endure
+
+pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
+
+MINUTES = 2
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return endure(MINUTES, tmp_path_factory.mktemp("soak"))
+
+
+def test_every_request_and_every_end_is_accounted_for(result: dict[str, Any]) -> None:
+    assert result["examples"] == []
+    assert result["unexplained"] == 0
+    assert result["agents"] == 3
+    assert result["requests_while_no_agent_watched"] > 0
+    assert result["ends"] > 0
+
+
+def test_the_agents_memory_is_flat(result: dict[str, Any]) -> None:
+    assert abs(result["memory_change_percent"]) <= FLAT_PERCENT

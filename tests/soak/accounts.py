@@ -1,0 +1,122 @@
+"""What the agents told, held against what was on the wire, request by request and end by end.
+
+Every request is told once, by its flow id and correlation id, or it was on its way while no agent watched: between the
+last word of a killed agent and the moment when its successor was attached. The same is true of every end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, TypeVar
+
+from tests.lab.times import Times
+
+Key = TypeVar("Key", bound=Hashable)
+Interval = tuple[int, int]
+Requests = Counter[tuple[str, int, str | None]]
+
+_SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
+# What an agent finds on connections that are older than itself.
+_OF_YOUTH = {"resync", "response_unmatched", "request_unanswered"}
+
+
+@dataclass(slots=True)
+class Told:
+    """What one agent told. told_until_us: its last exchange's time; complete_until_us: the same for ends."""
+
+    exchanges: Counter[tuple[str, int]] = field(default_factory=Counter)
+    closes: Counter[str] = field(default_factory=Counter)
+    answered: Counter[str] = field(default_factory=Counter)  # exchanges, by flow id
+    responses: Counter[str] = field(default_factory=Counter)  # the same as its flows count them
+    requests: Requests = field(default_factory=Counter)  # as its flows count them
+    memory: list[tuple[int, int]] = field(default_factory=list)  # time, resident bytes
+    losses: dict[str, int] = field(default_factory=dict)
+    cpu_us: int = 0
+    told_until_us: int = 0
+    complete_until_us: int = 0
+    events: int = 0
+    gaps: int = 0
+
+    def take(self, event: Mapping[str, Any]) -> None:
+        """An event, in its agent's order."""
+        self.gaps += event["seq"] != self.events
+        self.events = event["seq"] + 1
+        match event["kind"]:
+            case "request":
+                self.exchanges[event["flow_id"], event["correlation_id"]] += 1
+                if event["response_bytes"] is not None:
+                    self.answered[event["flow_id"]] += 1
+                    self.told_until_us = max(self.told_until_us, event["ts"])
+            case "flow":
+                self.responses[event["flow_id"]] += event["responses"]
+                self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
+            case "close":
+                self.closes[event["flow_id"]] += 1
+            case "agent":
+                self.complete_until_us = event["complete_until"]
+                self.memory.append((event["ts"], event["rss_bytes"]))
+                self.losses, self.cpu_us = event["losses"], event["cpu_us"]
+
+    def memory_between(self, start_us: float, end_us: float) -> float:
+        """The median of its resident memory meanwhile, in bytes."""
+        return median(size for time_us, size in self.memory if start_us <= time_us <= end_us)
+
+
+def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str]) -> list[Told]:
+    """What each agent told, by the name of its node: each has one of its own."""
+    told = {node: Told() for node in nodes}
+    for event in map(json.loads, lines):
+        told[event["node"]].take(event)
+    return list(told.values())
+
+
+@dataclass(slots=True)
+class Account:
+    """How many there were of a kind, and how many of them while nobody watched; what is left, in sentences."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    unexplained: list[str] = field(default_factory=list)
+
+    def compare(
+        self, what: str, wire: Mapping[Key, Interval], told: Iterable[Counter[Key]], unwatched: Sequence[Interval]
+    ) -> None:
+        """Each thing with the time that it took on the wire, and how often it was told."""
+        times = sum(told, Counter[Key]())
+        silent = [key for key in wire if key not in times]
+        excused = [key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)]
+        self.counts |= {what: len(wire), f"{what} while no agent watched": len(excused)}
+        self.unexplained += [f"{what}: {key} at {wire[key]} was not told" for key in set(silent) - set(excused)]
+        self.unexplained += [f"{what}: {key} was told {count} times" for key, count in times.items() if count > 1]
+        self.unexplained += [f"{what}: {key} was told, and was not" for key in times.keys() - wire.keys()]
+
+    def equal(self, what: str, counted: Mapping[Key, int], expected: Mapping[Key, int]) -> None:
+        """Two counts of the same."""
+        self.unexplained += [
+            f"{what}: {counted.get(key, 0)} of {key} instead of {expected.get(key, 0)}"
+            for key in counted.keys() | expected.keys()
+            if counted.get(key, 0) != expected.get(key, 0)
+        ]
+
+
+def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> Account:
+    """All agents, the last of which was stopped in order. attached_us: when each was attached for sure."""
+    kept = Account()
+    answered = {
+        key: (asked_us, answered_us or times.ends[key[0]][1])
+        for key, (asked_us, answered_us) in times.exchanges.items()
+    }
+    deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
+    unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
+    kept.compare("requests", answered, (one.exchanges for one in told), unwatched)
+    unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
+    kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
+    kept.equal("answers in flows", told[-1].responses, told[-1].answered)
+    for number, one in enumerate(told, 1):
+        expected = _OF_YOUTH if number > 1 else set()
+        kept.equal(f"losses of agent {number}", {k: n for k, n in one.losses.items() if k not in expected}, {})
+        kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
+    return kept

@@ -1,0 +1,86 @@
+"""`make soak`: a million connections, opened and closed under the real capture, leave nothing in the kernel's maps.
+
+CONNECTIONS says how many instead. A third each ends by the client's FIN, by the server's, and by a reset; every second
+one has said something before. Exit status 0: each was told to its end, both ends of it, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from contextlib import closing
+from pathlib import Path
+from threading import Event, Thread
+
+import numpy as np
+
+from kafka_probe.capture.record import Kind
+from tests.golden.capture import Capture
+from tests.golden.test_watched import entries
+from tests.golden.wire import METADATA, request
+from tests.lab.network import Namespace
+
+PORT = 9092
+BACKLOG = 128
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER, after no time
+WORDS = request(METADATA, 12, 1).wire
+MAPS = ("conns", "own", "unfinished")
+
+
+class Drain:
+    """Counts the records of the ring by kind while it is filled."""
+
+    def __init__(self, capture: Capture) -> None:
+        self.kinds = np.zeros(16, np.int64)
+        self._capture = capture
+        self._over = Event()
+        self._thread = Thread(target=self._run)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+        self._take()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.05):
+            self._take()
+
+    def _take(self) -> None:
+        while len(records := self._capture.records()):
+            self.kinds += np.bincount(records["kind"], minlength=16)
+
+
+def connect_and_close(listener: socket.socket, number: int) -> None:
+    """One connection, whose end and words depend on its number."""
+    with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
+        if number % 2:
+            client.sendall(WORDS)
+            server.recv(len(WORDS), socket.MSG_WAITALL)
+        first = (client, server)[number % 3 == 1]
+        if number % 3 == 2:
+            first.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        first.close()
+
+
+def main() -> int:
+    """Open and close; returns the exit status."""
+    connections = int(os.environ.get("CONNECTIONS", "1000000"))
+    inside = Namespace()
+    # Else the ports of closed connections would all wait for a minute.
+    inside.run("sysctl", "-qw", "net.ipv4.tcp_max_tw_buckets=0")
+    netns = Path(inside.path).stat().st_ino
+    with closing(inside), closing(Capture(PORT, netns=netns)) as capture:
+        drain = Drain(capture)
+        started = time.monotonic()
+        with inside.inside(), socket.create_server(("127.0.0.1", PORT), backlog=BACKLOG) as listener:
+            for number in range(connections):
+                connect_and_close(listener, number)
+        drain.stop()
+        left = {name: entries(name, capture) for name in MAPS}
+        told = {kind.name: int(drain.kinds[kind]) for kind in (Kind.OPEN, Kind.CLOSE, Kind.GONE)}
+        lost = capture.lost()
+    print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; told {told}, lost {lost}, left {left}")
+    return int(any(left.values()) or any(lost.values()) or set(told.values()) != {2 * connections})

@@ -1,0 +1,235 @@
+"""`make soak MINUTES=45`: two thousand connections come and go for so long, while sink, agent and pipeline fail.
+
+Then all is accounted for: requests by the broker's own count, by a frame walker and by the agents, one by one; the
+pipeline's table; the agent's memory early and late. Writes build/soak.json. Exit status 0: nothing is unexplained, and
+memory is flat.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+from tests.e2e.test_counts import warm_up
+from tests.lab.broker import Broker
+from tests.lab.clients import ROOT, clients, running, topics
+from tests.lab.processes import LabError, kill_family, start, stop, tail
+from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
+from tests.lab.tcpdump import Capture
+from tests.lab.topics import create_topics, read_topic
+from tests.lab.walker import walk
+from tests.soak.accounts import Account, Interval, Requests, Told, account, told_by_nodes
+
+RESULT = ROOT / "build" / "soak.json"
+FLAT_PERCENT = 5
+
+CONNECTIONS, STAY_S, SILENCE_S = 2_000, 60, 30
+VISITED = "visited"
+INTERVAL_S = 2.0
+RECORDS, RATE = 100, 5.0  # of each program with a library, before it is started anew
+# As much as an agent keeps in memory at this load.
+LONGEST_OUTAGE_S = 60.0
+OUTAGE = 0.08  # of the whole time
+# Between two failures at least: on a busy machine they are late.
+CALM_S = 12.0
+FIRST_ROUND = 4  # failures
+
+
+class Soak:
+    """The lab and what fails in it. `attached_us`: when each agent was attached; `calm_us`: when nothing failed."""
+
+    def __init__(self, directory: Path, watched: Broker, sink: Broker, seconds: float) -> None:
+        self.attached_us: list[int] = []
+        self.calm_us: list[Interval] = []
+        self._directory = directory
+        self._watched = watched
+        self._sink = sink
+        self._seconds = seconds
+        self._over = Event()
+        self.nodes: list[str] = []
+        self._agent = self._new_agent()
+        self._pipeline = self._new_pipeline()
+        self._failures: tuple[tuple[float, Callable[[], None]], ...] = (
+            (0.04, self._kill_agent),
+            (0.10, self._kill_agent),
+            (0.20, self._stop_sink),
+            (0.32, self._kill_pipeline),
+            (0.60, self._stop_sink),
+            (0.72, self._kill_pipeline),
+        )
+
+    def run(self) -> None:
+        """From the first connection to the last."""
+        said = self._directory / "visitors.log"
+        where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
+        visitors = start([sys.executable, "-m", "tests.soak.visitors", *map(str, where)], log=said, cwd=ROOT, told=True)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                programs = pool.submit(self._programs)
+                try:
+                    self._fail()
+                finally:
+                    self._over.set()
+                programs.result()
+            assert visitors.stdin is not None
+            visitors.stdin.close()
+            if visitors.wait(2 * SILENCE_S):
+                raise LabError(f"the visitors failed:\n{tail(said)}")
+        finally:
+            stop(visitors)
+
+    def end(self) -> None:
+        """Stop agent and pipeline in order; what is there is processed by then."""
+        self._agent.stop()
+        if (status := self._pipeline.poll()) is not None:
+            raise LabError(f"the pipeline ended with status {status}:\n{tail(self._directory / 'pipeline.log')}")
+        kill_family(self._pipeline)
+        run_pipeline(self._sink.bootstrap, self._directory / "pipeline")
+
+    def kill(self) -> None:
+        """End everything without notice."""
+        self._agent.kill()
+        kill_family(self._pipeline)
+
+    def _fail(self) -> None:
+        began_s = time.time()
+        for part, failure in self._failures:
+            self._be_calm(began_s + part * self._seconds)
+            say(f"{part:4.0%} {failure.__doc__}")
+            failure()
+        self._be_calm(began_s + self._seconds)
+
+    def _be_calm(self, until_s: float) -> None:
+        since_s = time.time()
+        self._over.wait(max(until_s - since_s, CALM_S))
+        self.calm_us.append((int(since_s * 1e6), int(time.time() * 1e6)))
+
+    def _programs(self) -> None:
+        lab = [
+            one
+            for one in clients(self._watched.bootstrap, self._directory, records=RECORDS, rate=RATE)
+            if one.comm != "java"
+        ]
+        while not self._over.is_set():
+            with running(lab, self._directory) as started:
+                for one in started:
+                    one.wait(timeout_s=10 * RECORDS / RATE)
+
+    def _new_agent(self) -> Agent:
+        self.nodes.append(f"agent-{len(self.nodes) + 1}")
+        flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", str(self._watched.port))
+        more = ("--node", self.nodes[-1], "--side", "accepting", "--requests", "all", "--interval-s", str(INTERVAL_S))
+        agent = Agent(self._directory / self.nodes[-1], *flags, *more).__enter__()
+        self.attached_us.append(time.time_ns() // 1000)
+        return agent
+
+    def _new_pipeline(self) -> subprocess.Popen[bytes]:
+        flags = ("--bootstrap-servers", self._sink.bootstrap, "--output", self._directory / "pipeline")
+        command = (sys.executable, "-m", "kafka_probe_pipeline.job", "run", *flags, "--trigger-interval", "10")
+        return start(command, log=self._directory / "pipeline.log")
+
+    def _kill_agent(self) -> None:
+        """The agent is killed, and started again."""
+        self._agent.kill()
+        self._agent = self._new_agent()
+
+    def _kill_pipeline(self) -> None:
+        """The pipeline is killed, and started again."""
+        kill_family(self._pipeline)
+        self._pipeline = self._new_pipeline()
+
+    def _stop_sink(self) -> None:
+        """The broker that takes the events stops for a while."""
+        self._sink.stop()
+        self._over.wait(min(LONGEST_OUTAGE_S, OUTAGE * self._seconds))
+        self._sink.start()
+
+
+def endure(minutes: float, directory: Path) -> dict[str, Any]:
+    """The whole; returns what build/soak.json says."""
+    with ExitStack() as stack:
+        # The broker's connections to itself must not be closed and opened in between: JMX would count their requests.
+        never = {"connections.max.idle.ms": "86400000"}
+        watched = stack.enter_context(Broker(directory / "watched", properties=never))
+        sink = stack.enter_context(Broker(directory / "sink", heap_mb=256))
+        create_topics(watched.bootstrap, [*topics(clients("", directory, records=0, rate=1)), VISITED], partitions=3)
+        warm_up(watched.bootstrap)
+        before = watched.settled_request_counts()
+        capture = stack.enter_context(Capture(directory / "lo.pcap", watched.port))
+        soak = Soak(directory, watched, sink, minutes * 60)
+        stack.callback(soak.kill)
+        soak.run()
+        after = watched.settled_request_counts()
+        capture.stop()
+        soak.end()
+        say("Accounting for it ...")
+        answered = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key)}
+        wire = walk(capture.file, watched.port)
+        lines = (line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
+        told = told_by_nodes(lines, soak.nodes)
+        kept = account(wire.times, told, soak.attached_us)
+        kept.equal("requests by the broker's own count", answered, wire.by_api)
+        counted: Requests = sum((one.requests for one in told), Counter())
+        kept.equal("requests in the pipeline's table", in_table(sink.bootstrap), counted)
+    return figures(soak, told, kept, minutes)
+
+
+def in_table(bootstrap: str) -> Requests:
+    """Requests by API, version and client id: the last row of a key is right after any replay."""
+    counts: Requests = Counter()
+    for row in map(json.loads, dict(read_topic(bootstrap, TRAFFIC)).values()):
+        if row["level"] == "api":
+            counts[row["api"], row["api_version"], row["client_id"]] += row["requests"]
+    return counts
+
+
+def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict[str, Any]:
+    """What is worth to be kept, and judged."""
+    # After each kind of failure once, and at the end: it is the same agent.
+    early, late = (told[-1].memory_between(*soak.calm_us[number]) for number in (FIRST_ROUND, -1))
+    began_us, ended_us = soak.calm_us[0][0], soak.calm_us[-1][1]
+    memory = told[-1].memory[:: max(1, len(told[-1].memory) // 60)]
+    return {
+        "minutes": minutes,
+        "connections_at_a_time": CONNECTIONS,
+        "agents": sum(1 for one in told if one.events),
+        **{name.replace(" ", "_"): count for name, count in kept.counts.items()},
+        "events": sum(one.events for one in told),
+        "memory_early_mb": round(early / 1e6, 1),
+        "memory_late_mb": round(late / 1e6, 1),
+        "memory_change_percent": round(100 * (late / early - 1), 2),
+        "agent_cpu_percent": round(100 * told[-1].cpu_us / (ended_us - soak.attached_us[-1]), 2),
+        "memory_by_minute": [[round((us - began_us) / 6e7, 1), round(size / 1e6, 1)] for us, size in memory],
+        "unexplained": len(kept.unexplained),
+        "examples": kept.unexplained[:20],
+    }
+
+
+def holds(result: dict[str, Any]) -> bool:
+    return not result["unexplained"] and abs(result["memory_change_percent"]) <= FLAT_PERCENT
+
+
+def main(minutes: float) -> int:
+    """Returns the exit status."""
+    directory = ROOT / "build" / "soak"
+    shutil.rmtree(directory, ignore_errors=True)
+    result = endure(minutes, directory)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+    for name, value in result.items():
+        print(f"{name.replace('_', ' '):32} {value}")
+    return 0 if holds(result) else 1
+
+
+def say(text: str) -> None:
+    """A line of progress."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
