@@ -104,7 +104,7 @@ class Watched:
         return self.events(**equal)
 
 
-def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS) -> None:
+def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS, timeout_s: float = 180) -> None:
     """Process all events that are in the topic `events`, into `directory` and the traffic topic.
 
     Raises:
@@ -114,7 +114,7 @@ def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS) -> No
     flags = ("--once", "--bootstrap-servers", bootstrap, "--events-topic", events, "--output", directory)
     process = start((*_PIPELINE, "run", *flags), log=log)
     try:
-        status = process.wait(180 * PATIENCE)
+        status = process.wait(timeout_s * PATIENCE)
     finally:
         stop(process)
     if status:
