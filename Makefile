@@ -20,7 +20,7 @@ setup-nodes: ## the same, and what image, chart and service are tried with
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
-test: setup-tests lint ## lint, then all tests: the pipeline and a virtual machine with what the others leave of the processors
+test: setup-tests lint ## lint, then the tests: the pipeline and a virtual machine with what the others leave of the processors
 	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/pipeline; host=$$?; \
@@ -72,6 +72,6 @@ docs: setup ## generate the parts of README.md that the code knows best
 	@$(BIN)/python scripts/docs.py
 
 clean: ## remove what was built and measured; .venv and jars stay
-	rm -rf dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf dist artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	mkdir -p build && find build -mindepth 1 -maxdepth 1 ! -name jars ! -name 'setup*' -exec rm -rf {} +
 	find agent pipeline tests scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -30,6 +30,8 @@ requirements=(
     "$python -c 'import ensurepip'|python3-venv|python3"
     "$python -c 'import bcc'|python3-bpfcc|python3-bcc"
     "java_17|default-jre-headless|java-21-openjdk-headless"
+    "has ip|iproute2|iproute"
+    "has nft|nftables|nftables"
 )
 [ "$what" = demo ] || requirements+=(
     "has tcpdump|tcpdump|tcpdump"
@@ -40,8 +42,6 @@ requirements=(
     "has zstd|zstd|zstd"
     "test -e /usr/share/keyrings/debian-archive-keyring.gpg|debian-archive-keyring|debian-keyring"
     "has gcc|gcc|gcc"
-    "has ip|iproute2|iproute"
-    "has nft|nftables|nftables"
     "has prometheus && has promtool|prometheus|golang-github-prometheus"
     "has prometheus-alertmanager|prometheus-alertmanager|golang-github-prometheus-alertmanager"
     "has shellcheck|shellcheck|ShellCheck"

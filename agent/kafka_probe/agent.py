@@ -19,7 +19,7 @@ import numpy.typing as npt
 import kafka_probe
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import Programs
-from kafka_probe.capture.record import COUNTERS, LOSSES, Kind
+from kafka_probe.capture.record import COUNTERS, LOSSES, SLOT, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections.brokers import BrokerFiles
@@ -134,7 +134,8 @@ class Agent:
         programs.detach()
         now = time.monotonic_ns()
         self._look(programs)
-        self._drain(programs.buffer)
+        while not self._drain(programs.buffer):
+            pass
         self._report(since, now, now, programs.buffer)
 
     def _look(self, programs: Programs) -> None:
@@ -153,12 +154,18 @@ class Agent:
             self._drain(buffer)
         return False
 
-    def _drain(self, buffer: Buffer) -> None:
-        """All that waits now; what arrives meanwhile is for the next time: else batches would shrink to few records."""
-        while len(records := buffer.take(_BATCH_RECORDS)):
-            self._consume(records)
+    def _drain(self, buffer: Buffer) -> bool:
+        """What waits now, at most what the buffer holds: it may fill as fast as it is read. Whether that was all.
+
+        What arrives meanwhile is for the next time: else batches would shrink to few records.
+        """
+        for _ in range(-(-self._config.ring_size_bytes // (SLOT.itemsize * _BATCH_RECORDS))):
+            records = buffer.take(_BATCH_RECORDS)
+            if len(records):
+                self._consume(records)
             if len(records) < _BATCH_RECORDS:
-                return
+                return True
+        return False
 
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""

@@ -149,10 +149,10 @@ class Flows:
         self._counts = kept
         for (conn, api_key, _), (connection, _) in flows.items():
             if api_key in connection.sessions:
-                asked = connection.sessions[api_key].take()
-                for version, topic, times in asked if with_topics else ():
-                    _, flow = flows[conn, api_key, version]
-                    self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
+                for version, topic, times in connection.sessions[api_key].take():
+                    if with_topics:
+                        _, flow = flows[conn, api_key, version]
+                        self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
         if not with_topics:
             self.losses["topics_shed"] += len(flows)
         return (_event(connection, key, version, flow) for (_, key, version), (connection, flow) in flows.items())

@@ -57,9 +57,9 @@ class Config(BaseSettings):
     idle_minimum: float = Field(2, gt=0)
     """seconds of silence from which on a limit on idle connections may have closed one"""
     right_after: float = Field(1, gt=0)
-    """seconds within which a close without an answer is one because of the request"""
+    """seconds after a Produce request with acks=0 within which the broker's close counts as caused by it"""
     authentication_within: float = Field(5, gt=0)
-    """seconds within which a close is one because of the authentication before it"""
+    """seconds after a request of SASL within which a close counts as a failed authentication"""
     shutdown_within: float = Field(300, gt=0)
     """seconds from when a broker stops to listen within which it closes connections because it stops"""
     same_age_percent: int = Field(10, gt=0)
@@ -69,7 +69,7 @@ class Config(BaseSettings):
     storm_minimum: int = Field(20, gt=0)
     """closes within a window from which on they are a storm"""
     storm_percent: int = Field(10, ge=0, le=100)
-    """share of the connections of a broker, a network or a workload, in percent, from which on they are one"""
+    """least share of the connections of a broker, a network or a workload, in percent, that makes a storm of closes"""
     storm_quiet: float = Field(60, gt=0)
     """seconds without another close after which a storm is over"""
     reconnect_minimum: int = Field(100, gt=0)

@@ -104,17 +104,17 @@ class Watched:
         return self.events(**equal)
 
 
-def run_pipeline(bootstrap: str, directory: Path) -> None:
-    """Process all events that are there, into `directory` and the traffic topic.
+def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS, timeout_s: float = 180) -> None:
+    """Process all events that are in the topic `events`, into `directory` and the traffic topic.
 
     Raises:
         LabError: it failed; the text ends with the log's tail.
     """
     log = directory.with_suffix(".log")
-    flags = ("--once", "--bootstrap-servers", bootstrap, "--output", directory)
+    flags = ("--once", "--bootstrap-servers", bootstrap, "--events-topic", events, "--output", directory)
     process = start((*_PIPELINE, "run", *flags), log=log)
     try:
-        status = process.wait(180 * PATIENCE)
+        status = process.wait(timeout_s * PATIENCE)
     finally:
         stop(process)
     if status:

@@ -170,7 +170,7 @@ def test_privileged_is_a_switch(tmp_path: Path) -> None:
 
 def test_the_agent_may_read_pods_and_nothing_else(tmp_path: Path) -> None:
     rules = one(manifests(BROKERS, tmp_path), "ClusterRole")["rules"]
-    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}]
+    assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
 
 
 def test_without_pod_names_it_may_read_nothing(tmp_path: Path) -> None:

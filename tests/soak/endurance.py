@@ -40,6 +40,8 @@ RECORDS, RATE = 100, 5.0  # of each program with a library, before it is started
 # As much as an agent keeps in memory at this load.
 LONGEST_OUTAGE_S = 60.0
 OUTAGE = 0.08  # of the whole time
+# Of the pipeline at the end, where other programs had the processors, too.
+_CATCH_UP_S = 900
 # Between two failures at least: on a busy machine they are late.
 CALM_S = 12.0
 FIRST_ROUND = 4  # failures
@@ -94,7 +96,7 @@ class Soak:
         if (status := self._pipeline.poll()) is not None:
             raise LabError(f"the pipeline ended with status {status}:\n{tail(self._directory / 'pipeline.log')}")
         kill_family(self._pipeline)
-        run_pipeline(self._sink.bootstrap, self._directory / "pipeline")
+        run_pipeline(self._sink.bootstrap, self._directory / "pipeline", timeout_s=_CATCH_UP_S)
 
     def kill(self) -> None:
         """End everything without notice."""

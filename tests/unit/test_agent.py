@@ -346,6 +346,23 @@ class WaitingRing:
         return taken
 
 
+class FloodedRing:
+    """A ring that is full again whenever it is read."""
+
+    def __init__(self) -> None:
+        self.takes = 0
+
+    def take(self, most: int) -> Records:
+        self.takes += 1
+        return np.zeros(most, RECORD)
+
+
+def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
+    fed, ring = Fed(), FloodedRing()
+    assert not fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert ring.takes == 2  # as much as 8 MiB hold
+
+
 def test_a_long_report_pauses_to_empty_the_ring() -> None:
     fed, ring = Fed(), WaitingRing()
     fed.see(*(opened(conn) for conn in range(3000)))

@@ -192,6 +192,14 @@ def test_a_session_waits_for_its_connection_to_be_confirmed_like_all_that_was_co
     assert asked(watched.flow()) == {"orders": 3}
 
 
+def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_told_later(watched: Watched) -> None:
+    watched.see(fetch(0, ("orders",)), *(fetch(epoch) for epoch in range(1, 10)))
+    (shed,) = watched.flows.report(with_topics=False)
+    assert (shed["requests"], shed["topics"]) == (10, [])
+    watched.see(fetch(10))
+    assert asked(watched.flow()) == {"orders": 1}
+
+
 def asked(flow: dict[str, Any]) -> dict[str, int]:
     """Requests by topic."""
     return {topic["topic"]: topic["requests"] for topic in flow["topics"]}

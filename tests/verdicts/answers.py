@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from kafka_probe_pipeline import session
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
-from tests.lab.product import EVENTS, run_pipeline
+from tests.lab.product import run_pipeline
 from tests.lab.topics import create_topics
 
 _LINES = 200  # of NDJSON in a record: far below a broker's limit
@@ -35,11 +35,11 @@ class Answer:
 
 def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
     """What the pipeline concludes, for each view from what some agents wrote; the directory is a fresh one."""
-    for name, outputs in views.items():
-        with Broker(directory / name / "broker") as broker:
-            create_topics(broker.bootstrap, [EVENTS], partitions=4)
-            _feed(broker.bootstrap, outputs)
-            run_pipeline(broker.bootstrap, directory / name / "pipeline")
+    with Broker(directory / "broker") as broker:
+        create_topics(broker.bootstrap, [*views], partitions=4)
+        for name, outputs in views.items():
+            _feed(broker.bootstrap, name, outputs)
+            run_pipeline(broker.bootstrap, directory / name / "pipeline", events=name)
     spark = session.start()
     try:
         return {
@@ -61,8 +61,8 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
         spark.stop()
 
 
-def _feed(bootstrap: str, outputs: Iterable[Path]) -> None:
-    """Write what agents wrote to files as they write it to the topic: many lines to a record, by the agent's id.
+def _feed(bootstrap: str, topic: str, outputs: Iterable[Path]) -> None:
+    """Write what agents wrote to files as they write it to a topic: many lines to a record, by the agent's id.
 
     Kafka has each record from when it was written, as if it had come then: the pipeline reckons how long it waits.
     """
@@ -71,7 +71,7 @@ def _feed(bootstrap: str, outputs: Iterable[Path]) -> None:
         for lines in _records(output.read_bytes().splitlines()):
             last = json.loads(lines[-1])
             key, value = last["agent_id"].encode(), b"\n".join(lines)
-            producer.send(EVENTS, key=key, value=value, timestamp_ms=last["ts"] // 1000)
+            producer.send(topic, key=key, value=value, timestamp_ms=last["ts"] // 1000)
     producer.flush()
     producer.close()
 

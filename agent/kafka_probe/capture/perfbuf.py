@@ -38,6 +38,7 @@ class PerfBuffers:
         share = max(_LEAST_BYTES, 1 << (size_bytes // len(cpus)).bit_length() - 1)
         self._buffers = {cpu: _Buffer(cpu, share) for cpu in cpus}
         self._held = np.empty(0, SAMPLE)
+        self._ready = 0  # of those that are held, how many have nothing older to wait for
         self._poll = select.epoll()
         for buffer in self._buffers.values():
             self._poll.register(buffer.fd, select.EPOLLIN | select.EPOLLET)
@@ -53,14 +54,19 @@ class PerfBuffers:
 
     def take(self, most: int) -> Records:
         """The oldest records, `most` at most, as an array of their own of RECORD; their places are free again."""
+        if self._ready < most:  # else the rest stays in the buffers, where it has its bound
+            self._read()
+        count = min(most, self._ready)
+        records: Records = self._held["record"][:count].copy()
+        self._held, self._ready = self._held[count:], self._ready - count
+        return records
+
+    def _read(self) -> None:
         # What was written on one CPU while another one's buffer was read waits: something older may be there by now.
         now = time.monotonic_ns()
         samples = np.concatenate([self._held, *(part for buffer in self._buffers.values() for part in buffer.take())])
-        samples = samples[np.argsort(samples["time"], kind="stable")]
-        ready = min(most, int(np.searchsorted(samples["time"], now, "right")))
-        self._held = samples[ready:]
-        records: Records = samples["record"][:ready].copy()
-        return records
+        self._held = samples[np.argsort(samples["time"], kind="stable")]
+        self._ready = int(np.searchsorted(self._held["time"], now, "right"))
 
     def close(self) -> None:
         self._poll.close()

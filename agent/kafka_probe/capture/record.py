@@ -147,7 +147,7 @@ LOSSES = {
     "resync": "calls skipped in search of a frame's start: expected on connections older than the agent",
     "header_incomplete": "connections that ended inside what is copied of a frame: a client or broker that died",
     "buffer_unreadable": "frames whose header could not be read in the program's memory: see Limits",
-    "limit_reached": "frames or calls with more than can be followed, as thousands of partitions: the rest is left out",
+    "limit_reached": "more than can be followed, as thousands of partitions, or too many connections inside a frame",
     "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
     "malformed": "frames whose lengths contradict each other: not Kafka, or a bug worth a report if it goes on",
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",

@@ -61,8 +61,8 @@ class BrokerFiles:
         if not (connection.identity.accepting and connection.confirmed):
             return
         pid, start_time = connection.workload["pid"], connection.workload["start_time"]
-        assert isinstance(pid, int)
-        assert isinstance(start_time, int)
+        if not (isinstance(pid, int) and isinstance(start_time, int)):
+            return  # the record that names its owner found no room
         broker = self._brokers.get((pid, start_time))
         if broker is None:
             if len(self._brokers) == _PROCESSES:

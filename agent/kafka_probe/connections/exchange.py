@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
@@ -43,7 +44,7 @@ class Frame:
 
 
 class Exchanges:
-    """Pairs requests with responses. What waits is bounded by what clients have in flight."""
+    """Pairs requests with responses. What waits is what clients have in flight: an answer ends what was before it."""
 
     def __init__(self, tracker: Tracker, names: TopicNames) -> None:
         self._tracker = tracker
@@ -71,19 +72,24 @@ class Exchanges:
         """The requests that the connection's end left unanswered, if it is known to have spoken Kafka."""
         for correlation_id, request in self._waiting.pop(connection.identity.conn, {}).items():
             if connection.confirmed:
-                yield request.ts_ns, self._event(connection, correlation_id, request, None)
+                yield self._unanswered(connection, correlation_id, request)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
         facts = frame.shape.facts
         waiting = self._waiting.setdefault(connection.identity.conn, {})
         if facts.response:
-            request = waiting.pop(correlation_id, None)
-            if request:
-                yield frame.ts_ns, self._event(connection, correlation_id, request, frame)
+            if correlation_id in waiting:
+                # What was asked before it and still waits has lost its answer.
+                for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
+                    yield self._unanswered(connection, passed, waiting.pop(passed))
+                yield frame.ts_ns, self._event(connection, correlation_id, waiting.pop(correlation_id), frame)
         elif facts.api_key == _PRODUCE and facts.acks == 0:
-            yield frame.ts_ns, self._event(connection, correlation_id, frame, None)
+            yield self._unanswered(connection, correlation_id, frame)
         else:
             waiting[correlation_id] = frame
+
+    def _unanswered(self, connection: Connection, correlation_id: int, request: Frame) -> tuple[int, Event]:
+        return request.ts_ns, self._event(connection, correlation_id, request, None)
 
     def _event(self, connection: Connection, correlation_id: int, request: Frame, response: Frame | None) -> Event:
         facts = request.shape.facts

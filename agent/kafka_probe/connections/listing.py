@@ -64,7 +64,8 @@ class Listing:
     def _lines(self, status: int) -> Iterator[bytes]:
         self._output.seek(0)
         self._errors.seek(0)
-        if said := self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]:
+        said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if said := said or (f"the list ended with status {status}" if status else ""):
             log.warning("connections that are open already are seen when they first speak or end: %s", said)
         return iter(()) if status else iter(self._output)
 

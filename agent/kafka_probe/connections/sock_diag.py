@@ -54,10 +54,10 @@ def _messages(netlink: socket.socket) -> Iterator[memoryview]:
         while at < len(received):
             size, kind, *_ = _HEADER.unpack_from(received, at)
             body = received[at + _HEADER.size : at + size]
-            if kind == _DONE:
-                return
-            if kind == _ERROR:
+            if kind in (_DONE, _ERROR):  # the end says, too, whether it failed: ENOENT without the module tcp_diag
                 number = -int.from_bytes(body[:4], "little", signed=True)
-                raise OSError(number, os.strerror(number))
+                if number:
+                    raise OSError(number, os.strerror(number))
+                return
             yield body
             at += size + -size % 4

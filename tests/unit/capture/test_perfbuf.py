@@ -96,6 +96,16 @@ def test_no_more_than_asked_for_is_taken_and_the_rest_comes_next(numbers: Number
     assert numbers.take() == []
 
 
+def test_what_is_not_asked_for_yet_keeps_its_room(numbers: Numbers, all_cpus: list[int]) -> None:
+    os.sched_setaffinity(0, {all_cpus[0]})
+    numbers.write(SAMPLES)
+    for _ in range(3):
+        numbers.take(1)
+        numbers.write(SAMPLES)
+    assert numbers.bpf[b"full"][0].value > SAMPLES
+    assert len(numbers.buffers._held) < SAMPLES
+
+
 def test_what_finds_the_buffer_full_is_lost_and_known_to_the_writer(numbers: Numbers, all_cpus: list[int]) -> None:
     os.sched_setaffinity(0, {all_cpus[0]})
     numbers.write(2 * SAMPLES)

@@ -17,7 +17,7 @@ from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, STEP_S, Br
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
-from kafka_probe.workloads import StoredTopic, WorkloadResolver
+from kafka_probe.workloads import NOBODY, StoredTopic, WorkloadResolver
 from tests.unit.connections.records import opened
 
 FETCH = 1
@@ -65,10 +65,20 @@ class Host:
         (directory / "partition.metadata").write_text(f"version: 0\ntopic_id: {encoded}\n")
         return topic_id.hex
 
-    def see(self, topic_id: str, *, accepting: bool = True, confirmed: bool = True, pid: int | None = None) -> None:
-        """A Fetch of the topic on a connection of a process, and a step of reading."""
+    def see(
+        self,
+        topic_id: str,
+        *,
+        accepting: bool = True,
+        confirmed: bool = True,
+        pid: int | None = None,
+        nobody: bool = False,
+    ) -> None:
+        """A Fetch of the topic on a connection of a process, or of none that is known, and a step of reading."""
         connection = self._connection(pid or os.getpid(), accepting)
         connection.confirmed = confirmed
+        if nobody:
+            connection.workload = NOBODY
         self.files.see(connection, asking_for(topic_id))
         self.files.read_on()
 
@@ -102,6 +112,12 @@ def test_a_clients_files_and_those_of_who_is_not_known_to_speak_kafka_are_not_re
     orders = host.create("orders")
     host.see(orders, accepting=False)
     host.see(orders, confirmed=False)
+    assert host.name(orders) is None
+
+
+def test_nobody_has_no_files(host: Host) -> None:
+    orders = host.create("orders")
+    host.see(orders, nobody=True)
     assert host.name(orders) is None
 
 

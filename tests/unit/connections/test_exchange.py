@@ -114,6 +114,14 @@ def test_a_response_without_its_request_is_no_exchange(watched: Watched) -> None
     assert watched.see(response(METADATA, 12, correlation_id=5)) == []
 
 
+def test_a_request_whose_answer_was_lost_is_told_with_the_next_answer(watched: Watched) -> None:
+    watched.see(*(request(METADATA, 12, correlation_id=n, ts_ns=n) for n in (1, 2, 3)))
+    lost, answered = watched.see(response(METADATA, 12, correlation_id=2, ts_ns=10))
+    assert (lost["correlation_id"], lost["response_bytes"], lost["latency_us"]) == (1, None, None)
+    assert (answered["correlation_id"], answered["response_bytes"] is None) == (2, False)
+    assert [event["correlation_id"] for event in watched.close(1)] == [3]
+
+
 def test_a_produce_request_without_acks_waits_for_no_answer(watched: Watched) -> None:
     (event,) = watched.see(produced_without_acks(correlation_id=5))
     assert event["api"] == "Produce"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
+import struct
 import subprocess
 import sys
 from contextlib import closing
@@ -13,6 +15,7 @@ import pytest
 
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.listing import Listing
+from kafka_probe.connections.sock_diag import _messages
 from kafka_probe.workloads import Owner
 from tests.golden.conversation import conversation
 from tests.lab.network import Namespace
@@ -83,6 +86,24 @@ def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest
     (said,) = caplog.messages
     assert said.startswith("connections that are open already are seen when they first speak or end: ")
     assert "/proc/self/ns/nothing" in said
+
+
+def test_a_list_whose_process_was_killed_is_said_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
+    with closing(Listing((port,), "both", Path("/proc/self/ns/net"), 0)) as listing:
+        listing._process.kill()
+        listing._process.wait()
+        assert listing.take(100) == []
+    (said,) = caplog.messages
+    assert said.endswith(": the list ended with status -9")
+
+
+def test_a_kernel_that_does_not_list_tcp_is_an_error_and_no_empty_list() -> None:
+    done, multi, missing = 3, 2, struct.pack("=i", -errno.ENOENT)
+    kernel, netlink = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with kernel, netlink:
+        kernel.send(struct.pack("=IHHII", 20, done, multi, 0, 0) + missing)
+        with pytest.raises(FileNotFoundError):
+            list(_messages(netlink))
 
 
 def test_a_list_that_nobody_waits_for_is_given_up(port: int) -> None:
