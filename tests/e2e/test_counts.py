@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
 
 from tests.lab.broker import Broker, RequestCounts
 from tests.lab.clients import RunningClient, TopicCount, clients, running, topics
 from tests.lab.product import Agent, Report, report, run_pipeline
 from tests.lab.tcpdump import Capture
-from tests.lab.topics import create_topics
+from tests.lab.topics import create_topics, warm_up
 from tests.lab.walker import TopicTraffic, Walk, walk
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
@@ -111,22 +110,6 @@ def test_every_client_is_named_by_process_cgroup_and_library(run: Run) -> None:
 def test_nothing_is_lost(run: Run) -> None:
     assert run.seen.losses, "the agent says what it lost"
     assert {reason: count for reason, count in run.seen.losses.items() if count} == {}
-
-
-def warm_up(bootstrap: str) -> None:
-    """Make the broker do now what it does once over connections to its controller: own topics, a block of producer ids.
-
-    JMX cannot tell the requests of those connections from those of clients.
-    """
-    create_topics(bootstrap, ["warm-up"], partitions=1)
-    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="warm-up")
-    producer.send("warm-up", b"one").get(timeout=10)
-    producer.close()
-    consumer = KafkaConsumer(
-        "warm-up", bootstrap_servers=bootstrap, client_id="warm-up", group_id="warm-up", auto_offset_reset="earliest"
-    )
-    assert next(consumer).value == b"one"
-    consumer.close()
 
 
 def by_api(rows: Iterable[dict[str, Any]]) -> RequestCounts:

@@ -198,7 +198,8 @@ def test_topics_are_told_by_side_and_api(seen: Seen) -> None:
     assert row["workloads"][0]["comm"] == "java"
 
 
-def test_the_question_of_the_readme_has_an_answer(seen: Seen, lab: Lab) -> None:  # noqa: ARG001  # after the clients
+@pytest.mark.usefixtures("seen")
+def test_the_question_of_the_readme_has_an_answer(lab: Lab) -> None:
     asked = re.search(r"^curl -s 'http://127.0.0.1:9465(.*)'$", README.read_text(), re.MULTILINE)
     assert asked
     assert {row["client"]["id"] for row in lab.rows(asked[1])} == {"billing"}

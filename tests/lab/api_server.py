@@ -249,7 +249,7 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             self.end_headers()
             self.wfile.write(text)
 
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # http.server's name
+        def log_message(self, *_: object) -> None:
             """`asked` tells it."""
 
     return Handler

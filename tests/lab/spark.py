@@ -5,22 +5,21 @@ Executors are children of their worker, and are found by that; what a driver say
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 import pyspark
 
+from tests.lab.http import get
 from tests.lab.processes import LabError, free_port, start, stop, tail, wait_until
 
 HOST = "127.0.0.1"
@@ -104,20 +103,14 @@ class Cluster:
         for process in self._processes:
             if (status := process.poll()) is not None:
                 raise LabError(f"a part of the Spark cluster ended with status {status}")
-        with suppress(OSError):
-            return bool(asked(f"http://{HOST}:{self._pages}/json/")["aliveworkers"] == self._count)
+        with suppress(OSError, ValueError):  # not there, or no JSON yet
+            return bool(get(f"http://{HOST}:{self._pages}/json/").json()["aliveworkers"] == self._count)
         return False
 
     def _stop(self) -> None:
         """The workers first: they end their executors."""
         while self._processes:
             stop(self._processes.pop())
-
-
-def asked(url: str) -> Any:
-    """What a page of Spark answers, which is JSON."""
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        return json.load(answer)
 
 
 def readmes(start: str) -> list[str]:

@@ -1,10 +1,10 @@
-"""Topics from the outside: create them, and read one from its first record to its last."""
+"""Topics from the outside: create them, use the first one of a broker, read one from its first record to its last."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
 
 _TIMEOUT_MS = 60_000
@@ -18,6 +18,22 @@ def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int) -> N
         admin.wait_for_topics(names, timeout_ms=_TIMEOUT_MS)
     finally:
         admin.close()
+
+
+def warm_up(bootstrap: str) -> None:
+    """Make the broker do now what it does once over connections to its controller: own topics, a block of producer ids.
+
+    JMX cannot tell the requests of those connections from those of clients.
+    """
+    create_topics(bootstrap, ["warm-up"], partitions=1)
+    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="warm-up")
+    producer.send("warm-up", b"one").get(timeout=10)
+    producer.close()
+    consumer = KafkaConsumer(
+        "warm-up", bootstrap_servers=bootstrap, client_id="warm-up", group_id="warm-up", auto_offset_reset="earliest"
+    )
+    assert next(consumer).value == b"one"
+    consumer.close()
 
 
 def existing(bootstrap: str, names: Iterable[str]) -> list[str]:

@@ -23,8 +23,9 @@ from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
 from tests.lab import processes
 from tests.lab.broker import Broker
+from tests.lab.http import get
 from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
-from tests.lab.spark import ACTIVE, HOST, Cluster, asked, readmes
+from tests.lab.spark import ACTIVE, HOST, Cluster, readmes
 from tests.lab.topics import create_topics
 from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
 from tests.pipeline.runs import LIMIT_S, Run
@@ -85,9 +86,9 @@ class Job:
 
     def kill_an_executor_at_work(self, cluster: Cluster) -> bool:
         """Kill one that holds a part of a micro-batch and works on it; whether there was one."""
-        with suppress(OSError):
-            (application,) = asked(self.pages)
-            executors = asked(f"{self.pages}/{application['id']}/executors")
+        with suppress(OSError, ValueError):  # not there, or no JSON yet
+            (application,) = get(self.pages).json()
+            executors = get(f"{self.pages}/{application['id']}/executors").json()
             busy = [one["id"] for one in executors if one["rddBlocks"] and one["activeTasks"]]
             for number in set(busy).intersection(running := cluster.executors()):
                 running[number].send_signal(signal.SIGKILL)

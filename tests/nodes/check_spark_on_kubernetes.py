@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import subprocess
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.lab.http_server import serving
 from tests.lab.spark import ACTIVE, readmes
 
 pytestmark = pytest.mark.spark
@@ -55,17 +55,8 @@ def a_willing_api_server() -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
             self.end_headers()
             self.wfile.write(answer)
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", taken
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as port:
+        yield f"http://127.0.0.1:{port}", taken
 
 
 def asked_for(directory: Path, *more: str) -> dict[str, dict[str, Any]]:

@@ -20,13 +20,12 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from tests.e2e.test_counts import warm_up
 from tests.lab.broker import Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.processes import LabError, kill_family, start, stop, tail
 from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
-from tests.lab.topics import create_topics, read_topic
+from tests.lab.topics import create_topics, read_topic, warm_up
 from tests.lab.walker import walk
 from tests.soak.accounts import Account, Interval, Requests, Told, account, told_by_nodes
 

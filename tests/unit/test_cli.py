@@ -83,7 +83,7 @@ def test_no_brokers_for_the_events_is_wrong_use_that_says_what_to_do() -> None:
     assert "--sink stdout" in result.stderr
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives up root's rights")
+@pytest.mark.root
 @pytest.mark.parametrize(
     "arguments", [("run", "--sink", "stdout", "--listen", "off"), ("top",), ("trace",)], ids=lambda a: a[0]
 )
@@ -96,7 +96,7 @@ def test_without_root_it_does_not_start_and_says_so_in_one_sentence(arguments: t
     assert "TIME" not in result.stdout
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="gives up root's rights")
+@pytest.mark.root
 def test_check_without_root_names_the_missing_rights_and_fails() -> None:
     result = probe("check", "--json", wrapper=WITHOUT_RIGHTS)
     found = {finding["name"]: finding for line in result.stdout.splitlines() if (finding := orjson.loads(line))}

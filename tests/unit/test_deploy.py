@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-import threading
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.lab.http_server import serving
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "agent/deploy"
@@ -70,17 +71,8 @@ def answering(status: int) -> Iterator[tuple[int, list[str]]]:
             self.send_response(status)
             self.end_headers()
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server.server_port, asked
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(Handler) as port:
+        yield port, asked
 
 
 @pytest.mark.parametrize(("probe", "path"), [("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")])

@@ -95,9 +95,8 @@ def main() -> None:
     options = Options(**{**given, "ports": tuple(given["ports"]), "perf_buffers": buffers})
     rules = [Rule(**rule) for rule in request["rules"]]
     kept = Path(request["kept"]) if request["kept"] else None
-    with suppress(
-        ValueError
-    ):  # not permitted; only kernels before 5.11 count the memory of maps and programs as locked
+    # Only kernels before 5.11 count maps and programs as locked memory.
+    with suppress(ValueError):  # not permitted
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         try:

@@ -59,9 +59,7 @@ class Settling:
 
     def settle(self, until_ns: int) -> None:
         """What ended until then has waited long enough, and what is to be seen is what is there now."""
-        ended: dict[
-            int, bool | None
-        ] = {}  # of the owners, each asked for once: a broker's end may be that of thousands
+        ended: dict[int, bool | None] = {}  # of the owners, each asked for once: a broker may be that of thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
             if id(closed.workload) not in ended:

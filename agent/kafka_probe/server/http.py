@@ -62,7 +62,7 @@ def application(view: View, token: SecretStr | None) -> Starlette:
             *(Route(resource.path, partial(rows, resource)) for resource in RESOURCES),
         ],
         middleware=[Middleware(_Guard, token=token)] if token else [],
-        exception_handlers={query.BadQuery: _bad_query, HTTPException: _refused},
+        exception_handlers={query.BadQueryError: _bad_query, HTTPException: _refused},
     )
 
 

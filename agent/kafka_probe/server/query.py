@@ -20,7 +20,7 @@ LIMIT, MOST = 100, 1000
 Row = Mapping[str, Any]
 
 
-class BadQuery(Exception):  # noqa: N818  # it is the client's error, and ends no command
+class BadQueryError(Exception):
     """Parameters that cannot be used; the text is a sentence for who sent them."""
 
 
@@ -65,7 +65,7 @@ class Query:
 
 
 def page(resource: Resource, view: View, parameters: Iterable[tuple[str, str]]) -> dict[str, object]:
-    """The rows that the parameters ask for, and how many there are in all. BadQuery says what is wrong with them."""
+    """The rows that the parameters ask for, and how many there are in all. BadQueryError: what is wrong with them."""
     query = read(resource, parameters)
     found = resource.items(view)
     if query.wanted:
@@ -87,18 +87,18 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
         elif name == "sort":
             path = text.removeprefix("-")
             if path not in resource.orders:
-                raise BadQuery(f"Rows cannot be sorted by {path}; choose one of {', '.join(resource.orders)}.")
+                raise BadQueryError(f"Rows cannot be sorted by {path}; choose one of {', '.join(resource.orders)}.")
             shape |= {"sort": tuple(path.split(".")), "descending": text.startswith("-")}
         elif name in filters:
             wanted[*name.split("."),].append(_value(name, text, filters[name]))
         else:
-            raise BadQuery(f"There is no parameter {name}; there are limit, offset, sort, {', '.join(filters)}.")
+            raise BadQueryError(f"There is no parameter {name}; there are limit, offset, sort, {', '.join(filters)}.")
     return Query(wanted, **shape)
 
 
 def _number(name: str, text: str, most: int | None) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or (most is not None and not 0 < int(text) <= most):
-        raise BadQuery(f"{name} must be a number{'' if most is None else f' from 1 to {most}'}, not {text!r}.")
+        raise BadQueryError(f"{name} must be a number{'' if most is None else f' from 1 to {most}'}, not {text!r}.")
     return int(text)
 
 
@@ -110,7 +110,7 @@ def _value(name: str, text: str, kind: Scalar) -> object:
             return text == "true"
         case "string":
             return text
-    raise BadQuery(f"{name} must be {'a number' if kind == 'long' else 'true or false'}, not {text!r}.")
+    raise BadQueryError(f"{name} must be {'a number' if kind == 'long' else 'true or false'}, not {text!r}.")
 
 
 def _paths(fields: Iterable[Field], prefix: str = "", single: bool = True) -> Iterator[tuple[str, Scalar, bool]]:

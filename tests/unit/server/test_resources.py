@@ -9,7 +9,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kafka_probe.server import openapi
-from kafka_probe.server.query import MOST, BadQuery, page
+from kafka_probe.server.query import MOST, BadQueryError, page
 from kafka_probe.server.resources import RESOURCES
 from tests.unit.connections.records import opened as opened_record
 from tests.unit.connections.records import rejected, request
@@ -111,7 +111,7 @@ def test_a_page_says_how_many_rows_there_are_in_all() -> None:
     ],
 )
 def test_a_parameter_that_cannot_be_used_is_told_in_a_sentence(name: str, text: str, sentence: str) -> None:
-    with pytest.raises(BadQuery) as error:
+    with pytest.raises(BadQueryError) as error:
         page(CLIENTS, view(), [(name, text)])
     assert str(error.value).startswith(sentence)
     assert str(error.value).endswith(".")
