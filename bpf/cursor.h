@@ -73,20 +73,24 @@ static inline void take_up(struct conn *conn, struct cursor *c, u8 direction)
 		c->have = place->have;
 		bpf_probe_read_kernel(c->element, sizeof(place->header), place->header);
 		c->next = place->next;
+		c->proves = 0;
 		c->out.correlation_id = place->correlation_id;
 		c->out.kind = place->kind;
 	}
 	c->lock = place->lock;
 }
 
-// Where there is no room for what is unfinished the rest of the frame is skipped.
-static inline void lay_down(struct conn *conn, struct cursor *c, u8 direction)
+// Where there is no room for what is unfinished, what was copied of the frame leaves and its rest is skipped.
+static inline void lay_down(void *ctx, struct conn *conn, struct cursor *c, u8 direction)
 {
 	u64 key = conn->sk + direction;
 	struct place *place = &conn->places[direction];
 	int inside = c->state != HEAD, kept = inside && !unfinished.update(&key, c);
-	if (inside && !kept)
+	if (inside && !kept) {
 		count(LOST_LIMIT, 1);
+		if (conn->announced)
+			send_cut(ctx, c);
+	}
 	if (place->inside && !kept)
 		unfinished.delete(&key);
 	place->next = inside ? c->frame_end : c->next;

@@ -296,5 +296,5 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 	c->call = *call;
 	if (begin(c, direction, end, result))
 		follow_frames(ctx, sk, conn, c, direction);
-	lay_down(conn, c, direction);
+	lay_down(ctx, conn, c, direction);
 }

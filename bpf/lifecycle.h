@@ -7,22 +7,27 @@
 #define TCP_ESTABLISHED 1
 #define TCP_TIME_WAIT 6
 #define TCP_CLOSE 7
+#define TCP_CLOSE_WAIT 8
 #define TCP_LAST_ACK 9
 #define TCP_LISTEN 10
 #define SHUTDOWN_MASK 3
 
 // Sends off what was copied of a frame that will never be whole.
+static inline void send_cut(void *ctx, struct cursor *c)
+{
+	c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
+	send_record(ctx, &c->out);
+}
+
 static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 {
 	u64 key = conn->sk + direction;
 	struct place *place = &conn->places[direction];
 	struct cursor *c = place->inside ? unfinished.lookup(&key) : 0;
-	if (c) {
-		c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
-		send_record(ctx, &c->out);
-	} else if (place->have && !conn->rejected) {
+	if (c)
+		send_cut(ctx, c);
+	else if (place->have && !conn->rejected)
 		count(LOST_HEADER_INCOMPLETE, 1);
-	}
 }
 
 // What was sent last without a hook's knowing shows at the end only; a FIN counts as a byte.
@@ -121,8 +126,7 @@ static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by
 static inline void drop_unfinished(struct conn *conn, u8 direction)
 {
 	u64 key = conn->sk + direction;
-	if (conn->places[direction].inside)
-		unfinished.delete(&key);
+	unfinished.delete(&key); // also what a call that was running when the socket ended has left
 }
 
 static inline void drop_held(struct conn *conn)
@@ -171,12 +175,12 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		return;
 	int by_owner = READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
 	struct conn *conn = conns.lookup(&sk);
-	if (!conn && from == TCP_ESTABLISHED)
+	if (!conn && (from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT)) // the peer may have closed before we came
 		conn = late_connection(ctx, sk, by_owner);
 	if (!conn)
 		return;
-	if (from == TCP_ESTABLISHED) {
-		conn->first_state = to;
+	if (!conn->first_state) {
+		conn->first_state = from == TCP_ESTABLISHED ? to : from;
 		conn->closing_ns = bpf_ktime_get_ns();
 	}
 	if (by_owner && !conn->tgid)

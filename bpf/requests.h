@@ -48,6 +48,7 @@ static inline int starts_tls(struct cursor *c)
 static inline void reject(struct conn *conn, struct cursor *c)
 {
 	conn->rejected = 1;
+	drop_held(conn);
 	if (ANY_PORT)
 		return;
 	count(COUNT_REJECTED, 1);

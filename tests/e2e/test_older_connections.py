@@ -58,6 +58,20 @@ def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> N
     assert [event["workload"]["pid"] for event in closed] == [os.getpid()] * 2
 
 
+def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    with conversation(port) as talk:
+        talk.client.shutdown(socket.SHUT_WR)
+        assert talk.server.recv(1) == b""
+        with watched.agent:
+            listed = watched.wait_for(1, "the end that is still in use to be listed", kind="open")
+            talk.server.close()
+            closed = watched.wait_for(1, "it to close", kind="close", side="accepting")
+    assert (closed[0]["conn_id"], closed[0]["local"]) == (listed[0]["conn_id"], talk.names[1])
+    assert (closed[0]["closed_by"], closed[0]["how"]) == ("peer", "fin")
+
+
 def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp_path: Path) -> None:
     port = free_port()
     with conversation(port) as talk:

@@ -25,6 +25,7 @@ from tests.golden.wire import MARKER, Seen
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
+MAX_CONNECTIONS = 1 << 17
 # The matrix of kernels sets these in its guests, where a compiler would take minutes: programs come with the job.
 BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
 BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
@@ -51,10 +52,25 @@ class Capture:
     """Attached programs. `ports` empty: every port; `netns`: the inode of the one namespace to watch."""
 
     def __init__(
-        self, *ports: int, connecting: bool = True, accepting: bool = True, agent_pid: int = 0, netns: int = 0
+        self,
+        *ports: int,
+        connecting: bool = True,
+        accepting: bool = True,
+        agent_pid: int = 0,
+        netns: int = 0,
+        ring_bytes: int = RING_BYTES,
+        max_connections: int = MAX_CONNECTIONS,
     ) -> None:
-        controller = Cgroups().v1_controller
-        options = Options(ports, connecting, accepting, agent_pid, RING_BYTES, cgroup_subsystem=controller, netns=netns)
+        options = Options(
+            ports,
+            connecting,
+            accepting,
+            agent_pid,
+            ring_bytes,
+            cgroup_subsystem=Cgroups().v1_controller,
+            max_connections=max_connections,
+            netns=netns,
+        )
         self._programs = Programs.load(BACKEND, BUFFER, options, rules(), KEPT)
         self._ports = ports
         self.begin()

@@ -1,4 +1,4 @@
-"""A ring without room: connections that could not be told when they began are told later."""
+"""Kernel maps without room: what could not be told at once is told later, what could not be kept is told in part."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from contextlib import closing
 
 import pytest
 
-from tests.golden import capture as golden
+from kafka_probe.capture.compiler import CONNECTIONS_PER_UNFINISHED
+from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange
+from tests.golden.conversation import conversation, exchange, receive_pieces, send_pieces, transfer
+from tests.golden.wire import METADATA, request, response
 from tests.lab.processes import free_port, wait_until
 
 pytestmark = pytest.mark.root
 
 FILLED = 30
+REQUEST_HEAD = 14
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Capture, int]]:
+def small() -> Iterator[tuple[Capture, int]]:
     """A capture with a ring of 16 records, and its port."""
-    monkeypatch.setattr(golden, "RING_BYTES", 4096)
     port = free_port()
-    with closing(Capture(port)) as capture:
+    with closing(Capture(port, ring_bytes=4096)) as capture:
         yield capture, port
 
 
@@ -48,3 +50,27 @@ def test_with_their_end(small: tuple[Capture, int]) -> None:
             assert capture.ends_of(second) == []
         wait_until(lambda: [end.gone for end in capture.ends_of(second)] == [True, True], "both ends to close")
     assert all(end.closed for end in capture.ends_of(second))
+
+
+def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest() -> None:
+    port = free_port()
+    frame, at = request(METADATA, 12), REQUEST_HEAD + 4
+    with (
+        closing(Capture(port, max_connections=2 * CONNECTIONS_PER_UNFINISHED)) as capture,
+        conversation(port) as waiting,
+        conversation(port) as talk,
+    ):
+        transfer(waiting.client, waiting.server, frame.wire[:at])  # both its ends now take the room
+        talk.ask(frame, write=send_pieces(at), read=receive_pieces(at))
+        talk.answer(response(METADATA, 12))
+        transfer(waiting.client, waiting.server, frame.wire[at:])
+        assert [end.frames for end in capture.ends_of(waiting)] == [[frame.seen]] * 2
+        for end in capture.ends_of(talk):
+            asked, answered = end.frames
+            assert (asked.facts.api_key, asked.facts.status, asked.facts.stopped_at) == (
+                METADATA,
+                Status.TRUNCATED,
+                "ClientId",
+            )
+            assert answered == talk.said[1]
+        assert capture.lost() == {"limit_reached": 2, "frame_truncated": 2}
