@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 import kafka_probe
 from kafka_probe.capture.perfbuf import PerfBuffers
-from kafka_probe.capture.programs import Programs
-from kafka_probe.capture.record import COUNTERS, LOSSES, SLOT, Kind
+from kafka_probe.capture.programs import LOSSES, Programs
+from kafka_probe.capture.record import COUNTERS, SLOT, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections.brokers import BrokerFiles

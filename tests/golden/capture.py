@@ -14,8 +14,8 @@ import numpy as np
 
 from kafka_probe.attaching import rules
 from kafka_probe.capture.options import Options
-from kafka_probe.capture.programs import Programs
-from kafka_probe.capture.record import LOSSES, Flag, Kind, Protocol
+from kafka_probe.capture.programs import LOSSES, Programs
+from kafka_probe.capture.record import Flag, Kind, Protocol
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open

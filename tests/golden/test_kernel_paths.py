@@ -149,6 +149,7 @@ def blocked(port: int, system_call: int, block: Callable[[socket.socket], object
                 talk.client.close()
             for thread in threads:
                 thread.join(TIMEOUT_S)
+        assert not any(thread.is_alive() for thread in threads)
 
 
 def is_in(system_call: int, thread: Thread) -> bool:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from kafka_probe.agent import Agent
-from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD, Kind
+from kafka_probe.capture.programs import LOSSES
+from kafka_probe.capture.record import COUNTERS, RECORD, Kind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.sinks import Event
 from tests.unit.connections.records import (

@@ -118,9 +118,12 @@ def enable_run_time() -> int:
     return _bpf(_ENABLE_STATS, _STATS.pack(_RUN_TIME))
 
 
-def run_time_ns(program: int) -> int:
-    """How long a program ran while that was measured; its file says so to anybody who holds it."""
-    found = re.search(r"^run_time_ns:\s*(\d+)", Path("/proc/self/fdinfo", str(program)).read_text(), re.MULTILINE)
+def statistic(program: int, name: str) -> int:
+    """What the kernel counts of a program, as bpf_prog_show_fdinfo() names it; 0 where it does not count it.
+
+    run_time_ns: how long it ran while that was measured. recursion_misses (5.12): runs that did not happen.
+    """
+    found = re.search(rf"^{name}:\s*(\d+)", Path("/proc/self/fdinfo", str(program)).read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 

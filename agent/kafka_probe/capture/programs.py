@@ -22,15 +22,18 @@ from typing import Any, Self
 
 import numpy as np
 
-from kafka_probe.capture import bpf
+from kafka_probe.capture import bpf, record
 from kafka_probe.capture.btf import VMLINUX
 from kafka_probe.capture.options import Options, Rule
 from kafka_probe.capture.perfbuf import PerfBuffers
-from kafka_probe.capture.record import COUNTERS, LOSSES
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.errors import StartError
 
 ORDER = ("fentry", "kprobe", "tracepoint")
+LOSSES = {
+    **record.LOSSES,
+    "program_skipped": "calls or ends that the kernel did not show, for it was showing another on the same CPU",
+}
 _MAPS = 2  # events, counters
 _COUNTERS = 1
 _MOST_DESCRIPTORS = 32
@@ -73,7 +76,8 @@ class Programs:
 
     def counters(self) -> dict[str, int]:
         """All kernel counters by name, summed over the CPUs."""
-        return {name: self._counter(index) for index, name in enumerate((*COUNTERS, *LOSSES))}
+        in_map = {name: self._counter(index) for index, name in enumerate((*record.COUNTERS, *record.LOSSES))}
+        return {**in_map, "program_skipped": self._statistic("recursion_misses")}
 
     def measure(self) -> str:
         """From now on, until `close`, the kernel measures the run time. Returns why not, empty if it does."""
@@ -85,7 +89,7 @@ class Programs:
 
     def run_time_ns(self) -> int | None:
         """How long all programs ran since `measure`; None if nobody measures."""
-        return sum(map(bpf.run_time_ns, self._programs)) if self._statistics else None
+        return self._statistic("run_time_ns") if self._statistics else None
 
     def detach(self) -> None:
         """Stop capturing."""
@@ -99,6 +103,9 @@ class Programs:
         for held in (self._maps, self._programs, self._statistics):
             while held:
                 os.close(held.pop())
+
+    def _statistic(self, name: str) -> int:
+        return sum(bpf.statistic(program, name) for program in self._programs)
 
     def _counter(self, index: int) -> int:
         bpf.read_map(self._maps[_COUNTERS], struct.pack("<I", index), self._per_cpu)
