@@ -18,7 +18,7 @@ import pytest
 
 from kafka_probe.protocol.facts import Kind
 from tests.golden.capture import Capture
-from tests.golden.conversation import TIMEOUT_S, Conversation, conversation, exchange, receive_all
+from tests.golden.conversation import BUFFER_BYTES, TIMEOUT_S, Conversation, conversation, exchange, receive_all
 from tests.golden.io_uring import Ring, io_uring
 from tests.golden.test_late import FRAME, assert_soon_right
 from tests.golden.test_pieces import FRAMES_PER_CALL
@@ -163,6 +163,7 @@ def read_nothing(sock: socket.socket) -> None:
 
 def write_too_much(sock: socket.socket) -> None:
     sock.settimeout(None)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)  # all together need little of TCP's memory
     with pytest.raises(ConnectionError):
         sock.sendall(bytes(FILE_BYTES))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -31,7 +32,8 @@ BUFFERS = ("ring", "perf")
 TIMEOUT_S = 1800  # a bound for a machine that hangs; several share the processors with whatever else runs here
 PORT = 9092
 TRACEPOINTS = (b"btf_trace_sock_send_length", b"btf_trace_sock_recv_length")
-_UNREADABLE = {"buffer_unreadable", "gap"}
+_SHORT = 200
+_UNREADABLE = {"buffer_unreadable", "gap", "program_skipped"}
 FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
 SCRIPT = """
 export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:. PYTHONUNBUFFERED=1
@@ -158,10 +160,19 @@ def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
 
 
 def differences(runs: Sequence[Seen]) -> Iterator[str]:
-    """The conversations that runs have seen in different ways, without having counted anything unreadable."""
+    """The conversations that runs have seen in different ways, without having counted what they missed."""
     for name in sorted({name for seen in runs for name in seen.seen}):
         told = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
         whole = {run: what for run, what in told.items() if _UNREADABLE.isdisjoint(what["lost"])}
-        first = next(iter(whole.values()), None)
-        if unlike := [run for run, what in whole.items() if what != first]:
-            yield f"{name}: {', '.join(unlike)} saw something else than {next(iter(whole))}"
+        first, *others = whole or [""]
+        for other in others:
+            if whole[other] != whole[first]:
+                unlike = _more(whole[other], whole[first]), _more(whole[first], whole[other])
+                yield f"{name}: {other} saw {unlike[0]}, {first} saw {unlike[1]}"
+
+
+def _more(what: dict[str, Any], than: dict[str, Any]) -> str:
+    """What a run saw more of an end, in short, and all that it lost."""
+    more = Counter(map(str, what["seen"])) - Counter(map(str, than["seen"]))
+    ends = [f"{count} of {end[:_SHORT]}" for end, count in more.items()]
+    return f"{'; '.join(ends) or 'nothing more'} (lost: {what['lost']})"
