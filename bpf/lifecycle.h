@@ -69,6 +69,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;
 	close->last_api_key = conn->last_api_key;
+	close->last_request_bytes = conn->last_request_bytes;
 	close->last_api_version = conn->last_api_version;
 	close->no_response = conn->no_response;
 	record->size = sizeof(*close);

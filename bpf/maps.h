@@ -103,15 +103,16 @@ struct conn {
 	u8 announced; // to user space
 	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
 	u8 sasl_raw;
-	u8 first_state; // that ESTABLISHED changed to
-	u8 closed;      // and said to be
-	u8 silent;      // it was closed before any of its bytes were seen
-	u8 last_api_key;
+	u8 first_state;  // that ESTABLISHED changed to
+	u8 closed;       // and said to be
+	u8 silent;       // it was closed before any of its bytes were seen
+	u8 last_api_key; // of the last request
 	u8 last_api_version;
-	u8 no_response; // the last request was a Produce with acks=0
+	u8 no_response; // it was a Produce with acks=0
 	u8 from_start;  // seen from its first byte
 	u8 holding;     // with every port watched: the first request waits in `unfinished` until its answer proves it to be one
 	u16 client_id_bytes;
+	u32 last_request_bytes;
 	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
 	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
 	u32 unheld;             // with every port watched: frames that came before the proof and did not wait

@@ -92,6 +92,7 @@ struct close_data {
 	u32 error; // sk_err
 	u32 user_timeout_ms;
 	u32 burst_bytes;
+	u32 last_request_bytes;
 	u8 first_state; // the TCP state that ESTABLISHED changed to
 	u8 last_api_key;
 	u8 last_api_version;
@@ -101,7 +102,7 @@ struct close_data {
 	u8 owner_exiting;
 	u8 burst_direction; // of its first payload, enum direction
 	u8 burst_answers;   // its first payload is a broker's after one of the client
-	u8 pad[3];
+	u8 pad[7];
 };
 
 // Stands in a frame's data where a record set stood. Big-endian, as the frame around it.

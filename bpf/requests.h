@@ -124,6 +124,12 @@ static inline void choose_walk(struct cursor *c, struct rule *rule, u32 flag)
 		bpf_probe_read_kernel(c->ops, WALK_OPS, flag == RULE_WALK_REQUEST ? rule->request_walk : rule->response_walk);
 }
 
+// The length of the client id, the last two bytes of a request's head. Where there is none they are the body's.
+static inline u16 client_id_length(struct cursor *c)
+{
+	return be32(c->element + 4) == CONTROLLED_SHUTDOWN_0 ? NO_CLIENT_ID : be16(c->element + SHORT_HEAD);
+}
+
 static inline int names_client(u16 client_id_bytes)
 {
 	return client_id_bytes && client_id_bytes != NO_CLIENT_ID;
@@ -133,11 +139,9 @@ static inline int names_client(u16 client_id_bytes)
 // else looks like a request in many places.
 static inline int client_id_fits(struct cursor *c, u32 size)
 {
-	u16 bytes = be16(c->element + SHORT_HEAD);
+	u16 bytes = client_id_length(c);
 	if (c->lock != LOCKED && !names_client(bytes))
 		return 0;
-	if (size + 4 < REQUEST_HEAD)
-		return be32(c->element + 4) == CONTROLLED_SHUTDOWN_0;
 	return bytes == NO_CLIENT_ID || bytes + REQUEST_HEAD <= size + 4;
 }
 
@@ -145,14 +149,14 @@ static inline int client_id_fits(struct cursor *c, u32 size)
 static inline int continues(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
 	u32 ahead = correlation_id - c->out.correlation_id;
-	return c->out.kind == RECORD_FRAME && ahead - 1 < CLOSE_BY && conn->client_id_bytes == be16(c->element + SHORT_HEAD);
+	return c->out.kind == RECORD_FRAME && ahead - 1 < CLOSE_BY && conn->client_id_bytes == client_id_length(c);
 }
 
 static inline void request_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
-	if (size < SHORT_HEAD - 4 || size >= MAX_FRAME_BYTES) {
+	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
 		if (conn->sasl_raw && size < MAX_FRAME_BYTES)
 			skip_token(c);
 		else
@@ -194,7 +198,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		c->lock = TENTATIVE;
 	else if (c->lock == TENTATIVE && (goes_on || conn->is_kafka))
 		c->lock = LOCKED;
-	conn->client_id_bytes = be16(c->element + SHORT_HEAD);
+	conn->client_id_bytes = client_id_length(c);
 	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
 		conn->rejected = 1;
 		return;
@@ -205,6 +209,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->out.api_version = api_version;
 	conn->last_api_key = api_key;
 	conn->last_api_version = api_version;
+	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
 		conn->sasl_raw = 1;
@@ -216,13 +221,12 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	choose_walk(c, rule, c->lock == LOCKED ? RULE_WALK_REQUEST : 0);
 	if (!c->walk || api_key != API_PRODUCE) // that says itself whether it wants a response
 		remember(conn, &c->out);
-	u16 client_id_bytes = be16(c->element + SHORT_HEAD);
-	if (size + 4 < REQUEST_HEAD || c->lock != LOCKED) {
+	if (c->lock != LOCKED) {
 		finish(c, 0);
 		return;
 	}
 	append(c, c->element + SHORT_HEAD, 2);
-	expect_bulk(c, client_id_bytes == NO_CLIENT_ID ? 0 : client_id_bytes, BODY);
+	expect_bulk(c, conn->client_id_bytes == NO_CLIENT_ID ? 0 : conn->client_id_bytes, BODY);
 }
 
 // Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.

@@ -15,7 +15,7 @@ import numpy as np
 from kafka_probe.attaching import rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import LOSSES, Programs
-from kafka_probe.capture.record import Flag, Kind, Protocol
+from kafka_probe.capture.record import DATA_BYTES, Flag, Kind, Protocol
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.frames import FrameReader, Frames, Records
 from kafka_probe.connections.identity import Identity, read_open
@@ -104,9 +104,10 @@ class Capture:
 
     @property
     def ends(self) -> list[End]:
-        """Every end seen, in the order of first sight. Nothing of MARKER may be in any record."""
+        """Every end seen, in the order of first sight. Nothing of MARKER may be in any record, or in a few together."""
         while len(records := self._programs.buffer.take(1 << 20)):
             assert MARKER not in records.tobytes()
+            assert MARKER not in records["data"][np.arange(DATA_BYTES) < records["size"][:, np.newaxis]].tobytes()
             whole = (records["kind"] == Kind.FRAME) & (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
             for some in np.split(np.arange(len(records)), np.flatnonzero(whole[1:] != whole[:-1]) + 1):
                 if whole[some[0]]:

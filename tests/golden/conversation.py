@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -10,9 +13,11 @@ from threading import Thread
 
 from kafka_probe.connections.identity import endpoint
 from tests.golden.wire import METADATA, Frame, Seen, joined, request, response
+from tests.lab.processes import wait_until
 
 BUFFER_BYTES = 1 << 16  # what surely fits between the two sockets
 TIMEOUT_S = 10.0
+SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # include/uapi/asm-generic/socket.h
 
 Write = Callable[[socket.socket, bytes], object]
 Read = Callable[[socket.socket, int], object]
@@ -37,6 +42,16 @@ def receive_pieces(*sizes: int) -> Read:
             receive_all(sock, piece)
 
     return receive
+
+
+def receive_at_once(sock: socket.socket, size: int) -> None:
+    """All of it in one call, which may be more than usually fits between the two sockets: see `Conversation.widen`."""
+    wait_until(lambda: _waiting_bytes(sock) == size, "all bytes to arrive")
+    assert len(sock.recv(size)) == size
+
+
+def _waiting_bytes(sock: socket.socket) -> int:
+    return int.from_bytes(fcntl.ioctl(sock, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def send_pieces(*sizes: int) -> Write:
@@ -76,6 +91,12 @@ class Conversation:
     server: socket.socket
     names: tuple[str, str]
     said: list[Seen] = field(default_factory=list)
+
+    def widen(self) -> None:
+        """Let a mebibyte fit between the two sockets."""
+        for sock in (self.client, self.server):
+            for force in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
+                sock.setsockopt(socket.SOL_SOCKET, force, 1 << 20)
 
     def ask(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
         """Requests, all of them before the first is read."""

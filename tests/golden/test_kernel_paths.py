@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -18,7 +19,15 @@ import pytest
 
 from kafka_probe.protocol.facts import Kind
 from tests.golden.capture import Capture
-from tests.golden.conversation import BUFFER_BYTES, TIMEOUT_S, Conversation, conversation, exchange, receive_all
+from tests.golden.conversation import (
+    BUFFER_BYTES,
+    TIMEOUT_S,
+    Conversation,
+    conversation,
+    exchange,
+    receive_all,
+    receive_at_once,
+)
 from tests.golden.io_uring import Ring, io_uring
 from tests.golden.test_late import FRAME, assert_soon_right
 from tests.golden.test_pieces import FRAMES_PER_CALL
@@ -70,9 +79,13 @@ def test_partial_sends(capture: Capture, port: int) -> None:
     assert capture.saw(talk)
 
 
-def test_a_thousand_frames_in_one_call(capture: Capture, port: int) -> None:
+@pytest.mark.parametrize("walked", [False, True], ids=["ApiVersions", "Produce"])
+def test_a_thousand_frames_in_one_call(capture: Capture, port: int, walked: bool) -> None:
+    topics = {"orders": {0: records_of(1)}}
+    asked = partial(produce, 9, topics, acks=0) if walked else partial(request, API_VERSIONS, 3)
     with conversation(port) as talk:
-        talk.ask(*(request(API_VERSIONS, 3, n) for n in range(FRAMES_PER_CALL)))
+        talk.widen()
+        talk.ask(*(asked(correlation_id=n) for n in range(FRAMES_PER_CALL)), read=receive_at_once)
     assert capture.saw(talk)
 
 

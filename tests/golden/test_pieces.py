@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 
 import pytest
 
 from kafka_probe.capture.record import RECORD
-from kafka_probe.protocol.facts import Facts
+from kafka_probe.protocol.facts import Facts, Status
 from tests.golden import wire
 from tests.golden.capture import RING_BYTES, Capture
-from tests.golden.conversation import Read, conversation, receive_all, receive_pieces, send_pieces
+from tests.golden.conversation import Read, conversation, exchange, receive_all, receive_pieces, send_pieces
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
     SASL_HANDSHAKE,
     Frame,
+    Seen,
+    answer,
     fetched,
+    frame_of,
+    header_only,
     produce,
     request,
     response,
     some_records,
 )
 from tests.unit.protocol.messages import CASES
+from tests.unit.protocol.trees import message_of
 
 pytestmark = pytest.mark.root
 
 RAW_TOKENS = (SASL_HANDSHAKE, 0)  # opens another kind of conversation: test_records.py
-FRAMES_PER_CALL = 1024  # small ones; the kernel's limit lies a little above
+FRAMES_PER_CALL = 1024  # the kernel's limit lies a little above
 
 
 def frame_like(facts: Facts, correlation_id: int) -> Frame:
@@ -87,6 +93,37 @@ def test_a_record_set_split_at_each_of_its_bytes(capture: Capture, port: int) ->
         for at in range(16, len(frame), 5):
             talk.ask(frame, write=send_pieces(at), read=receive_pieces(at, 3))
     assert capture.saw(talk)
+
+
+def test_a_broker_of_any_number_says_that_it_shuts_down(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        for correlation_id, broker in enumerate((3, 1 << 17, 1 << 20)):
+            asked, answered = (
+                frame_of(message_of("ControlledShutdown", response, 0, {"BrokerId": broker}), correlation_id)
+                for response in (False, True)
+            )
+            talk.ask(asked, read=byte_by_byte)
+            talk.answer(answered)
+    assert capture.saw(talk)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "status"), [(120, 0, Status.UNKNOWN_API), (METADATA, 99, Status.UNKNOWN_VERSION)]
+)
+def test_a_request_newer_than_we_know_is_counted_by_its_header(
+    capture: Capture, port: int, api_key: int, version: int, status: Status
+) -> None:
+    body = bytes(range(40))
+    newer = header_only(api_key, version, 3, body)
+    facts = newer.seen.facts._replace(status=status)
+    with conversation(port) as talk:
+        exchange(talk)
+        talk.ask(Frame(newer.wire, replace(newer.seen, facts=facts)))
+        talk.answer(Frame(answer(api_key, version, 3, body).wire, Seen(Facts(True, api_key, version, status), 3, 48)))
+        exchange(talk, [4])
+    ends = capture.ends_of(talk)
+    assert [end.frames for end in ends] == [talk.said] * 2
+    assert capture.lost() == {"unknown_version": 2}
 
 
 def test_many_frames_in_one_call(capture: Capture, port: int) -> None:

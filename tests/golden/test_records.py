@@ -5,11 +5,13 @@ Every record holds MARKER, and the capture refuses any record of the ring with M
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kafka_probe.protocol.facts import Facts, Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, exchange, receive_pieces, send_pieces
+from tests.golden.conversation import Conversation, conversation, exchange, receive_at_once, receive_pieces, send_pieces
 from tests.golden.wire import (
     API_VERSIONS,
     CONTROL,
@@ -26,6 +28,7 @@ from tests.golden.wire import (
     answer,
     batch,
     fetched,
+    framed,
     header_only,
     produce,
     records_of,
@@ -116,56 +119,62 @@ def test_a_fetch_that_ends_inside_a_batch_counts_the_whole_ones(capture: Capture
 
 
 PARTITIONS = {f"topic-{n}": {p: records_of(2) for p in range(32)} for n in range(32)}
-CALL_BYTES = 1 << 15  # of a frame with small record sets, what one call can show
-
-
-def in_calls(frame: Frame) -> list[int]:
-    return [CALL_BYTES] * (len(frame) // CALL_BYTES)
+CALL_BYTES = 1 << 15
 
 
 @pytest.mark.kernel
 @pytest.mark.long
-def test_a_thousand_partitions_in_one_request(capture: Capture, port: int) -> None:
+def test_a_thousand_partitions_in_one_request_of_many_calls(capture: Capture, port: int) -> None:
     frame = produce(9, PARTITIONS)
+    calls = [CALL_BYTES] * (len(frame) // CALL_BYTES)
     with conversation(port) as talk:
-        talk.ask(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
+        talk.ask(frame, write=send_pieces(*calls), read=receive_pieces(*calls))
         talk.ask(request(METADATA, 12, 2))
     assert capture.saw(talk)
 
 
 @pytest.mark.kernel
-def test_a_thousand_partitions_in_one_response(capture: Capture, port: int) -> None:
-    frame = fetched(12, PARTITIONS)
+@pytest.mark.parametrize(
+    ("asked", "answered"),
+    [
+        (request(FETCH, 12), fetched(12, PARTITIONS)),
+        pytest.param(share_fetch(2, 1), shared(2, PARTITIONS), marks=pytest.mark.long),
+    ],
+    ids=["Fetch", "ShareFetch"],
+)
+def test_a_thousand_partitions_in_one_response(capture: Capture, port: int, asked: Frame, answered: Frame) -> None:
     with conversation(port) as talk:
-        talk.ask(request(FETCH, 12, 1))
-        talk.answer(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
-        talk.ask(request(METADATA, 12, 2))
-    assert capture.saw(talk)
-
-
-@pytest.mark.kernel
-@pytest.mark.long
-def test_a_thousand_partitions_in_one_response_to_a_share_group(capture: Capture, port: int) -> None:
-    frame = shared(2, PARTITIONS)
-    with conversation(port) as talk:
-        talk.ask(share_fetch(2, 1))
-        talk.answer(frame, write=send_pieces(*in_calls(frame)), read=receive_pieces(*in_calls(frame)))
+        talk.widen()
+        talk.ask(asked)
+        talk.answer(answered, read=receive_at_once)
         talk.ask(request(METADATA, 12, 2))
     assert capture.saw(talk)
 
 
 def test_more_partitions_than_one_call_can_show(capture: Capture, port: int) -> None:
-    many = produce(9, {f"topic-{n}": {p: records_of(1) for p in range(1000)} for n in range(2)})
+    many = produce(9, {f"topic-{n}": {p: records_of(1) for p in range(1000)} for n in range(5)})
     with conversation(port) as talk:
-        talk.ask(many)
+        talk.widen()
+        talk.ask(many, read=receive_pieces(*[CALL_BYTES] * (len(many) // CALL_BYTES)))
         talk.ask(request(METADATA, 12, 2))
     client, server = capture.ends_of(talk)
     shown, following = client.frames
     assert (shown.facts.status, shown.frame_bytes) == (Status.TRUNCATED, len(many))
     assert shown.values == many.seen.values[: len(shown.values)]
     assert following == talk.said[1]
-    assert server.frames == talk.said  # it came in pieces
+    assert server.frames == talk.said
     assert capture.lost() == {"frame_truncated": 1, "limit_reached": 1}
+
+
+@pytest.mark.parametrize("version", [7, 9])
+def test_what_stands_behind_the_record_sets_stays(capture: Capture, port: int, version: int) -> None:
+    frame, rest = produce(version, {"orders": {0: records_of(1)}}), MARKER * 3
+    wire = framed(frame.wire[4:] + rest)
+    longer = Frame(wire, replace(frame.seen, frame_bytes=len(wire)))
+    with conversation(port) as talk:
+        talk.ask(request(METADATA, 12, 1))
+        talk.ask(longer)
+    assert capture.saw(talk)
 
 
 def test_a_produce_that_wants_no_answer(capture: Capture, port: int) -> None:

@@ -23,7 +23,7 @@ from kafka_probe.errors import StartError
 
 # How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
 RUNS = 1200
-STEPS = 8
+STEPS = 24
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
 # all of it beforehand: then there is room for fewer.

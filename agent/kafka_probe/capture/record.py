@@ -88,6 +88,7 @@ CLOSE_DATA = np.dtype(
         ("error", "<u4"),
         ("user_timeout_ms", "<u4"),
         ("burst_bytes", "<u4"),
+        ("last_request_bytes", "<u4"),
         ("first_state", "u1"),
         ("last_api_key", "u1"),
         ("last_api_version", "u1"),
@@ -97,7 +98,7 @@ CLOSE_DATA = np.dtype(
         ("owner_exiting", "u1"),
         ("burst_direction", "u1"),
         ("burst_answers", "u1"),
-        ("pad", "u1", (3,)),
+        ("pad", "u1", (7,)),
     ]
 )
 

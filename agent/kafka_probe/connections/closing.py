@@ -65,6 +65,7 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any
         "silence_us": silence_us,
         "received_idle_us": received_us,
         "last_api": api.name if api else None,
+        "last_request_bytes": data["last_request_bytes"] or None,
         "last_acks": 0 if data["no_response"] else None,
         "in_flight": data["in_flight"],
         "sent_bytes": data["sent_bytes"],

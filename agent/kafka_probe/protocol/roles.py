@@ -88,6 +88,7 @@ _FRAME: dict[str, Role | None] = {
     "LeaderId": Fact.LEADER_ID,
     "ReplicaId": Fact.REPLICA_ID,
     "Host": Fact.HOST,
+    **dict.fromkeys(("Acls.Host", "Creations.Host", "MatchingAcls.Host"), None),  # of whom a rule is about
     "HostName": Fact.HOST,
     "V0Host": Fact.HOST,
     "ClientHost": Fact.HOST,

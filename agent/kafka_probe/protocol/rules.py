@@ -38,6 +38,8 @@ LIMITS: dict[str, tuple[int, int]] = {
             "ReadShareGroupStateSummary",
             *("LeaderAndIsr", "StopReplica", "UpdateMetadata", "ControlledShutdown", "AlterPartition"),
             *("AssignReplicasToDirs", "DescribeQuorum"),
+            *("DescribeAcls", "CreateAcls", "DeleteAcls", "DescribeClientQuotas", "AlterClientQuotas"),
+            "ListConfigResources",
         ),
         (_LISTS, _LISTS),
     ),
@@ -56,8 +58,18 @@ LIMITS: dict[str, tuple[int, int]] = {
 
 # Strings of these bodies that stay, by field name: an empty one leaves in the place of each.
 _TOPIC_CONFIGS = frozenset({"Value", "ErrorMessage"})  # the message repeats a value that is refused
+# Who may do what, and whose quotas: the errors leave, the names of users and of what they use stay.
+_ACL = frozenset({"ResourceName", "Principal", "Host", "ErrorMessage"})
+_ACL_FILTER = frozenset({"ResourceNameFilter", "PrincipalFilter", "HostFilter"})
+_QUOTA = frozenset({"EntityType", "EntityName", "Key", "ErrorMessage"})
 HIDDEN: dict[str, frozenset[str]] = {
     "CreateTopics": _TOPIC_CONFIGS,
+    "DescribeAcls": _ACL | _ACL_FILTER,
+    "CreateAcls": _ACL,
+    "DeleteAcls": _ACL | _ACL_FILTER,
+    "DescribeClientQuotas": _QUOTA | {"Match"},
+    "AlterClientQuotas": _QUOTA,
+    "ListConfigResources": frozenset({"ResourceName"}),
     "OffsetCommit": frozenset({"CommittedMetadata"}),
     "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
     "OffsetFetch": frozenset({"Metadata"}),
@@ -81,12 +93,6 @@ HEADER_ONLY: dict[str, str] = {
     "PushTelemetry": "the client's metrics, opaque to us",
     "Envelope": "any other request, with the principal it is sent for",
     "FetchSnapshot": "records of the metadata log, credentials among them",
-    "DescribeAcls": "who may do what; no facts that we report",
-    "CreateAcls": "who may do what; no facts that we report",
-    "DeleteAcls": "who may do what; no facts that we report",
-    "DescribeClientQuotas": "names of users; no facts that we report",
-    "AlterClientQuotas": "names of users; no facts that we report",
-    "ListConfigResources": "names of resources of any kind; no facts that we report",
 }
 
 

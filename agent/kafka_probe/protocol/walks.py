@@ -1,7 +1,8 @@
 """Walks: how the kernel steps over what must stay behind in a body, one byte per op, from Kafka's own definition.
 
 Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, and the strings that rules.py
-hides. Neighbours of fixed size are one op. Behind the last field of which something stays the copy goes on to the end.
+hides. Neighbours of fixed size are one op. Behind the last field of which something stays the copy goes on to the end,
+but where there are record sets it ends with the last field: what a wrong count leaves over may be records.
 """
 
 from __future__ import annotations
@@ -41,10 +42,20 @@ def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str], s
         walk.append(Op.TAGS)
     fields = fields_of(api, response=response, version=version)
     last = max((place for place, each in enumerate(fields, 1) if walk.holds_back(each)), default=0)
-    walk.add(fields[:last])
+    if any(map(_has_records, fields)):
+        walk.add(fields)
+        if walk.flexible:
+            walk.append(Op.TAGS)
+        walk.append(Op.REST, 1)
+    else:
+        walk.add(fields[:last])
     if len(walk.ops) >= WALK_OPS:
         raise ValueError(f"{api.name} {version} has a longer walk than the kernel knows")
     return bytes(walk.ops).ljust(WALK_OPS, bytes([Op.REST << _OPERAND_BITS])) if last else b""
+
+
+def _has_records(each: SchemaField) -> bool:
+    return each.type == "records" or any(map(_has_records, each.fields))
 
 
 @dataclass(slots=True)

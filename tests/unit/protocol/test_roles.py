@@ -28,6 +28,9 @@ PASSED_OVER = {
     "CopartitionGroups.RepartitionSourceTopics",
     "TaskOffsets.Partition",  # of a subtopology, whose topics are not named
     "TaskEndOffsets.Partition",
+    "Acls.Host",  # of whom a rule is about
+    "Creations.Host",
+    "MatchingAcls.Host",
 }
 
 

@@ -34,13 +34,13 @@ def test_every_walk_has_the_kernels_size() -> None:
 
 def test_arrays_nest_and_fixed_fields_are_one_op() -> None:
     assert spelled("Fetch", 11, response=True) == (
-        "FIXED10 ARRAY12 STRING2 ARRAY11 FIXED30 ARRAY8 FIXED16 END6 FIXED4 RECORDS END4 END2"
+        "FIXED10 ARRAY12 STRING2 ARRAY11 FIXED30 ARRAY8 FIXED16 END6 FIXED4 RECORDS END4 END2 REST1"
     )
 
 
 def test_flexible_versions_have_tags_behind_every_struct() -> None:
     assert spelled("Produce", 13, response=False) == (
-        "TAGS STRING2 ACKS6 ARRAY12 FIXED16 ARRAY10 FIXED4 RECORDS TAGS END6 TAGS END4"
+        "TAGS STRING2 ACKS6 ARRAY12 FIXED16 ARRAY10 FIXED4 RECORDS TAGS END6 TAGS END4 TAGS REST1"
     )
 
 
