@@ -50,6 +50,8 @@ _LISTED_AT_ONCE = 4096
 # In a report of more events: for the sink to keep up with what it can hold, and for the ring not to fill meanwhile.
 _PAUSE_S = 0.05
 _TOPICS_PER_EVENT = 1000
+# What was lost may have been a close or a reset; so may what the sink lost.
+_MAY_HIDE_ENDS = ("ring_full", "program_skipped")
 
 log = logging.getLogger("kafka_probe")
 
@@ -72,6 +74,8 @@ class Agent:
         self._reloaded: Config | None = None
         self._spent = time.process_time(), time.monotonic()
         self._backend: str | None = None
+        self._hidden = 0
+        self._complete_since: int | None = None
         pods = Pods()
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
         self._resolver = resolver = WorkloadResolver(pods=pods)
@@ -131,6 +135,7 @@ class Agent:
                 due += self._config.interval_s
             if self._reloaded:
                 self._take_over(self._reloaded)
+                due = min(due, time.monotonic() + self._config.interval_s)
         programs.detach()
         now = time.monotonic_ns()
         self._look(programs)
@@ -218,7 +223,6 @@ class Agent:
         """
         offset_ns = _wall_offset_ns()
         interval: Event = {"since": (since_ns + offset_ns) // 1000}
-        told: Event = {"complete_until": (settled_ns + offset_ns) // 1000}
         flows = self._flows.report(with_topics=self._detail.topics)
         self._resolver.name_pods()
         self._tracker.settle(settled_ns)
@@ -227,7 +231,17 @@ class Agent:
         self._send(({**flow, **interval} for flow in flows), now_ns + offset_ns, buffer)
         self._detail.spend(self._cpu_share())
         self._look_closely()
+        self._note_hidden((now_ns + offset_ns) // 1000)
+        told: Event = {
+            "complete_since": self._complete_since,
+            "complete_until": (settled_ns + offset_ns) // 1000,
+        }
         self._send([{"kind": "agent", **interval, **told, **self._state()}], now_ns + offset_ns)
+
+    def _note_hidden(self, now_us: int) -> None:
+        hidden = sum(self._kernel[name] for name in _MAY_HIDE_ENDS) + sum(self._sink.losses().values())
+        if hidden > self._hidden:
+            self._hidden, self._complete_since = hidden, now_us
 
     def _state(self) -> Event:
         usage = resource.getrusage(resource.RUSAGE_SELF)

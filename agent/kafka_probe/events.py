@@ -298,7 +298,12 @@ OPEN_NOW = Struct(
 
 AGENT = (
     Field("since", "long", "start of the interval, µs since epoch"),
-    Field("complete_until", "long", "all closes up to this time have been sent, µs since epoch"),
+    Field(
+        "complete_since",
+        "long",
+        "losses before it may have been closes or resets, µs since epoch; null: none were",
+    ),
+    Field("complete_until", "long", "all closes and resets up to this time have been sent, µs since epoch"),
     Field("connections", "long", "connections open now"),
     Field("open", ListOf(OPEN_NOW), "the same, counted"),
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),

@@ -1,7 +1,7 @@
 """Agents: what each one said of itself, which tells how far its silence means something.
 
-One row per run of an agent: up to when its word is complete, when it was heard, what is open on its host, and to whom
-its host sent an RST without a socket. Pure functions of DataFrames; this room never reads or writes.
+One row per run of an agent: since and up to when its word is complete, when it was heard, what is open on its host, and
+to whom its host sent an RST without a socket. Pure functions of DataFrames; this room never reads or writes.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ RESETS_KEPT = 5_000
 
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
-# `complete_until` is of the agent's own clock, `heard_us` of Kafka's.
+# What the agent is complete for is of its own clock, `heard_us` of Kafka's.
 SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
         T.StructField("node", _STRING),
         T.StructField("last_seq", _LONG),
+        T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
         T.StructField("heard_us", _LONG),
         T.StructField("open", spark_schema()["open"].dataType),
@@ -39,6 +40,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         "agent_id",
         "node",
         F.col("seq").alias("last_seq"),
+        "complete_since",
         "complete_until",
         F.col("received_us").alias("heard_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
@@ -51,6 +53,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         .agg(
             F.max("node").alias("node"),
             F.max("last_seq").alias("last_seq"),
+            F.max("complete_since").alias("complete_since"),
             F.max("complete_until").alias("complete_until"),
             F.max("heard_us").alias("heard_us"),
             F.max_by("open", F.when(F.col("open").isNotNull(), F.col("last_seq"))).alias("open"),

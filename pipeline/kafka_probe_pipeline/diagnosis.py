@@ -21,7 +21,17 @@ from kafka_probe_pipeline.sinks import Table, send
 log = logging.getLogger("kafka_probe_pipeline")
 
 KINDS = (*connections.KINDS, "reset", "agent")
-FIELDS = {"v", "kind", "ts", "seq", "complete_until", "open", *connections.END.names, *connections.CLOSE.names}
+FIELDS = {
+    "v",
+    "kind",
+    "ts",
+    "seq",
+    "complete_since",
+    "complete_until",
+    "open",
+    *connections.END.names,
+    *connections.CLOSE.names,
+}
 VERSIONS_KEPT = 2
 
 

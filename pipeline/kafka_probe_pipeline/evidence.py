@@ -20,10 +20,12 @@ SIDES = {"client": "connecting", "broker": "accepting"}
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The last word of an agent: up to when it has told of everything, by its own clock, and when that was heard."""
+    """The last word of an agent: since and up to when it has told of everything, by its own clock, and when that was
+    heard."""
 
     complete_until: int
     heard_us: int
+    complete_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +161,10 @@ class End:
         """Its agent has told of everything up to then, by the clock of its host."""
         return self.agent is not None and self.agent.complete_until >= until_us
 
+    def lost_since(self, since_us: float) -> bool:
+        """Its agent has lost something since then, by the clock of its host, that may have been a close or a reset."""
+        return self.agent is not None and self.agent.complete_since > since_us
+
     def silent_for(self, seconds: float) -> bool:
         """Its idle age is at least that."""
         return self.silence_us >= seconds * SECOND_US
@@ -187,6 +193,12 @@ class End:
     @property
     def api(self) -> str:
         return self.close("last_api") or "bytes that cannot be read"
+
+    @property
+    def request(self) -> str:
+        """The last one, with its size."""
+        size, without = self.close("last_request_bytes"), self.close("last_acks") == 0
+        return f"{self.api}{' with acks=0' if without else ''}{f' of {size:,} bytes' if size else ''}"
 
     @property
     def process(self) -> str:

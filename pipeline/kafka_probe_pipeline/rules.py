@@ -116,7 +116,7 @@ RULES = (
         "rejected_request",
         "broker",
         lambda end, other: first(end, other) and end.owed,
-        "the broker closed {end.silence} after {end.api} without answering it ({end.asked} requests without a "
+        "the broker closed {end.silence} after {end.request} without answering it ({end.asked} requests without a "
         "response)",
     ),
     Rule(

@@ -1,8 +1,9 @@
 """Verdicts: closed connections in, each with the cause of its end and the evidence for it in words.
 
 Of the `RULES` that hold, the first names the cause. What rests on an absence waits until the agent that would have
-seen it has told of everything, and says so where that agent is silent. Spark keeps the connections and finds those to
-judge, which are few; each is judged on its own, on the driver. This room never reads or writes.
+seen it has told of everything, and says so where that agent is silent or has lost something. Spark keeps the
+connections and finds those to judge, which are few; each is judged on its own, on the driver. This room never reads or
+writes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class Agents:
         """Rows of `agents.SCHEMA`."""
         words, resets = {}, {}
         for row in rows:
-            words[row["agent_id"]] = Said(row["complete_until"] or 0, row["heard_us"])
+            words[row["agent_id"]] = Said(row["complete_until"] or 0, row["heard_us"], row["complete_since"] or 0)
             # The newest come first.
             for reset in reversed(row["resets"] or ()):
                 resets[row["agent_id"], reset["local"], reset["peer"]] = reset["ts"]
@@ -57,7 +58,7 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
     if all(row["verdict"] for row in of_concern):
         return connections
-    said = Agents.of(agents.select("agent_id", "complete_until", "heard_us", "resets").collect())
+    said = Agents.of(agents.select("agent_id", "complete_since", "complete_until", "heard_us", "resets").collect())
     new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
     if not new:
         return connections
@@ -119,6 +120,8 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
     if rule.rests_on:
         witness, margin_us = (end, TOGETHER_US) if rule.rests_on == "end" else (other, config.clock_margin * SECOND_US)
         told, gone = witness.told_until(end.closed_us + margin_us), witness.silent
+        if witness.lost_since(end.closed_us - end.silence_us - margin_us):
+            told, gone = False, True
     if not (told or gone):
         return None
     words = [rule.words.format(end=end, other=other), *map(_last_word, (client, broker))]

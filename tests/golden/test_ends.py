@@ -108,11 +108,13 @@ def test_a_goodbye_of_tls_after_other_words_is_told_from_an_answer_to_them(captu
 
 @pytest.mark.parametrize("acks", [0, -1])
 def test_a_produce_that_nobody_will_answer_is_told(capture: Capture, port: int, acks: int) -> None:
+    last = produce(9, {"orders": {0: records_of(1)}}, acks=acks)
     with conversation(port) as talk:
         exchange(talk)
-        talk.ask(produce(9, {"orders": {0: records_of(1)}}, acks=acks))
+        talk.ask(last)
     for end in capture.wait_closed(talk):
         assert end.closed
+        assert end.closed["last_request_bytes"] == len(last)
         assert (end.closed["last_api"], end.closed["last_acks"]) == ("Produce", None if acks else 0)
         assert end.closed["in_flight"] == (1 if acks else 0)
 

@@ -102,8 +102,8 @@ CASES = [
         "2.0 s before",
     ),
     Case("no listener since last year", closed_first(BROKER, {"listener_closed_us": 10**13}), "broker_idle_limit", ""),
-    Case("a wrong password", closed_first(BROKER, {"auth_error": 58, **BRIEF}), "auth_failure", "error 58"),
-    Case("a wrong password, of the client alone", {CLIENT: {"auth_error": 58}}, "auth_failure", "error 58"),
+    Case("no such mechanism", closed_first(BROKER, {"auth_error": 33, **BRIEF}), "auth_failure", "error 33"),
+    Case("no such mechanism, of the client alone", {CLIENT: {"auth_error": 33}}, "auth_failure", "error 33"),
     Case("raw tokens refused", closed_first(BROKER, AUTHENTICATED), "auth_failure", "3.0 s after SaslAuthenticate"),
     Case("the client leaves while it authenticates", closed_first(CLIENT, AUTHENTICATED), "auth_failure", ""),
     Case(
@@ -111,9 +111,9 @@ CASES = [
     ),
     Case(
         "too large a batch with acks=0",
-        closed_first(BROKER, {"last_api": "Produce", "last_acks": 0, **BRIEF}),
+        closed_first(BROKER, {"last_api": "Produce", "last_acks": 0, "last_request_bytes": 2_000_000, **BRIEF}),
         "rejected_request",
-        "0.2 s after Produce",
+        "0.2 s after Produce with acks=0 of 2,000,000 bytes without answering it",
     ),
     Case("idle after acks=0", closed_first(BROKER, {"last_api": "Produce", "last_acks": 0}), "broker_idle_limit", ""),
     Case(
@@ -256,6 +256,16 @@ def test_where_an_agent_fell_silent_the_verdict_says_since_when_and_names_only_w
     assert since in reset["evidence"]
     assert since in exited["evidence"]
     assert "it would be middlebox_reset" in reset["evidence"]
+
+
+@pytest.mark.parametrize(("lost_s", "cause"), [(-20, "unknown"), (-40, "middlebox_reset")])
+def test_the_silence_of_an_agent_tells_nothing_of_a_time_of_which_it_lost_something(
+    spark: SparkSession, lost_s: int, cause: str
+) -> None:
+    lost = word(BROKER, complete_since=NOON_US + lost_s * SECOND_US)
+    row = only(History(spark).batch(opened(BROKER), closed(CLIENT, **RESET), lost))
+    assert row["verdict"]["cause"] == cause
+    assert ("it would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
 
 
 def test_a_verdict_is_given_once_however_late_the_other_end_closes_and_the_row_leaves_after_that(

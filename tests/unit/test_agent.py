@@ -125,6 +125,17 @@ def test_other_threads_see_the_open_connections() -> None:
     assert [connection.conn_id for connection in fed.agent.connections()] == [1]
 
 
+def test_since_when_no_end_was_lost_is_told() -> None:
+    fed = Fed()
+    fed.report()
+    fed.agent._kernel["ring_full"] = 3  # as the kernel counts
+    fed.report()
+    fed.report()
+    before, at, after = fed.events("agent")
+    assert before["complete_since"] is None
+    assert at["complete_since"] == at["ts"] == after["complete_since"]
+
+
 def test_events_are_numbered_without_gaps_across_intervals() -> None:
     fed = Fed("all")
     for conn in range(1, 600):
