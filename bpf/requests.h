@@ -304,6 +304,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	if (c->lock != LOCKED)
 		c->lock = LOCKED; // a request and its answer
 	count(COUNT_RESPONSES, 1);
+	// Zeros answer each other anywhere; only a first request has the correlation id 0.
+	conn->is_kafka |= matched && (correlation_id || (conn->from_start && names_client(conn->client_id_bytes)));
 	start_frame(conn, c, size, correlation_id);
 	c->out.flags |= FLAG_RESPONSE;
 	c->out.api_key = matched ? request.api_key : NO_API;
@@ -313,8 +315,6 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		finish(c, 0);
 		return;
 	}
-	// Zeros answer each other anywhere; only a first request has the correlation id 0.
-	conn->is_kafka |= correlation_id || (conn->from_start && names_client(conn->client_id_bytes));
 	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
 	struct rule *rule = rule_of(request.api_key, request.api_version);
 	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511).

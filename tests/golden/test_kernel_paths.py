@@ -143,6 +143,7 @@ def test_io_uring(capture: Capture, port: int, ring: Ring) -> None:
 
 
 BLOCKED = 64  # many more than a kretprobe has instances
+SKIPPED = {"program_skipped"}  # of those that are all woken at once; counted
 SENDTO, RECVFROM = 44, 45  # system calls of x86-64
 
 
@@ -185,7 +186,7 @@ def write_too_much(sock: socket.socket) -> None:
 def test_many_blocked_readers(capture: Capture, port: int) -> None:
     with blocked(port, RECVFROM, read_nothing), conversation(port) as talk:
         exchange(talk, range(20))
-    assert capture.saw(talk)
+    assert capture.saw(talk, may_lose=SKIPPED)
 
 
 @pytest.mark.long
@@ -195,7 +196,7 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
             exchange(talk, range(20))
         exchange(talk, range(20, 30))
     if capture.backend != "kprobe":
-        assert capture.saw(talk)
+        assert capture.saw(talk, may_lose=SKIPPED)
         return
     # Its returns are missed while others wait: counted, and found again in the sequence numbers.
     assert capture.lost()["gap"]
