@@ -1,7 +1,8 @@
 """What the agents told, held against what was on the wire, request by request and end by end.
 
 Every request is told once, by its flow id and correlation id, or it was on its way while no agent watched: between the
-last word of a killed agent and the moment when its successor was attached. The same is true of every end.
+last word of a killed agent and the moment when its successor was attached. The same is true of every end. What a broker
+never read, because its client had closed, no agent at the broker's end can have seen.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Requests = Counter[tuple[str, int, str | None]]
 
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
 # What an agent finds on connections that are older than itself.
-_OF_YOUTH = {"resync", "response_unmatched", "request_unanswered"}
+_OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
 
 @dataclass(slots=True)
@@ -82,14 +83,23 @@ class Account:
     unexplained: list[str] = field(default_factory=list)
 
     def compare(
-        self, what: str, wire: Mapping[Key, Interval], told: Iterable[Counter[Key]], unwatched: Sequence[Interval]
+        self,
+        what: str,
+        wire: Mapping[Key, Interval],
+        told: Iterable[Counter[Key]],
+        unwatched: Sequence[Interval],
+        unread: frozenset[Key] = frozenset(),
     ) -> None:
         """Each thing with the time that it took on the wire, and how often it was told."""
         times = sum(told, Counter[Key]())
-        silent = [key for key in wire if key not in times]
-        excused = [key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)]
-        self.counts |= {what: len(wire), f"{what} while no agent watched": len(excused)}
-        self.unexplained += [f"{what}: {key} at {wire[key]} was not told" for key in set(silent) - set(excused)]
+        silent = {key for key in wire if key not in times}
+        excused = {key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)}
+        self.counts |= {
+            what: len(wire),
+            f"{what} while no agent watched": len(excused),
+            f"{what} that the broker did not read": len(silent & unread - excused),
+        }
+        self.unexplained += [f"{what}: {key} at {wire[key]} was not told" for key in silent - excused - unread]
         self.unexplained += [f"{what}: {key} was told {count} times" for key, count in times.items() if count > 1]
         self.unexplained += [f"{what}: {key} was told, and was not" for key in times.keys() - wire.keys()]
 
@@ -102,6 +112,18 @@ class Account:
         ]
 
 
+def never_read(times: Times) -> frozenset[tuple[str, int]]:
+    """The requests without an answer behind one that was answered when the client had closed, or never: a broker reads
+    a connection's next request when it has answered the one before (Kafka's Selector mutes the channel)."""
+    found, before = set(), dict[str, int | None]()
+    for (flow_id, correlation_id), (_, answered_us) in times.exchanges.items():
+        last_us = before.get(flow_id, 0)
+        if answered_us is None and flow_id in times.ends and (last_us is None or last_us >= times.ends[flow_id][0]):
+            found.add((flow_id, correlation_id))
+        before[flow_id] = answered_us
+    return frozenset(found)
+
+
 def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> Account:
     """All agents, the last of which was stopped in order. attached_us: when each was attached for sure."""
     kept = Account()
@@ -111,7 +133,7 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> A
     }
     deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
     unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
-    kept.compare("requests", answered, (one.exchanges for one in told), unwatched)
+    kept.compare("requests", answered, (one.exchanges for one in told), unwatched, never_read(times))
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)

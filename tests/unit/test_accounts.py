@@ -1,0 +1,57 @@
+"""The soak's judge notices what is missing, doubled or made up, and excuses only what nobody can have seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.lab.times import Times
+from tests.soak.accounts import Told, account
+
+SECOND_US = 1_000_000
+FLOW = "ab"
+
+
+def wire(*answered_us: int | None, ended_us: int = 60 * SECOND_US) -> Times:
+    """One connection, asked something every second; its answers, None: there was none."""
+    asked = {(FLOW, number): (number * SECOND_US, us) for number, us in enumerate(answered_us, 1)}
+    return Times(asked, {FLOW: (ended_us, ended_us + SECOND_US)})
+
+
+def told(*correlation_ids: int, closes: int = 1) -> Told:
+    exchanges = Counter((FLOW, number) for number in correlation_ids)
+    return Told(exchanges, +Counter({FLOW: closes}), told_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
+
+
+ANSWERED = (SECOND_US + 9, 2 * SECOND_US + 9, 3 * SECOND_US + 9)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (told(1, 2, 3), []),
+        (told(1, 3), [f"requests: ('{FLOW}', 2) at (2000000, 2000009) was not told"]),
+        (told(1, 2, 2, 3), [f"requests: ('{FLOW}', 2) was told 2 times"]),
+        (told(1, 2, 3, 4), [f"requests: ('{FLOW}', 4) was told, and was not"]),
+        (told(1, 2, 3, closes=0), [f"ends: {FLOW} at (60000000, 61000000) was not told"]),
+    ],
+    ids=["all", "missing", "doubled", "made up", "an end"],
+)
+def test_what_was_told_is_held_against_the_wire(said: Told, words: list[str]) -> None:
+    assert account(wire(*ANSWERED), [said], [0]).unexplained == words
+
+
+def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
+    first = told(1, closes=0)
+    first.told_until_us = first.complete_until_us = SECOND_US
+    kept = account(wire(*ANSWERED), [first, told()], [0, 2 * SECOND_US + SECOND_US // 2])
+    assert kept.counts["requests while no agent watched"] == 1
+    assert [words.split(" at ")[0] for words in kept.unexplained] == [f"requests: ('{FLOW}', 3)"]
+
+
+@pytest.mark.parametrize(("ended_us", "unexplained"), [(3 * SECOND_US, 0), (9 * SECOND_US, 1)])
+def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int) -> None:
+    kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0])
+    assert len(kept.unexplained) == unexplained
+    assert kept.counts["requests that the broker did not read"] == 1 - unexplained
