@@ -121,7 +121,7 @@ class Flows:
                 self._tracker.losses["connection_unknown"] += frames
                 return None
             self._tracker.learn(connection, shape.facts)
-            self._names.learn(shape.facts)
+            self._names.learn(shape.facts, connection.cluster_id)
             # The shape is kept by its count, so its id stays its own.
             sums = np.zeros(len(shape.measures), np.int64)
             count = _Count(connection, shape, 0, 0, sums, Counter(), connection.fetch(shape.facts))
@@ -152,7 +152,7 @@ class Flows:
                 for version, topic, times in connection.sessions[api_key].take():
                     if with_topics:
                         _, flow = flows[conn, api_key, version]
-                        self._topic(flow, TopicFacts(*topic, (), ()), 0).requests += times
+                        self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
         if not with_topics:
             self.losses["topics_shed"] += len(flows)
         return (_event(connection, key, version, flow) for (_, key, version), (connection, flow) in flows.items())
@@ -178,7 +178,7 @@ class Flows:
         flow.throttle_ms += sum(value for measure, value in sums if measure.kind is Kind.THROTTLE_MS)
         if not with_topics:
             return
-        topics = [self._topic(flow, topic, count.frames) for topic in facts.topics]
+        topics = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
         if not facts.response and not (count.fetch and count.fetch[1].by_session):
             for topic in set(topics):  # a frame may name one twice
                 topic.requests += count.frames
@@ -189,8 +189,8 @@ class Flows:
             if measure.kind in _OF_TOPICS:
                 topics[measure.topic].sums[measure.kind] += value
 
-    def _topic(self, flow: _Flow, facts: TopicFacts, frames: int) -> _Topic:
-        topic = flow.topics.setdefault(self._names.resolve(facts), _Topic())
+    def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
+        topic = flow.topics.setdefault(self._names.resolve(facts, connection.cluster_id), _Topic())
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:
             topic.errors[code] += frames

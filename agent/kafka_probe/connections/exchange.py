@@ -112,15 +112,15 @@ class Exchanges:
             "stopped_at": facts.stopped_at or (answered.stopped_at if answered else None),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
             "error_names": {ERROR_NAMES.get(code, str(code)): n for code, n in answered.errors} if answered else {},
-            "topics": self._topics(request, response),
+            "topics": self._topics(connection, request, response),
         }
 
-    def _topics(self, request: Frame, response: Frame | None) -> list[Event]:
+    def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[Event]:
         """One entry per topic and partition of both frames; what the response says of one wins."""
         rows: dict[tuple[str | None, str | None, int | None], Event] = {}
         for frame in (request, response) if response else (request,):
             facts = frame.shape.facts
-            resolved = [self._names.resolve(topic) for topic in facts.topics]
+            resolved = [self._names.resolve(topic, connection.cluster_id) for topic in facts.topics]
             for (name, topic_id), topic in zip(resolved, facts.topics, strict=True):
                 for partition in topic.partitions or (None,):
                     rows.setdefault((name, topic_id, partition), _row(name, topic_id, partition))

@@ -1,7 +1,8 @@
 """Topic ids to names, learned from messages and files that carry both; shared by all connections of an agent.
 
 Ids are UUIDs, so those of several clusters do not collide (KIP-516), and an id never gets another name. A topic that
-was deleted and created again has a new id: both ids have the name, and the name has the newer one.
+was deleted and created again has a new id: both ids have the name, and the name has the newer one. A name that several
+clusters have is an id's only where the cluster is known.
 """
 
 from __future__ import annotations
@@ -18,30 +19,32 @@ class TopicNames:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._ids: dict[str, str] = {}
+        self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
         self._unreported: dict[str, str] = {}
         self.learned = 0
 
-    def learn(self, facts: Facts) -> None:
+    def learn(self, facts: Facts, cluster_id: str | None = None) -> None:
         for topic_id, name in facts.topic_names:
-            self.add(topic_id, name)
+            self.add(topic_id, name, cluster_id)
 
-    def add(self, topic_id: str, name: str, *, gone: bool = False) -> bool:
+    def add(self, topic_id: str, name: str, cluster_id: str | None = None, *, gone: bool = False) -> bool:
         """Whether that was new. `gone`: the topic is known to be deleted, another one may have its name by now."""
         if topic_id in self._names:
             return False
         if len(self._names) >= _LIMIT:
             self._forget(next(iter(self._names)))
         self._names[topic_id] = self._unreported[topic_id] = name
-        if not (gone and name in self._ids):
-            self._ids[name] = topic_id
+        ids = self._ids.setdefault(name, {})
+        if not (gone and ids):
+            ids.pop(cluster_id, None)
+            ids[cluster_id] = topic_id
         self.learned += 1
         return True
 
-    def resolve(self, topic: TopicFacts) -> tuple[str | None, str | None]:
+    def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
         """(name, id) of a topic, each None while it is not known."""
         name = topic.name or (self._names.get(topic.topic_id) if topic.topic_id else None)
-        return name, topic.topic_id or (self._ids.get(name) if name else None)
+        return name, topic.topic_id or (self._id_of(name, cluster_id) if name else None)
 
     def lacks(self, facts: Facts) -> bool:
         """Whether a frame shows a topic of which only the id is known."""
@@ -52,8 +55,15 @@ class TopicNames:
         yield from self._unreported.items()
         self._unreported = {}
 
+    def _id_of(self, name: str, cluster_id: str | None) -> str | None:
+        ids = self._ids.get(name, {})
+        if cluster_id is None and len(ids.keys() - {None}) < 2:
+            return next(reversed(ids.values()), None)
+        return ids.get(cluster_id, ids.get(None))
+
     def _forget(self, topic_id: str) -> None:
         name = self._names.pop(topic_id)
         self._unreported.pop(topic_id, None)
-        if self._ids.get(name) == topic_id:
+        self._ids[name] = {cluster: known for cluster, known in self._ids[name].items() if known != topic_id}
+        if not self._ids[name]:
             del self._ids[name]

@@ -52,6 +52,17 @@ def test_an_old_id_that_is_heard_of_again_does_not_take_the_name_back() -> None:
     assert names.resolve(TopicFacts(None, "1" * 32, (), ())) == (TOPIC, "1" * 32)
 
 
+def test_a_name_that_two_clusters_have_is_an_id_only_where_the_cluster_is_known() -> None:
+    names = TopicNames()
+    names.add(TOPIC_ID.hex, TOPIC, "one")
+    assert names.resolve(WITHOUT_ID) == names.resolve(WITHOUT_ID, "one") == (TOPIC, TOPIC_ID.hex)
+    assert names.resolve(WITHOUT_ID, "two") == (TOPIC, None)
+    names.add("2" * 32, TOPIC, "two")
+    assert names.resolve(WITHOUT_ID, "one") == (TOPIC, TOPIC_ID.hex)
+    assert names.resolve(WITHOUT_ID, "two") == (TOPIC, "2" * 32)
+    assert names.resolve(WITHOUT_ID) == (TOPIC, None)
+
+
 def test_what_was_learned_is_reported_once() -> None:
     names = TopicNames()
     for _ in range(2):

@@ -10,10 +10,10 @@ import pytest
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status, TopicFacts, measure_values
 from kafka_probe.protocol.plan import Form, Step, full_plan
-from kafka_probe.protocol.schemas import apis
+from kafka_probe.protocol.schemas import Api, apis
 from tests.unit.protocol.cuts import shape_of
 from tests.unit.protocol.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
-from tests.unit.protocol.trees import Records, message_of
+from tests.unit.protocol.trees import Records, generated, message_of
 
 
 def named(found: Case) -> str:
@@ -150,10 +150,30 @@ def test_a_response_to_an_unknown_api_versions_version_still_gives_its_error() -
     assert facts == Facts(True, 18, 99, Status.UNKNOWN_VERSION, errors=((42, 1),))
 
 
-def test_metadata_responses_teach_the_names_of_topic_ids() -> None:
+TEACHING_REQUESTS = {"LeaderAndIsr": {5, 6, 7}, "UpdateMetadata": {7, 8}}
+TEACHING_RESPONSES = {
+    "Metadata": {10, 11, 12, 13},
+    "CreateTopics": {7},
+    "DeleteTopics": {6},
+    "ConsumerGroupDescribe": {0, 1},
+    "DescribeTopicPartitions": {0},
+    "ShareGroupDescribe": {0, 1},
+    "DescribeShareGroupOffsets": {0, 1},
+    "AlterShareGroupOffsets": {0},
+    "DeleteShareGroupOffsets": {0},
+}
+
+
+@pytest.mark.parametrize("api", apis().values(), ids=lambda api: api.name)
+@pytest.mark.parametrize("response", [False, True], ids=["request", "response"])
+def test_names_of_topic_ids_are_learned_of_what_brokers_say_and_of_nothing_else(api: Api, response: bool) -> None:
+    messages = [generated(api, response, version, seed) for version in api.versions for seed in range(6)]
+    teaching = {message.version for message in messages if shape_of(message, message.data).facts.topic_names}
+    assert teaching == (TEACHING_RESPONSES if response else TEACHING_REQUESTS).get(api.name, set())
+
+
+def test_a_metadata_response_teaches_the_name_of_a_topic_id() -> None:
     assert decode_case(case(3, 12, response=True)).topic_names == ((TOPIC_ID.hex, TOPIC),)
-    assert decode_case(case(3, 9, response=True)).topic_names == ()
-    assert decode_case(case(3, 12, response=False)).topic_names == (), "a client may claim anything"
 
 
 @pytest.mark.parametrize(
