@@ -199,10 +199,20 @@ def test_a_token_comes_from_a_secret(tmp_path: Path) -> None:
     assert token["valueFrom"] == {"secretKeyRef": {"name": "kafka-probe-token", "key": "token"}}
 
 
-def test_a_probe_does_not_speak_tls(tmp_path: Path) -> None:
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+
+
+def test_where_certificates_are_asked_for_a_probe_has_none(tmp_path: Path) -> None:
     agent = container(manifests(VALUES["client certificates"], tmp_path))
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert agent[probe]["tcpSocket"] == {"port": "http"}
+    assert [agent[probe]["tcpSocket"] for probe in PROBES] == [{"port": "http"}] * 3
+
+
+def test_a_probe_speaks_tls_where_the_agent_does(tmp_path: Path) -> None:
+    values = {**BROKERS, "listen": {**TOKEN["listen"], "tlsSecret": "kafka-probe-tls"}}
+    agent = container(manifests(values, tmp_path))
+    asked = [agent[probe]["httpGet"] for probe in PROBES]
+    assert [each["path"] for each in asked] == ["/healthz", "/readyz", "/healthz"]
+    assert all((each["port"], each["scheme"]) == ("http", "HTTPS") for each in asked)
 
 
 def test_changed_settings_replace_the_pods(tmp_path: Path) -> None:

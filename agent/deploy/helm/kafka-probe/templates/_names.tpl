@@ -53,11 +53,17 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; which with TLS does not listen there. */}}
+{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; with TLS the agent is not there, and a kubelet
+has no certificate to show. */}}
 {{- define "kafka-probe.ask" -}}
-{{- if .tls -}}
+{{- if .certificates -}}
 tcpSocket:
   port: http
+{{- else if .tls -}}
+httpGet:
+  path: {{ .path }}
+  port: http
+  scheme: HTTPS
 {{- else -}}
 exec:
   command:
