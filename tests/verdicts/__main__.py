@@ -111,6 +111,7 @@ def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[
     """What is not as it should be, one sentence for each cell that failed, and each cell and wrong verdict."""
     happened = {one.cell for one in views[BOTH]}
     failed = [f"{cell}: it did not happen" for cell in cells if cell not in happened]
+    failed += [f"watched: {name}: no cause was named" for name, view in views.items() if not any(o.right for o in view)]
     examples: dict[str, list[Judged]] = {}
     for name, view in views.items():
         for one in view:

@@ -161,6 +161,9 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
 
         restart(scene.network, scene.brokers)
         crowd.send()
+        # All are silent for equally long, and longer than a limit on idle connections need be, when they stop.
+        silent_ms = 2000 * Config().idle_minimum
+        wait_until(lambda: min(crowd.silences_ms().values()) > silent_ms, "all clients to be silent")
         crowd.stop()
     churn(scene.network, scene.bootstraps[0], scene.directory, topic=TOPIC, rounds=4)
     scene.wait_judged()
