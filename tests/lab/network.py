@@ -25,8 +25,10 @@ _CLIENTS, _BROKERS = IPv4Interface("10.57.1.2/24"), IPv4Interface("10.57.2.2/24"
 _FIRST = 9  # the first member of a network stands this far above the gateway: .11
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
-# The first four fields of a line are the connection as the client made it, before it is translated.
-_TRACKED = re.compile(r"^.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) ", re.MULTILINE)
+# A line has the connection as its client made it, then the way of its answers, which go to the translated address.
+_TRACKED = re.compile(
+    r"^.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) .*?src=\S+ dst=(\S+) sport=\d+ dport=(\d+) ", re.MULTILINE
+)
 
 Answer = Literal["drop", "reset"]
 
@@ -91,10 +93,16 @@ class Network:
 
     def tracked(self) -> set[Connection]:
         """The connections that the gateway remembers: one that was closed in order for two minutes more."""
+        return set(self.translated())
+
+    def translated(self) -> dict[Connection, str]:
+        """The same, each with the address:port of its client as the broker has it."""
         with self.gateway.inside():
             table = Path("/proc/thread-self/net/nf_conntrack").read_text()
-        found = _TRACKED.findall(table)
-        return {Connection(f"{source}:{port}", f"{target}:{to}") for source, target, port, to in found}
+        return {
+            Connection(f"{source}:{port}", f"{target}:{to}"): f"{masked}:{masked_port}"
+            for source, target, port, to, masked, masked_port in _TRACKED.findall(table)
+        }
 
 
 @contextmanager

@@ -155,6 +155,10 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
         owners = {address: row["connecting"]["workload"] for address, row in known.items()}
         assert {address: (owner["pid"], owner["cgroup"]) for address, owner in owners.items()} == truth(victims)
         assert len(truth(victims)) == PROCESSES * EACH
+        beyond_nat = {of.local: peer for of, peer in scene.network.translated().items()}
+        assert {local: row["accepting"]["peer"] for local, row in known.items()} == {
+            local: beyond_nat[local] for local in known
+        }
         addresses = {row["accepting"]["peer"].partition(":")[0] for row in known.values()}
         assert addresses == {scene.network.gateway_address}
         assert len(Counter(victim.cgroup for victim in victims)) == CGROUPS

@@ -34,7 +34,7 @@ def test_the_gateway_resets_who_speaks_on_a_forgotten_connection_and_the_other_e
         client.sendall(b"data")
         assert broker.recv(4) == b"data"
         ends = Connection(*("{}:{}".format(*end) for end in (client.getsockname(), client.getpeername())))
-        assert network.tracked() == {ends}
+        assert network.translated() == {ends: "{}:{}".format(*broker.getpeername())}
         wait_until(lambda: not network.tracked(), "the gateway to forget", timeout_s=5 * IDLE_S)
 
         (open_,) = sockets(network.clients[0])
