@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, receive_all
+from tests.golden.conversation import conversation, exchange, receive_all, transfer
 from tests.golden.wire import METADATA, request
+from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 
 pytestmark = pytest.mark.root
@@ -90,15 +91,39 @@ def test_a_socket_handed_to_another_process_changes_its_owner(capture: Capture, 
     assert len(client.frames) == 2
 
 
+TIMEOUT_MS = 500
+
+
+def test_a_connection_that_times_out(capture: Capture, port: int) -> None:
+    with closing(Namespace()) as apart, apart.inside(), conversation(port) as talk:
+        exchange(talk)
+        talk.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TIMEOUT_MS)
+        apart.run("nft", "add table inet lab")
+        apart.run("nft", "add chain inet lab in { type filter hook input priority 0; policy drop; }")
+        talk.client.send(request(METADATA, 12, 3).wire)
+        with pytest.raises(TimeoutError, match="Errno 110"):
+            talk.client.recv(1)
+        client, server = capture.ends_of(talk)
+        wait_until(lambda: bool(capture.ends and client.closed), "the client's end to close")
+        assert client.closed
+        assert (client.closed["closed_by"], client.closed["how"]) == ("local", "timeout")
+        assert client.closed["unacked_bytes"] == len(request(METADATA, 12, 3))
+        assert server.closed is None
+        apart.run("nft", "delete table inet lab")
+    capture.wait_closed(talk)
+
+
 def test_closed_connections_leave_nothing_in_the_kernel(capture: Capture, port: int) -> None:
+    begun = request(METADATA, 12, 3).wire[:20]
     for _ in range(200):
         with conversation(port) as talk:
             exchange(talk)
+            transfer(talk.client, talk.server, begun)
     capture.wait_closed(talk)
     wait_until(lambda: all(end.gone for end in capture.ends), "all ends to close")
     assert len(capture.ends) == 400
-    assert entries("conns", capture) == 0
-    assert capture.lost() == {}
+    assert (entries("conns", capture), entries("unfinished", capture)) == (0, 0)
+    assert capture.lost() == {"frame_truncated": 400}
 
 
 def entries(map_name: str, capture: Capture) -> int:
