@@ -48,8 +48,9 @@ format: setup-tests ## format and fix what can be fixed by machine
 false-positives: setup-tests ## ten million conversations of other protocols through the classifier
 	@$(BIN)/python -m tests.classifier
 
-bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load
+bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load, and of its decoder beside others'
 	@$(BIN)/python -m tests.bench
+	@$(BIN)/python -m tests.bench.decode
 
 verdicts: setup-tests ## every cause of a disconnect, made to happen, and the verdicts held against it (15 minutes)
 	@$(BIN)/python -m tests.verdicts
