@@ -13,6 +13,7 @@ enum state {
 	BULK,     // bytes copied as they are
 	FIELDS,   // of fixed size
 	ACKS,     // the same, of a Produce request
+	NULLABLE, // whether a struct is null
 	BATCH,    // peeked at, never copied
 	BODY,     // nothing: the body begins,
 	NEXT,     // the walk goes on,

@@ -4,7 +4,6 @@
 #include "record.h"
 
 #define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
-#define WALK_OPS 32  // power of two
 #define WALK_DEPTH 4 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
 #define LOT 64       // records that a CPU writes between two looks at how full the buffer is; power of two
@@ -63,13 +62,12 @@ struct cursor {
 	u8 bulk_then;
 	u8 shift;
 	u8 flexible;
-	u8 walk;  // whether the body is walked, and
-	u8 at_op; // the op of `ops` at which the cursor is,
-	u8 depth; // inside of so many arrays
-	u8 ops[WALK_OPS];
+	u8 depth;   // of arrays around the cursor
 	u8 lost;    // enum counter: to be counted at the end of the step
 	u8 leaving; // `out` was sent off
 	u8 proves;  // the frame, if it is whole, goes on from the one before it: this is Kafka
+	u16 at_op;  // the op of `walks` at which the cursor is; 0: the body is copied as it is
+	u16 op;     // that op
 	u16 need;   // size of the element being collected in `element`, and how much of it is there
 	u16 have;
 	u16 take; // what the current step reads, and to where
@@ -130,31 +128,33 @@ struct overflow_key {
 struct rule {
 	u32 request_limit; // bytes of a frame's data
 	u32 response_limit;
-	u32 flags; // enum rule_flag; 0: not a version of Kafka that we know
-	u8 request_walk[WALK_OPS];
-	u8 response_walk[WALK_OPS];
+	u32 flags;        // enum rule_flag; 0: not a version of Kafka that we know
+	u16 request_walk; // its first op in `walks`; 0: the body is copied as it is
+	u16 response_walk;
 };
 
-// A body of which something stays behind, as protocol/walks.py reads it from Kafka's definition: one byte per op, the kind in its
-// upper three bits, an operand in the others. Empty arrays and the ends of elements jump.
+// A body of which something stays behind, as protocol/walks.py reads it from Kafka's definition: the kind of an op stands in its upper
+// four bits, its operand in the others.
+#define OPERAND_BITS 12
+#define OPERAND ((1 << OPERAND_BITS) - 1)
 #define OP_HIDDEN 16
 enum op {
-	OP_REST,  // what follows is copied as it is, or with an operand none of it
+	OP_STOP,  // nothing more leaves
+	OP_REST,  // what follows is copied as it is
 	OP_FIXED, // so many bytes
 	OP_ACKS,  // the same; they begin with the acks of a Produce request
 	OP_STRING, // a length of so many bytes, or a varint, and the bytes it says; with OP_HIDDEN an empty one leaves in its place
-	OP_RECORDS, // a length and so many bytes of records
-	OP_TAGS,    // tagged fields (KIP-482)
-	OP_ARRAY,   // a count; if it is 0 the walk goes on at the op given
-	OP_END,     // of an array's element; the next one starts at the op given
+	OP_RECORDS,  // a length and so many bytes of records
+	OP_TAGS,     // tagged fields (KIP-482)
+	OP_ARRAY,    // a count; if it is 0 the walk goes on so many ops further
+	OP_NULLABLE, // a byte, negative if the struct that would follow is null: then too
+	OP_END,      // of an array's element; the next one starts so many ops before
 };
 
 enum rule_flag {
 	RULE_KNOWN = 1,
 	RULE_REQUEST_FLEXIBLE = 2,
 	RULE_RESPONSE_FLEXIBLE = 4,
-	RULE_WALK_REQUEST = 8,
-	RULE_WALK_RESPONSE = 16
 };
 
 struct mmsg {
@@ -182,6 +182,8 @@ BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 // thread → position in the vector of a running sendmmsg or recvmmsg. LRU: rare, and a thread may end in mid-call.
 BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
 BPF_ARRAY(rules, struct rule, RULES);
+// Filled with them. The first op is of no walk.
+BPF_ARRAY(walks, u16, WALK_OPS);
 BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
 #if PERF_BUFFER
 BPF_PERF_OUTPUT(events);

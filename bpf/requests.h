@@ -116,14 +116,6 @@ static inline int ends_sasl(struct conn *conn, u32 correlation_id)
 	return correlation_id < SASL_REQUESTS || correlation_id - conn->sasl_correlation_id - 1 < SASL_REQUESTS;
 }
 
-// Whether the frame's body is walked, and how.
-static inline void choose_walk(struct cursor *c, struct rule *rule, u32 flag)
-{
-	c->walk = rule && (rule->flags & flag);
-	if (rule && c->walk)
-		bpf_probe_read_kernel(c->ops, WALK_OPS, flag == RULE_WALK_REQUEST ? rule->request_walk : rule->response_walk);
-}
-
 // The length of the client id, the last two bytes of a request's head. Where there is none they are the body's.
 static inline u16 client_id_length(struct cursor *c)
 {
@@ -218,8 +210,8 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
-	choose_walk(c, rule, c->lock == LOCKED ? RULE_WALK_REQUEST : 0);
-	if (!c->walk || api_key != API_PRODUCE) // that says itself whether it wants a response
+	c->at_op = rule && c->lock == LOCKED ? rule->request_walk : 0;
+	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
 		remember(conn, &c->out);
 	if (c->lock != LOCKED) {
 		finish(c, 0);
@@ -233,9 +225,8 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 static inline void start_body(struct cursor *c, u32 limit)
 {
 	c->copy_left = limit;
-	c->at_op = 0;
 	c->depth = 0;
-	if (c->walk)
+	if (c->at_op)
 		expect(c, NEXT, 0);
 	else
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
@@ -322,6 +313,6 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		rule = rule_of(API_VERSIONS, 0);
 	u32 flags = rule ? rule->flags : 0;
 	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
-	choose_walk(c, rule, RULE_WALK_RESPONSE);
+	c->at_op = rule ? rule->response_walk : 0;
 	start_body(c, rule ? rule->response_limit : 0);
 }

@@ -7,11 +7,11 @@
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
 
-static inline u8 op_at(struct cursor *c)
+static inline void read_op(struct cursor *c)
 {
-	u64 at = c->at_op & (WALK_OPS - 1);
-	PINNED(at);
-	return c->ops[at];
+	u32 at = c->at_op;
+	u16 *op = walks.lookup(&at);
+	c->op = op ? *op : OP_STOP << OPERAND_BITS;
 }
 
 static inline u32 *elements_left(struct cursor *c)
@@ -21,18 +21,29 @@ static inline u32 *elements_left(struct cursor *c)
 	return &c->left[depth];
 }
 
-// The current op is done.
-static inline void advance(struct cursor *c)
+static inline void go_on(struct cursor *c, u16 ops)
 {
-	c->at_op++;
+	c->at_op += ops;
 	expect(c, NEXT, 0);
 }
 
-static inline void end_element(struct cursor *c, u8 start)
+// The current op is done.
+static inline void advance(struct cursor *c)
+{
+	go_on(c, 1);
+}
+
+// The current op opens nothing: what would be inside is passed over.
+static inline void pass_over(struct cursor *c)
+{
+	go_on(c, c->op & OPERAND);
+}
+
+static inline void end_element(struct cursor *c, u16 ops)
 {
 	u32 *left = elements_left(c);
 	if (--*left) {
-		c->at_op = start;
+		c->at_op -= ops;
 	} else {
 		c->depth--;
 		c->at_op++;
@@ -43,23 +54,27 @@ static inline void end_element(struct cursor *c, u8 start)
 // next step.
 static inline void start_op(struct cursor *c)
 {
-	u8 op = op_at(c);
-	if (op >> 5 == OP_END) {
-		end_element(c, op & 31);
-		op = op_at(c);
+	read_op(c);
+	if (c->op >> OPERAND_BITS == OP_END) {
+		end_element(c, c->op & OPERAND);
+		read_op(c);
 	}
-	switch (op >> 5) {
+	u16 operand = c->op & OPERAND;
+	switch (c->op >> OPERAND_BITS) {
+	case OP_STOP:
+		expect_bulk(c, 0, FINISHED);
+		break;
 	case OP_REST:
-		expect_bulk(c, op & 31 ? 0 : c->frame_end - c->next, FINISHED);
+		expect_bulk(c, c->frame_end - c->next, FINISHED);
 		break;
 	case OP_FIXED:
-		expect(c, FIELDS, op & 31);
+		expect(c, FIELDS, operand);
 		break;
 	case OP_ACKS:
-		expect(c, ACKS, op & 31);
+		expect(c, ACKS, operand);
 		break;
 	case OP_STRING:
-		expect_number(c, op & OP_HIDDEN ? HIDDEN : STRING, op & (OP_HIDDEN - 1));
+		expect_number(c, operand & OP_HIDDEN ? HIDDEN : STRING, operand & (OP_HIDDEN - 1));
 		break;
 	case OP_RECORDS:
 		expect_number(c, RECORD_SET, 4);
@@ -69,6 +84,9 @@ static inline void start_op(struct cursor *c)
 		break;
 	case OP_ARRAY:
 		expect_number(c, ARRAY, 4);
+		break;
+	case OP_NULLABLE:
+		expect(c, NULLABLE, 1);
 		break;
 	}
 }
@@ -175,7 +193,10 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 		remember(conn, &c->out);
 	else if (c->state == ACKS)
 		conn->no_response = 1;
-	advance(c);
+	if (c->state == NULLABLE && c->element[0] & 0x80)
+		pass_over(c);
+	else
+		advance(c);
 }
 
 // An empty string leaves in the place of one that stays.
@@ -197,8 +218,7 @@ static inline void array(struct conn *conn, struct cursor *c, u32 elements)
 		*elements_left(c) = elements;
 		advance(c);
 	} else {
-		c->at_op = op_at(c) & 31;
-		expect(c, NEXT, 0);
+		pass_over(c);
 	}
 }
 

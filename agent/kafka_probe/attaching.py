@@ -64,15 +64,9 @@ def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
 def rules() -> Iterator[Rule]:
     """How far copies of each API, version and direction may go, in the form that the kernel's programs take."""
     for rule in copy_rules():
-        flags = (
-            1
-            | rule.request_header_flexible << 1
-            | rule.response_header_flexible << 2
-            | bool(rule.request_walk) << 3
-            | bool(rule.response_walk) << 4
-        )
+        flags = 1 | rule.request_header_flexible << 1 | rule.response_header_flexible << 2
         limits = rule.request_limit_bytes, rule.response_limit_bytes
-        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk.hex(), rule.response_walk.hex())
+        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk, rule.response_walk)
 
 
 def _needed(config: Config) -> Iterator[Capability]:

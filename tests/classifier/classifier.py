@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import struct
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 from kafka_probe.attaching import rules
 from kafka_probe.capture.compiler import RUNS, STEPS, sources
-from kafka_probe.capture.options import RULES
+from kafka_probe.capture.options import RULES, WALK_OPS, map_contents
 
 _HERE = Path(__file__).parent
 # The functions that tell conversations, in their order; and all but Kafka's.
@@ -36,7 +35,7 @@ class Classifier:
     def __init__(self, folder: Path, *, any_port: bool) -> None:
         self.any_port = any_port
         library = folder / f"classifier-{any_port:d}.so"
-        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "RUNS": RUNS, "STEPS": STEPS}
+        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "WALK_OPS": WALK_OPS, "RUNS": RUNS, "STEPS": STEPS}
         subprocess.run(
             [
                 *("gcc", "-O2", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-Wl,-Bsymbolic", *_WARNINGS),
@@ -48,10 +47,8 @@ class Classifier:
         )
         self._library = ctypes.CDLL(str(library))
         self._library.taken_for_kafka.restype = ctypes.c_uint64
-        for rule in rules():
-            walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
-            packed = struct.pack("<III32s32s", rule.request_limit, rule.response_limit, rule.flags, *walks)
-            self._library.set_rule(rule.api_key << 5 | rule.api_version, packed)
+        for name, place, value in map_contents(rules()):
+            self._library[f"set_{name}"](place, value)
 
     def taken_for_kafka(self, protocol: str, seed: int, count: int, *, late_one_in: int = 4) -> int:
         """How many of so many conversations of a protocol are. late_one_in: one in so many began unseen; 0: none."""

@@ -17,9 +17,14 @@ static int taken(void *data, u64 size, u64 flags)
 	return 0;
 }
 
-void set_rule(u32 at, const struct rule *rule)
+void set_rules(u32 at, const struct rule *rule)
 {
 	rules_values[at] = *rule;
+}
+
+void set_walks(u32 at, const u16 *op)
+{
+	walks_values[at] = *op;
 }
 
 // A new connection, watched at one of its ends; `seen` bytes went each way before it was.

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import replace
-from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, STOPS, CopyRule, copy_rules
+from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, receive_pieces, send_pieces
@@ -68,17 +67,13 @@ def _with_secret(value: Any, field: SchemaField, hidden: frozenset[str]) -> Any:
 
 
 def secretive(rule: CopyRule, seed: int, *, response: bool) -> Frame:
-    """A generated message with MARKER in it, and what must be seen of it: nothing from the field on where it ends."""
+    """A generated message with MARKER in it, and what must be seen of it."""
     api = apis()[rule.api_key]
     message = generated(api, response, rule.api_version, seed)
     telling = replace(
         message, tree=with_secrets(message.tree, message.fields, HIDDEN.get(api.name, frozenset({"Value"})))
     )
-    stop = None if response else STOPS.get(api.name)
-    shown = list(takewhile(lambda name: name != stop, message.tree))
-    seen = expected(
-        replace(message, tree={name: message.tree[name] if name in shown else None for name in message.tree})
-    )
+    seen = expected(message)
     wire = telling.frame(seed)
     return Frame(wire, Seen(seen.facts(message), seed, len(wire), tuple(seen.measured)))
 

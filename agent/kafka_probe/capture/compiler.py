@@ -18,7 +18,7 @@ from typing import Any, Self
 import kafka_probe
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.link import CALLS
-from kafka_probe.capture.options import RULES, Options
+from kafka_probe.capture.options import RULES, WALK_OPS, Options
 from kafka_probe.errors import StartError
 
 # How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
@@ -208,6 +208,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "MAX_UNFINISHED": most // CONNECTIONS_PER_UNFINISHED,
         "CONNECTIONS_FLAGS": 0 if beforehand else "BPF_F_NO_PREALLOC",
         "RULES": RULES,
+        "WALK_OPS": WALK_OPS,
         "RUNS": RUNS,
         "STEPS": STEPS,
         **{f"CALL_{name.upper()}": number for name, number in CALLS.items()},

@@ -23,14 +23,13 @@ from kafka_probe.capture.backends import load as load_program
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import Map, compile_programs
 from kafka_probe.capture.link import link
-from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.options import Options, Rule, map_contents
 from kafka_probe.errors import StartError
 
 # What the agent must hold, besides what is attached: see programs.py.
 MAPS = ("events", "counters")
 # Before 5.11 EPERM, without CAP_SYS_RESOURCE.
 _NO_MEMORY = (errno.ENOMEM, errno.EPERM)
-_RULE = struct.Struct("<III32s32s")  # struct rule of bpf/maps.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,8 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     compiled = compile_programs(backend, options, btf, kept)
     created = {number: (name, create_map(name, facts)) for number, (name, facts) in compiled.maps.items()}
     maps = dict(created.values())
-    for rule in rules:
-        walks = bytes.fromhex(rule.request_walk), bytes.fromhex(rule.response_walk)
-        value = _RULE.pack(rule.request_limit, rule.response_limit, rule.flags, *walks)
-        bpf.write_map(maps["rules"], struct.pack("<I", rule.api_key << 5 | rule.api_version), value)
+    for name, place, value in map_contents(rules):
+        bpf.write_map(maps[name], struct.pack("<I", place), value)
     for cpu, fd in options.perf_buffers.items():
         bpf.write_map(maps["events"], struct.pack("<I", cpu), struct.pack("<I", fd))
     descriptors = {number: fd for number, (_, fd) in created.items()}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-# Places in the kernel's map of rules: api_key << 5 | api_version.
+# Places in the kernel's map of rules, api_key << 5 | api_version, and in that of walks.
 RULES = 128 << 5
+WALK_OPS = 4096
+
+_RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags.
 
-    Walks: the ops of enum op by which a body is walked, hexadecimal; empty if it is copied as it stands.
+    Walks: the ops of enum op by which a body is walked; none if it is copied as it stands.
     """
 
     api_key: int
@@ -20,8 +25,25 @@ class Rule:
     request_limit: int
     response_limit: int
     flags: int
-    request_walk: str
-    response_walk: str
+    request_walk: tuple[int, ...]
+    response_walk: tuple[int, ...]
+
+
+def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
+    """What the maps `rules` and `walks` are filled with: map, place, value. Equal walks are written once."""
+    starts: dict[tuple[int, ...], int] = {(): 0}
+    free = 1
+    for rule in rules:
+        walks = tuple(rule.request_walk), tuple(rule.response_walk)
+        for walk in walks:
+            if walk not in starts:
+                starts[walk] = free
+                for op in walk:
+                    yield "walks", free, struct.pack("<H", op)
+                    free += 1
+        limits = rule.request_limit, rule.response_limit
+        value = _RULE.pack(*limits, rule.flags, *(starts[walk] for walk in walks))
+        yield "rules", rule.api_key << 5 | rule.api_version, value
 
 
 @dataclass(frozen=True, slots=True)

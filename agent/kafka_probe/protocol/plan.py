@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
-from itertools import takewhile
 
 from kafka_probe.protocol.facts import Fact, Kind, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
-from kafka_probe.protocol.rules import LIMITS, STOPS
+from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
 
 
@@ -86,15 +85,14 @@ def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
         steps = (_ERROR,) if api_key == _API_VERSIONS else ()
         return Plan(steps if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     if LIMITS.get(api.name, (0, 0))[response]:
-        return full_plan(response, api, api_version, stop=None if response else STOPS.get(api.name))
+        return full_plan(response, api, api_version)
     return Plan(() if response else _header(response, api, api_version)[:1], Status.HEADER_ONLY)
 
 
-def full_plan(response: bool, api: Api, api_version: int, *, stop: str | None = None) -> Plan:
-    """The plan for header and body, whether the body leaves the kernel or not; up to the field `stop`."""
+def full_plan(response: bool, api: Api, api_version: int) -> Plan:
+    """The plan for header and body, whether the body leaves the kernel or not."""
     within = _Within(api_version, api.flexible(api_version), api.name)
-    fields = takewhile(lambda field: field.name != stop, fields_of(api, response=response, version=api_version))
-    body = _steps(tuple(fields), within)
+    body = _steps(fields_of(api, response=response, version=api_version), within)
     return Plan(_until_last_role(_header(response, api, api_version) + body), Status.COMPLETE)
 
 

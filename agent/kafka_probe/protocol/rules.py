@@ -32,7 +32,7 @@ LIMITS: dict[str, tuple[int, int]] = {
             *("FindCoordinator", "JoinGroup", "SyncGroup", "LeaveGroup"),
             *("ListGroups", "DescribeGroups", "DeleteGroups"),
             *("ConsumerGroupHeartbeat", "ConsumerGroupDescribe", "ShareGroupHeartbeat", "ShareGroupDescribe"),
-            "StreamsGroupHeartbeat",
+            *("StreamsGroupHeartbeat", "StreamsGroupDescribe"),
             *("DescribeShareGroupOffsets", "AlterShareGroupOffsets", "DeleteShareGroupOffsets"),
             *("InitializeShareGroupState", "ReadShareGroupState", "WriteShareGroupState", "DeleteShareGroupState"),
             "ReadShareGroupStateSummary",
@@ -53,7 +53,6 @@ LIMITS: dict[str, tuple[int, int]] = {
         ),
         (_SMALL, _SMALL),
     ),
-    "StreamsGroupDescribe": (_LISTS, 0),  # topologies, with the configurations of topics inside
 }
 
 # Strings of these bodies that stay, by field name: an empty one leaves in the place of each.
@@ -70,13 +69,12 @@ HIDDEN: dict[str, frozenset[str]] = {
     "DescribeClientQuotas": _QUOTA | {"Match"},
     "AlterClientQuotas": _QUOTA,
     "ListConfigResources": frozenset({"ResourceName"}),
+    "StreamsGroupHeartbeat": frozenset({"Value"}),  # configurations of topics in the topology, and tags of clients
+    "StreamsGroupDescribe": frozenset({"Value"}),
     "OffsetCommit": frozenset({"CommittedMetadata"}),
     "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
     "OffsetFetch": frozenset({"Metadata"}),
 }
-
-# Before these fields of a request the copy ends, and the decoder: a topology, with the configurations of topics inside.
-STOPS: dict[str, str] = {"StreamsGroupHeartbeat": "Topology"}
 
 # Bodies that never leave, and why.
 HEADER_ONLY: dict[str, str] = {
@@ -99,7 +97,7 @@ HEADER_ONLY: dict[str, str] = {
 @dataclass(frozen=True, slots=True)
 class CopyRule:
     """What the kernel needs to know about one version of one API. A limit of 0 means header only: of a request the
-    client id, of a response nothing behind the correlation id. Walks are those of walks.py; empty: copied as it is."""
+    client id, of a response nothing behind the correlation id. Walks are walks.py's ops; none: copied as it is."""
 
     api_key: int
     api_version: int
@@ -107,8 +105,8 @@ class CopyRule:
     response_header_flexible: bool
     request_limit_bytes: int
     response_limit_bytes: int
-    request_walk: bytes
-    response_walk: bytes
+    request_walk: tuple[int, ...]
+    response_walk: tuple[int, ...]
 
 
 def copy_rules() -> list[CopyRule]:
@@ -128,8 +126,7 @@ def copy_rules() -> list[CopyRule]:
     ]
 
 
-def _walk(api: Api, version: int, *, response: bool) -> bytes:
+def _walk(api: Api, version: int, *, response: bool) -> tuple[int, ...]:
     if not LIMITS.get(api.name, (0, 0))[response]:
-        return b""
-    stop = None if response else STOPS.get(api.name)
-    return walk_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()), stop=stop)
+        return ()
+    return walk_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()))

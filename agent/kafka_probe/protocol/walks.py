@@ -1,4 +1,4 @@
-"""Walks: how the kernel steps over what must stay behind in a body, one byte per op, from Kafka's own definition.
+"""Walks: how the kernel steps over what must stay behind in a body, op by op, from Kafka's own definition.
 
 Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, and the strings that rules.py
 hides. Neighbours of fixed size are one op. Behind the last field of which something stays the copy goes on to the end,
@@ -7,51 +7,56 @@ but where there are record sets it ends with the last field: what a wrong count 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
-WALK_OPS = 32
+WALK_DEPTH = 4  # of arrays
+OPERAND_BITS = 12
 HIDDEN = 16  # of a string's operand
-_OPERAND_BITS = 5
-_MOST = (1 << _OPERAND_BITS) - 1
+_FIXED_BYTES = 31  # at most, of one op
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
 
 
 class Op(IntEnum):
-    """The upper three bits of an op; the others are its operand: a size, or the op to go on with."""
+    """What stands above the OPERAND_BITS of an op; the operand is a size, or how many ops further the walk goes on."""
 
-    REST = 0
-    FIXED = 1
-    ACKS = 2
-    STRING = 3
-    RECORDS = 4
-    TAGS = 5
-    ARRAY = 6
-    END = 7
+    STOP = 0
+    REST = 1
+    FIXED = 2
+    ACKS = 3
+    STRING = 4
+    RECORDS = 5
+    TAGS = 6
+    ARRAY = 7
+    NULLABLE = 8
+    END = 9
 
 
-def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str], stop: str | None) -> bytes:
-    """The walk through one version's body, (WALK_OPS,), from behind the client id or the correlation id.
+def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
+    """The ops of the walk through one version's body, from behind the client id or the correlation id.
 
-    hidden: names of strings that stay; stop: name of the field that ends the copy. Empty if nothing has to stay.
+    hidden: names of strings that stay. Empty if nothing has to stay.
     """
-    walk = _Walk(version, api.flexible(version), hidden, stop)
+    walk = _Walk(version, api.flexible(version), hidden)
     if api.flexible_response_header(version) if response else walk.flexible:
         walk.append(Op.TAGS)
     fields = fields_of(api, response=response, version=version)
     last = max((place for place, each in enumerate(fields, 1) if walk.holds_back(each)), default=0)
+    if not last:
+        return ()
     if any(map(_has_records, fields)):
         walk.add(fields)
         if walk.flexible:
             walk.append(Op.TAGS)
-        walk.append(Op.REST, 1)
+        walk.append(Op.STOP)
     else:
         walk.add(fields[:last])
-    if len(walk.ops) >= WALK_OPS:
-        raise ValueError(f"{api.name} {version} has a longer walk than the kernel knows")
-    return bytes(walk.ops).ljust(WALK_OPS, bytes([Op.REST << _OPERAND_BITS])) if last else b""
+        walk.append(Op.REST)
+    return tuple(walk.ops)
 
 
 def _has_records(each: SchemaField) -> bool:
@@ -63,36 +68,46 @@ class _Walk:
     version: int
     flexible: bool
     hidden: frozenset[str]
-    stop: str | None
-    ops: bytearray = field(default_factory=bytearray)
+    ops: list[int] = field(default_factory=list)
+    depth: int = 0
 
     def holds_back(self, each: SchemaField) -> bool:
         """Whether something of the field stays in the kernel."""
-        if not self._stands(each):
-            return False
-        return each.name == self.stop or self._hides(each) or any(map(self.holds_back, each.fields))
+        return self._stands(each) and (self._hides(each) or any(map(self.holds_back, each.fields)))
 
     def add(self, fields: tuple[SchemaField, ...]) -> None:
         for each in filter(self._stands, fields):
-            if each.name == self.stop:
-                self.append(Op.REST, 1)
-                return
-            if not each.type.startswith("[]"):
+            if each.type.startswith("[]"):
+                self._add_array(each)
+            elif each.type == "struct" and self._in(each.nullable):
+                with self._passed_over(Op.NULLABLE):
+                    self._add_value(each, each.type)
+            else:
                 self._add_value(each, each.type)
-                continue
-            start = len(self.ops)
-            self.append(Op.ARRAY)
-            self._add_value(each, each.type[2:])
-            self.append(Op.END, start + 1)
-            self.ops[start] |= len(self.ops) & _MOST
 
     def append(self, op: Op, operand: int = 0) -> None:
-        self.ops.append(op << _OPERAND_BITS | operand & _MOST)
+        self.ops.append(op << OPERAND_BITS | operand)
+
+    def _add_array(self, each: SchemaField) -> None:
+        self.depth += 1
+        if self.depth > WALK_DEPTH:
+            raise ValueError(f"{each.name} is inside of more arrays than the kernel counts")
+        with self._passed_over(Op.ARRAY):
+            start = len(self.ops)
+            self._add_value(each, each.type[2:])
+            self.append(Op.END, len(self.ops) - start)
+        self.depth -= 1
+
+    @contextmanager
+    def _passed_over(self, op: Op) -> Iterator[None]:
+        """An op, and the ops inside of it, which it says how to pass over."""
+        start = len(self.ops)
+        self.append(op)
+        yield
+        self.ops[start] += len(self.ops) - start
 
     def _add_value(self, each: SchemaField, kind: str) -> None:
         if kind == "struct":
-            if each.type == kind and self._in(each.nullable):
-                raise ValueError(f"a walk cannot pass over {each.name}, which may be null")
             self.add(each.fields)
             if self.flexible:
                 self.append(Op.TAGS)
@@ -106,8 +121,8 @@ class _Walk:
             self._append_fixed(WIDTHS[kind])
 
     def _append_fixed(self, size: int) -> None:
-        last = self.ops[-1] if self.ops else 0
-        if last >> _OPERAND_BITS in (Op.FIXED, Op.ACKS) and (last & _MOST) + size <= _MOST:
+        op, so_far = divmod(self.ops[-1] if self.ops else 0, 1 << OPERAND_BITS)
+        if op in (Op.FIXED, Op.ACKS) and so_far + size <= _FIXED_BYTES:
             self.ops[-1] += size
         else:
             self.append(Op.FIXED, size)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, LIMITS, STOPS, CopyRule, copy_rules
-from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis, fields_of
+from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
+from kafka_probe.protocol.schemas import SchemaField, api_name, apis, fields_of
 
 RULES = copy_rules()
 NAMES = {api.name for api in apis().values()}
@@ -27,14 +27,12 @@ def rule_of(name: str, version: int) -> CopyRule:
     return next(rule for rule in RULES if (api_name(rule.api_key), rule.api_version) == (name, version))
 
 
-def strings(api: Api, fields: tuple[SchemaField, ...], stop: str | None) -> Iterator[SchemaField]:
-    """All fields that can hold text or bytes, but those where the copy has ended."""
+def strings(fields: tuple[SchemaField, ...]) -> Iterator[SchemaField]:
+    """All fields that can hold text or bytes."""
     for field in fields:
-        if field.name == stop:
-            return
         if re.fullmatch(r"(\[\])?(string|bytes|records)", field.type):
             yield field
-        yield from strings(api, field.fields, stop)
+        yield from strings(field.fields)
 
 
 def leaving(rule: CopyRule, *, response: bool) -> list[SchemaField]:
@@ -43,12 +41,9 @@ def leaving(rule: CopyRule, *, response: bool) -> list[SchemaField]:
     if not (rule.response_limit_bytes if response else rule.request_limit_bytes):
         return []
     stays = HIDDEN.get(api.name, frozenset())
-    stop = None if response else STOPS.get(api.name)
     fields = fields_of(api, response=response, version=rule.api_version)
     return [
-        field
-        for field in strings(api, fields, stop)
-        if field.name not in stays and not field.type.endswith(("bytes", "records"))
+        field for field in strings(fields) if field.name not in stays and not field.type.endswith(("bytes", "records"))
     ]
 
 
@@ -72,17 +67,14 @@ def test_a_body_of_which_something_stays_is_walked(rule: CopyRule) -> None:
     api = apis()[rule.api_key]
     for response, walk in ((False, rule.request_walk), (True, rule.response_walk)):
         limit = rule.response_limit_bytes if response else rule.request_limit_bytes
-        stop = None if response else STOPS.get(api.name)
         fields = fields_of(api, response=response, version=rule.api_version)
-        present = [
-            field for field in strings(api, fields, None) if field.versions[0] <= rule.api_version <= field.versions[1]
-        ]
+        present = [field for field in strings(fields) if field.versions[0] <= rule.api_version <= field.versions[1]]
         stays = [
             field
             for field in present
             if field.type.endswith(("bytes", "records")) or field.name in HIDDEN.get(api.name, ())
         ]
-        assert bool(walk) == bool(limit and (stays or stop))
+        assert bool(walk) == bool(limit and stays)
 
 
 def test_every_api_is_either_limited_or_leaves_by_its_header() -> None:
@@ -94,13 +86,13 @@ def test_what_is_hidden_exists() -> None:
     for name, fields in HIDDEN.items():
         (api,) = (api for api in apis().values() if api.name == name)
         eras = [era.fields for era in (*api.request, *api.response)]
-        assert fields <= {field.name for era in eras for field in strings(api, era, None)}
+        assert fields <= {field.name for era in eras for field in strings(era)}
 
 
 @pytest.mark.parametrize("name", ["CreateTopics", "JoinGroup", "SyncGroup", "OffsetCommit", "StreamsGroupHeartbeat"])
 def test_a_field_that_must_stay_is_found_where_nobody_hides_it(name: str) -> None:
     (api,) = (api for api in apis().values() if api.name == name)
-    found = [field for era in api.request for field in strings(api, era.fields, None)]
+    found = [field for era in api.request for field in strings(era.fields)]
     assert any(SECRET.search(field.name) or field.type.endswith("bytes") for field in found)
 
 
