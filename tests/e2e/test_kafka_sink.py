@@ -202,6 +202,24 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
     assert list(spool.iterdir()) == []
 
 
+def test_what_is_on_its_way_when_the_agent_ends_waits_for_the_next_one(broker: Broker, tmp_path: Path) -> None:
+    settings = config(broker, "on-its-way", spool_dir=tmp_path / "spool")
+    sink = KafkaSink(settings)
+    sink.send([event(0)])
+    wait_until(lambda: sink.counters()["sink_events"] == 1, "the first one to arrive")
+    broker.stop()
+    sink.send([event(1)])
+    wait_until(lambda: sink.trouble() is not None, "the second one to be missed")
+    sink.close(0.1)
+    assert set(sink.losses().values()) == {0}
+
+    broker.start()
+    following = KafkaSink(settings)
+    following.send([event(2)])
+    following.close(60)
+    assert read_all(broker.bootstrap, "on-its-way") == [0, 1, 2]
+
+
 def test_brokers_that_never_answer_cost_the_deadline_and_count_everything() -> None:
     sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))
     sink.send([event(seq) for seq in range(10)])

@@ -105,7 +105,7 @@ class KafkaSink:
         if result.exception is None:
             self._outbox.settle(batch)
             self._recovered()
-        else:
+        elif not self._stopping.is_set():  # else it was the producer's end: the outbox has kept the batch
             self._give_up(batch, result.exception)
 
     def _connect(self) -> Any:
