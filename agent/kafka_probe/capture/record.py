@@ -11,6 +11,8 @@ import numpy.typing as npt
 DATA_BYTES = 208
 COMMAND_LINE_BYTES = 96
 NO_API = 255
+BURST_NS = 50_000_000
+ALERTS_BYTES = 128  # two alert records, the longest of TLS 1.2 with padding to a block
 
 RECORD = np.dtype(
     [

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kafka_probe.capture.record import CLOSE_DATA, unpack
+from kafka_probe.capture.record import ALERTS_BYTES, BURST_NS, CLOSE_DATA, unpack
 from kafka_probe.protocol.schemas import apis
 
 Record = npt.NDArray[Any]
 
-# include/net/tcp_states.h
-_ALERTS_BYTES = 128  # two alert records, the longest of TLS 1.2 with padding to a block
 _JUST_NS = 1_000_000_000
-_FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8
+_FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
+_RECEIVE = 1  # enum direction of bpf/sock.h
 # What tcp_write_err() sets: the reason that the network gave, if it gave one.
 _TIMEOUTS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -35,10 +34,11 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
-def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any]]:
+def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
     """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
 
     tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.
+    at_once_ns: within which this end closes once it has read the peer's.
     """
     data = unpack(record, CLOSE_DATA)
     error = data["error"]
@@ -51,12 +51,15 @@ def read_close(record: Record, *, tls: bool = False) -> tuple[int, dict[str, Any
     in_vain = unacked_bytes and (unanswered or error)
     silence_us = data["silence_ns"] // 1000 if in_vain else idle_us
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
-    brief = data["burst_bytes"] <= _ALERTS_BYTES and closing_ns - data["burst_ns"] < _JUST_NS
+    brief = data["burst_bytes"] <= ALERTS_BYTES and closing_ns - data["burst_ns"] < _JUST_NS
     killed = data["owner_exiting"] and data["first_state"] == _FIN_WAIT1
     if tls and orderly and brief and not data["burst_answers"] and not killed:
-        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence.
-        closed_by, how = ("peer", "fin") if data["burst_direction"] else ("local", how)
-        idle_us = silence_us = data["pause_ns"] // 1000
+        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence. A peer that
+        # said it closes at once: if we closed later, and no FIN had come, it had said something else.
+        peers = data["burst_direction"] == _RECEIVE
+        something_else = peers and data["first_state"] == _FIN_WAIT1 and (received_us or 0) > at_once_ns // 1000
+        closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
+        idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000
     api = apis().get(data["last_api_key"])
     return closing_ns, {
         "closed_by": closed_by,

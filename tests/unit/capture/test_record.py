@@ -80,7 +80,7 @@ def test_a_slot_fills_the_ring_evenly() -> None:
 
 def test_constants_agree() -> None:
     defines = dict(re.findall(r"#define (\w+) (\d+)", HEADER))
-    names = ("DATA_BYTES", "COMMAND_LINE_BYTES", "NO_API")
+    names = ("DATA_BYTES", "COMMAND_LINE_BYTES", "NO_API", "BURST_NS", "ALERTS_BYTES")
     assert {name: int(defines[name]) for name in names} == {name: getattr(record, name) for name in names}
 
 
