@@ -60,6 +60,10 @@ class Config(BaseSettings):
     """seconds after a Produce request with acks=0 within which the broker's close counts as caused by it"""
     authentication_within: float = Field(5, gt=0)
     """seconds after a request of SASL within which a close counts as a failed authentication"""
+    goodbye_within: float = Field(0.05, gt=0)
+    """seconds before a close within which what came by TLS, unreadable, may have been a goodbye"""
+    closed_together: float = Field(1, gt=0)
+    """seconds within which the closes of one process count as one: what it closed as a whole had no limit"""
     shutdown_within: float = Field(300, gt=0)
     """seconds from when a broker stops to listen within which it closes connections because it stops"""
     same_age_percent: int = Field(10, gt=0)

@@ -14,7 +14,6 @@ from typing import Any
 from kafka_probe_pipeline.config import Config
 
 SECOND_US = 1_000_000
-ANSWER_US = 50_000
 SIDES = {"client": "connecting", "broker": "accepting"}
 
 
@@ -34,7 +33,7 @@ class End:
 
     name: client or broker. known: the columns of `connections.END`, None: nobody watches it. agent: its agent's last
     word. reset_us: when its host last sent the other end an RST without a socket. silences_us: the least and the
-    greatest silence of what its process itself closed within the same second, this one included.
+    greatest silence of what its process itself closed together with it, this one included.
     """
 
     name: str
@@ -115,7 +114,8 @@ class End:
         heard_us = self.close("received_idle_us")
         if heard_us is None or not self.known or self.known["opaque"] != "tls":
             return False
-        return bool(heard_us < ANSWER_US or not (self.idle or self.ended))
+        just_now = heard_us < self.config.goodbye_within * SECOND_US
+        return bool(just_now or not (self.idle or self.ended))
 
     @property
     def refused(self) -> bool:

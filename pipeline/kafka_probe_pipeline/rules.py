@@ -152,8 +152,14 @@ RULES = (
     Rule(
         "normal",
         "client",
-        lambda end, other: first(end, other) and end.with_others,
+        lambda end, other: first(end, other) and end.with_others and other.watched,
         "the client closed it together with others, idle for {end.silences}: it was closed as a whole",
+    ),
+    Rule(
+        "unknown",
+        "client",
+        lambda end, other: first(end, other) and end.with_others,
+        "the client closed it together with others, idle for {end.silences}: as a whole, or as the broker was gone",
     ),
     Rule(
         "client_idle_limit",

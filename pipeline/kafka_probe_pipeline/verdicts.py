@@ -24,9 +24,8 @@ from kafka_probe_pipeline.evidence import SECOND_US, SIDES, End, Said
 from kafka_probe_pipeline.rules import RULES
 from kafka_probe_pipeline.source import Clock, struct_of
 
-# An agent tells a second later what else a process closed.
-TOGETHER_US = SECOND_US
-# Connections that were judged so short a time ago are looked at as company of those that are judged now.
+# Connections that were judged so short a time ago are looked at as company of those that are judged now: what was
+# closed together is not judged at once.
 _COMPANY_US = 30 * SECOND_US
 
 Connection = Mapping[str, Any]
@@ -54,7 +53,7 @@ class Agents:
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
     is_closed = F.col("connecting.close").isNotNull() | F.col("accepting.close").isNotNull()
-    recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US
+    recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US - config.closed_together * SECOND_US
     of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
     if all(row["verdict"] for row in of_concern):
         return connections
@@ -82,15 +81,16 @@ def judged(
         return End(name, known, word, reset_us, (0, 0), clock.now_us, config)
 
     clients = [end("client", one) for one in connections]
-    for one, client, silences_us in zip(connections, clients, silences_together(clients), strict=True):
+    together = silences_together(clients, config.closed_together * SECOND_US)
+    for one, client, silences_us in zip(connections, clients, together, strict=True):
         if one["verdict"] is None:
             verdict = _verdict(replace(client, silences_us=silences_us), end("broker", one), config)
             if verdict:
                 yield one["key"], {"batch_id": clock.batch_id, "judged_us": clock.now_us, **verdict}
 
 
-def silences_together(clients: Sequence[End]) -> list[tuple[int, int]]:
-    """The least and the greatest silence of what the process of each itself closed within the same second, µs."""
+def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[int, int]]:
+    """The least and the greatest silence of what the process of each itself closed within that time, µs."""
     found = [(client.silence_us, client.silence_us) for client in clients]
     processes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, client in enumerate(clients):
@@ -102,9 +102,7 @@ def silences_together(clients: Sequence[End]) -> list[tuple[int, int]]:
         times = [clients[number].closed_us for number in closed]
         silences = [clients[number].silence_us for number in closed]
         for place, number in enumerate(closed):
-            within = slice(
-                bisect_left(times, times[place] - TOGETHER_US), bisect_right(times, times[place] + TOGETHER_US)
-            )
+            within = slice(bisect_left(times, times[place] - within_us), bisect_right(times, times[place] + within_us))
             found[number] = min(silences[within]), max(silences[within])
     return found
 
@@ -116,14 +114,15 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
     pairs = {"client": (client, broker), "broker": (broker, client)}
     rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
     end, other = pairs[rule.by]
-    told = gone = True
+    told = True
     if rule.rests_on:
-        witness, margin_us = (end, TOGETHER_US) if rule.rests_on == "end" else (other, config.clock_margin * SECOND_US)
-        told, gone = witness.told_until(end.closed_us + margin_us), witness.silent
-        if witness.lost_since(end.closed_us - end.silence_us - margin_us):
-            told, gone = False, True
-    if not (told or gone):
-        return None
+        # The agent of the end tells as long afterwards what else the process closed.
+        witness, margin = (end, config.closed_together) if rule.rests_on == "end" else (other, config.clock_margin)
+        margin_us = margin * SECOND_US
+        lost = witness.lost_since(end.closed_us - end.silence_us - margin_us)
+        told = not lost and witness.told_until(end.closed_us + margin_us)
+        if not (told or lost or witness.silent):
+            return None
     words = [rule.words.format(end=end, other=other), *map(_last_word, (client, broker))]
     if not told:
         words.append(f"; it would be {rule.cause}, if that agent had seen nothing else")

@@ -220,16 +220,34 @@ def test_the_cause_is_named_with_its_evidence(judged: dict[str, Any], case: Case
     assert verdict["closed_us"] == NOON_US
 
 
-def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("closed_together", "both", "cause"),
+    [(1, True, "normal"), (1, False, "unknown"), (0.2, True, "client_idle_limit"), (0.2, False, "client_idle_limit")],
+)
+def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(
+    spark: SparkSession, closed_together: float, both: bool, cause: str
+) -> None:
     def of_one(connection: int, **facts: object) -> list[Event]:
         process = {"pid": 7, "start_time": 1, "comm": "app"}
-        return [closed(CLIENT, connection, **BY_ITSELF, workload=process, **facts), closed(BROKER, connection)]
+        ends = [closed(CLIENT, connection, **BY_ITSELF, workload=process, **facts), closed(BROKER, connection)]
+        return ends if both else ends[:1]
 
-    history = History(spark)
+    history = History(spark, closed_together=closed_together)
     whole = [*of_one(1), *of_one(2, silence_us=5 * SECOND_US, closing_ts=NOON_US + SECOND_US // 2)]
-    rows = history.batch(*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US), word(CLIENT, until_s=20))
-    assert [row["verdict"]["cause"] for row in rows] == ["normal", "normal", "client_idle_limit"]
-    assert "idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]
+    history.batch(*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US))
+    rows = history.batch(word(CLIENT, until_s=20), at_s=LATE_S)
+    assert [row["verdict"]["cause"] for row in rows] == [cause, cause, "client_idle_limit"]
+    assert ("idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]) == (cause != "client_idle_limit")
+
+
+@pytest.mark.parametrize(("goodbye_within", "cause"), [(0.05, "unknown"), (0.01, "normal")])
+def test_what_came_by_tls_before_the_close_may_have_been_a_goodbye(
+    spark: SparkSession, goodbye_within: float, cause: str
+) -> None:
+    history = History(spark, goodbye_within=goodbye_within)
+    close = closed(CLIENT, **BY_ITSELF, owner_ended=True, received_idle_us=20_000)
+    history.batch(opened(CLIENT, opaque="tls"), close, word(CLIENT))
+    assert only(history.batch(word(CLIENT), at_s=LATE_S))["verdict"]["cause"] == cause
 
 
 def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_have_seen_it(spark: SparkSession) -> None:
