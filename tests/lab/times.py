@@ -13,11 +13,12 @@ _Way = tuple[Address, Address]
 @dataclass(slots=True)
 class Times:
     """µs since epoch, by flow id: requests (and by correlation id) and their answers, if they had any; and the first
-    and the last word of an end.
+    and the last word of an end. `asked`: API key and version of the requests.
     """
 
     exchanges: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     ends: dict[str, tuple[int, int]] = field(default_factory=dict)
+    asked: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _firsts: dict[_Way, int] = field(default_factory=dict)
 
     def see(self, segment: Segment, *, asks: bool) -> None:
@@ -32,6 +33,9 @@ class Times:
         """A frame that a segment completed."""
         (correlation_id,) = struct.unpack_from(">i", frame, 4 if asks else 0)
         key = self._flow_id(segment, asks), correlation_id
+        if asks:
+            api_key, api_version = struct.unpack_from(">hh", frame)
+            self.asked[key] = api_key, api_version
         asked_us = segment.time_us if asks else self.exchanges[key][0]
         self.exchanges[key] = asked_us, None if asks else segment.time_us
 

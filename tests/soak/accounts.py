@@ -77,9 +77,11 @@ def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str]) -> list[Told]:
 
 @dataclass(slots=True)
 class Account:
-    """How many there were of a kind, and how many of them while nobody watched; what is left, in sentences."""
+    """How many there were of a kind, and how many of them while nobody watched; what is left, in sentences. `unread`:
+    what the broker did not read."""
 
     counts: dict[str, int] = field(default_factory=dict)
+    unread: frozenset[Any] = frozenset()
     unexplained: list[str] = field(default_factory=list)
 
     def compare(
@@ -94,11 +96,8 @@ class Account:
         times = sum(told, Counter[Key]())
         silent = {key for key in wire if key not in times}
         excused = {key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)}
-        self.counts |= {
-            what: len(wire),
-            f"{what} while no agent watched": len(excused),
-            f"{what} that the broker did not read": len(silent & unread - excused),
-        }
+        self.counts |= {what: len(wire), f"{what} while no agent watched": len(excused)}
+        self.unread |= silent & unread - excused
         self.unexplained += [f"{what}: {key} at {wire[key]} was not told" for key in silent - excused - unread]
         self.unexplained += [f"{what}: {key} was told {count} times" for key, count in times.items() if count > 1]
         self.unexplained += [f"{what}: {key} was told, and was not" for key in times.keys() - wire.keys()]
@@ -134,6 +133,7 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> A
     deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
     unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("requests", answered, (one.exchanges for one in told), unwatched, never_read(times))
+    kept.counts["requests that the broker did not read"] = len(kept.unread)
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)
