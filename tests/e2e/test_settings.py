@@ -16,6 +16,7 @@ import pytest
 from kafka_probe.privileges import Capability
 from tests.golden.conversation import conversation, exchange
 from tests.golden.wire import METADATA, request
+from tests.lab.http import get, samples
 from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Watched
 
@@ -44,22 +45,31 @@ def asking(port: int) -> Iterator[None]:
 
 def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_more(tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "settings.toml"
-    watched = Watched(tmp_path, port, "--config", str(file))
+    address = f"127.0.0.1:{free_port()}"
+    watched = Watched(tmp_path, port, "--config", str(file), "--listen", address)
     file.write_text('requests = "all"\ncpu_limit = 1e-6\n')
     with asking(port), watched.agent:
         watched.wait_for(1, "topics to be left out", kind="agent", shed="topics")
+        assert shed(address) == {"requests": 1, "topics": 1}
         poor = len(watched.wait_for(2, "flows without topics", kind="flow", topics=[]))
         told = len(watched.events(kind="request"))
         file.write_text('requests = "all"\nnode = "elsewhere"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
         watched.wait_for(told + 1, "requests to be told again", kind="request")
         wait_until(lambda: watched.events(kind="flow")[-1]["topics"] != [], "flows with topics again")
+        wait_until(lambda: shed(address) == {"requests": 0, "topics": 0}, "the metrics to say so")
     last = watched.events(kind="agent")[-1]
     assert last["shed"] is None
     assert last["losses"]["request_shed"] > 0
     assert last["losses"]["topics_shed"] >= poor
     assert last["node"] != "elsewhere"
     assert "Changed settings that take effect at the next start: node." in watched.agent.log.read_text()
+
+
+def shed(address: str) -> dict[str, float]:
+    """What the metrics say is left out."""
+    now = samples(get(f"http://{address}/metrics").text)
+    return {detail: now["kafka_probe_shed", frozenset({("detail", detail)})] for detail in ("requests", "topics")}
 
 
 def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:

@@ -92,6 +92,11 @@ def test_the_charts_rights_are_all_that_the_agent_needs(agent_image: str, tmp_pa
     assert int(effective, 16) == sum(1 << capability for capability in given)
 
 
+def test_it_has_the_official_client_of_kubernetes(agent_image: str) -> None:
+    imported = "/opt/kafka-probe/bin/python -c 'from kubernetes import watch; print(watch.Watch.__name__)'"
+    assert shell(agent_image, imported) == "Watch\n"
+
+
 @pytest.mark.parametrize("capability", ["BPF", "PERFMON"])
 def test_with_less_it_could_not_start(agent_image: str, tmp_path: Path, capability: str) -> None:
     rights, _ = as_charted({"sink": "stdout"}, tmp_path)

@@ -1,18 +1,25 @@
 """The unit in the hands of systemd, installed by the commands of the README: in a container that plays a machine.
 
-It has its own processes and no network, so that of the host's only the kernel is seen.
+It has its own processes, and a network that it shares with a broker and its client only. So these two are seen by what
+they say, but not found among the machine's processes.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kafka_probe.privileges import Capability
+from tests.lab.broker import Broker
+from tests.lab.network import Namespace
 from tests.lab.processes import wait_until
+from tests.lab.product import read_events
 from tests.nodes.chart import ROOT
 from tests.nodes.images import BASE, here
 from tests.nodes.podman import podman
@@ -25,6 +32,7 @@ MACHINE = "localhost/machine"
     r"^### As a service\n.*?^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
 )
 *INSTALL, START = [line.removeprefix("sudo ") for line in INSTALLATION.splitlines()]
+PRODUCED = ("shop", "Produce")
 TO_ATTACH = {Capability.BPF, Capability.PERFMON}
 TO_NAME = {Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH}
 
@@ -48,13 +56,34 @@ class Machine:
             "journalctl --output=cat _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value kafka-probe)"
         )
 
+    def events(self) -> list[dict[str, Any]]:
+        """What it has told since then, while its events go into the journal."""
+        return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
+
+    def spooled(self) -> list[str]:
+        """The files of events that wait in its directory."""
+        return self.run("find /var/lib/kafka-probe/ -name '*.ndjson.gz'").splitlines()
+
     def wait_attached(self) -> None:
         wait_until(lambda: "attached by" in self.log(), "the service to attach")
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """With the service running as installed, except that its events go into the journal: there are no brokers."""
+def network() -> Iterator[Namespace]:
+    network = Namespace()
+    yield network
+    network.close()
+
+
+@pytest.fixture(scope="module")
+def broker(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    with network.inside(), Broker(tmp_path_factory.mktemp("broker"), port=9092) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def machine(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    """With the service running as installed, except that its events go into the journal."""
     containerfile = tmp_path_factory.mktemp("machine") / "Containerfile"
     steps = [
         f"FROM {BASE}",
@@ -69,7 +98,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     podman("build", "--file", containerfile, "--tag", MACHINE, *here(), ROOT)
     # Not --privileged, and cgroups of its own: its systemd must not change the settings and mounts of this kernel.
     rights = ("--cap-add=ALL", "--cgroupns=private", "--security-opt=seccomp=unconfined")
-    container = podman("run", "--detach", "--systemd=always", "--network=none", *rights, MACHINE).strip()
+    with network.inside():
+        container = podman("run", "--detach", "--systemd=always", "--network=host", *rights, MACHINE).strip()
     try:
         machine = Machine(container)
         wait_until(lambda: "starting" not in machine.run("systemctl is-system-running || true"), "the machine to boot")
@@ -95,10 +125,26 @@ def capabilities(mask: int) -> set[int]:
 
 
 def test_its_variables_are_read_and_its_secrets_are_roots(machine: Machine) -> None:
-    wait_until(lambda: machine.log().count('"kind":"agent"') > 1, "the service to report")
-    events = [json.loads(line) for line in machine.log().splitlines() if line.startswith("{")]
-    assert {event["kind"] for event in events} >= {"agent"}
+    wait_until(lambda: bool(machine.events()), "the service to report")
     assert machine.run("stat --format=%a:%U /etc/kafka-probe/kafka-probe.env") == "600:root\n"
+
+
+def test_it_tells_of_the_traffic_of_its_host(
+    machine: Machine, network: Namespace, broker: Broker, tmp_path: Path
+) -> None:
+    report = tmp_path / "report.json"
+    what = ("--client-id", "shop", "--topics", "orders", "--records", "100", "--rate", "1000", "--report", report)
+    client = (sys.executable, "-m", "tests.lab.kafka_python_client", "produce", "--bootstrap", broker.bootstrap)
+    network.run(*client, *what)
+
+    def records() -> dict[str, int]:
+        produced = [e for e in machine.events() if e["kind"] == "flow" and (e["client"]["id"], e["api"]) == PRODUCED]
+        topics = [(event["side"], topic) for event in produced for topic in event["topics"]]
+        assert {topic["topic"] for _, topic in topics} <= {"orders"}
+        return {side: sum(topic["records"] for at, topic in topics if at == side) for side, _ in topics}
+
+    sent = json.loads(report.read_text())["orders"]["records"]
+    wait_until(lambda: records() == {"connecting": sent, "accepting": sent}, "both ends to be told")
 
 
 def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:
@@ -130,6 +176,40 @@ def test_it_is_not_started_again_with_settings_that_it_refuses(machine: Machine)
     assert "KAFKA_PROBE_PORTS: must be auto, or ports" in machine.log()
     machine.run("sed -i /KAFKA_PROBE_PORTS/d /etc/kafka-probe/kafka-probe.env; systemctl start kafka-probe")
     machine.wait_attached()
+
+
+def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
+    machine: Machine, network: Namespace, broker: Broker
+) -> None:
+    machine.run(
+        "echo KAFKA_PROBE_SINK=kafka >>/etc/kafka-probe/kafka-probe.env;"
+        f"echo KAFKA_PROBE_BOOTSTRAP_SERVERS={broker.bootstrap} >>/etc/kafka-probe/kafka-probe.env;"
+        "systemctl restart kafka-probe"
+    )
+    wait_until(lambda: bool(told_to(broker, network)), "its events to come to the broker", every_s=1)
+    with network.inside():
+        broker.stop()
+    wait_until(lambda: "do not take events" in machine.log(), "the service to notice that the broker is away")
+    machine.run("systemctl stop kafka-probe")
+    assert machine.show("Result") == "success"
+    assert machine.spooled()
+
+    with network.inside():
+        broker.start()
+    machine.run("systemctl start kafka-probe")
+    wait_until(lambda: len(told_to(broker, network)) > 1, "the next one to tell something", every_s=1)
+    wait_until(lambda: not machine.spooled(), "what was left to be sent")
+    for told in told_to(broker, network).values():
+        assert sorted(told) == [*range(len(told))]
+
+
+def told_to(broker: Broker, network: Namespace) -> dict[str, list[int]]:
+    """The numbers of the events in the topic, by the agent that gave them."""
+    told: dict[str, list[int]] = {}
+    with network.inside():
+        for event in read_events(broker.bootstrap):
+            told.setdefault(event["agent_id"], []).append(event["seq"])
+    return told
 
 
 def test_stopped_it_sends_what_is_left_and_ends_well(machine: Machine) -> None:

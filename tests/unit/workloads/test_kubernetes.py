@@ -10,6 +10,7 @@ import os
 import secrets
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
@@ -231,6 +232,30 @@ def test_a_server_that_is_away_at_first_is_found_when_it_is_there(
     watching.learns(second)
     wait_until(lambda: "new pods have names again" in caplog.text, "the good news")
     assert len(warnings()) == 1
+
+
+class Pauses(threading.Event):
+    """How long it was waited for, a thousand times faster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked_s: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.asked_s.append(timeout)
+        return super().wait(timeout / 1000)
+
+
+def test_the_longer_a_server_is_away_the_less_often_it_is_asked(server: ApiServer, tmp_path: Path) -> None:
+    server.stop()
+    watch = PodWatch("auto", NODE, Pods(), tmp_path)
+    pauses = watch._stopping = Pauses()
+    watch.start()
+    wait_until(lambda: len(pauses.asked_s) >= 8, "several attempts")
+    watch.close()
+    for pause_s, longest_s in zip(pauses.asked_s, (2, 4, 8, 16, 32, 60, 60, 60), strict=False):
+        assert longest_s / 2 <= pause_s <= longest_s
 
 
 def test_a_token_that_was_renewed_is_read_again(server: ApiServer, watch: Watch, tmp_path: Path) -> None:
