@@ -1,15 +1,16 @@
 """Connections: `open`, `flow` and `close` events of both ends in, one row per connection out.
 
-The ends are joined by `flow_id`, which is the same on both hosts; an end without one is a connection of its own until
-it gets one. Times of events are of the clock of their host and are never compared with another host's; `heard_us` is
-of Kafka's clock. Pure functions of DataFrames; this room never reads or writes.
+The ends are joined by `flow_id`, which is the same on both hosts. An end without one, which an agent listed when it
+started, has that of the agent before it, or is a connection of its own until it gets one. Times of events are of the
+clock of their host and are never compared with another host's; `heard_us` is of Kafka's clock. Pure functions of
+DataFrames; this room never reads or writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -21,6 +22,7 @@ SIDES = ("connecting", "accepting")
 KINDS = ("open", "flow", "close")
 FACTS = (
     "node",
+    "netns",
     "side",
     "flow_id",
     "local",
@@ -86,6 +88,7 @@ def connections(
         before.transform(ends)
         .unionByName(new, allowMissingColumns=True)
         .transform(merged, config.topics_kept)
+        .transform(identified)
         .transform(joined)
         .transform(within_limits, clock, config)
     )
@@ -165,6 +168,13 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
             }
         )
     )
+
+
+def identified(ends: DataFrame) -> DataFrame:
+    """The ends; those without a flow id with that of the open end that their node had between the same addresses."""
+    same = Window.partitionBy("node", "netns", "side", "local", "peer")
+    known_us = F.when(F.col("flow_id").isNotNull() & F.col("close").isNull(), F.col("heard_us"))
+    return ends.withColumn("flow_id", F.coalesce("flow_id", F.max_by("flow_id", known_us).over(same)))
 
 
 def joined(ends: DataFrame) -> DataFrame:

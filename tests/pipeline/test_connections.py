@@ -79,6 +79,40 @@ def test_after_a_restart_of_an_agent_its_new_word_on_an_end_replaces_the_old_one
     assert (row["connecting"]["agent_id"], row["ends"]) == ("restarted", "both")
 
 
+def test_after_a_restart_of_an_agent_what_says_nothing_is_no_second_connection(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(opened(CLIENT), opened(BROKER))
+    listed = opened(CLIENT, agent_id="restarted", conn_id="1", flow_id=None, found="listed")
+    row = only(history.batch(listed, at_s=5))
+    assert (row["key"], row["ends"]) == (f"{1:016x}", "both")
+    assert (row["connecting"]["agent_id"], row["connecting"]["found"]) == ("restarted", "listed")
+    # It was another one, between the same addresses.
+    spoke = opened(CLIENT, 2, agent_id="restarted", conn_id="1", local=listed["local"], found="midstream")
+    rows = history.batch(spoke, at_s=10)
+    assert {row["key"]: row["ends"] for row in rows} == {f"{1:016x}": "accepting only", f"{2:016x}": "connecting only"}
+
+
+@pytest.mark.parametrize(
+    ("connection", "differs"),
+    [
+        (1, {"node": "elsewhere"}),
+        (1, {"netns": 7}),
+        (1, {"peer": "10.0.0.9:9093"}),
+        (1, {"side": "accepting"}),
+        (2, {}),
+    ],
+    ids=["another node", "another network", "another end", "the other side", "after it was closed"],
+)
+def test_what_another_listed_is_another_connection(
+    spark: SparkSession, connection: int, differs: dict[str, object]
+) -> None:
+    history = History(spark)
+    history.batch(opened(CLIENT), closed(CLIENT, 2))
+    listed = opened(CLIENT, connection, agent_id="another", conn_id="1", flow_id=None, found="listed")
+    rows = history.batch({**listed, **differs}, at_s=5)
+    assert [row["key"] for row in rows] == [f"{1:016x}", f"{2:016x}", "another/1"]
+
+
 def test_what_nobody_spoke_of_for_long_is_forgotten(spark: SparkSession) -> None:
     history = History(spark, open_limit=100)
     history.batch(opened(CLIENT, 1), opened(CLIENT, 2))
