@@ -5,6 +5,7 @@
 #include "segment.h"
 
 #define TCP_ESTABLISHED 1
+#define TCP_FIN_WAIT1 4
 #define TCP_TIME_WAIT 6
 #define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8
@@ -76,13 +77,13 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	send_record(ctx, record);
 }
 
-// A connection that moved no byte since it is watched. Its owner is known if it is the one who closes it.
-static inline struct conn *late_connection(void *ctx, u64 sk, int by_owner)
+// A connection that moved no byte since it is watched. Its owner is known if it is the one who ends it.
+static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 {
 	int role = ANY_PORT ? -1 : role_of(local_port(sk), peer_port(sk));
 	if (role < 0 || !watched(sk) || own.lookup(&sk))
 		return 0;
-	u32 tgid = by_owner ? bpf_get_current_pid_tgid() >> 32 : 0;
+	u32 tgid = owner_calls ? bpf_get_current_pid_tgid() >> 32 : 0;
 	struct conn *conn = open_connection(ctx, sk, role, sequence_end(sk, SEND), SEND, tgid);
 	if (conn)
 		conn->silent = 1;
@@ -162,7 +163,7 @@ static inline void forget(void *ctx, u64 sk)
 }
 
 // The owner closes the socket in tcp_close(), which shuts it down both ways before its state changes; a reset or a time-out does
-// so afterwards.
+// so afterwards, and what the peer says after the owner's shutdown() in whatever process runs then.
 static inline void state_changed(void *ctx, u64 sk, int from, int to)
 {
 	// An accepted socket begins as a copy of the listening one.
@@ -174,17 +175,19 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		forget(ctx, sk);
 	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
 		return;
-	int by_owner = READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
+	int was_open = from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT;
+	int by_owner = was_open && READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
+	int owner_calls = by_owner || to == TCP_FIN_WAIT1 || to == TCP_LAST_ACK;
 	struct conn *conn = conns.lookup(&sk);
-	if (!conn && (from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT)) // the peer may have closed before we came
-		conn = late_connection(ctx, sk, by_owner);
+	if (!conn && was_open) // the peer may have closed before we came
+		conn = late_connection(ctx, sk, owner_calls);
 	if (!conn)
 		return;
 	if (!conn->first_state) {
 		conn->first_state = from == TCP_ESTABLISHED ? to : from;
 		conn->closing_ns = bpf_ktime_get_ns();
 	}
-	if (by_owner && !conn->tgid)
+	if (owner_calls && !conn->tgid)
 		change_owner(ctx, sk, conn, bpf_get_current_pid_tgid() >> 32);
 	if (!conn->closed && (by_owner || to == TCP_CLOSE))
 		close_connection(ctx, sk, conn, by_owner);
