@@ -116,7 +116,7 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
 		// In Kafka the broker speaks when it is asked.
-		conn->burst_answers = before != direction && direction == (conn->role == ROLE_ACCEPTING ? SEND : RECEIVE);
+		conn->burst_answers = last && before != direction && direction == (conn->role == ROLE_ACCEPTING ? SEND : RECEIVE);
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;

@@ -10,16 +10,22 @@
 #include "requests.h"
 #include "walk.h"
 
-// While raw SASL tokens may pass, the size alone: a token can be shorter than a header.
-static inline u16 head_bytes(struct conn *conn, u8 direction)
+// While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
+// TLS.
+static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
 {
+	if (c->lock == SEEKING && !conn->is_kafka)
+		return TLS_HEAD;
 	return conn->sasl_raw ? 4 : is_request(conn, direction) ? REQUEST_HEAD : RESPONSE_HEAD;
 }
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
 {
 	if (c->state == HEAD) {
-		is_request(conn, direction) ? request_head(conn, c) : response_head(conn, c);
+		if (c->lock == SEEKING && !conn->is_kafka && one_tls_record(c))
+			reject(conn, c);
+		else
+			is_request(conn, direction) ? request_head(conn, c) : response_head(conn, c);
 		return;
 	}
 	if (c->state == BATCH) {
@@ -115,7 +121,7 @@ static inline int step(struct conn *conn, struct cursor *c, u8 direction)
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
 			return DONE;
 		if (c->state == HEAD && !c->have)
-			c->need = head_bytes(conn, direction);
+			c->need = head_bytes(conn, c, direction);
 		collect(conn, c, direction);
 	}
 	if (c->state == BULK && !c->bulk)

@@ -5,6 +5,7 @@
 #define REQUEST_HEAD 14           // size, API key and version, correlation id, length of the client id
 #define SHORT_HEAD 12             // the same without a client id: ControlledShutdown 0
 #define RESPONSE_HEAD 8           // size, correlation id
+#define TLS_HEAD 5                // of a record: type, version, length
 #define SASL_REQUESTS 64          // raw tokens end with a request whose correlation id is this close to the one expected
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
 #define CLOSE_BY 64               // consecutive requests: the client may have asked other brokers in between
@@ -41,7 +42,17 @@ static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u3
 // As a size it would be one of 350 MB, with some hellos before the API, version and correlation id of a fetch.
 static inline int starts_tls(struct cursor *c)
 {
-	return c->element[0] == 0x16 && c->element[1] == 3; // a handshake, of SSL 3.0 or later
+	u8 type = c->element[0] - 0x14; // from change_cipher_spec to application_data, RFC 8446, 5.1
+	return type < 4 && c->element[1] == 3;
+}
+
+// Whether the call is one record of TLS, or the header of one, which OpenSSL reads by itself: of a connection whose beginning was
+// missed nothing else tells.
+static inline int one_tls_record(struct cursor *c)
+{
+	u32 bytes = c->call.end - c->call.start;
+	int fits = bytes == TLS_HEAD || bytes == TLS_HEAD + be16(c->element + 3);
+	return fits && starts_tls(c) && c->next - c->have == c->call.start;
 }
 
 // Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
@@ -155,7 +166,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 			not_a_frame(conn, c, 1);
 		return;
 	}
-	if (c->have == 4) {
+	if (c->have < SHORT_HEAD) {
 		c->need = REQUEST_HEAD;
 		return;
 	}
@@ -273,7 +284,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
-	if (c->have == 4) {
+	if (c->have < RESPONSE_HEAD) {
 		c->need = RESPONSE_HEAD;
 		return;
 	}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,37 @@ def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> N
     assert [(event["local"], event["peer"]) for event in closed] == [talk.names, talk.names[::-1]]
     assert closed[0]["flow_id"] == closed[1]["flow_id"] is not None
     assert [event["workload"]["pid"] for event in closed] == [os.getpid()] * 2
+
+
+def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port)
+    with conversation(port) as talk, ThreadPoolExecutor(1) as other:
+        accepting = other.submit(without_certificate(ssl.PROTOCOL_TLS_SERVER).wrap_socket, talk.server, True)
+        client, server = without_certificate(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(talk.client), accepting.result(10)
+        with client, server, watched.agent:
+            watched.wait_for(2, "both ends to be listed", kind="open")
+            answered = other.submit(answer_goodbye, server)
+            client.unwrap().close()
+            answered.result(10)
+            closed = {event["side"]: event for event in watched.wait_for(2, "both ends to close", kind="close")}
+    assert [closed[side]["opaque"] for side in ("connecting", "accepting")] == ["tls", "tls"]
+    assert [closed[side]["closed_by"] for side in ("connecting", "accepting")] == ["local", "peer"]
+    assert [closed[side]["silence_us"] for side in ("connecting", "accepting")] == [None, None]
+
+
+def answer_goodbye(end: ssl.SSLSocket) -> None:
+    assert end.recv(1) == b""
+    end.unwrap().close()
+
+
+def without_certificate(protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers("AECDH-AES256-SHA:@SECLEVEL=0")
+    return context
 
 
 def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(tmp_path: Path) -> None:

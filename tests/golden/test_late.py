@@ -2,41 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
 import pytest
 
+from kafka_probe.capture.record import Protocol
 from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, exchange, receive_all
+from tests.golden.conversation import Conversation, conversation, exchange, receive_all, receive_pieces, transfer
 from tests.golden.wire import METADATA, produce, records_of, request
 from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root
 
 FRAME = produce(9, {"orders": {0: records_of(50)}})
+NOBODY = 0
+TLS_RECORD = bytes.fromhex("1703030040") + bytes(range(64))
+# A client that is told which socket is its, shuts it down, and closes it once the other end has.
+HALF_CLOSES = """
+import socket, sys
+end = socket.socket(fileno=int(sys.argv[1]))
+end.setblocking(True)
+end.shutdown(socket.SHUT_WR)
+end.recv(1)
+"""
+
+
+READS = {"a whole record": receive_all, "its header by itself": receive_pieces(5)}
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A capture younger than two connections: one between its frames, one inside of a frame, at both ends."""
+    """A capture younger than connections: one between its frames, one inside of a frame, at both ends, and others."""
 
     capture: Capture
     between: Conversation
     inside: Conversation
+    others: Mapping[str, Conversation]
 
 
 @pytest.fixture(scope="module")
 def late() -> Iterator[Late]:
     port = free_port()
-    with conversation(port) as between, conversation(port) as inside:
+    with conversation(port) as between, conversation(port) as inside, ExitStack() as stack:
         between.ask(request(METADATA, 12, 1))
         inside.client.sendall(FRAME.wire[:200])
         receive_all(inside.server, 100)
         between.said.clear()
+        others = {name: stack.enter_context(conversation(port)) for name in (*READS, "half closed")}
         with closing(Capture(port)) as capture:
-            yield Late(capture, between, inside)
+            yield Late(capture, between, inside, others)
 
 
 def assert_soon_right(capture: Capture, talk: Conversation) -> None:
@@ -65,3 +84,31 @@ def test_inside_a_frame(late: Late) -> None:
     receive_all(late.inside.server, len(FRAME) - 100)
     assert_soon_right(late.capture, late.inside)
     assert set(late.capture.lost()) <= {"resync", "frame_truncated"}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_tls_is_known_by_any_of_its_records(late: Late, read: str) -> None:
+    late.capture.begin()
+    talk = late.others[read]
+    transfer(talk.server, talk.client, TLS_RECORD, read=READS[read])
+    assert [end.opaque for end in late.capture.ends_of(talk)] == [Protocol.TLS, Protocol.TLS]
+    talk.server.close()
+    talk.client.close()
+    client, server = (end.closed or {} for end in late.capture.wait_closed(talk))
+    # How long it was silent before its goodbye nobody has seen.
+    assert (client["closed_by"], server["closed_by"]) == ("peer", "local")
+    assert (client["idle_us"], client["silence_us"]) == (None, None)
+    assert late.capture.lost() == {}
+
+
+def test_who_half_closes_is_the_owner_not_who_answers(late: Late) -> None:
+    late.capture.begin()
+    talk = late.others["half closed"]
+    descriptor = talk.client.fileno()
+    with subprocess.Popen([sys.executable, "-c", HALF_CLOSES, str(descriptor)], pass_fds=(descriptor,)) as client:
+        talk.client.close()
+        assert talk.server.recv(1) == b""
+        talk.server.close()  # its FIN ends the other end, too, while this process runs
+    ends = late.capture.wait_closed(talk)
+    assert [end.pids - {NOBODY} for end in ends] == [{client.pid}, {os.getpid()}]
+    assert [(end.closed or {})["closed_by"] for end in ends] == ["local", "peer"]

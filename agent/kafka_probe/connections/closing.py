@@ -59,7 +59,7 @@ def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS)
         peers = data["burst_direction"] == _RECEIVE
         something_else = peers and data["first_state"] == _FIN_WAIT1 and (received_us or 0) > at_once_ns // 1000
         closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
-        idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000
+        idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000 or None
     api = apis().get(data["last_api_key"])
     return closing_ns, {
         "closed_by": closed_by,
