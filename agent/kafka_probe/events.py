@@ -58,7 +58,12 @@ WORKLOAD = Struct(
         Field("start_time", "long", "start of the process, µs since epoch; with pid it survives reuse of the pid"),
         Field("comm", "string", "command name of the process's main thread"),
         Field("exe", "string", "path of the executable; null when the process ended before it was read"),
-        Field("cmdline", "string", "command line, arguments separated by spaces, cut at 96 bytes for ended processes"),
+        Field(
+            "cmdline",
+            "string",
+            "command line, arguments separated by spaces, cut at 96 bytes for ended processes; *** for passwords and "
+            "the like, as far as their names tell",
+        ),
         Field("uid", "long", "real user id"),
         Field("cgroup", "string", "path of the cgroup below its mount point"),
         Field("cgroup_id", "long", "cgroup id as the kernel has it"),

@@ -8,6 +8,7 @@ descriptor of /proc/<pid>, which stays bound to that process even if its pid is 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,6 +24,12 @@ _STAT_MAX_BYTES = 1024
 _STAT_STARTTIME = 19
 """Index of starttime (field 22 of proc_pid_stat(5)) among the fields after the parenthesised command name."""
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+_SECRET = rb"(?:pass(?:word|wd|phrase)|secret|token|credential|jaas|api[-_.]?key)[\w.-]*"
+_SET_TO = re.compile(
+    rb"(" + _SECRET + rb"[\"']?\s*(?:=|:[\s\"'])|(?<![^\0])--?[\w.-]*" + _SECRET + rb"\0(?!-))[^\0]+", re.IGNORECASE
+)
+_OF_A_URL = re.compile(rb"(://[^\0\s/:@]*:)[^\0\s/@]+(?=@)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +201,9 @@ def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
 
 
 def _arguments(raw: bytes) -> str | None:
-    return _text(raw.rstrip(b"\0").replace(b"\0", b" ")) or None
+    """One text of arguments that end with NUL, without what a secret is set to there, to the end of that argument."""
+    told = _OF_A_URL.sub(rb"\1***", _SET_TO.sub(rb"\1***", raw.rstrip(b"\0")))
+    return _text(told.replace(b"\0", b" ")) or None
 
 
 def _text(raw: bytes) -> str:

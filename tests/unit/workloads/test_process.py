@@ -38,6 +38,25 @@ def test_a_living_process_has_its_executable_and_whole_command_line(start: Start
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["kcat", "-X", "sasl.password=secret", "-L"], "kcat -X sasl.password=*** -L"),
+        (["java", "-Djavax.net.ssl.keyStorePassword=a b", "Main"], "java -Djavax.net.ssl.keyStorePassword=*** Main"),
+        (["app", "--sasl-password", "a b", "--topic", "t"], "app --sasl-password *** --topic t"),
+        (["app", "--ask-password", "--topic", "t"], "app --ask-password --topic t"),
+        (["app", "--conf", '{"sasl.jaas.config" : "x"}'], 'app --conf {"sasl.jaas.config" : ***'),
+        (["app", "https://user:a@registry/x?y=1"], "app https://user:***@registry/x?y=1"),
+        (["sh", "-c", "API_KEY=a exec app"], "sh -c API_KEY=***"),
+        (["app", "/run/secrets/app.conf", "https://tokens:8080/x"], "app /run/secrets/app.conf https://tokens:8080/x"),
+        (["passwd", "operator"], "passwd operator"),
+    ],
+)
+def test_what_a_secret_is_set_to_is_not_told(arguments: list[str], told: str) -> None:
+    owner = Owner(0, 0, b"", 0, 0, 0, 0, "\0".join(arguments).encode())
+    assert described(owner).cmdline == told
+
+
 def test_its_start_is_the_wall_clock_time_at_which_it_started(start: Start, owner_of: OwnerOf) -> None:
     process = start()
     truth_us = psutil.Process(process.pid).create_time() * 1e6
