@@ -118,6 +118,12 @@ def enable_run_time() -> int:
     return _bpf(_ENABLE_STATS, _STATS.pack(_RUN_TIME))
 
 
+def run_time_is_measured() -> bool:
+    """Whether the host's own switch for that, the sysctl kernel.bpf_stats_enabled, is on."""
+    switch = Path("/proc/sys/kernel/bpf_stats_enabled")
+    return switch.exists() and switch.read_text() != "0\n"
+
+
 def statistic(program: int, name: str) -> int:
     """What the kernel counts of a program, as bpf_prog_show_fdinfo() names it; 0 where it does not count it.
 

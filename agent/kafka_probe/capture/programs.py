@@ -88,8 +88,8 @@ class Programs:
         return ""
 
     def run_time_ns(self) -> int | None:
-        """How long all programs ran since `measure`; None if nobody measures."""
-        return self._statistic("run_time_ns") if self._statistics else None
+        """How long all programs ran while that was measured; None if neither `measure` nor the host does."""
+        return self._statistic("run_time_ns") if self._statistics or bpf.run_time_is_measured() else None
 
     def detach(self) -> None:
         """Stop capturing."""

@@ -64,6 +64,19 @@ def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:
         assert programs.run_time_ns()
 
 
+def test_where_the_host_measures_nobody_need_ask() -> None:
+    with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
+        assert programs.run_time_ns() is None
+        switch = Path("/proc/sys/kernel/bpf_stats_enabled")
+        switch.write_text("1")
+        try:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                socket.create_connection(listener.getsockname()).close()
+            assert programs.run_time_ns()
+        finally:
+            switch.write_text("0")
+
+
 def test_the_first_backend_that_works_is_taken_and_why_not_the_others_is_known() -> None:
     with closing(Programs.load("auto", "auto", OPTIONS, [])) as programs:
         tried = [*programs.refused, programs.backend]
