@@ -115,6 +115,11 @@ class Config(BaseSettings):
         return f"{self.output}/checkpoint"
 
     @property
+    def heard(self) -> str:
+        """Where it keeps up to what it has counted each agent: it has no meaning without the offsets."""
+        return f"{self.checkpoint}/heard"
+
+    @property
     def agents(self) -> str:
         """Where the newest version of what each agent said of itself is."""
         return f"{self.output}/agents"

@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
+from kafka_probe_pipeline.source import Clock, once, spark_schema, struct_of
 
 SIDES = ("connecting", "accepting")
 KINDS = ("open", "flow", "close")
@@ -83,7 +83,8 @@ def connections(
     events: DataFrame, before: DataFrame, agents_before: DataFrame, clock: Clock, config: Config
 ) -> DataFrame:
     """The connections `before`, brought up to date by the events of a batch: columns of `SCHEMA`."""
-    new = events.transform(unseen, agents_before).transform(pieces)
+    about = events.where(F.col("kind").isin(*KINDS) & F.col("conn_id").isNotNull())
+    new = about.transform(once, agents_before).transform(pieces)
     return (
         before.transform(ends)
         .unionByName(new, allowMissingColumns=True)
@@ -92,14 +93,6 @@ def connections(
         .transform(joined)
         .transform(within_limits, clock, config)
     )
-
-
-def unseen(events: DataFrame, agents_before: DataFrame) -> DataFrame:
-    """What says something of a connection; of flows, which add up, none that an earlier batch had."""
-    about = events.where(F.col("kind").isin(*KINDS) & F.col("conn_id").isNotNull())
-    counted = agents_before.select("agent_id", "last_seq")
-    known = (F.col("kind") == "flow") & F.coalesce(F.col("seq") <= F.col("last_seq"), F.lit(False))
-    return about.join(F.broadcast(counted), "agent_id", "left").where(~known)
 
 
 def pieces(events: DataFrame) -> DataFrame:

@@ -27,11 +27,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_probe_pipeline import names, report, session, source, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
-from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
 from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
-from kafka_probe_pipeline.traffic import KEYS, summed, traffic
+from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, summed, traffic
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -47,18 +47,36 @@ class Step:
     config: Config
     table: Table
     names: Table
+    heard: Table
     malformed: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, spark: SparkSession, config: Config) -> Step:
+        """Into the tables below the output directory."""
+        return cls(
+            config,
+            Table(spark, config.table),
+            Table(spark, config.names, names.PAIRS),
+            Table(spark, config.heard, HEARD),
+        )
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         session.for_its_cores(records.sparkSession)
         parsed = records.transform(source.parsed).persist()
         try:
-            events = source.events(parsed)
+            events = source.received(parsed)
             new = self._learn(events, batch_id)
             # A batch that is there was complete when the job was killed after it; its rows stay as they were sent.
             if not self.table.exists(batch_id):
-                rows = events.transform(traffic, self.config.window).transform(names.named, known(self.names))
+                rows = (
+                    events.transform(source.once, self.heard.before(batch_id))
+                    .transform(traffic, self.config.window)
+                    .transform(names.named, known(self.names))
+                )
                 self.table.write(rows.transform(summed, KEYS), batch_id)
+            if not self.heard.exists(batch_id):
+                self.heard.write(heard(events, self.heard.before(batch_id)), batch_id)
+            self.heard.keep(VERSIONS_KEPT)
             rows = self.table.batch(batch_id)
             self._send(rows.withColumn("batch_id", F.lit(batch_id)))
             if new:
@@ -171,7 +189,7 @@ def run(**given: object) -> None:
     try:
         session.require_connector(spark)
         created = topics.create_missing(spark, config)
-        step = Step(config, Table(spark, config.table), Table(spark, config.names, names.PAIRS))
+        step = Step.of(spark, config)
         urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:
             receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)

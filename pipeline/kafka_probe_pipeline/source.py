@@ -78,6 +78,16 @@ def received(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
 
 
+def once(events: DataFrame, heard: DataFrame) -> DataFrame:
+    """Without the flows, which add up, that an earlier batch had: an agent that starts again may send some once more.
+
+    heard: the `last_seq` of each agent by then. Within the batch they are still twice.
+    """
+    before = F.broadcast(heard.select("agent_id", "last_seq"))
+    known = (F.col("kind") == "flow") & F.coalesce(F.col("seq") <= F.col("last_seq"), F.lit(False))
+    return events.join(before, "agent_id", "left").where(~known).drop("last_seq")
+
+
 def malformed(parsed: DataFrame) -> DataFrame:
     """The lines that are no events: topic, partition, offset, line_number, line, reason."""
     return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")

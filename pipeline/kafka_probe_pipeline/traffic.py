@@ -13,8 +13,10 @@ from typing import cast
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
+from kafka_probe_pipeline.source import struct_of
 
 # Output column: where an event carries it.
 DIMENSIONS = {
@@ -56,6 +58,21 @@ HISTOGRAMS = {
     "codecs": (None, "codecs"),
 }
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
+
+
+HEARD = struct_of({"agent_id": T.StringType(), "last_seq": T.LongType(), "heard_us": T.LongType()})
+_REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
+
+
+def heard(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Up to which `seq` each agent was heard, and when, by Kafka's clock: columns `HEARD`; without those long gone."""
+    new = events.select("agent_id", F.col("seq").alias("last_seq"), F.col("received_us").alias("heard_us"))
+    rows = before.unionByName(new).groupBy("agent_id").agg(*(F.max(name).alias(name) for name in HEARD.names[1:]))
+    return (
+        rows.crossJoin(rows.agg(F.max("heard_us").alias("now_us")))
+        .where(F.col("heard_us") > F.col("now_us") - _REMEMBERED_US)
+        .select(*HEARD.names)
+    )
 
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:

@@ -14,10 +14,9 @@ from pathlib import Path
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import job, names, topics
+from kafka_probe_pipeline import job, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.sinks import Table
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.processes import tail, wait_until
@@ -108,7 +107,7 @@ class Run:
         """What there is, to its end, in this process: a session that is there already takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
-        step = job.Step(config, Table(spark, config.table), Table(spark, config.names, names.PAIRS))
+        step = job.Step.of(spark, config)
         for query in job.start(spark, config, step, Diagnosis(config)):
             query.awaitTermination()
 

@@ -98,6 +98,15 @@ def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_w
     assert len(dict(sent)) == spark.read.parquet(str(run.output / "traffic")).count()
 
 
+def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark: SparkSession) -> None:
+    run.send_events(flow(0), flow(1), flow(1, agent_id="another"))
+    run.once(spark)
+    run.send_events(flow(1), flow(2), flow(2, agent_id="another"))
+    run.once(spark)
+    (total,) = spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").transform(summed, ()).collect()
+    assert total["requests"] == 5
+
+
 def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(
     run: Run, spark: SparkSession
 ) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe.events import bucket_of
@@ -14,9 +15,11 @@ from kafka_probe_pipeline.source import spark_schema
 from kafka_probe_pipeline.traffic import (
     COUNTS,
     DIMENSIONS,
+    HEARD,
     HISTOGRAMS,
     KEYS,
     PERCENTILES,
+    heard,
     summed,
     traffic,
     with_percentiles,
@@ -113,6 +116,16 @@ def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> Non
         ("api", 2, 3),
         ("topic", None, 3),
     }
+
+
+def test_who_was_not_heard_for_a_month_is_forgotten(spark: SparkSession) -> None:
+    def at(day: int, *of: Event) -> DataFrame:
+        return events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
+
+    first = heard(at(0, flow(3), flow(7, agent_id="gone")), spark.createDataFrame([], HEARD))
+    later = heard(at(29, flow(5, kind="agent")), first)
+    assert {row["agent_id"]: row["last_seq"] for row in later.collect()} == {"agent-1": 5, "gone": 7}
+    assert [row["agent_id"] for row in heard(at(31, flow(4)), later).collect()] == ["agent-1"]
 
 
 def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
