@@ -139,7 +139,14 @@ def test_everything_is_there_when_everything_is_on(tmp_path: Path) -> None:
     assert dashboards["data"] == {file.name: file.read_text() for file in (DEPLOY / "grafana").glob("*.json")}
     (endpoint,) = one(documents, "ServiceMonitor")["spec"]["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "kafka-probe-token", "key": "token"}
-    assert container(documents)["image"] == f"registry.example/kafka-probe@sha256:{'0' * 64}"
+    agent, pod = container(documents), one(documents, "DaemonSet")["spec"]["template"]["spec"]
+    assert agent["image"] == f"registry.example/kafka-probe@sha256:{'0' * 64}"
+    assert {"secretRef": {"name": "kafka-probe-sink"}} in agent["envFrom"]
+    (files,) = (v["name"] for v in pod["volumes"] if v.get("secret", {}).get("secretName") == "kafka-probe-files")
+    assert {"name": files, "mountPath": "/etc/kafka-probe/tls", "readOnly": True} in agent["volumeMounts"]
+    assert pod["priorityClassName"] == "system-node-critical"
+    (ingress,) = one(documents, "NetworkPolicy")["spec"]["ingress"]
+    assert ingress["from"] == VALUES["everything"]["networkPolicy"]["from"]
 
 
 @pytest.mark.parametrize(

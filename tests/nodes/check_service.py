@@ -120,6 +120,10 @@ def test_it_runs_as_nobody_with_four_capabilities_and_two_once_attached(machine:
     assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
 
 
+def test_its_memory_has_a_ceiling(machine: Machine) -> None:
+    assert int(machine.show("MemoryMax")) == 1 << 30
+
+
 def capabilities(mask: int) -> set[int]:
     return {number for number in range(64) if mask >> number & 1}
 

@@ -184,6 +184,7 @@ def test_every_loss_and_counter_is_there_from_the_start() -> None:
         "frame_incomplete",
         "connection_unknown",
         "frame_unconfirmed",
+        "kubernetes_failed",
         "sink_refused",
     }
     assert not any(agent["losses"].values())
