@@ -112,7 +112,7 @@ EXCHANGED = {
     "responses": "responses seen",
     "request_bytes": "size of the requests with their length prefix",
     "response_bytes": "size of the responses with their length prefix",
-    "records": "records in the record batches that could be read",
+    "records": "records in the record batches that could be read; none while topics are shed",
 }
 NAMED = {
     "requests": "requests that asked for the topic, by name or by its fetch session",
