@@ -145,7 +145,7 @@ class Capture:
         ends = self.ends_of(talk)
         assert [end.identity.accepting for end in ends] == [False, True]
         for end in ends:
-            assert end.frames == talk.said
+            assert end.frames == talk.said, self.lost()
             assert end.pids == {os.getpid()}
         assert ends[0].identity.flow_id == ends[1].identity.flow_id
         lost = self.lost().keys() - may_lose
