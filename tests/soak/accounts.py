@@ -21,6 +21,8 @@ Interval = tuple[int, int]
 Requests = Counter[tuple[str, int, str | None]]
 
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
+# From the last word of an agent that is killed to its successor's first: longer it was silent before.
+_LONGEST_DEATH_US = 60_000_000
 # What an agent finds on connections that are older than itself.
 _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
@@ -34,6 +36,7 @@ class Told:
     answered: Counter[str] = field(default_factory=Counter)  # exchanges, by flow id
     responses: Counter[str] = field(default_factory=Counter)  # the same as its flows count them
     requests: Requests = field(default_factory=Counter)  # as its flows count them
+    connections: list[int] = field(default_factory=list)  # open ones, each interval
     memory: list[tuple[int, int]] = field(default_factory=list)  # time, resident bytes
     losses: dict[str, int] = field(default_factory=dict)
     cpu_us: int = 0
@@ -59,6 +62,7 @@ class Told:
                 self.closes[event["flow_id"]] += 1
             case "agent":
                 self.complete_until_us = event["complete_until"]
+                self.connections.append(event["connections"])
                 self.memory.append((event["ts"], event["rss_bytes"]))
                 self.losses, self.cpu_us = event["losses"], event["cpu_us"]
 
@@ -134,6 +138,9 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> A
     unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("requests", answered, (one.exchanges for one in told), unwatched, never_read(times))
     kept.counts["requests that the broker did not read"] = len(kept.unread)
+    for since_us, again_us in unwatched:
+        if again_us - since_us > _LONGEST_DEATH_US:
+            kept.unexplained.append(f"agents: nobody told of {since_us} to {again_us}")
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)

@@ -13,17 +13,20 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from http import HTTPStatus
 from pathlib import Path
+from statistics import median
 from threading import Event
 from typing import Any
 
 from kafka_probe.protocol.schemas import api_name
 from tests.lab.broker import Broker
 from tests.lab.clients import ROOT, clients, running, topics
-from tests.lab.processes import LabError, kill_family, start, stop, tail
+from tests.lab.http import get
+from tests.lab.processes import LabError, free_port, kill_family, start, stop, tail, wait_until
 from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic, warm_up
@@ -42,13 +45,18 @@ LONGEST_OUTAGE_S = 60.0
 OUTAGE = 0.08  # of the whole time
 # Of the pipeline at the end, where other programs had the processors, too.
 _CATCH_UP_S = 900
+AGENTS = 3  # of which two are killed
+SCRAPE_S = 5.0
 # Between two failures at least: on a busy machine they are late.
 CALM_S = 12.0
 FIRST_ROUND = 4  # failures
 
 
 class Soak:
-    """The lab and what fails in it. `attached_us`: when each agent was attached; `calm_us`: when nothing failed."""
+    """The lab and what fails in it.
+
+    attached_us: when each agent was attached; calm_us: when nothing failed; pages: what their servers answered.
+    """
 
     def __init__(self, directory: Path, watched: Broker, sink: Broker, seconds: float) -> None:
         self.attached_us: list[int] = []
@@ -59,6 +67,8 @@ class Soak:
         self._seconds = seconds
         self._over = Event()
         self.nodes: list[str] = []
+        self.pages = 0
+        self._address = f"127.0.0.1:{free_port()}"
         self._agent = self._new_agent()
         self._pipeline = self._new_pipeline()
         self._failures: tuple[tuple[float, Callable[[], None]], ...] = (
@@ -76,13 +86,14 @@ class Soak:
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
         visitors = start([sys.executable, "-m", "tests.soak.visitors", *map(str, where)], log=said, cwd=ROOT, told=True)
         try:
-            with ThreadPoolExecutor(1) as pool:
-                programs = pool.submit(self._programs)
+            with ThreadPoolExecutor(2) as pool:
+                programs, scrapes = pool.submit(self._programs), pool.submit(self._scrape)
                 try:
                     self._fail()
                 finally:
                     self._over.set()
                 programs.result()
+                scrapes.result()
             assert visitors.stdin is not None
             visitors.stdin.close()
             if visitors.wait(2 * SILENCE_S):
@@ -93,8 +104,7 @@ class Soak:
     def end(self) -> None:
         """Stop agent and pipeline in order; what is there is processed by then."""
         self._agent.stop()
-        if (status := self._pipeline.poll()) is not None:
-            raise LabError(f"the pipeline ended with status {status}:\n{tail(self._directory / 'pipeline.log')}")
+        self._require_pipeline()
         kill_family(self._pipeline)
         run_pipeline(self._sink.bootstrap, self._directory / "pipeline", timeout_s=_CATCH_UP_S)
 
@@ -127,15 +137,35 @@ class Soak:
                 for one in started:
                     one.wait(timeout_s=10 * RECORDS / RATE)
 
+    def _scrape(self) -> None:
+        """Ask the agent for its pages, as Prometheus and an operator do."""
+        while not self._over.wait(SCRAPE_S):
+            with suppress(OSError):  # there is none while it starts again
+                for page in ("metrics", "api/v1/clients", "api/v1/connections"):
+                    self.pages += get(f"http://{self._address}/{page}").status == HTTPStatus.OK
+
     def _new_agent(self) -> Agent:
         self.nodes.append(f"agent-{len(self.nodes) + 1}")
+        spool: Sequence[str] = ()
+        if len(self.nodes) == AGENTS:  # of one that is killed a successor would send some events again
+            spool = ("--spool-dir", str(self._directory / "spool"))
         flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", str(self._watched.port))
         more = ("--node", self.nodes[-1], "--side", "accepting", "--requests", "all", "--interval-s", str(INTERVAL_S))
-        agent = Agent(self._directory / self.nodes[-1], *flags, *more).__enter__()
+        server = ("--listen", self._address)
+        agent = Agent(self._directory / self.nodes[-1], *flags, *more, *server, *spool).__enter__()
         self.attached_us.append(time.time_ns() // 1000)
         return agent
 
+    def _require_pipeline(self) -> None:
+        if (status := self._pipeline.poll()) is not None:
+            raise LabError(f"the pipeline ended with status {status}:\n{tail(self._directory / 'pipeline.log')}")
+
+    def _commits(self) -> int:
+        """Micro-batches that are done."""
+        return len([*(self._directory / "pipeline" / "checkpoint" / "commits").glob("[0-9]*")])
+
     def _new_pipeline(self) -> subprocess.Popen[bytes]:
+        self._committed = self._commits()
         flags = ("--bootstrap-servers", self._sink.bootstrap, "--output", self._directory / "pipeline")
         command = (sys.executable, "-m", "kafka_probe_pipeline.job", "run", *flags, "--trigger-interval", "10")
         return start(command, log=self._directory / "pipeline.log")
@@ -147,6 +177,8 @@ class Soak:
 
     def _kill_pipeline(self) -> None:
         """The pipeline is killed, and started again."""
+        self._require_pipeline()
+        wait_until(lambda: self._commits() > self._committed, "the pipeline to count something", timeout_s=_CATCH_UP_S)
         kill_family(self._pipeline)
         self._pipeline = self._new_pipeline()
 
@@ -205,8 +237,9 @@ def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict
     memory = told[-1].memory[:: max(1, len(told[-1].memory) // 60)]
     return {
         "minutes": minutes,
-        "connections_at_a_time": CONNECTIONS,
+        "connections_at_a_time": median(told[-1].connections),
         "agents": sum(1 for one in told if one.events),
+        "pages_of_their_servers": soak.pages,
         **{name.replace(" ", "_"): count for name, count in kept.counts.items()},
         "events": sum(one.events for one in told),
         "memory_early_mb": round(early / 1e6, 1),
@@ -220,7 +253,8 @@ def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict
 
 
 def holds(result: dict[str, Any]) -> bool:
-    return not result["unexplained"] and abs(result["memory_change_percent"]) <= FLAT_PERCENT
+    flat = abs(result["memory_change_percent"]) <= FLAT_PERCENT
+    return flat and not result["unexplained"] and result["agents"] == AGENTS and result["pages_of_their_servers"] > 0
 
 
 def main(minutes: float) -> int:
