@@ -22,6 +22,7 @@ def test_every_request_and_every_end_is_accounted_for(result: dict[str, Any]) ->
     assert result["examples"] == []
     assert result["unexplained"] == 0
     assert result["agents"] == 3
+    assert result["pages_of_their_servers"] > 0
     assert result["requests_while_no_agent_watched"] > 0
     assert result["ends"] > 0
 

@@ -50,6 +50,13 @@ def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
     assert [words.split(" at ")[0] for words in kept.unexplained] == [f"requests: ('{FLOW}', 3)"]
 
 
+def test_an_agent_that_was_silent_for_long_before_it_was_killed_is_no_excuse() -> None:
+    first = told(1, closes=0)
+    first.told_until_us = first.complete_until_us = SECOND_US
+    kept = account(wire(*ANSWERED), [first, told(2, 3)], [0, 70 * SECOND_US])
+    assert [words.split(":")[0] for words in kept.unexplained] == ["agents"]
+
+
 @pytest.mark.parametrize(("ended_us", "unexplained"), [(3 * SECOND_US, 0), (9 * SECOND_US, 1)])
 def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int) -> None:
     kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0])

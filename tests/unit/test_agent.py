@@ -181,11 +181,8 @@ def test_every_loss_and_counter_is_there_from_the_start() -> None:
     (agent,) = fed.events("agent")
     assert set(agent["losses"]) >= {
         *LOSSES,
-        "frame_incomplete",
-        "connection_unknown",
-        "frame_unconfirmed",
-        "kubernetes_failed",
-        "sink_refused",
+        *("frame_incomplete", "connection_unknown", "frame_unconfirmed"),
+        *("kubernetes_failed", "sink_refused"),
     }
     assert not any(agent["losses"].values())
     assert set(agent["counters"]) >= {*COUNTERS, "events", "sink_events"}
