@@ -162,6 +162,9 @@ static inline void append(struct cursor *c, const void *bytes, u64 size)
 	PINNED(size);
 	if (at > DATA_BYTES - MAX_APPENDED || size > MAX_APPENDED)
 		return;
-	bpf_probe_read_kernel(&c->out.data[at], size, bytes);
+	if (size == 1)
+		c->out.data[at] = *(u8 *)bytes;
+	else
+		bpf_probe_read_kernel(&c->out.data[at], size, bytes);
 	c->out.size = at + size;
 }

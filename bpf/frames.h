@@ -46,11 +46,29 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		fields_complete(conn, c);
 }
 
-// Reads what the cursor wants, as much of it as the current segment of the caller's buffer holds.
-static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
+// Reads ahead from the cursor on, as much as the current segment of the caller's buffer holds: a read there costs more than all
+// that a step does with it. 0 when it fails.
+static inline int read_ahead(struct call *call, struct ahead *ahead, u32 next)
+{
+	u32 position = next - call->start, left = call->end - next;
+	u64 bytes = call->segment_bytes - (position - call->segment);
+	if (bytes > left)
+		bytes = left;
+	if (bytes > AHEAD)
+		bytes = AHEAD;
+	PINNED(bytes);
+	if (bytes > AHEAD || bpf_probe_read_user(ahead->bytes, bytes, (void *)(call->buffer + position - call->segment)))
+		return 0;
+	call->ahead = next;
+	call->ahead_bytes = bytes;
+	return 1;
+}
+
+// Takes what the cursor wants, as much of it as was read ahead.
+static inline void collect(struct conn *conn, struct cursor *c, struct ahead *ahead, u8 direction)
 {
 	struct call *call = &c->call;
-	u32 left = call->end - c->next, position = c->next - call->start;
+	u32 position = c->next - call->start;
 	if (!call->readable || (s32)position < 0) {
 		unreadable(c);
 		return;
@@ -66,16 +84,20 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 	}
 	if (c->state == BULK && want > c->copy_left)
 		want = c->copy_left;
-	if (want > left)
-		want = left;
-	if (want > call->segment_bytes - (position - call->segment))
-		want = call->segment_bytes - (position - call->segment);
-	if (want > CHUNK)
-		want = CHUNK;
 	if (!want) {
 		finish(c, FLAG_CUT); // the rule's limit: no more may leave
 		return;
 	}
+	if (c->next - call->ahead >= call->ahead_bytes) {
+		call->readable = read_ahead(call, ahead, c->next);
+		if (!call->readable)
+			return;
+	}
+	u32 from = c->next - call->ahead;
+	if (want > call->ahead_bytes - from)
+		want = call->ahead_bytes - from;
+	if (want > CHUNK)
+		want = CHUNK;
 	u64 at = c->state == BULK ? c->out.size : c->have;
 	c->take = want;
 	c->at = at;
@@ -86,11 +108,11 @@ static inline void collect(struct conn *conn, struct cursor *c, u8 direction)
 	PINNED(at);
 	if (want > CHUNK || at > DATA_BYTES - CHUNK)
 		return;
-	void *from = (void *)(call->buffer + position - call->segment);
-	if (bpf_probe_read_user((c->state == BULK ? c->out.data : c->element) + at, want, from)) {
-		call->readable = 0;
-		return;
-	}
+	u8 *to = (c->state == BULK ? c->out.data : c->element) + at;
+	if (want == 1) // as most lengths and counts are
+		*to = ahead->bytes[from & (AHEAD - 1)];
+	else
+		bpf_probe_read_kernel(to, want, ahead->bytes + from);
 	FORGET;
 	want = c->take;
 	at = c->at;
@@ -115,14 +137,14 @@ enum outcome { DONE, MORE, LEAVES };
 
 // One step of the cursor through the running call. DONE when the call has nothing more for it, LEAVES when the record shall leave:
 // the frame's last, or one that is full.
-static inline int step(struct conn *conn, struct cursor *c, u8 direction)
+static inline int step(struct conn *conn, struct cursor *c, struct ahead *ahead, u8 direction)
 {
 	if (wants_bytes(c)) {
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
 			return DONE;
 		if (c->state == HEAD && !c->have)
 			c->need = head_bytes(conn, c, direction);
-		collect(conn, c, direction);
+		collect(conn, c, ahead, direction);
 	}
 	if (c->state == BULK && !c->bulk)
 		follow(c);
@@ -247,14 +269,15 @@ static inline int run(u64 sk, u8 direction)
 	u32 which = direction;
 	struct conn *conn = conns.lookup(&sk);
 	struct cursor *c = running.lookup(&which);
-	if (!conn || !c)
+	struct ahead *ahead = aheads.lookup(&which);
+	if (!conn || !c || !ahead)
 		return DONE;
 	if (c->leaving)
 		left(c);
 	int outcome = MORE;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < STEPS && outcome == MORE; i++)
-		outcome = step(conn, c, direction);
+		outcome = step(conn, c, ahead, direction);
 	if (ANY_PORT && outcome == LEAVES && !conn->is_kafka) {
 		hold(conn, c);
 		return MORE;

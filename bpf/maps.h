@@ -6,6 +6,7 @@
 #define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
 #define WALK_DEPTH 4 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
+#define AHEAD 128    // bytes read of the caller's buffer at once: the elements that follow are in them, too
 #define LOT 64       // records that a CPU writes between two looks at how full the buffer is; power of two
 
 struct in_flight {
@@ -26,6 +27,12 @@ struct call {
 	u32 start; // TCP sequence numbers of the bytes that the call moved: [start, end)
 	u32 end;
 	u32 readable;
+	u32 ahead; // where what was read ahead starts
+	u32 ahead_bytes;
+};
+
+struct ahead {
+	u8 bytes[AHEAD];
 };
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
@@ -170,6 +177,8 @@ BPF_HASH(own, u64, u8, 1024);
 // The cursors of running calls, by enum direction: a program does not run while it runs already on the same CPU, and each direction
 // has one of its own.
 BPF_PERCPU_ARRAY(running, struct cursor, 2);
+// What was read ahead of their callers' buffers, by enum direction. Never leaves: what may is copied from it.
+BPF_PERCPU_ARRAY(aheads, struct ahead, 2);
 // sock address + enum direction, or + HELD → cursor. Inserted when a call ends inside a frame, and when a request is held; deleted
 // when a call ends behind the frame, when the request leaves or is none, and with the connection.
 #define HELD 2
