@@ -48,7 +48,7 @@ def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
         not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
         log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
         if config.kernel_time and (refusal := programs.measure()):
-            log.info("The kernel does not measure how long the programs run: %s.", refusal)
+            log.warning("The kernel does not measure how long the programs run: %s.", refusal)
         watched = options.ports, config.side, config.netns, options.agent_tgid
         with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
             try:

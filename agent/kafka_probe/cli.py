@@ -121,7 +121,7 @@ def top(file: Path | None, once: float | None, as_json: bool, **flags: str | Non
     """Show who uses which API on which topic, how often and how fast: a live table."""
     from kafka_probe.top import top_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "kernel_time": False})
+    config = _configured(flags, file, {"log_level": "warning"})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     _watch(config, top_sink(once, as_json))
@@ -141,7 +141,7 @@ def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "kernel_time": False, "requests": "all"})
+    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
     _watch(config, trace_sink(as_json=as_json))
 
 

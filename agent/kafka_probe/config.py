@@ -233,7 +233,7 @@ class DaemonConfig(SinkConfig):
     """PEM file of the authorities whose client certificates `listen` accepts; all others are refused"""
     metrics_series: int = Field(1000, gt=0)
     """most label sets of each metric of workloads and topics, of errors for each one; what exceeds them is `other`"""
-    kernel_time: bool = True
+    kernel_time: bool = False
     """whether the kernel measures how long the agent's programs run; it then does for all BPF programs of the host"""
 
 

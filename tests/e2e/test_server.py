@@ -55,7 +55,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         create_topics(broker.bootstrap, ["orders", "payments"], partitions=2)
         environment.setenv("KAFKA_PROBE_LISTEN_TOKEN", TOKEN)
         sends = ("--bootstrap-servers", broker.bootstrap, "--interval-s", "0.5", "--flush-timeout-s", "1")
-        with Agent(directory, *sends, "--ports", str(broker.port), "--listen", address):
+        served = ("--listen", address, "--kernel-time", "true")
+        with Agent(directory, *sends, "--ports", str(broker.port), *served):
             yield Lab(broker, f"http://{address}")
 
 
