@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -70,6 +71,22 @@ def shed(address: str) -> dict[str, float]:
     """What the metrics say is left out."""
     now = samples(get(f"http://{address}/metrics").text)
     return {detail: now["kafka_probe_shed", frozenset({("detail", detail)})] for detail in ("requests", "topics")}
+
+
+def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(tmp_path: Path) -> None:
+    port, file = free_port(), tmp_path / "settings.toml"
+    watched = Watched(tmp_path, port, "--config", str(file), interval_s=None)
+    file.write_text('interval_s = 3600\nlog_level = "error"\n')
+    with watched.agent:
+        told = len(watched.wait_for(1, "it to be there", kind="agent"))
+        assert watched.agent.log.read_text() == ""
+        file.write_text('interval_s = 0.1\nlog_level = "info"\nlog_format = "json"\n')
+        os.kill(watched.agent.pid, signal.SIGHUP)
+        watched.wait_for(told + 5, "reports every tenth of a second", kind="agent")
+    (said, *_) = map(json.loads, watched.agent.log.read_text().splitlines())
+    assert (said["level"], said["message"]) == (
+        "info", "Read the settings again: interval_s, log_format, log_level changed.",
+    )  # fmt: skip
 
 
 def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:

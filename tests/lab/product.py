@@ -90,8 +90,10 @@ class Agent:
 class Watched:
     """An agent on one port, and what it has told."""
 
-    def __init__(self, directory: Path, port: int, *flags: str) -> None:
-        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), "--interval-s", "0.3", *flags)
+    def __init__(self, directory: Path, port: int, *flags: str, interval_s: float | None = 0.3) -> None:
+        """interval_s: None leaves it to the other settings."""
+        interval = () if interval_s is None else ("--interval-s", str(interval_s))
+        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), *interval, *flags)
 
     def events(self, **equal: object) -> list[dict[str, Any]]:
         """The events with these values, the client's before the server's."""
