@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -29,30 +30,37 @@ sock.sendall(bytes.fromhex(sys.argv[2]))
 sys.stdin.read()
 """
 
-# Accepts a connection of its own when told to, as an agent whose sink is on the watched port.
+# Accepts a connection of its own, as an agent whose sink is on the watched port, and keeps it until told to end.
 AGENT = """
 import socket, sys
-frame = sys.stdin.buffer.read()
+frame = bytes.fromhex(sys.stdin.readline())
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listener:
     client = socket.create_connection(listener.getsockname())
     server, _ = listener.accept()
     client.sendall(frame)
     assert server.recv(1000) == frame
+print("used", flush=True)
+sys.stdin.read()
 """
 
 
 def test_one_side_only_and_not_the_agents_own_sockets() -> None:
     port, elsewhere = free_port(), free_port()
     with (
-        subprocess.Popen([sys.executable, "-c", AGENT, str(port)], stdin=subprocess.PIPE) as agent,
+        subprocess.Popen([sys.executable, "-c", AGENT, str(port)], stdin=PIPE, stdout=PIPE, text=True) as agent,
         closing(Capture(port, connecting=False, agent_pid=agent.pid)) as capture,
     ):
         with conversation(elsewhere) as talk:
             exchange(talk)
         with conversation(port) as talk:
             exchange(talk)
-        agent.communicate(request(METADATA, 12, 1).wire)
-        assert agent.returncode == 0
+        assert agent.stdin
+        assert agent.stdout
+        print(request(METADATA, 12, 1).wire.hex(), file=agent.stdin, flush=True)
+        assert agent.stdout.readline() == "used\n"
+        assert entries("own", capture) == 1
+        agent.communicate()
+        wait_until(lambda: entries("own", capture) == 0, "the agent's connection to be forgotten")
         (end,) = capture.ends
     assert (end.identity.accepting, end.frames, end.pids) == (True, talk.said, {os.getpid()})
 

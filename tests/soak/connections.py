@@ -26,7 +26,7 @@ PORT = 9092
 BACKLOG = 128
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER, after no time
 WORDS = request(METADATA, 12, 1).wire
-MAPS = ("conns", "own", "unfinished")
+MAPS = ("conns", "unfinished")
 
 
 class Drain:
