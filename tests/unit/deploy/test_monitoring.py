@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -60,6 +61,20 @@ def test_every_metric_and_label_that_is_asked_for_exists(where: str, expression:
     assert metrics(expression) or where == "KafkaProbeDown"
     assert metrics(expression) <= known.keys()
     assert [(metric, label) for metric, label in labels(expression) if label not in known[metric] | OF_THE_SCRAPE] == []
+
+
+def test_what_a_variable_offers_exists() -> None:
+    known = exposed()
+    variables = [variable for dashboard in dashboards() for variable in dashboard["templating"]["list"]]
+    asked = [variable for variable in variables if variable["type"] == "query"]
+    assert {variable["name"] for variable in asked} == {"instance", "topic"}
+    for variable in asked:
+        question = variable["query"]["query"]
+        assert question == variable["definition"]
+        found = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", question)
+        assert found, question
+        wanted = {found.groups(), *labels(question)}
+        assert [(metric, label) for metric, label in wanted if label not in known[metric] | OF_THE_SCRAPE] == []
 
 
 def test_a_dashboard_can_be_imported_beside_the_others() -> None:
