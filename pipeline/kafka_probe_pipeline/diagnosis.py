@@ -105,7 +105,12 @@ class Diagnosis:
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
             if storms.due(before_now, new, recent, clock, self.config):
-                tables.storms.write(storms.storms(rows, said, before_now, clock, self.config), batch_id)
+                now = (
+                    storms.storms(rows, said, before_now, clock, self.config)
+                    if new
+                    else storms.without_new(tables.storms.spark, before_now, clock, self.config)
+                )
+                tables.storms.write(now, batch_id)
         if tables.storms.exists(batch_id):
             self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))
         for versions in (tables.agents, tables.connections, tables.storms):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NamedTuple
 
-from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -78,17 +78,20 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     active = [storm for storm in known if storm.now["state"] == ACTIVE]
     unexplained = [one for one in incidents if not any(storm.has(one, span, config) for storm in active)]
     new = begun(unexplained, clock, config)
-    current = [*active, *new]
-    for storm in current:
+    for storm in (*active, *new):
         storm.members = [one for one in incidents if storm.has(one, span, config)]
+    current = [*new, *(storm for storm in active if storm.grows(clock))]
     heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)
     open_by_scope = populations(connections, heard, current, config) if current else {}
     for storm in current:
         storm.tell(open_by_scope, config)
     large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
-    rows = [storm.brought_up_to_date(clock, config) for storm in (*known, *large)]
-    kept = [row for row in rows if not _long_over(row, clock, config)]
-    return session.rows(connections.sparkSession, kept, SCHEMA)
+    return _kept(connections.sparkSession, (*known, *large), clock, config)
+
+
+def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config: Config) -> DataFrame:
+    """The same after a batch without verdicts, in which storms can only end: nothing is counted for that."""
+    return _kept(spark, [Storm(row.asDict(recursive=True)) for row in before], clock, config)
 
 
 class Incident(NamedTuple):
@@ -153,6 +156,10 @@ class Storm:
             **{column: _most(hits, scope) for column, scope in _SCOPES.items()},
         }
 
+    def grows(self, clock: Clock) -> int:
+        """How many of its members are of the batch."""
+        return sum(one.given_in == clock.batch_id for one in self.members)
+
     def is_quiet(self, clock: Clock, config: Config) -> bool:
         """Whether it is active, but nothing came to it for long."""
         now = self.now
@@ -161,7 +168,7 @@ class Storm:
     def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
         """Its row after the batch: it opened, grew, or was quiet for so long that it is over."""
         storm, now_us = self.now, clock.now_us
-        fresh = sum(one.given_in == clock.batch_id for one in self.members)
+        fresh = self.grows(clock)
         if storm["opened_us"] is None:
             changes = {"change": OPENED, "state": ACTIVE, "opened_us": now_us, "count": len(self.members)}
         elif storm["state"] == ACTIVE and fresh:
@@ -279,6 +286,11 @@ def populations(
         for scope in storm.hits
         for row in (counted.get(scope),)
     }
+
+
+def _kept(spark: SparkSession, storms: Iterable[Storm], clock: Clock, config: Config) -> DataFrame:
+    rows = [storm.brought_up_to_date(clock, config) for storm in storms]
+    return session.rows(spark, [row for row in rows if not _long_over(row, clock, config)], SCHEMA)
 
 
 def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:
