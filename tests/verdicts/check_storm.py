@@ -25,7 +25,7 @@ from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.sinks import Table
 from kafka_probe_pipeline.storms import IDLE, RESTART
 from tests.lab.broker import Broker
-from tests.lab.network import Answer, Network, nat
+from tests.lab.network import Answer, Connection, Network, nat
 from tests.lab.processes import wait_until
 from tests.lab.product import Agent, read_events
 from tests.lab.storm import Herd, Victim, churn, herd, restart, storm
@@ -90,19 +90,17 @@ class Scene:
             consumer.close()
         return found
 
-    def wait_known(self, addresses: Iterable[str]) -> dict[str, Row]:
-        """The open connections of these addresses of clients, once both ends of each were told of."""
-        wanted, known = set(addresses), dict[str, Row]()
+    def wait_known(self, wanted: Iterable[Connection]) -> dict[Connection, Row]:
+        """The rows of these connections, once both ends of each were told of, and while they are open."""
+        missing, known = set(wanted), dict[Connection, Row]()
 
         def all_known() -> bool:
             rows = self.table(lambda config: config.connections)
-            known.update(
-                {row["connecting"]["local"]: row for row in rows if row["ends"] == "both" and row["state"] == "open"}
-            )
-            return wanted <= known.keys()
+            known.update({of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
+            return missing <= known.keys()
 
         wait_until(all_known, "both ends of all connections to be told of", timeout_s=120, every_s=2)
-        return {address: known[address] for address in wanted}
+        return {one: known[one] for one in missing}
 
     def wait_judged(self) -> None:
         """Return when the job has an opinion on all that has happened until now."""
@@ -163,13 +161,11 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
     ) as crowd:
         victims = crowd.victims()
         known = scene.wait_known(truth(victims))
-        owners = {address: row["connecting"]["workload"] for address, row in known.items()}
-        assert {address: (owner["pid"], owner["cgroup"]) for address, owner in owners.items()} == truth(victims)
+        owners = {one: row["connecting"]["workload"] for one, row in known.items()}
+        assert {one: (owner["pid"], owner["cgroup"]) for one, owner in owners.items()} == truth(victims)
         assert len(truth(victims)) == PROCESSES * EACH
-        beyond_nat = {of.local: peer for of, peer in scene.network.translated().items()}
-        assert {local: row["accepting"]["peer"] for local, row in known.items()} == {
-            local: beyond_nat[local] for local in known
-        }
+        beyond_nat = scene.network.translated()
+        assert {one: row["accepting"]["peer"] for one, row in known.items()} == {one: beyond_nat[one] for one in known}
         addresses = {row["accepting"]["peer"].partition(":")[0] for row in known.values()}
         assert addresses == {scene.network.gateway_address}
         assert len(Counter(victim.cgroup for victim in victims)) == CGROUPS
@@ -187,9 +183,14 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
     assert RESTART in kinds
 
 
-def truth(victims: Sequence[Victim]) -> dict[str, tuple[int, str]]:
-    """Process and cgroup of each client's end, by its address."""
-    return {of.local: (victim.pid, victim.cgroup) for victim in victims for of in victim.connections}
+def of(row: Row) -> Connection:
+    """The connection that a row of the job is about."""
+    return Connection(row["connecting"]["local"], row["connecting"]["peer"])
+
+
+def truth(victims: Sequence[Victim]) -> dict[Connection, tuple[int, str]]:
+    """Process and cgroup of each client's end."""
+    return {one: (victim.pid, victim.cgroup) for victim in victims for one in victim.connections}
 
 
 @contextmanager
@@ -279,10 +280,10 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         since_us = time.time_ns() // 1000
         known = {letter["id"] for _, letter in idle_alerts(scene)}
 
-        def verdicts(forgotten: Collection[str]) -> list[Row]:
+        def verdicts(forgotten: Collection[Connection]) -> list[Row]:
             rows = scene.table(lambda config: config.connections)
             ended = [row for row in rows if row["verdict"] and row["verdict"]["closed_us"] >= since_us]
-            return [row["verdict"] for row in ended if row["connecting"]["local"] in forgotten]
+            return [row["verdict"] for row in ended if of(row) in forgotten]
 
         def judged(part: Herd) -> list[Row]:
             forgotten = truth(storm(part).victims)
