@@ -95,7 +95,7 @@ class Config(BaseSettings):
     kafka_option: dict[str, str] = {}
     """key=value for the Java clients, as security.protocol=SASL_SSL; repeatable; the variable is a JSON object"""
     master: str | None = None
-    """master of the Spark cluster; default: what spark-submit says, else local[2]"""
+    """master of the Spark cluster; default: what spark-submit says, else local[4]"""
     jars_dir: Path | None = None
     """folder of Spark's Kafka connector, if spark-submit does not bring it; default: what `make setup` fetched"""
 

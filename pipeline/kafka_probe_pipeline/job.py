@@ -140,6 +140,8 @@ def start(
 def _start(
     events: DataFrame, step: Callable[[DataFrame, int], None], checkpoint: str, interval: float, config: Config
 ) -> StreamingQuery:
+    # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
+    events.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", checkpoint)
     writer = events.writeStream.foreachBatch(step).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()

@@ -46,6 +46,9 @@ _LOCAL = {
             f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
         )
     ),
+    # Each of the job's two queries may run two tasks at a time: the long ones of traffic do not hold up alerts.
+    "spark.default.parallelism": "2",
+    "spark.scheduler.mode": "FAIR",
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.ui.enabled": "false",
@@ -62,7 +65,7 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSession:
-    """A session on `master`; None means what spark-submit named, else `local[2]`.
+    """A session on `master`; None means what spark-submit named, else `local[4]`.
 
     Raises:
         StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.
@@ -75,7 +78,7 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
             "--master and --jars-dir come too late in a program that spark-submit started: "
             "give spark-submit its --master and --jars, before the name of the program."
         )
-    master = None if submitted else master or "local[2]"
+    master = None if submitted else master or "local[4]"
     is_local = master is not None and master.startswith("local")
     builder = SparkSession.builder.appName("kafka-probe-pipeline")
     options = dict(_ALWAYS)
