@@ -80,7 +80,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     new = begun(unexplained, clock, config)
     for storm in (*active, *new):
         storm.members = [one for one in incidents if storm.has(one, span, config)]
-    current = [*new, *(storm for storm in active if storm.grows(clock))]
+    current = [*new, *(storm for storm in active if storm.fresh(clock))]
     heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)
     open_by_scope = populations(connections, heard, current, config) if current else {}
     for storm in current:
@@ -156,7 +156,7 @@ class Storm:
             **{column: _most(hits, scope) for column, scope in _SCOPES.items()},
         }
 
-    def grows(self, clock: Clock) -> int:
+    def fresh(self, clock: Clock) -> int:
         """How many of its members are of the batch."""
         return sum(one.given_in == clock.batch_id for one in self.members)
 
@@ -168,7 +168,7 @@ class Storm:
     def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
         """Its row after the batch: it opened, grew, or was quiet for so long that it is over."""
         storm, now_us = self.now, clock.now_us
-        fresh = self.grows(clock)
+        fresh = self.fresh(clock)
         if storm["opened_us"] is None:
             changes = {"change": OPENED, "state": ACTIVE, "opened_us": now_us, "count": len(self.members)}
         elif storm["state"] == ACTIVE and fresh:
