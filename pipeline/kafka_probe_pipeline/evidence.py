@@ -109,12 +109,17 @@ class End:
         return bool(self.close("last_api") == "LeaveGroup")
 
     @property
+    def heard_us(self) -> int | None:
+        """How long before its close it received the last of what TLS hides; None: nothing is hidden, or none came."""
+        hidden = self.known is not None and self.known["opaque"] == "tls"
+        return self.close("received_idle_us") if hidden else None
+
+    @property
     def unread(self) -> bool:
         """What it received last, by TLS, may have been a goodbye: just now, or not long ago and the process goes on."""
-        heard_us = self.close("received_idle_us")
-        if heard_us is None or not self.known or self.known["opaque"] != "tls":
+        if self.heard_us is None:
             return False
-        just_now = heard_us < self.config.goodbye_within * SECOND_US
+        just_now = self.heard_us < self.config.goodbye_within * SECOND_US
         return bool(just_now or not (self.idle or self.ended))
 
     @property

@@ -60,7 +60,13 @@ CAUSES = {
 
 def first(end: End, other: End) -> bool:
     """The end closed, and the other did not by itself."""
-    return end.itself and not other.itself
+    return end.itself and (not other.itself or said_goodbye(end, other))
+
+
+def said_goodbye(end: End, other: End) -> bool:
+    """What the other received last was no data to the end, which had been silent for far longer: it was the goodbye
+    of TLS, whoever's FIN came first."""
+    return other.heard_us is not None and end.silence_us > 2 * other.heard_us
 
 
 def reset_between(end: End, other: End) -> bool:

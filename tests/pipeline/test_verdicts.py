@@ -43,6 +43,14 @@ EXITED: Event = {**BY_ITSELF, "owner_exiting": True}
 AUTHENTICATED: Event = {**BY_ITSELF, "last_api": "SaslAuthenticate", "silence_us": 3 * SECOND_US}
 
 
+GOODBYE_US = 60_000
+
+
+def silent(us: int) -> Event:
+    """It closed by itself, and that is how long before it received the last."""
+    return {**BY_ITSELF, "silence_us": us, "received_idle_us": us}
+
+
 def closed_first(end: str, facts: Event) -> dict[str, Event | None]:
     """Both ends are watched, and one closed first."""
     return {end: BY_ITSELF | facts, CLIENT if end == BROKER else BROKER: {}}
@@ -199,6 +207,34 @@ CASES = [
     Case("a FIN of the broker, of the client alone", {CLIENT: {}}, "unknown", "nobody watched the broker"),
     Case("each says that the other was first", {CLIENT: {}, BROKER: {}}, "unknown", "heard that the other end closed"),
     Case("both close at once", {CLIENT: BY_ITSELF, BROKER: BY_ITSELF}, "unknown", "before either heard"),
+    Case(
+        "both close at once, by TLS, and neither said goodbye",
+        {CLIENT: silent(BRIEF["silence_us"]), BROKER: silent(BRIEF["silence_us"])},
+        "unknown",
+        "before either heard",
+        opaque="tls",
+    ),
+    Case(
+        "a TLS client said goodbye, the FINs cross",
+        {CLIENT: silent(BRIEF["silence_us"]), BROKER: silent(GOODBYE_US)},
+        "normal",
+        "the client closed 0.2 s after",
+        opaque="tls",
+    ),
+    Case(
+        "a TLS client said goodbye after a silence, the FINs cross",
+        {CLIENT: silent(30 * SECOND_US), BROKER: silent(GOODBYE_US)},
+        "client_idle_limit",
+        "the client closed after 30.0 s of silence",
+        opaque="tls",
+    ),
+    Case(
+        "a TLS broker said goodbye, the FINs cross",
+        {CLIENT: silent(GOODBYE_US), BROKER: silent(30 * SECOND_US)},
+        "broker_idle_limit",
+        "the broker closed after 30.0 s of silence",
+        opaque="tls",
+    ),
 ]
 
 

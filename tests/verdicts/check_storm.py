@@ -92,15 +92,15 @@ class Scene:
 
     def wait_known(self, wanted: Iterable[Connection]) -> dict[Connection, Row]:
         """The rows of these connections, once both ends of each were told of, and while they are open."""
-        missing, known = set(wanted), dict[Connection, Row]()
+        wanted, known = set(wanted), dict[Connection, Row]()
 
         def all_known() -> bool:
             rows = self.table(lambda config: config.connections)
-            known.update({of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
-            return missing <= known.keys()
+            known.update({connection_of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
+            return wanted <= known.keys()
 
         wait_until(all_known, "both ends of all connections to be told of", timeout_s=120, every_s=2)
-        return {one: known[one] for one in missing}
+        return {one: known[one] for one in wanted}
 
     def wait_judged(self) -> None:
         """Return when the job has an opinion on all that has happened until now."""
@@ -183,7 +183,7 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
     assert RESTART in kinds
 
 
-def of(row: Row) -> Connection:
+def connection_of(row: Row) -> Connection:
     """The connection that a row of the job is about."""
     return Connection(row["connecting"]["local"], row["connecting"]["peer"])
 
@@ -283,7 +283,7 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         def verdicts(forgotten: Collection[Connection]) -> list[Row]:
             rows = scene.table(lambda config: config.connections)
             ended = [row for row in rows if row["verdict"] and row["verdict"]["closed_us"] >= since_us]
-            return [row["verdict"] for row in ended if of(row) in forgotten]
+            return [row["verdict"] for row in ended if connection_of(row) in forgotten]
 
         def judged(part: Herd) -> list[Row]:
             forgotten = truth(storm(part).victims)
