@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -24,7 +23,7 @@ Verdict = Literal[
     "broker_shutdown",
     "normal",
 ]
-Inject = Callable[[Lab, Library, Security, int], injections.Connections]
+Inject = Callable[[Lab, Library, Security, int], injections.Open]
 
 _SECURITIES: tuple[Security, ...] = get_args(Security)
 
@@ -54,7 +53,10 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The connections that a cell ended, and between which times, µs since epoch: their addresses come again."""
+    """The connections that a cell ended, and between which times, µs since epoch.
+
+    All were open at the first: their addresses were those of others before, and may be again.
+    """
 
     connections: frozenset[Connection]
     since_us: int
@@ -79,11 +81,10 @@ class Cell:
             LabError: it did not happen to so many connections.
         """
         with lab.gateway.mood(self.cause.mood):
-            since_us = _now_us()
-            connections = self.cause.inject(lab, self.library, self.security, count)
-            ended = Ended(frozenset(connections), since_us, _now_us())
-        if len(connections) < count:
-            raise LabError(f"{self}: only {len(connections)} of {count} connections ended")
+            used = self.cause.inject(lab, self.library, self.security, count)
+            ended = Ended(frozenset(used.connections), used.since_us, injections.now_us())
+        if len(ended.connections) < count:
+            raise LabError(f"{self}: only {len(ended.connections)} of {count} connections ended")
         return ended
 
 
@@ -102,7 +103,3 @@ CAUSES = (
     Cause("firewall drops", "middlebox_silent_drop", injections.middlebox, mood="drop"),
     Cause("firewall resets", "middlebox_reset", injections.middlebox, mood="reset"),
 )
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import signal
 import time
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from tests.lab.fleet import Fleet
 from tests.lab.libraries import Library
@@ -24,7 +25,25 @@ _GIVES_UP_MS = 5000
 _OUTLIVES_S = 3  # the product takes a process that ends within two seconds after a close for its cause
 
 
-def client_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Connections, and since when all of them had their addresses to themselves, µs since epoch."""
+
+    connections: Connections
+    since_us: int
+
+    @classmethod
+    def of(cls, fleet: Fleet) -> Self:
+        """Those that it has now."""
+        return cls(since_us=now_us(), connections=fleet.connections())
+
+
+def now_us() -> int:
+    """µs since epoch."""
+    return time.time_ns() // 1000
+
+
+def client_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The clients close what was idle for longer than their own limit.
 
     A silent Java client looks once in a request timeout, and closes one connection at a time; librdkafka's close up to
@@ -33,61 +52,61 @@ def client_idle_limit(lab: Lab, library: Library, security: Security, count: int
     wishes = Wishes(idle_ms=(IDLE_S + 2) * 1000, request_timeout_ms=_GIVES_UP_MS)
     with lab.fleet(lab.patient, library, security, count, "client-idle", **wishes) as fleet:
         fleet.send()
-        idle = fleet.connections()
-        lab.wait_closed(idle)
+        idle = Open.of(fleet)
+        lab.wait_closed(idle.connections)
         _live_on(lab, fleet)
     return idle
 
 
-def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The broker closes what was idle for longer than its limit."""
     with lab.fleet(lab.impatient, library, security, count, "broker-idle") as fleet:
         fleet.send()
-        idle = fleet.connections()
-        lab.wait_closed(idle)
+        idle = Open.of(fleet)
+        lab.wait_closed(idle.connections)
         _live_on(lab, fleet)
     return idle
 
 
-def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The firewall forgets connections; the clients, which know nothing, speak again."""
     with lab.fleet(lab.patient, library, security, count, "middlebox", request_timeout_ms=_GIVES_UP_MS) as fleet:
         fleet.send()
-        idle = fleet.connections()
-        lab.wait_forgotten(idle)
+        idle = Open.of(fleet)
+        lab.wait_forgotten(idle.connections)
         fleet.tell("send 100")
-        ended = _given_up(fleet, idle)
+        ended = _given_up(fleet, idle.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
-    return ended
+    return replace(idle, connections=ended)
 
 
-def oversize(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def oversize(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """A record batch above the broker's limit, by producers that want no acknowledgment: all it can do is close."""
     with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
         fleet.send()
-        used = fleet.connections()
+        used = Open.of(fleet)
         fleet.tell(f"send {2 * MAX_BYTES}")
-        ended = _given_up(fleet, used)
+        ended = _given_up(fleet, used.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
-    return ended
+    return replace(used, connections=ended)
 
 
-def unsupported_version(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def unsupported_version(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """A request of a version that the broker does not have, after one that it does."""
     with lab.fleet(lab.patient, library, security, count, "unsupported-version") as fleet:
         fleet.send(1)
-        used = fleet.connections()
+        used = Open.of(fleet)
         fleet.send(99)
-        lab.wait_closed(used)
+        lab.wait_closed(used.connections)
     return used
 
 
-def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them."""
     with lab.knocking:
-        before = lab.network.tracked()
+        before, since_us = lab.network.tracked(), now_us()
 
         def refused() -> Connections:
             port = lab.patient.address("SASL_PLAINTEXT")
@@ -98,59 +117,58 @@ def wrong_password(lab: Lab, library: Library, security: Security, count: int) -
         with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
             fleet.tell("send 100")
             wait_until(lambda: len(refused()) >= count, f"{count} of {fleet.name} to be refused", timeout_s=60)
-            ended = refused()
-    return ended
+            return Open(refused(), since_us)
 
 
-def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """`kill -9` of the client."""
     with lab.fleet(lab.patient, library, security, count, "killed-client") as fleet:
         fleet.send()
-        used = fleet.connections()
+        used = Open.of(fleet)
         fleet.kill()
-        lab.wait_closed(used)
+        lab.wait_closed(used.connections)
     return used
 
 
-def left_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def left_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The client exits without closing anything."""
     return _ended_by(lab, library, security, count, "left-client", "leave")
 
 
-def stopped_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def stopped_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The client is stopped in order, right after its work."""
     return _ended_by(lab, library, security, count, "stopped-client", "stop")
 
 
-def stopped_silent_client(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def stopped_silent_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """The client is stopped in order, after a silence as long as an idle limit."""
     return _ended_by(lab, library, security, count, "stopped-silent-client", "stop", silence_s=IDLE_S)
 
 
-def killed_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def killed_broker(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """`kill -9` of the broker."""
     with (
         lab.doomed_broker(f"killed-{library}-{security}") as broker,
         lab.fleet(broker, library, security, count, "killed-broker") as fleet,
     ):
         fleet.send()
-        used = fleet.connections()
+        used = Open.of(fleet)
         broker.kill()
-        lab.wait_closed(used)
+        lab.wait_closed(used.connections)
     return used
 
 
-def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Connections:
+def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Open:
     """SIGTERM to the broker; its clients outlive it."""
     with (
         lab.doomed_broker(f"stopped-{library}-{security}") as broker,
         lab.fleet(broker, library, security, count, "stopped-broker") as fleet,
     ):
         fleet.send()
-        used = fleet.connections()
+        used = Open.of(fleet)
         if broker.stop() == -signal.SIGKILL:
             raise LabError(f"the broker at {broker.bootstrap} did not stop in order")
-        lab.wait_closed(used)
+        lab.wait_closed(used.connections)
         closed_s = time.monotonic()
         wait_until(lambda: time.monotonic() - closed_s > _OUTLIVES_S, "the clients to outlive their connections")
     return used
@@ -164,13 +182,13 @@ def _ended_by(
     name: str,
     order: Literal["stop", "leave"],
     silence_s: int = 0,
-) -> Connections:
+) -> Open:
     with lab.fleet(lab.patient, library, security, count, name) as fleet:
         fleet.send()
-        used = fleet.connections()
-        lab.wait_silent(used, silence_s)
+        used = Open.of(fleet)
+        lab.wait_silent(used.connections, silence_s)
         fleet.end(order)
-        lab.wait_closed(used)
+        lab.wait_closed(used.connections)
     return used
 
 

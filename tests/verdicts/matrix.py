@@ -40,8 +40,8 @@ class Judged:
 def flows(truth: Truth, answers: Iterable[Answer]) -> Flows:
     """The ids of the connections that the cells ended, by what was concluded with the clients watched."""
     by_connection: dict[Connection | None, list[Answer]] = {}
-    # Of several in the time of a cell it is the last: the addresses may be those of one before.
-    for one in sorted(answers, key=lambda one: one.closed_us):
+    # Of several in the time of a cell it is the first: it was open when that began.
+    for one in sorted(answers, key=lambda one: one.closed_us, reverse=True):
         by_connection.setdefault(one.connection, []).append(one)
     return {
         (cell, connection): one.flow_id

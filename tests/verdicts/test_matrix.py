@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.lab.network import Connection
 from tests.verdicts.answers import Answer
 from tests.verdicts.causes import CAUSES, Cell, Ended
@@ -33,9 +35,9 @@ def test_every_injected_connection_has_a_verdict_or_is_missing() -> None:
     }
 
 
-def test_another_connection_of_the_same_addresses_at_another_time_does_not_count() -> None:
-    later = Answer("normal", "why", "d", ENDS[1], 250)
-    answers = [*ANSWERS, later]
+@pytest.mark.parametrize("closed_us", [50, 180, 250])
+def test_of_the_connections_of_an_address_the_one_that_was_open_when_the_cell_began_counts(closed_us: int) -> None:
+    answers = [*ANSWERS, Answer("normal", "why", "d", ENDS[1], closed_us)]
     assert judged(TRUTH, flows(TRUTH, answers), answers) == judged(TRUTH, flows(TRUTH, ANSWERS), ANSWERS)
 
 
