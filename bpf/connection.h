@@ -32,6 +32,7 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 		fill_owner(open);
 	open->rx_base = conn->rx_base;
 	open->tx_base = conn->tx_base;
+	open->handshake_us = handshake_us(sk);
 	open->accepting = conn->role == ROLE_ACCEPTING;
 	open->from_start = conn->from_start;
 	record->size = sizeof(*open);

@@ -4,7 +4,7 @@
 #pragma once
 
 #define DATA_BYTES 208
-#define COMMAND_LINE_BYTES 96
+#define COMMAND_LINE_BYTES 92
 
 enum record_kind {
 	RECORD_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
@@ -57,6 +57,7 @@ struct open_data {
 	u32 netns;
 	u32 rx_base; // design contract 3.3
 	u32 tx_base;
+	u32 handshake_us; // 0: not known
 	u16 local_port;
 	u16 peer_port;
 	u16 family;

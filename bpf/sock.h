@@ -106,6 +106,14 @@ static inline u32 send_base(u64 sk)
 	return base;
 }
 
+// How long the three-way handshake took, 0 if that is not known any more: it is the only round trip that counts in srtt_us until
+// something sent is acknowledged, of which a SYN is one byte.
+static inline u32 handshake_us(u64 sk)
+{
+	u64 acked = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_ACKED);
+	return acked > 1 ? 0 : READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
+}
+
 // Whether the peer's FIN has come: it has a sequence number, and is counted as a byte received. It shows in SOCK_DONE alone: a reset
 // and the caller shut the socket down as well, with data still to be read.
 static inline int fin_received(u64 sk)

@@ -61,7 +61,7 @@ WORKLOAD = Struct(
         Field(
             "cmdline",
             "string",
-            "command line, arguments separated by spaces, cut at 96 bytes for ended processes; *** for passwords and "
+            "command line, arguments separated by spaces, cut at 92 bytes for ended processes; *** for passwords and "
             "the like, as far as their names tell",
         ),
         Field("uid", "long", "real user id"),
@@ -234,6 +234,7 @@ OPEN = (
         "start: seen from its first byte; midstream: it was open already; listed: open when the agent started, and no "
         "payload has passed since, so that its flow_id is not known yet",
     ),
+    Field("handshake_us", "long", "how long TCP's handshake took, µs; null where it was over for too long to be known"),
     Field("cookie", "long", "the kernel's own number of the socket, as `ss -e` shows it; null where it has none yet"),
     Field("nat", NAT, "the ends beyond this host's NAT; null: not translated here, or nobody asked (`--conntrack`)"),
 )

@@ -39,7 +39,7 @@ def names(sock: socket.socket) -> tuple[str, str]:
 
 def identity(ends: tuple[str, str], *, accepting: bool) -> Identity:
     local, peer = ends
-    return Identity(1, accepting, True, "0" * 16, local, peer, "", 1, None)
+    return Identity(1, accepting, True, "0" * 16, local, peer, "", 1, None, None)
 
 
 def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: Path) -> None:

@@ -73,6 +73,7 @@ def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> N
     assert [(event["local"], event["peer"]) for event in closed] == [talk.names, talk.names[::-1]]
     assert closed[0]["flow_id"] == closed[1]["flow_id"] is not None
     assert [event["workload"]["pid"] for event in closed] == [os.getpid()] * 2
+    assert [event["handshake_us"] > 0 for event in watched.events(kind="open")] == [True, True]
 
 
 def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Path) -> None:

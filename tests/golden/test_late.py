@@ -75,6 +75,7 @@ def test_between_two_frames(late: Late) -> None:
     client, server = late.capture.ends_of(late.between)
     assert (client.identity.accepting, server.identity.accepting) == (False, True)
     assert client.identity.flow_id == server.identity.flow_id
+    assert client.identity.handshake_us is None  # what it had said before was acknowledged
     assert set(late.capture.lost()) <= {"frame_truncated"}
 
 

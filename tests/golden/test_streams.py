@@ -37,6 +37,26 @@ def peek_at_every_step(sock: socket.socket, size: int) -> None:
         size -= step
 
 
+def smoothed_round_trip_us(sock: socket.socket) -> int:
+    """tcpi_rtt of include/uapi/linux/tcp.h."""
+    return int(struct.unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72), 68)[0])
+
+
+@pytest.mark.kernel
+def test_how_long_the_handshake_took_is_known_where_nothing_was_sent_before(capture: Capture, port: int) -> None:
+    with conversation(port) as silent:
+        of_silent = [smoothed_round_trip_us(end) for end in (silent.client, silent.server)]
+    with conversation(port) as talk:
+        of_talk = [smoothed_round_trip_us(end) for end in (talk.client, talk.server)]
+        talk.ask(request(METADATA, 12, 1))
+        talk.answer(response(METADATA, 12, 1))
+    capture.wait_closed(silent)
+    assert [end.identity.handshake_us for end in capture.ends_of(silent)] == of_silent
+    client, server = (end.identity.handshake_us for end in capture.ends_of(talk))
+    assert client in (None, of_talk[0])  # what it asked may be acknowledged before the hook behind it runs
+    assert server == of_talk[1]
+
+
 @pytest.mark.kernel
 def test_peeking_takes_nothing(capture: Capture, port: int) -> None:
     with conversation(port) as talk:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 DATA_BYTES = 208
-COMMAND_LINE_BYTES = 96
+COMMAND_LINE_BYTES = 92
 NO_API = 255
 BURST_NS = 50_000_000
 ALERTS_BYTES = 128  # two alert records, the longest of TLS 1.2 with padding to a block
@@ -59,6 +59,7 @@ OPEN_DATA = np.dtype(
         ("netns", "<u4"),
         ("rx_base", "<u4"),
         ("tx_base", "<u4"),
+        ("handshake_us", "<u4"),
         ("local_port", "<u2"),
         ("peer_port", "<u2"),
         ("family", "<u2"),

@@ -30,6 +30,7 @@ class Identity:
     peer_network: str
     netns: int
     cookie: int | None  # the kernel's own number of the socket, if somebody asked for it
+    handshake_us: int | None  # known where nothing that was sent had been acknowledged
 
 
 def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
@@ -71,6 +72,7 @@ def read_open(record: Record) -> tuple[Identity, Owner]:
         peer_network=network(peer),
         netns=data["netns"],
         cookie=data["cookie"] or None,
+        handshake_us=data["handshake_us"] or None,
     )
     owner = Owner(
         pid=data["tgid"],

@@ -80,5 +80,6 @@ class Listing:
             peer_network=network(listed["peer"]),
             netns=listed["netns"],
             cookie=listed["cookie"],
+            handshake_us=None,
         )
         return identity, self._present(listed["pid"], listed["netns"])

@@ -219,7 +219,8 @@ class Tracker:
         """(ts_ns, event) of what was opened, reset, and settled after its close, since the last report."""
         opened, self._unreported = self._unreported, []
         for connection, nat in zip(opened, self._translations(opened), strict=True):
-            facts: Event = {"cookie": connection.identity.cookie, "nat": nat}
+            identity = connection.identity
+            facts: Event = {"handshake_us": identity.handshake_us, "cookie": identity.cookie, "nat": nat}
             yield connection.opened_ns, _event(connection, "open", facts)
         yield from self._resets
         self._resets = []

@@ -21,8 +21,9 @@ def _named(fields: Iterable[Field], *names: str) -> tuple[Field, ...]:
 
 def _connection(connection: Connection) -> Row:
     opened_ns = connection.opened_ns + time.time_ns() - time.monotonic_ns()
-    found = {"found": connection.found, "cookie": connection.identity.cookie}
-    return {"since": opened_ns // 1000, **connection.common(), **found}
+    identity = connection.identity
+    more = {"found": connection.found, "handshake_us": identity.handshake_us, "cookie": identity.cookie}
+    return {"since": opened_ns // 1000, **connection.common(), **more}
 
 
 def _client(item: tuple[Key, Client]) -> Row:
@@ -81,7 +82,7 @@ RESOURCES = (
             Field("since", "long", "when it was seen first, µs since epoch; it is at least that old"),
             *_named(COMMON, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
             *_named(COMMON, "workload", "client", "opaque"),
-            *_named(OPEN, "found", "cookie"),
+            *_named(OPEN, "found", "handshake_us", "cookie"),
         ),
         lambda view: view.agent.connections(),
         _connection,
