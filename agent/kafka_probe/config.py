@@ -230,7 +230,7 @@ class DaemonConfig(SinkConfig):
     listen_keyfile: Path | None = None
     """PEM file of its private key, unless the key is in `listen_certfile`"""
     listen_clientcafile: Path | None = None
-    """PEM file of the authorities whose client certificates `listen` accepts; all others are refused"""
+    """PEM file of the authorities whose client certificates `listen` asks for; without one it tells its health only"""
     metrics_series: int = Field(1000, gt=0)
     """most label sets of each metric of workloads and topics, of errors for each one; what exceeds them is `other`"""
     kernel_time: bool = False

@@ -24,14 +24,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import kafka_probe
 from kafka_probe.server import openapi, query
 from kafka_probe.server.collector import Collector
+from kafka_probe.server.connection import CERTIFIED
 from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
 
 OPEN = frozenset(text.path for text in openapi.TEXTS if text.open)
 
 
-def application(view: View, token: SecretStr | None) -> Starlette:
-    """Answers from the view; with a token, only to those who send it."""
+def application(view: View, token: SecretStr | None, *, certificates: bool = False) -> Starlette:
+    """Answers from the view; with a token, only to those who send it, and with certificates, who have shown one."""
     document = openapi.document(token=token is not None)
 
     async def health(_: Request) -> Response:
@@ -61,7 +62,7 @@ def application(view: View, token: SecretStr | None) -> Starlette:
             *(Route(path, handler) for path, handler in texts.items()),
             *(Route(resource.path, partial(rows, resource)) for resource in RESOURCES),
         ],
-        middleware=[Middleware(_Guard, token=token)] if token else [],
+        middleware=[Middleware(_Guard, token=token, certificates=certificates)],
         exception_handlers={query.BadQueryError: _bad_query, HTTPException: _refused},
     )
 
@@ -74,19 +75,25 @@ class _Json(Response):
 
 
 class _Guard:
-    """Lets through who sends the token, and everybody to what says nothing of the traffic."""
+    """Lets through who has what is asked for, and everybody to what says nothing of the traffic."""
 
-    def __init__(self, application: ASGIApp, token: SecretStr) -> None:
+    def __init__(self, application: ASGIApp, token: SecretStr | None, *, certificates: bool) -> None:
         self._application = application
-        self._header = f"Bearer {token.get_secret_value()}".encode()
+        self._header = f"Bearer {token.get_secret_value()}".encode() if token else None
+        self._certificates = certificates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = None if scope["path"] in OPEN else self._refusal(scope)
+        await (answer or self._application)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if self._certificates and not scope["state"][CERTIFIED]:
+            return _Json({"error": "Show a certificate of an authority in the agent's --listen-clientcafile."}, 403)
         header = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        if scope["path"] in OPEN or secrets.compare_digest(header, self._header):
-            await self._application(scope, receive, send)
-        else:
+        if self._header and not secrets.compare_digest(header, self._header):
             error = {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
-            await _Json(error, 401, {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            return _Json(error, 401, {"WWW-Authenticate": "Bearer"})
+        return None
 
 
 def _verdict(trouble: str | None) -> Response:

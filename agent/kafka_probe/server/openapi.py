@@ -18,7 +18,10 @@ SCALARS: dict[Scalar, str] = {"string": "string", "long": "integer", "boolean": 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A path that is answered with text. failing: it may be 503, and the text says why; open: without a token."""
+    """A path that is answered with text.
+
+    failing: it may be 503, and the text says why; open: without a token or a certificate.
+    """
 
     path: str
     doc: str
@@ -32,7 +35,7 @@ TEXTS = (
     Text("/metrics", "The metrics, for Prometheus."),
 )
 OPEN = frozenset(text.path for text in TEXTS if text.open)
-"""The paths that need no token: what they answer says nothing of the traffic."""
+"""The paths that need neither token nor certificate: what they answer says nothing of the traffic."""
 
 
 def document(*, token: bool) -> Schema:

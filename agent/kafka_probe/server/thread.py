@@ -9,7 +9,6 @@ import asyncio
 import logging
 import os
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,9 @@ import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.server.connection import Connection
 from kafka_probe.server.http import application
+from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
 from kafka_probe.sinks import Sink
@@ -34,12 +35,15 @@ _TURN_S = 1.0
 class _Uvicorn(uvicorn.Server):
     """Turns once a second, not ten times: that costs more than all else that an agent does while nothing happens."""
 
-    def __init__(self, settings: uvicorn.Config) -> None:
+    def __init__(self, settings: uvicorn.Config, tls: Tls | None) -> None:
         super().__init__(settings)
+        self._tls = tls
         self.leaving = asyncio.Event()
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
+            if self._tls:
+                self._tls.renew()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self.leaving.wait(), _TURN_S)
 
@@ -54,7 +58,7 @@ class Server:
 
     def __init__(self, config: Config, address: Address) -> None:
         self._config = config
-        self._tls = _tls(config)
+        self._tls = Tls.of(config)
         if not (address.loopback or config.listen_token or config.listen_clientcafile):
             raise UsageError(
                 f"--listen {address} lets other hosts in: give them a token (KAFKA_PROBE_LISTEN_TOKEN), ask for their "
@@ -67,20 +71,21 @@ class Server:
     def start(self, agent: Watched, sink: Sink) -> Callable[[Sequence[Mapping[str, Any]]], object]:
         """Answer from now on; returns what takes the agent's events, in their order and at once."""
         view = View(agent, sink, Traffic(self._config.metrics_series))
+        certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
-            application(view, self._config.listen_token),
-            http="h11",
+            application(view, self._config.listen_token, certificates=certificates),
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
+            log_level="error",  # what is no request is its sender's affair
             access_log=False,
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=_GRACE_S,
-            ssl_context_factory=(lambda *_: tls) if (tls := self._tls) else None,
+            ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
-        server, loop = _Uvicorn(settings), asyncio.new_event_loop()
+        server, loop = _Uvicorn(settings, self._tls), asyncio.new_event_loop()
         thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
         self._running = server, loop, thread
         thread.start()
@@ -120,28 +125,3 @@ def _socket(address: Address) -> socket.socket:
         raise StartError(
             f"Cannot listen on {address}: {reason}; name another address by --listen, or --listen off."
         ) from None
-
-
-def _tls(config: Config) -> ssl.SSLContext | None:
-    if config.listen_certfile is None:
-        for setting in ("listen_keyfile", "listen_clientcafile"):
-            if getattr(config, setting) is not None:
-                raise UsageError(f"{setting} is of no use without listen_certfile.")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(config.listen_certfile, config.listen_keyfile, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"listen_certfile {config.listen_certfile} cannot be used with its key: {error}.") from None
-    if config.listen_clientcafile:
-        try:
-            context.load_verify_locations(config.listen_clientcafile)
-        except OSError as error:
-            raise UsageError(f"listen_clientcafile {config.listen_clientcafile} cannot be used: {error}.") from None
-        context.verify_mode = ssl.CERT_REQUIRED
-    return context
-
-
-def _no_password() -> str:
-    """Else OpenSSL asks for one on the terminal."""
-    raise ValueError("the key has a password")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 from kafka_probe.config import Address, Config, load
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.server import connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.lab.http import Answer, get
@@ -226,7 +228,11 @@ def openssl(*arguments: str | Path) -> None:
 
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    made = Authority(tmp_path_factory.mktemp("authority"))
+    return an_authority(tmp_path_factory.mktemp("authority"))
+
+
+def an_authority(folder: Path) -> Authority:
+    made = Authority(folder)
     openssl(
         "req",
         "-x509",
@@ -252,13 +258,82 @@ def test_over_tls_the_token_travels_hidden(authority: Authority) -> None:
             served.get("/metrics", TOKEN, ssl.create_default_context())
 
 
-def test_only_clients_with_a_certificate_of_the_authority_get_an_answer(authority: Authority) -> None:
-    stranger, known = (ssl.create_default_context(cafile=authority.certificate) for _ in range(2))
+def test_only_clients_with_a_certificate_of_the_authority_are_told_more_than_health(
+    authority: Authority, tmp_path: Path
+) -> None:
+    nobody, known, stranger = (ssl.create_default_context(cafile=authority.certificate) for _ in range(3))
     known.load_cert_chain(authority.sign("prometheus"))
+    stranger.load_cert_chain(an_authority(tmp_path).sign("prometheus"))
     with serving(listen_certfile=authority.sign("server"), listen_clientcafile=authority.certificate) as served:
-        assert served.get("/metrics", tls=known).status == 200
+        assert {path: served.get(path, tls=known).status for path in PATHS} == dict.fromkeys(PATHS, 200)
+        assert {path: served.get(path, tls=nobody).status for path in PATHS} == dict.fromkeys(PATHS, 403)
+        assert [served.get(path, tls=nobody).text for path in ("/healthz", "/readyz")] == ["ok\n"] * 2
         with pytest.raises((URLError, ssl.SSLError, ConnectionResetError)):
             served.get("/healthz", tls=stranger)
+
+
+def test_a_certificate_does_not_replace_the_token(authority: Authority) -> None:
+    known = ssl.create_default_context(cafile=authority.certificate)
+    known.load_cert_chain(authority.sign("prometheus"))
+    certificate = authority.sign("server")
+    with serving(listen_token=TOKEN, listen_certfile=certificate, listen_clientcafile=authority.certificate) as served:
+        assert (served.get("/metrics", tls=known).status, served.get("/metrics", TOKEN, known).status) == (401, 200)
+
+
+def test_a_renewed_certificate_is_shown_and_one_that_does_not_fit_its_key_is_not(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    other = an_authority(tmp_path)
+    file = tmp_path / "listen.pem"
+    file.write_bytes(authority.sign("server").read_bytes())
+    trusting = ssl.create_default_context(cafile=other.certificate)
+    with serving(listen_certfile=file) as served:
+        with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            served.get("/healthz", tls=trusting)
+        file.write_bytes(other.sign("server").read_bytes())
+        wait_until(lambda: "Read the certificates of --listen again." in caplog.text, "the new one to be read")
+        assert served.get("/healthz", tls=trusting).status == 200
+        file.write_bytes(other.certificate.read_bytes())
+        wait_until(lambda: "goes on with the certificates that it has. listen_certfile" in caplog.text, "the warning")
+        assert served.get("/healthz", tls=trusting).status == 200
+
+
+def test_who_asks_nothing_holds_no_connection_for_long_and_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    with serving() as served, ExitStack() as stack:
+        _, _, place = served.url.rpartition("/")
+        host, _, port = place.partition(":")
+
+        def connected(said: bytes = b"") -> socket.socket:
+            peer = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
+            peer.sendall(said)
+            return peer
+
+        silent, half = connected(), connected(b"GET /healthz HTTP/1.1\r\n")
+        served_once = connected(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert served_once.recv(4096).startswith(b"HTTP/1.1 200")
+        served_once.sendall(b"GET /")
+        for peer in (connected(), silent, half, served_once):
+            wait_ended(peer)
+        assert served.get("/healthz").status == 200
+
+
+def wait_ended(peer: socket.socket) -> None:
+    """Return when the other end has closed, or reset it."""
+    with suppress(ConnectionResetError):
+        while peer.recv(4096):
+            pass
+
+
+def test_nonsense_does_not_fill_the_log(plain: Served, caplog: pytest.LogCaptureFixture) -> None:
+    _, _, place = plain.url.rpartition("/")
+    host, _, port = place.partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as peer:
+        peer.sendall(b"nonsense\r\n\r\n")
+        assert peer.recv(4096).startswith(b"HTTP/1.1 400")
+    assert caplog.text == ""
 
 
 def test_beyond_this_host_a_certificate_is_enough(authority: Authority) -> None:

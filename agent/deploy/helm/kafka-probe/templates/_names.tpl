@@ -53,13 +53,14 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; with TLS the agent is not there, and a kubelet
-has no certificate to show. */}}
+{{- /* Not empty if events wait on disk: those for standard output do not. */}}
+{{- define "kafka-probe.spool" -}}
+{{- and .Values.spool.enabled (ne (toString .Values.settings.sink) "stdout") | ternary "yes" "" }}
+{{- end }}
+
+{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; with TLS the agent is not there. */}}
 {{- define "kafka-probe.ask" -}}
-{{- if .certificates -}}
-tcpSocket:
-  port: http
-{{- else if .tls -}}
+{{- if .tls -}}
 httpGet:
   path: {{ .path }}
   port: http
