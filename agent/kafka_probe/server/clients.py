@@ -54,11 +54,15 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class Client:
-    """What one client did. since, ts: start of the first and end of the last interval in which it spoke, in µs."""
+    """What one client did. since, ts: start of the first and end of the last interval in which it spoke, in µs.
+
+    heard_us: when it spoke last, of the time that passed by the agent's intervals, which no step of a clock moves.
+    """
 
     workload: Mapping[str, Any]
     since: int
     ts: int = 0
+    heard_us: int = 0
     internal: bool = False
     role: Role = Role.NOTHING
     group: str | None = None
@@ -98,13 +102,15 @@ class Clients:
 
     def __init__(self) -> None:
         self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
+        self._passed_us = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
             if event["kind"] == "flow":
                 self._add(event)
             elif event["kind"] == "agent":
-                self._forget(event["ts"] - SILENT_US)
+                self._passed_us += event["ts"] - event["since"]
+                self._forget(self._passed_us - SILENT_US)
 
     def __iter__(self) -> Iterator[tuple[Key, Client]]:
         return iter(self._clients.items())
@@ -119,9 +125,10 @@ class Clients:
         else:
             self._clients.move_to_end(key)
         client.add(flow)
+        client.heard_us = self._passed_us
 
     def _forget(self, before_us: int) -> None:
-        while self._clients and next(iter(self._clients.values())).ts < before_us:
+        while self._clients and next(iter(self._clients.values())).heard_us < before_us:
             self._clients.popitem(last=False)
 
 

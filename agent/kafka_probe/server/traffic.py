@@ -180,7 +180,8 @@ class Traffic:
         self.resets = 0
         self.open: Counter[Owner] = Counter()  # now
         self._spoke: set[Owner] = set()  # in this interval
-        self._absent: dict[Owner, int] = {}  # since when, µs since epoch
+        self._absent: dict[Owner, int] = {}  # since when, of `_passed_us`
+        self._passed_us = 0  # by the agent's intervals, which no step of a clock moves
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Add events in their order; the `agent` event ends an interval."""
@@ -218,16 +219,17 @@ class Traffic:
         open_now: Counter[Owner] = Counter()
         for entry in agent["open"]:
             open_now[_owner(entry)] += entry["count"]
-        self._forget_ended(open_now.keys() | self._spoke, agent["ts"])
+        self._passed_us += agent["ts"] - agent["since"]
+        self._forget_ended(open_now.keys() | self._spoke)
         self._spoke = set()
         self.open = _largest(open_now, self.limit)
 
-    def _forget_ended(self, there: AbstractSet[Owner], now_us: int) -> None:
+    def _forget_ended(self, there: AbstractSet[Owner]) -> None:
         tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
         absent = set[Owner]().union(*(table.owners for table in tables)) - there
-        self._absent = {owner: self._absent.get(owner, now_us) for owner in absent}
+        self._absent = {owner: self._absent.get(owner, self._passed_us) for owner in absent}
         for owner, since_us in self._absent.items():
-            if now_us - since_us >= ENDED_US:
+            if self._passed_us - since_us >= ENDED_US:
                 for table in tables:
                     table.forget(owner)
 

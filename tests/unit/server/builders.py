@@ -79,6 +79,11 @@ def agent(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
     }
 
 
+def passed(us: int, until_us: int = NOW_US, **fields: object) -> dict[str, Any]:
+    """The end of an interval of that length, by the wall clock's time."""
+    return agent(until_us, since=until_us - us, **fields)
+
+
 def open_now(count: int = 1, side: str = "connecting", **fields: Any) -> dict[str, object]:
     return {"side": side, "workload": workload(**fields), "count": count}
 

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_probe.server import clients as room
 from kafka_probe.server.clients import SILENT_US, Client, Clients, Key
-from tests.unit.server.builders import NOW_US, SECOND_US, agent, flow, topic, workload
+from tests.unit.server.builders import NOW_US, SECOND_US, flow, passed, topic, workload
 
 
 def clients(*events: dict[str, Any]) -> list[tuple[Key, Client]]:
@@ -80,11 +80,13 @@ def test_the_group_is_the_last_that_was_named() -> None:
     assert client.group == "b"
 
 
-def test_a_client_is_forgotten_after_an_hour_of_silence() -> None:
+@pytest.mark.parametrize("step_us", [0, 2 * SILENT_US, -2 * SILENT_US])
+def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_does(step_us: int) -> None:
     found = Clients()
-    found.add([flow(), flow(NOW_US + SECOND_US, local="10.0.0.8:1"), agent(NOW_US + SILENT_US)])
+    found.add([flow(), passed(SECOND_US), flow(NOW_US + step_us, local="10.0.0.8:1")])
+    found.add([passed(SILENT_US - SECOND_US, until_us=NOW_US + step_us)])
     assert len(list(found)) == 2
-    found.add([agent(NOW_US + SILENT_US + SECOND_US)])
+    found.add([passed(SECOND_US, until_us=NOW_US + step_us)])
     assert [key.address for key, _ in found] == ["10.0.0.8"]
 
 

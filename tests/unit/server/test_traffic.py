@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.events import bucket_of
 from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, Labels, Traffic
-from tests.unit.server.builders import NOW_US, SECOND_US, agent, close, flow, open_now, opened, topic, workload
+from tests.unit.server.builders import NOW_US, SECOND_US, agent, close, flow, open_now, opened, passed, topic, workload
 
 
 def traffic(*events: dict[str, Any], limit: int = 1000) -> Traffic:
@@ -150,7 +150,7 @@ def test_what_finds_no_room_is_counted_under_other() -> None:
 
 FLOWS = st.builds(
     lambda job, api, side, topics, requests, ts: flow(
-        NOW_US + ts * ENDED_US // 3,
+        NOW_US + ts,
         workload=workload(f"job-{job}"),
         api=api,
         side=side,
@@ -187,19 +187,19 @@ def test_sums_over_workloads_and_topics_are_right_with_any_limit(flows: list[dic
 def test_no_total_goes_back_when_workloads_leave(flows: list[dict[str, Any]], limit: int) -> None:
     summed = Traffic(limit)
     before: Counter[Labels] = Counter()
-    for each in sorted(flows, key=lambda flow: flow["ts"]):
-        summed.add([each, agent(each["ts"])])
+    for each in flows:
+        summed.add([each, passed(ENDED_US // 3)])
         totals = Counter({labels: row.requests for labels, row in summed.apis.items()})
         assert totals >= before
         before = totals
 
 
-def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later() -> None:
-    summed = traffic(flow(topics=[topic()]), close(), agent(NOW_US))
-    summed.add([agent(NOW_US + SECOND_US)])
-    summed.add([agent(NOW_US + ENDED_US)])
+@pytest.mark.parametrize("step_us", [0, 2 * ENDED_US, -2 * ENDED_US])
+def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later_whatever_the_wall_clock_does(step_us: int) -> None:
+    summed = traffic(flow(topics=[topic()]), close(), agent(), agent())
+    summed.add([passed(ENDED_US - SECOND_US, until_us=NOW_US + step_us)])
     assert len(by_workload(summed)) == 1
-    summed.add([agent(NOW_US + SECOND_US + ENDED_US)])
+    summed.add([passed(SECOND_US, until_us=NOW_US + step_us)])
     assert by_workload(summed) == {}
     assert [*summed.topics, *summed.closes] == []
     assert summed.apis["connecting", "Produce"].requests == 10
@@ -209,9 +209,8 @@ def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later() -> None:
 def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_comes_again() -> None:
     summed = traffic(flow(), flow(workload=workload("cron")))
     for minute in range(60):
-        ts = NOW_US + minute * 60 * SECOND_US
-        again = [flow(ts, workload=workload("cron"), requests=1)] if minute % 10 == 0 else []
-        summed.add([*again, agent(ts, open=[open_now()])])
+        again = [flow(workload=workload("cron"), requests=1)] if minute % 10 == 0 else []
+        summed.add([*again, passed(60 * SECOND_US, open=[open_now()])])
     assert by_workload(summed) == {
         ("connecting", "", "java", "Produce"): 10,
         ("connecting", "", "cron", "Produce"): 16,
@@ -220,9 +219,8 @@ def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_come
 
 def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
     summed = traffic(flow(), agent(), limit=1)
-    summed.add([agent(NOW_US + SECOND_US), agent(NOW_US + SECOND_US + ENDED_US)])
-    later = NOW_US + 2 * ENDED_US
-    summed.add([flow(later, workload=workload("python")), flow(later, requests=1)])
+    summed.add([agent(), passed(ENDED_US)])
+    summed.add([flow(workload=workload("python")), flow(requests=1)])
     assert by_workload(summed) == {
         ("connecting", "", "python", "Produce"): 10,
         ("connecting", OTHER, OTHER, "Produce"): 1,
