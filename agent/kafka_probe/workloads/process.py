@@ -25,9 +25,13 @@ _STAT_STARTTIME = 19
 """Index of starttime (field 22 of proc_pid_stat(5)) among the fields after the parenthesised command name."""
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
-_SECRET = rb"(?:pass(?:word|wd|phrase)|secret|token|credential|jaas|api[-_.]?key)[\w.-]*"
+_SECRET = (
+    rb"(?:pass(?:word|wd|phrase|code)|(?<![a-z])(?:pass|pwd|auth)(?![a-z])|secret|token|credential|authorization|jaas"
+    rb"|(?:api|access|private)[-_.]?key)[\w.-]*"
+)
 _SET_TO = re.compile(
-    rb"(" + _SECRET + rb"[\"']?\s*(?:=|:[\s\"'])|(?<![^\0])--?[\w.-]*" + _SECRET + rb"\0(?!-))[^\0]+", re.IGNORECASE
+    rb"(" + _SECRET + rb"[\"']?\s*(?:=|:[\s\"'])|(?<![^\0\s])--?[\w.-]*" + _SECRET + rb"[\0\s]+(?!-))[^\0]+",
+    re.IGNORECASE,
 )
 _OF_A_URL = re.compile(rb"(://[^\0\s/:@]*:)[^\0\s/@]+(?=@)")
 

@@ -50,6 +50,13 @@ def test_a_living_process_has_its_executable_and_whole_command_line(start: Start
         (["sh", "-c", "API_KEY=a exec app"], "sh -c API_KEY=***"),
         (["app", "/run/secrets/app.conf", "https://tokens:8080/x"], "app /run/secrets/app.conf https://tokens:8080/x"),
         (["passwd", "operator"], "passwd operator"),
+        (["app", "--pass", "a"], "app --pass ***"),
+        (["app", "--pwd=a", "--passcode=a", "--auth=a"], "app --pwd=*** --passcode=*** --auth=***"),
+        (["java", "-Dssl.keystore.pass=a", "-Dbypass=on"], "java -Dssl.keystore.pass=*** -Dbypass=on"),
+        (["app", "--private-key", "a", "--access_key", "a"], "app --private-key *** --access_key ***"),
+        (["curl", "-H", "Authorization: Bearer a"], "curl -H Authorization: ***"),
+        (["sh", "-c", "app --password a --topic t"], "sh -c app --password ***"),
+        (["app", "--author", "a", "--compass", "n"], "app --author a --compass n"),
     ],
 )
 def test_what_a_secret_is_set_to_is_not_told(arguments: list[str], told: str) -> None:
