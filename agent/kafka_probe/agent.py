@@ -211,8 +211,9 @@ class Agent:
             log.warning("Changed settings that take effect at the next start: %s.", ", ".join(sorted(late)))
         now = changed & RELOADED
         self._config = self._config.model_copy(update={name: getattr(config, name) for name in now})
-        self._detail.reconfigure(config.requests, config.cpu_limit)
-        self._look_closely()
+        if now & {"requests", "cpu_limit"}:
+            self._detail.reconfigure(config.requests, config.cpu_limit)
+            self._look_closely()
         log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
     def _report(self, since_ns: int, now_ns: int, settled_ns: int, buffer: Buffer | None = None) -> None:
@@ -295,6 +296,7 @@ class Agent:
                 self._hand_over(batch)
                 batch = []
                 if buffer:
+                    self.turned_s = time.monotonic()
                     buffer.wait(_PAUSE_S)
                     self._drain(buffer)
         if batch:

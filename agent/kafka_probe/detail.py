@@ -16,7 +16,7 @@ from kafka_probe.connections.frames import Frames
 Event = dict[str, object]
 
 LOSSES = {
-    "request_shed": "answered requests that became no event, because the agent took more CPU than `--cpu-limit`",
+    "request_shed": "answered requests not looked at for events, because the agent took more CPU than `--cpu-limit`",
 }
 # Detail returns after so many intervals below half of the limit; each return doubles it, until all has been calm.
 _PATIENCE, _MOST_PATIENCE = 3, 96

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from threading import Event, Thread
 
@@ -65,6 +67,30 @@ def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_mo
     assert last["losses"]["topics_shed"] >= poor
     assert last["node"] != "elsewhere"
     assert "Changed settings that take effect at the next start: node." in watched.agent.log.read_text()
+
+
+def test_what_was_left_out_returns_when_it_takes_less(tmp_path: Path) -> None:
+    port, address = free_port(), f"127.0.0.1:{free_port()}"
+    watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.05", "--listen", address, interval_s=1)
+    with watched.agent:
+        watched.wait_for(1, "it to be there", kind="agent", shed=None)
+        with ThreadPoolExecutor(2) as busy:
+            enough = Event()
+            asking_pages = [busy.submit(ask_pages, address, enough) for _ in range(2)]
+            try:
+                watched.wait_for(1, "detail to be left out", kind="agent", shed="topics")
+            finally:
+                enough.set()
+            assert min(asked.result() for asked in asking_pages) > 0
+        wait_until(lambda: watched.events(kind="agent")[-1]["shed"] is None, "it to return", timeout_s=60)
+
+
+def ask_pages(address: str, enough: Event) -> int:
+    """Keep the server busy until it is enough; how many pages it took."""
+    pages = 0
+    while not enough.is_set():
+        pages += get(f"http://{address}/metrics").status == HTTPStatus.OK
+    return pages
 
 
 def shed(address: str) -> dict[str, float]:
