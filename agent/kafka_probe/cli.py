@@ -194,7 +194,9 @@ def _sink(config: Config) -> Sink:
         return KafkaSink(config)
     from kafka_probe.sinks.stdout import StdoutSink
 
-    return StdoutSink()
+    if config.spool_dir:
+        log.warning("--spool-dir is of no use with --sink stdout: nothing waits there.")
+    return StdoutSink(buffer_bytes=config.sink_buffer_bytes)
 
 
 def _server(config: Config) -> Server | None:

@@ -22,15 +22,20 @@ STDOUT = 1
 class StdoutSink:
     """A `Sink` that writes what `render` makes of an event, a line with its newline or None for nothing.
 
-    `on_closed` is called, from the sink's thread, when nobody reads any more.
+    buffer_bytes: bound of what waits. `on_closed` is called, from the sink's thread, when nobody reads any more.
     """
 
-    def __init__(self, render: Callable[[Event], bytes | None] = encode, descriptor: int = STDOUT) -> None:
+    def __init__(
+        self,
+        render: Callable[[Event], bytes | None] = encode,
+        descriptor: int = STDOUT,
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
         self.on_closed: Callable[[], None] = lambda: None
         self._render = render
         self._descriptor = descriptor
         self._broken = False
-        self._outbox = Outbox(BUFFER_BYTES)
+        self._outbox = Outbox(buffer_bytes)
         self._worker = Worker("stdout-sink", self._outbox, self._deliver)
 
     def send(self, events: Sequence[Event]) -> None:
