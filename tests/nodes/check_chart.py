@@ -44,7 +44,6 @@ VALUES: dict[str, dict[str, Any]] = {
     "minimal": {
         "settings": {"sink": "stdout"},
         "podNames": False,
-        "spool": {"enabled": False},
         "tolerations": [],
         "nodeSelector": None,
         "resources": None,
@@ -137,7 +136,11 @@ def test_everything_is_there_when_everything_is_on(tmp_path: Path) -> None:
     assert one(documents, "PrometheusRule")["spec"] == yaml.safe_load(rules)
     (dashboards,) = (d for d in documents if d["metadata"]["name"] == "who-uses-kafka-dashboards")
     assert dashboards["data"] == {file.name: file.read_text() for file in (DEPLOY / "grafana").glob("*.json")}
-    (endpoint,) = one(documents, "ServiceMonitor")["spec"]["endpoints"]
+    monitor = one(documents, "ServiceMonitor")["spec"]
+    job = one(documents, "Service")["metadata"]["labels"][monitor["jobLabel"]]
+    (jobs,) = re.findall(r'up\{job=~"(.+?)"', rules)
+    assert re.fullmatch(jobs, job)
+    (endpoint,) = monitor["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "kafka-probe-token", "key": "token"}
     agent, pod = container(documents), one(documents, "DaemonSet")["spec"]["template"]["spec"]
     assert agent["image"] == f"registry.example/kafka-probe@sha256:{'0' * 64}"
@@ -175,6 +178,13 @@ def test_privileged_is_a_switch(tmp_path: Path) -> None:
     assert security["readOnlyRootFilesystem"] is True
 
 
+def test_what_goes_to_standard_output_waits_on_no_disk(tmp_path: Path) -> None:
+    def volumes(name: str) -> set[str]:
+        return {volume["name"] for volume in pod(manifests(VALUES[name], tmp_path))["volumes"]}
+
+    assert volumes("brokers") - volumes("minimal") == {"spool"}
+
+
 def test_the_agent_may_read_pods_and_nothing_else(tmp_path: Path) -> None:
     rules = one(manifests(BROKERS, tmp_path), "ClusterRole")["rules"]
     assert rules == [{"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]}]
@@ -209,13 +219,9 @@ def test_a_token_comes_from_a_secret(tmp_path: Path) -> None:
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 
 
-def test_where_certificates_are_asked_for_a_probe_has_none(tmp_path: Path) -> None:
-    agent = container(manifests(VALUES["client certificates"], tmp_path))
-    assert [agent[probe]["tcpSocket"] for probe in PROBES] == [{"port": "http"}] * 3
-
-
-def test_a_probe_speaks_tls_where_the_agent_does(tmp_path: Path) -> None:
-    values = {**BROKERS, "listen": {**TOKEN["listen"], "tlsSecret": "kafka-probe-tls"}}
+@pytest.mark.parametrize("more", [TOKEN["listen"], {"clientCertificates": True}], ids=["token", "certificates"])
+def test_a_probe_speaks_tls_where_the_agent_does(more: dict[str, Any], tmp_path: Path) -> None:
+    values = {**BROKERS, "listen": {**more, "tlsSecret": "kafka-probe-tls"}}
     agent = container(manifests(values, tmp_path))
     asked = [agent[probe]["httpGet"] for probe in PROBES]
     assert [each["path"] for each in asked] == ["/healthz", "/readyz", "/healthz"]
