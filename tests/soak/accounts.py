@@ -21,8 +21,8 @@ Interval = tuple[int, int]
 Requests = Counter[tuple[str, int, str | None]]
 
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
-# From the last word of an agent that is killed to its successor's first: longer it was silent before.
-_LONGEST_DEATH_US = 60_000_000
+# Of an agent before it is killed: several intervals, and what its sink waits for.
+_LONGEST_SILENCE_US = 15_000_000
 # What an agent finds on connections that are older than itself.
 _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
@@ -35,6 +35,7 @@ class Told:
     closes: Counter[str] = field(default_factory=Counter)
     answered: Counter[str] = field(default_factory=Counter)  # exchanges, by flow id
     responses: Counter[str] = field(default_factory=Counter)  # the same as its flows count them
+    asked: Counter[str] = field(default_factory=Counter)  # requests, by flow id, as its flows count them
     requests: Requests = field(default_factory=Counter)  # as its flows count them
     connections: list[int] = field(default_factory=list)  # open ones, each interval
     memory: list[tuple[int, int]] = field(default_factory=list)  # time, resident bytes
@@ -57,6 +58,7 @@ class Told:
                     self.told_until_us = max(self.told_until_us, event["ts"])
             case "flow":
                 self.responses[event["flow_id"]] += event["responses"]
+                self.asked[event["flow_id"]] += event["requests"]
                 self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
             case "close":
                 self.closes[event["flow_id"]] += 1
@@ -127,8 +129,9 @@ def never_read(times: Times) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
-def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> Account:
-    """All agents, the last of which was stopped in order. attached_us: when each was attached for sure."""
+def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], killed_us: Sequence[int]) -> Account:
+    """All agents, the last of which was stopped in order. attached_us: when each was attached for sure; killed_us: when
+    each but the last was killed."""
     kept = Account()
     answered = {
         key: (asked_us, answered_us or times.ends[key[0]][1])
@@ -138,12 +141,18 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int]) -> A
     unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("requests", answered, (one.exchanges for one in told), unwatched, never_read(times))
     kept.counts["requests that the broker did not read"] = len(kept.unread)
-    for since_us, again_us in unwatched:
-        if again_us - since_us > _LONGEST_DEATH_US:
-            kept.unexplained.append(f"agents: nobody told of {since_us} to {again_us}")
+    for number, (one, since_us, until_us) in enumerate(zip(told, attached_us, killed_us, strict=False), 1):
+        if until_us - max(one.told_until_us, since_us) > _LONGEST_SILENCE_US:
+            kept.unexplained.append(
+                f"agent {number}: it told nothing from {one.told_until_us} to its end at {until_us}"
+            )
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)
+    exchanged = Counter[str]()
+    for (flow_id, _), count in told[-1].exchanges.items():
+        exchanged[flow_id] += count
+    kept.equal("requests in flows", told[-1].asked, exchanged)
     for number, one in enumerate(told, 1):
         expected = _OF_YOUTH if number > 1 else set()
         kept.equal(f"losses of agent {number}", {k: n for k, n in one.losses.items() if k not in expected}, {})

@@ -55,11 +55,13 @@ FIRST_ROUND = 4  # failures
 class Soak:
     """The lab and what fails in it.
 
-    attached_us: when each agent was attached; calm_us: when nothing failed; pages: what their servers answered.
+    attached_us: when each agent was attached; killed_us: when each but the last was killed; calm_us: when nothing
+    failed; pages: what their servers answered, by status.
     """
 
     def __init__(self, directory: Path, watched: Broker, sink: Broker, seconds: float) -> None:
         self.attached_us: list[int] = []
+        self.killed_us: list[int] = []
         self.calm_us: list[Interval] = []
         self._directory = directory
         self._watched = watched
@@ -67,7 +69,7 @@ class Soak:
         self._seconds = seconds
         self._over = Event()
         self.nodes: list[str] = []
-        self.pages = 0
+        self.pages: Counter[int] = Counter()
         self._address = f"127.0.0.1:{free_port()}"
         self._agent = self._new_agent()
         self._pipeline = self._new_pipeline()
@@ -142,7 +144,7 @@ class Soak:
         while not self._over.wait(SCRAPE_S):
             with suppress(OSError):  # there is none while it starts again
                 for page in ("metrics", "api/v1/clients", "api/v1/connections"):
-                    self.pages += get(f"http://{self._address}/{page}").status == HTTPStatus.OK
+                    self.pages[get(f"http://{self._address}/{page}").status] += 1
 
     def _new_agent(self) -> Agent:
         self.nodes.append(f"agent-{len(self.nodes) + 1}")
@@ -173,6 +175,7 @@ class Soak:
     def _kill_agent(self) -> None:
         """The agent is killed, and started again."""
         self._agent.kill()
+        self.killed_us.append(time.time_ns() // 1000)
         self._agent = self._new_agent()
 
     def _kill_pipeline(self) -> None:
@@ -211,11 +214,13 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
         wire = walk(capture.file, watched.port)
         lines = (line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
         told = told_by_nodes(lines, soak.nodes)
-        kept = account(wire.times, told, soak.attached_us)
+        kept = account(wire.times, told, soak.attached_us, soak.killed_us)
         unread = (wire.times.asked[request] for request in kept.unread)
         read = Counter(wire.by_api) - Counter((str(api_name(key)), version) for key, version in unread)
         kept.equal("requests by the broker's own count", answered, read)
         counted: Requests = sum((one.requests for one in told), Counter())
+        refused = {status: count for status, count in soak.pages.items() if status != HTTPStatus.OK}
+        kept.equal("pages that were refused, by status", refused, {})
         kept.equal("requests in the pipeline's table", in_table(sink.bootstrap), counted)
     return figures(soak, told, kept, minutes)
 
@@ -239,7 +244,7 @@ def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict
         "minutes": minutes,
         "connections_at_a_time": median(told[-1].connections),
         "agents": sum(1 for one in told if one.events),
-        "pages_of_their_servers": soak.pages,
+        "pages_of_their_servers": soak.pages[HTTPStatus.OK],
         **{name.replace(" ", "_"): count for name, count in kept.counts.items()},
         "events": sum(one.events for one in told),
         "memory_early_mb": round(early / 1e6, 1),

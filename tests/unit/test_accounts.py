@@ -21,7 +21,9 @@ def wire(*answered_us: int | None, ended_us: int = 60 * SECOND_US) -> Times:
 
 def told(*correlation_ids: int, closes: int = 1) -> Told:
     exchanges = Counter((FLOW, number) for number in correlation_ids)
-    return Told(exchanges, +Counter({FLOW: closes}), told_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
+    asked = Counter({FLOW: len(correlation_ids)})
+    until_us = 90 * SECOND_US
+    return Told(exchanges, +Counter({FLOW: closes}), asked=asked, told_until_us=until_us, complete_until_us=until_us)
 
 
 ANSWERED = (SECOND_US + 9, 2 * SECOND_US + 9, 3 * SECOND_US + 9)
@@ -39,13 +41,13 @@ ANSWERED = (SECOND_US + 9, 2 * SECOND_US + 9, 3 * SECOND_US + 9)
     ids=["all", "missing", "doubled", "made up", "an end"],
 )
 def test_what_was_told_is_held_against_the_wire(said: Told, words: list[str]) -> None:
-    assert account(wire(*ANSWERED), [said], [0]).unexplained == words
+    assert account(wire(*ANSWERED), [said], [0], []).unexplained == words
 
 
 def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
     first = told(1, closes=0)
     first.told_until_us = first.complete_until_us = SECOND_US
-    kept = account(wire(*ANSWERED), [first, told()], [0, 2 * SECOND_US + SECOND_US // 2])
+    kept = account(wire(*ANSWERED), [first, told()], [0, 2 * SECOND_US + SECOND_US // 2], [2 * SECOND_US])
     assert kept.counts["requests while no agent watched"] == 1
     assert [words.split(" at ")[0] for words in kept.unexplained] == [f"requests: ('{FLOW}', 3)"]
 
@@ -53,12 +55,18 @@ def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
 def test_an_agent_that_was_silent_for_long_before_it_was_killed_is_no_excuse() -> None:
     first = told(1, closes=0)
     first.told_until_us = first.complete_until_us = SECOND_US
-    kept = account(wire(*ANSWERED), [first, told(2, 3)], [0, 70 * SECOND_US])
-    assert [words.split(":")[0] for words in kept.unexplained] == ["agents"]
+    kept = account(wire(*ANSWERED), [first, told(2, 3)], [0, 21 * SECOND_US], [20 * SECOND_US])
+    assert [words.split(":")[0] for words in kept.unexplained] == ["agent 1"]
+
+
+def test_flows_count_the_requests_that_were_told_one_by_one() -> None:
+    said = told(1, 2, 3)
+    said.asked[FLOW] += 1
+    assert account(wire(*ANSWERED), [said], [0], []).unexplained == [f"requests in flows: 4 of {FLOW} instead of 3"]
 
 
 @pytest.mark.parametrize(("ended_us", "unexplained"), [(3 * SECOND_US, 0), (9 * SECOND_US, 1)])
 def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int) -> None:
-    kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0])
+    kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0], [])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
