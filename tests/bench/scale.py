@@ -19,8 +19,9 @@ from tests.lab.bpf_programs import map_bytes
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup
 from tests.lab.crowd import Crowd
+from tests.lab.http import get
 from tests.lab.network import Namespace
-from tests.lab.processes import wait_until
+from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Agent
 
 CONNECTIONS = (0, 1_000, 10_000, 100_000)
@@ -37,10 +38,14 @@ def with_connections(count: int, directory: Path) -> Figures:
     directory.mkdir(parents=True, exist_ok=True)
     with closing(Namespace()) as inside:
         inside.run("sysctl", "-qw", "net.ipv4.tcp_max_tw_buckets=0")  # nobody waits for a hundred thousand ports
+        address = f"127.0.0.1:{free_port()}"
         watched = ("--ports", str(_PORT), "--netns", inside.path, "--side", "accepting", "--sink", "stdout")
         with cgroup("agent-scale") as group, Crowd(inside, _PORT, count, directory) as crowd:
             started = time.monotonic()
-            with Agent(directory, *watched, inside=group) as running, running.output.open("rb") as output:
+            with (
+                Agent(directory, *watched, "--listen", address, inside=group) as running,
+                running.output.open("rb") as output,
+            ):
                 reports = _reports(output)
                 wait_until(lambda: next(reports)[1] == count, f"{count} connections to be told", timeout_s=_START_S)
                 start_s = time.monotonic() - started
@@ -51,12 +56,13 @@ def with_connections(count: int, directory: Path) -> Figures:
                 observer.wait_until_quiet()
                 before_us, since = observer.cpu_us, time.monotonic()
                 wait_until(lambda: time.monotonic() - since >= IDLE_S, "time to pass", timeout_s=2 * IDLE_S)
+                idle_cpu_percent = (observer.cpu_us - before_us) / (time.monotonic() - since) / 1e4
                 return {
-                    "connections": count,
                     "start_s": start_s,
                     "kernel_bytes": map_bytes(running.pid),
                     "agent_bytes": observer.rss_bytes,
-                    "idle_cpu_percent": (observer.cpu_us - before_us) / (time.monotonic() - since) / 1e4,
+                    "idle_cpu_percent": idle_cpu_percent,
+                    "connections": get(f"http://{address}/api/v1/connections?limit=1").json()["total"],
                 }
 
 

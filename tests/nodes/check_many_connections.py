@@ -23,6 +23,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Figures:
 
 def test_all_are_told_within_30_seconds_of_the_start(many: Figures) -> None:
     assert many["start_s"] <= 30
+    assert many["connections"] == CONNECTIONS
 
 
 def test_the_kernel_has_a_kilobyte_of_each(none: Figures, many: Figures) -> None:
