@@ -47,9 +47,9 @@ def pipeline_image() -> str:
     return built("pipeline")
 
 
-def as_charted(settings: dict[str, Any], directory: Path) -> tuple[list[str], Manifest]:
-    """The agent's container in the chart that has these settings: the flags to start it with, and its manifest."""
-    documents = manifests({"settings": settings}, directory)
+def as_charted(settings: dict[str, Any], directory: Path, **values: Any) -> tuple[list[str], Manifest]:
+    """The agent's container in the chart that has these values: the flags to start it with, and its manifest."""
+    documents = manifests({"settings": settings, **values}, directory)
     return as_a_kubelet(pod(documents), documents, directory, NODE), container(documents)
 
 
@@ -114,6 +114,7 @@ class Scene:
     client: str
     pod_uid: str
     agents_log: str
+    agents_status: str
     events: list[dict[str, Any]]
 
 
@@ -134,11 +135,16 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 wait_until(lambda: succeeds(agent, charted["readinessProbe"]), "the agent to be ready")
                 assert succeeds(agent, charted["livenessProbe"])
                 client, pod_uid = a_pods_client(agent_image, broker.bootstrap, directory)
-                told = logs(agent)
+                told, status = logs(agent), Path(f"/proc/{pid_of(agent)}/status").read_text()
             brokers_agent.stop()
         with network.broker.inside():
             events = read_events(broker.bootstrap)
-        yield Scene(network, broker.bootstrap, client, pod_uid, told, events)
+        yield Scene(network, broker.bootstrap, client, pod_uid, told, status, events)
+
+
+def pid_of(container: str) -> int:
+    """The first process of a running container, as this host numbers it."""
+    return int(podman("inspect", "--format", "{{.State.Pid}}", container))
 
 
 def succeeds(container: str, probe: Manifest) -> bool:
@@ -198,6 +204,41 @@ def test_nothing_was_lost_on_either_node(scene: Scene) -> None:
 def test_all_that_it_lacks_is_the_right_to_enter_pods(scene: Scene) -> None:
     complaints = [line for line in scene.agents_log.splitlines() if " WARNING " in line or " ERROR " in line]
     assert [line.partition(": ")[2].split()[:2] for line in complaints] == [["without", "CAP_SYS_ADMIN"]]
+
+
+def test_once_attached_it_has_given_up_what_it_needed_for_that(scene: Scene) -> None:
+    kept = 1 << Capability.SYS_PTRACE | 1 << Capability.DAC_READ_SEARCH
+    found = dict(re.findall(r"^(Cap\w+):\s*([0-9a-f]+)$", scene.agents_status, re.MULTILINE))
+    assert {name: int(found[name], 16) for name in ("CapPrm", "CapEff", "CapInh")} == {
+        "CapPrm": kept, "CapEff": kept, "CapInh": 0,
+    }  # fmt: skip
+
+
+TALK = f"""
+import socket, time
+with socket.create_server(("127.0.0.1", {PORT})) as listener, socket.create_connection(listener.getsockname()):
+    accepted = listener.accept()
+    time.sleep(300)
+"""
+
+
+def test_with_the_right_to_enter_pods_it_lists_what_is_open_there(agent_image: str, tmp_path: Path) -> None:
+    talk = ("--network=none", "--entrypoint=/opt/kafka-probe/bin/python", agent_image, "-c", TALK)
+    flags, charted = as_charted({"sink": "stdout", "interval_s": 1}, tmp_path, listOlderConnections=True)
+    pod = podman("run", "--detach", *talk).strip()
+    try:
+        with running(agent_image, flags, *charted["args"]) as agent:
+
+            def listed() -> list[dict[str, Any]]:
+                events = [json.loads(line) for line in logs(agent).splitlines() if line.startswith("{")]
+                opened = [event for event in events if event["kind"] == "open" and event["found"] == "listed"]
+                return [event for event in opened if event["workload"]["container_id"] == pod]
+
+            wait_until(lambda: bool(listed()), "what is open in the pod to be listed")
+            assert {event["workload"]["pid"] for event in listed()} == {pid_of(pod)}
+            assert "CAP_SYS_ADMIN" not in logs(agent)
+    finally:
+        podman("rm", "--force", "--time", "1", pod)
 
 
 def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(

@@ -92,6 +92,8 @@ def as_a_kubelet(pod: Manifest, documents: Sequence[Manifest], directory: Path, 
 
     Whatever else stands in its security context or among its volumes is a LabError: nothing may be left out unseen.
     """
+    if pod.get("hostNetwork"):
+        raise LabError("this test's kubelet does not know hostNetwork")
     (agent,) = pod["containers"]
     configured = {each["metadata"]["name"]: each["data"] for each in documents if each["kind"] == "ConfigMap"}
     volumes = {each["name"]: each for each in pod["volumes"]}
