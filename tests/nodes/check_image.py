@@ -134,6 +134,8 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             with running(agent_image, flags, *charted["args"]) as agent:
                 wait_until(lambda: succeeds(agent, charted["readinessProbe"]), "the agent to be ready")
                 assert succeeds(agent, charted["livenessProbe"])
+                # Else Podman's bridge has the address of one of its ports, and loses it when that container goes.
+                network.clients[0].run("ip", "link", "set", "podman0", "address", "02:00:00:00:00:01")
                 client, pod_uid = a_pods_client(agent_image, broker.bootstrap, directory)
                 told, status = logs(agent), Path(f"/proc/{pid_of(agent)}/status").read_text()
             brokers_agent.stop()
