@@ -34,7 +34,8 @@ Figures = dict[str, float]
 
 
 def with_connections(count: int, directory: Path) -> Figures:
-    """start_s, memory in bytes of the kernel's maps and of the agent, CPU in percent of a core when all are silent."""
+    """start_s, memory in bytes of the kernel's maps and of the agent, CPU in percent of a core when all are silent, and
+    how many connections its API shows then."""
     directory.mkdir(parents=True, exist_ok=True)
     with closing(Namespace()) as inside:
         inside.run("sysctl", "-qw", "net.ipv4.tcp_max_tw_buckets=0")  # nobody waits for a hundred thousand ports

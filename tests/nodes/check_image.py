@@ -220,7 +220,7 @@ TALK = f"""
 import socket, time
 with socket.create_server(("127.0.0.1", {PORT})) as listener, socket.create_connection(listener.getsockname()):
     accepted = listener.accept()
-    time.sleep(300)
+    time.sleep(300)  # until the container is removed; not for ever, should nobody do that
 """
 
 

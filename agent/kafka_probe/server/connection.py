@@ -10,12 +10,13 @@ CERTIFIED = "certified"
 """Of a request's `state`: whether its client has shown a certificate, which is one of the authority then."""
 MOST = 64
 PATIENCE_S = 10.0
+"""For the first whole request, and for each that follows."""
 
 
 class Connection(H11Protocol):
     """One of at most MOST, each of which has PATIENCE_S for its next request."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         if len(self.connections) > MOST:
