@@ -18,6 +18,10 @@ class StartError(PipelineError):
     exit_code = 3
 
 
+class AwayError(PipelineError):
+    """The brokers did not answer in time."""
+
+
 class OutputError(PipelineError):
     """The output directory does not keep what is written to it."""
 

@@ -28,10 +28,16 @@ from kafka_probe_pipeline import names, report, session, source, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
-from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
+from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
 from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, summed, traffic
+
+_RETRY_S = 5.0
+# What Kafka's client and Spark's reader throw when nobody answered.
+_OF_BROKERS_AWAY = re.compile(
+    r"\b(?:org\.apache\.kafka\.common\.errors|java\.util\.concurrent)\.(?:Timeout|Disconnect)Exception: "
+)
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -148,10 +154,31 @@ def _start(
     return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
 
 
+def run_through_outages(begin: Callable[[], Sequence[StreamingQuery]], stopping: Event, config: Config) -> None:
+    """Run the queries that `begin` starts, and start them again after brokers were away: they go on where they were.
+
+    Raises:
+        PipelineError: a query failed for another reason, or with `--once`.
+    """
+    while not stopping.is_set():
+        queries = begin()
+        try:
+            run_until_signal(queries, stopping)
+            break
+        except AwayError as error:
+            for query in queries:
+                query.stop()
+            if config.once:
+                raise
+            log.warning("%s The brokers %s are away; goes on once they are back.", error, config.bootstrap_servers)
+            stopping.wait(_RETRY_S)
+
+
 def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None:
     """Return when all queries have ended by themselves (`--once`) or were stopped after `stopping` was set.
 
     Raises:
+        AwayError: a query waited for Kafka's brokers in vain.
         PipelineError: a query failed.
     """
     try:
@@ -165,7 +192,8 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
         for query in queries:
             query.stop()
     except StreamingQueryException as error:
-        raise PipelineError(f"The stream stopped: {_last_cause(error)}") from None
+        kind = AwayError if _OF_BROKERS_AWAY.search(str(error)) else PipelineError
+        raise kind(f"The stream stopped: {_last_cause(error)}") from None
 
 
 @click.group()
@@ -197,9 +225,8 @@ def run(**given: object) -> None:
             receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
             diagnosis = Diagnosis(config, receivers)
             diagnosis.resume(spark)
-            queries = start(spark, config, step, diagnosis)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
-            run_until_signal(queries, stopping)
+            run_through_outages(lambda: start(spark, config, step, diagnosis), stopping, config)
         log.info("stopped; the table is %s%s", config.table, _listed("malformed", step.malformed))
     finally:
         spark.stop()

@@ -139,6 +139,37 @@ def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: 
     assert total["requests"] == run.expected()["requests"]
 
 
+def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    # Shorter than Kafka's minute.
+    impatient = [f"--kafka-option={name}.timeout.ms=3000" for name in ("request", "default.api")]
+    with Broker(tmp_path / "broker", keep=True) as broker:
+        run = Run(broker, tmp_path)
+        run.send(records=2)
+        with run.job(*impatient) as process:
+            run.wait_until(with_its_batch_done, process)
+            broker.stop()
+            run.wait_until(waiting_for_brokers, process)
+            broker.start()
+            run.send(records=2)
+            run.wait_until(with_another_batch_done, process)
+        run.once(spark)
+        table = spark.read.parquet(str(run.output / "traffic"))
+        (total,) = table.where("level = 'api'").transform(summed, ()).collect()
+        assert total["requests"] == run.expected()["requests"]
+
+
+def waiting_for_brokers(run: Run) -> bool:
+    """It has given up a stream, and not itself."""
+    return f"The brokers {run.broker.bootstrap} are away" in run.log.read_text()
+
+
+def with_another_batch_done(run: Run) -> bool:
+    """It goes on."""
+    return run.log.read_text().rpartition("are away")[2].count(" events, ") > 0
+
+
 def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
     run.send(records=1)
     jars = ",".join(str(jar) for jar in FETCHED_JARS.glob("*.jar"))
