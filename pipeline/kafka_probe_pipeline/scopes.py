@@ -52,10 +52,20 @@ def workload(of: Column) -> Column:
 def network(address: Column) -> Column:
     """The network of `address:port`: /24, or /64 of IPv6, as the agents write it."""
     v4 = F.regexp_extract(address, r"^(\d+\.\d+\.\d+)\.\d+:\d+$", 1)
-    v6 = F.regexp_extract(address, r"^\[((?:[0-9a-f]+:){1,3}(?:[0-9a-f]+)?)", 1)
-    return F.when(v4 != "", F.concat(v4, F.lit(".0/24"))).when(
-        v6 != "", F.concat(F.regexp_replace(v6, ":+$", ""), F.lit("::/64"))
-    )
+    v6 = F.regexp_extract(address, r"^\[(.+)\]:\d+$", 1)
+    return F.when(v4 != "", F.concat(v4, F.lit(".0/24"))).when(v6 != "", F.concat(_first_64_bits(v6), F.lit("::/64")))
+
+
+def _first_64_bits(v6: Column) -> Column:
+    """The first four groups of an IPv6 address, without the zeros at their end."""
+
+    def groups(text: Column) -> Column:
+        return F.filter(F.split(text, ":"), lambda group: group != "")
+
+    before, after = groups(F.substring_index(v6, "::", 1)), groups(F.regexp_extract(v6, "::(.*)", 1))
+    zeros = F.array_repeat(F.lit("0"), F.lit(8) - F.size(before) - F.size(after))
+    first = F.array_join(F.slice(F.concat(before, zeros, after), 1, 4), ":")
+    return F.regexp_replace(first, r"(?:(?:^|:)0)+$", "")
 
 
 def _scope(scope: str, name: Column) -> Column:

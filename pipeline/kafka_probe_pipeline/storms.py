@@ -144,11 +144,10 @@ class Storm:
             if hit >= config.storm_minimum
             for population in (max(populations.get((self.now["id"], scope), 0), hit),)
         ]
-        share, population, scope = max(shares, default=(None, None, ()))
+        if shares:  # else most of its members are forgotten by now
+            share, population, scope = max(shares)
+            self.now |= {"share": share, "population": population, "scope": " ".join(scope)}
         self.now |= {
-            "share": share,
-            "population": population,
-            "scope": " ".join(scope) if scope else None,
             "cause": max(sorted(causes), key=causes.__getitem__),
             "idle_us": _middle(one.idle_us for one in self.members) if self.now["kind"] == IDLE else None,
             "both_ends": sum(one.both for one in self.members),

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from kafka_probe.connections.identity import network as of_agents
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.scopes import network
@@ -82,6 +83,17 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
     over = only(history.weather(word(BROKER, until_s=70), at_s=70))
     assert (over["id"], over["change"], over["state"], over["count"]) == (storm["id"], "resolved", "resolved", 300)
     assert alert(over).labels() == said.labels()
+
+
+def test_a_storm_that_goes_on_for_long_keeps_its_share_when_most_of_it_is_forgotten(spark: SparkSession) -> None:
+    history = History(spark, closed_limit=30)
+    history.batch(*open_ends(range(60)), word(CLIENT, until_s=-5), word(BROKER, until_s=-5))
+    storm = only(history.weather(*dropped(range(40)), word(BROKER, until_s=5), at_s=5))
+    history.batch(*(closed(BROKER, number) for number in range(40)), at_s=10)
+    grown = only(history.weather(*dropped(range(40, 50), at_s=40), word(BROKER, until_s=45), at_s=45))
+    assert (grown["change"], grown["count"]) == ("updated", 50)
+    for name in ("share", "population", "scope"):
+        assert grown[name] == storm[name] is not None
 
 
 def test_a_restart_and_a_normal_stop_and_churn_are_no_idle_storms(spark: SparkSession) -> None:
@@ -172,7 +184,7 @@ def test_where_nothing_can_have_come_of_it_nobody_looks_for_a_storm() -> None:
 
 
 def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> None:
-    rows = spark.createDataFrame([("10.1.2.3:9",), ("[2001:db8::7]:9",), ("[2001:db8:1:2:3::7]:9",)], "a string")
-    assert [row[0] for row in rows.select(network(rows["a"])).collect()] == [
-        "10.1.2.0/24", "2001:db8::/64", "2001:db8:1:2::/64",
-    ]  # fmt: skip
+    v6 = ("2001:db8::7", "2001:db8:1:2:3::7", "::1", "2001::1:2:3:4:5", "2001:0:0:10::", "fe80::1", "1:2:3:4:5:6:7:8")
+    endpoints = ["10.1.2.3:9", *(f"[{address}]:9" for address in v6)]
+    rows = spark.createDataFrame([(endpoint,) for endpoint in endpoints], "a string")
+    assert [row[0] for row in rows.select(network(rows["a"])).collect()] == [*map(of_agents, endpoints)]
