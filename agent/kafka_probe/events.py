@@ -157,6 +157,7 @@ FLOW = (
         "consumer group, where the API names it; of Fetch the one that its client named elsewhere",
     ),
     Field("transactional_id", "string", "transactional id, where the requests named one and no other"),
+    Field("replica_id", "long", "broker or controller that asked as a replica; null: none did, as with a consumer"),
     Field("topics", ListOf(FLOW_TOPIC), "what was done to which topic"),
 )
 
@@ -297,7 +298,11 @@ OPEN_NOW = Struct(
         Field("side", "string", "connecting or accepting"),
         Field("workload", WORKLOAD, "the process that owns the watched ends"),
         Field("local", "string", "address:port of the watched ends; the port of connecting ends is left out"),
-        Field("peer_network", "string", "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64"),
+        Field(
+            "peer_network",
+            "string",
+            "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64; null: several, of the smallest groups",
+        ),
         Field("count", "long", "open connections"),
     )
 )

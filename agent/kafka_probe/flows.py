@@ -62,6 +62,7 @@ class _Flow:
     acks: set[int] = field(default_factory=set)
     groups: set[str] = field(default_factory=set)
     transactional_ids: set[str] = field(default_factory=set)
+    replica_ids: set[int] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
 
 
@@ -174,6 +175,8 @@ class Flows:
             flow.transactional_ids.update(facts.transactional_ids)
             if facts.acks is not None:
                 flow.acks.add(facts.acks)
+            if facts.replica_id is not None:
+                flow.replica_ids.add(facts.replica_id)
         sums = list(zip(count.shape.measures, count.values.tolist(), strict=True))
         flow.throttle_ms += sum(value for measure, value in sums if measure.kind is Kind.THROTTLE_MS)
         if not with_topics:
@@ -238,6 +241,7 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
         "acks": _only(flow.acks),
         "group": connection.group(api_key, flow.groups),
         "transactional_id": _only(flow.transactional_ids),
+        "replica_id": _only(flow.replica_ids),
         "topics": [
             {
                 "topic": name,

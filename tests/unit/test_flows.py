@@ -216,6 +216,14 @@ def test_batches_codecs_acks_and_transactions_are_counted(watched: Watched) -> N
     assert (flow["acks"], flow["transactional_id"]) == (-1, "etl-1")
 
 
+def test_who_fetches_as_a_replica_is_told_and_a_consumer_is_none(watched: Watched) -> None:
+    told = []
+    for version, says in ((12, {"ReplicaId": 2}), (12, {"ReplicaId": -1}), (15, {"ReplicaState": {"ReplicaId": 2}})):
+        watched.see(by_hand("Fetch", version, says))
+        told.append(watched.flow()["replica_id"])
+    assert told == [2, None, 2]
+
+
 def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watched) -> None:
     watched.see(request(FETCH, 13))
     (topic,) = watched.flow()["topics"]

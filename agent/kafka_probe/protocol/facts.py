@@ -221,6 +221,12 @@ class Facts(NamedTuple):
         return self.number(Fact.ACKS)
 
     @property
+    def replica_id(self) -> int | None:
+        """The broker or controller that asks as a replica. A consumer says -1, since Fetch 15 nothing (KIP-903)."""
+        number = self.number(Fact.REPLICA_ID)
+        return None if number is None or number < 0 else number
+
+    @property
     def cluster_id(self) -> str | None:
         return self.text(Fact.CLUSTER_ID)
 

@@ -76,7 +76,7 @@ class Client:
         self.workload = flow["workload"]
         self.ts = flow["ts"]
         self.internal = flow["internal"]
-        self.role |= _role(flow["api"] or "")
+        self.role |= Role.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
         self.group = flow["group"] or self.group
         self.requests += flow["requests"]
         self.request_bytes += flow["request_bytes"]

@@ -2,7 +2,8 @@
 
 Sums by side and API last from the agent's start to its end. Those of workloads and topics have room for so many label
 sets, and what finds none is counted under `other`, so that every sum over workloads or topics stays right. A workload
-that has ended, with no connection open and silent for a quarter of an hour, leaves; the sums by API keep what it did.
+that has ended, with no connection open and silent for a quarter of an hour, leaves, and so does what it did to a topic
+an hour after it last did it; the sums by API keep all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,13 @@ from kafka_probe.protocol.errors import ERROR_NAMES
 OTHER = "other"
 _SHORT = 12  # of a container id, as container engines show it
 ENDED_US = 15 * 60 * 1_000_000
+UNUSED_US = 3600 * 1_000_000
+SIDES = ("connecting", "accepting")
+ENDS = tuple(
+    (how, closed_by)
+    for how in ("fin", "rst_sent", "rst_received", "timeout", "unknown")
+    for closed_by in ("local", "peer", "unknown")
+)
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 Labels = tuple[str, ...]
@@ -93,11 +101,15 @@ class Timed(Exchanged):
 
 @dataclass(slots=True)
 class Named:
-    """Sums of what `flow` events say of a topic. since, ts: of the first and the last interval, µs since epoch."""
+    """Sums of what `flow` events say of a topic. since, ts: of the first and the last interval, µs since epoch.
+
+    used_us: when it was used last, of the time that passed by the agent's intervals.
+    """
 
     topic_id: str | None = None
     since: int = 0
     ts: int = 0
+    used_us: int = 0
     requests: int = 0
     records: int = 0
     bytes: int = 0
@@ -150,6 +162,15 @@ class Table(Generic[Row]):
     def forget(self, owner: Owner) -> None:
         self._size -= len(self._rows.pop(owner, ()))
 
+    def keep(self, wanted: Callable[[Row], bool]) -> None:
+        """Forget all other rows, but for those of OTHER."""
+        for owner, rows in list(self._rows.items()):
+            kept = {labels: row for labels, row in rows.items() if wanted(row)}
+            self._size -= len(rows) - len(kept)
+            self._rows[owner] = kept
+            if not kept:
+                del self._rows[owner]
+
     @property
     def owners(self) -> AbstractSet[Owner]:
         """All workloads that have rows, but for OTHER."""
@@ -175,8 +196,9 @@ class Traffic:
         self.workloads = Table(Timed, limit)  # and API
         self.topics = Table(Named, limit)  # API and topic
         self.closes = Table(Closed, limit)  # by how and who
-        self.opened: Counter[Labels] = Counter()  # by side
-        self.closed: Counter[Labels] = Counter()  # by side, how and who
+        # From 0: where a counter begins with its first value, Prometheus sees no increase.
+        self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
+        self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
         self.resets = 0
         self.open: Counter[Owner] = Counter()  # now
         self._spoke: set[Owner] = set()  # in this interval
@@ -206,7 +228,9 @@ class Traffic:
         self.workloads.row(owner, (api,), (api,)).add(flow)
         for topic in used_topics(flow):
             name = topic["topic"] or topic["topic_id"] or ""
-            self.topics.row(owner, (api, name), (api, OTHER)).add(flow, topic)
+            named = self.topics.row(owner, (api, name), (api, OTHER))
+            named.add(flow, topic)
+            named.used_us = self._passed_us
 
     def _add_close(self, close: Mapping[str, Any]) -> None:
         owner, end = _owner(close), (close["how"], close["closed_by"])
@@ -221,6 +245,7 @@ class Traffic:
             open_now[_owner(entry)] += entry["count"]
         self._passed_us += agent["ts"] - agent["since"]
         self._forget_ended(open_now.keys() | self._spoke)
+        self.topics.keep(lambda named: self._passed_us - named.used_us < UNUSED_US)
         self._spoke = set()
         self.open = _largest(open_now, self.limit)
 

@@ -46,6 +46,7 @@ def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
         "latency": {},
         "latency_empty": {},
         "group": None,
+        "replica_id": None,
         "topics": [],
         **fields,
     }

@@ -70,6 +70,11 @@ def test_a_client_is_what_it_does(apis: tuple[str | None, ...], kind: str) -> No
     assert client.type == kind
 
 
+def test_who_fetches_as_a_replica_is_a_broker() -> None:
+    ((_, client),) = clients(flow(api="Fetch", replica_id=0), flow(api="Fetch"))
+    assert client.type == "broker"
+
+
 def test_another_kafka_probe_is_internal() -> None:
     ((_, client),) = clients(flow(internal=True, api=None))
     assert client.type == "internal"

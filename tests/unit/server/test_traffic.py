@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.events import bucket_of
-from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, Labels, Traffic
+from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, UNUSED_US, Labels, Traffic
 from tests.unit.server.builders import NOW_US, SECOND_US, agent, close, flow, open_now, opened, passed, topic, workload
 
 
@@ -110,7 +110,7 @@ def test_a_fetch_that_waited_in_vain_is_no_latency() -> None:
 def test_connections_are_counted_by_how_they_ended_and_by_whom() -> None:
     reset = close(how="rst_received", closed_by="peer")
     summed = traffic(close(), close(), reset, close(side="accepting", workload=workload("python")))
-    assert summed.closed == {
+    assert +summed.closed == {
         ("connecting", "fin", "local"): 2,
         ("connecting", "rst_received", "peer"): 1,
         ("accepting", "fin", "local"): 1,
@@ -124,7 +124,7 @@ def test_connections_are_counted_by_how_they_ended_and_by_whom() -> None:
 
 def test_a_connection_that_was_open_before_the_agent_was_not_opened() -> None:
     summed = traffic(opened(), opened("listed"), opened("midstream"), {"kind": "reset"})
-    assert summed.opened == {("connecting",): 1}
+    assert summed.opened == {("connecting",): 1, ("accepting",): 0}
     assert summed.resets == 1
 
 
@@ -215,6 +215,17 @@ def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_come
         ("connecting", "", "java", "Produce"): 10,
         ("connecting", "", "cron", "Produce"): 16,
     }
+
+
+def test_a_topic_that_nobody_uses_any_more_makes_room_though_its_workload_stays() -> None:
+    broker = workload("broker")
+    summed = traffic(flow(topics=[topic("test-1"), topic("orders")], workload=broker), limit=2)
+    summed.add([passed(UNUSED_US - SECOND_US, open=[open_now(comm="broker")])])
+    summed.add([flow(topics=[topic("orders")], workload=broker), passed(SECOND_US, open=[open_now(comm="broker")])])
+    assert {labels[-1]: row.requests for labels, row in summed.topics} == {"orders": 20}
+    summed.add([flow(topics=[topic("payments")], workload=broker)])
+    assert {labels[-1] for labels, _ in summed.topics} == {"orders", "payments"}
+    assert by_workload(summed)["connecting", "", "broker", "Produce"] == 30
 
 
 def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
