@@ -1,8 +1,10 @@
-"""A connection to the server: who is at its other end, and how much of the agent it may hold before that is known."""
+"""Connections to the server: who is at the other end, and how much of the agent all may hold before that is known."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from contextlib import suppress
 
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
@@ -13,16 +15,32 @@ PATIENCE_S = 10.0
 """For the first whole request, and for each that follows."""
 
 
+class Listener(socket.socket):
+    """A listening socket of at most MOST connections: if there is no room, the oldest goes and the newcomer is let in.
+
+    So those who say nothing keep nobody out, and a TLS handshake that never ends counts like any other connection.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self._open: list[socket.socket] = []
+
+    def accept(self) -> tuple[socket.socket, object]:
+        connection, address = super().accept()
+        self._open = [*(older for older in self._open if older.fileno() >= 0), connection]
+        if len(self._open) > MOST:
+            with suppress(OSError):  # the peer has gone already
+                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+        return connection, address
+
+
 class Connection(H11Protocol):
-    """One of at most MOST, each of which has PATIENCE_S for its next request."""
+    """Has PATIENCE_S for its next request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
-        if len(self.connections) > MOST:
-            transport.abort()
-        else:
-            self._wait(None)
+        self._wait(None)
 
     def _wait(self, last: RequestResponseCycle | None) -> None:
         self.loop.call_later(PATIENCE_S, self._end_idle, last)

@@ -28,8 +28,6 @@ from kafka_probe.server.connection import CERTIFIED
 from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
 
-OPEN = frozenset(text.path for text in openapi.TEXTS if text.open)
-
 
 def application(view: View, token: SecretStr | None, *, certificates: bool = False) -> Starlette:
     """Answers from the view; with a token, only to those who send it, and with certificates, who have shown one."""
@@ -83,7 +81,7 @@ class _Guard:
         self._certificates = certificates
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = None if scope["path"] in OPEN else self._refusal(scope)
+        answer = None if scope["path"] in openapi.OPEN else self._refusal(scope)
         await (answer or self._application)(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Response | None:

@@ -18,7 +18,7 @@ import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
-from kafka_probe.server.connection import Connection
+from kafka_probe.server.connection import Connection, Listener
 from kafka_probe.server.http import application
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
@@ -116,10 +116,11 @@ class Server:
             self._socket.close()
 
 
-def _socket(address: Address) -> socket.socket:
+def _socket(address: Address) -> Listener:
     try:
         family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        return socket.create_server(place, family=family, dualstack_ipv6=address.host == "::")
+        listening = socket.create_server(place, family=family, dualstack_ipv6=address.host == "::")
+        return Listener(listening.detach())
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise StartError(

@@ -299,8 +299,7 @@ def test_a_renewed_certificate_is_shown_and_one_that_does_not_fit_its_key_is_not
         assert served.get("/healthz", tls=trusting).status == 200
 
 
-def test_who_asks_nothing_holds_no_connection_for_long_and_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "MOST", 3)
+def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
     with serving() as served, ExitStack() as stack:
         _, _, place = served.url.rpartition("/")
@@ -315,9 +314,23 @@ def test_who_asks_nothing_holds_no_connection_for_long_and_few_at_once(monkeypat
         served_once = connected(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
         assert served_once.recv(4096).startswith(b"HTTP/1.1 200")
         served_once.sendall(b"GET /")
-        for peer in (connected(), silent, half, served_once):
+        for peer in (silent, half, served_once):
             wait_ended(peer)
-        assert served.get("/healthz").status == 200
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
+    monkeypatch.setattr(connection, "MOST", 3)
+    certificate: dict[str, Any] = {"listen_certfile": authority.sign("server")} if tls else {}
+    trusting = ssl.create_default_context(cafile=authority.certificate) if tls else None
+    with serving(**certificate) as served, ExitStack() as stack:
+        _, _, place = served.url.rpartition("/")
+        host, _, port = place.partition(":")
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(5)]
+        for peer in silent[:2]:
+            wait_ended(peer)
+        assert served.get("/healthz", tls=trusting).status == 200
+        wait_ended(silent[2])
 
 
 def wait_ended(peer: socket.socket) -> None:
