@@ -137,10 +137,10 @@ def test_everything_is_there_when_everything_is_on(tmp_path: Path) -> None:
     (dashboards,) = (d for d in documents if d["metadata"]["name"] == "who-uses-kafka-dashboards")
     assert dashboards["data"] == {file.name: file.read_text() for file in (DEPLOY / "grafana").glob("*.json")}
     monitor = one(documents, "ServiceMonitor")["spec"]
-    job = one(documents, "Service")["metadata"]["labels"][monitor["jobLabel"]]
+    (endpoint,) = monitor["endpoints"]
+    (job,) = (label["replacement"] for label in endpoint["relabelings"] if label["targetLabel"] == "job")
     (jobs,) = re.findall(r'up\{job=~"(.+?)"', rules)
     assert re.fullmatch(jobs, job)
-    (endpoint,) = monitor["endpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "kafka-probe-token", "key": "token"}
     agent, pod = container(documents), one(documents, "DaemonSet")["spec"]["template"]["spec"]
     assert agent["image"] == f"registry.example/kafka-probe@sha256:{'0' * 64}"
@@ -253,6 +253,14 @@ def test_the_agent_reads_its_settings_as_they_were_given(tmp_path: Path) -> None
     }
 
 
+def test_off_is_off_though_yaml_takes_it_for_false(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    file.write_text("settings: {bootstrap_servers: [kafka-1:9092], requests: off}")
+    settings = tmp_path / "kafka-probe.toml"
+    settings.write_text(one(parsed(template("--values", file)), "ConfigMap")["data"]["kafka-probe.toml"])
+    assert config.load({}, settings).requests == config.RequestEvents("off")
+
+
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
@@ -305,6 +313,13 @@ def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: P
     for namespace, name in re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", readme, re.MULTILINE):
         metadata = one(documents, "DaemonSet")["metadata"]
         assert (metadata["namespace"], metadata["name"]) == (namespace, name)
+    agent = container(documents)
+    wanted = {source["secretRef"]["name"] for source in agent["envFrom"]}
+    sources = [variable.get("valueFrom", {}) for variable in agent["env"]]
+    wanted |= {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
+    assert (
+        set(re.findall(r"^kubectl --namespace kafka-probe create secret generic (\S+)", readme, re.MULTILINE)) == wanted
+    )
 
 
 def test_it_is_packaged_with_all_that_it_needs(tmp_path: Path) -> None:
