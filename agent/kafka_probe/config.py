@@ -126,12 +126,22 @@ def _names(value: object) -> object:
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
 
 
+def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    for server in servers:
+        found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)
+        if not found or not 0 < int(found[1] or 9092) < 65536:
+            raise ValueError("must be host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
+    return servers
+
+
 def _request_events(value: object) -> object:
-    return value if isinstance(value, RequestEvents) else RequestEvents.parse(value)
+    # `requests: off` in YAML, as of the chart's values, is false.
+    return value if isinstance(value, RequestEvents) else RequestEvents.parse("off" if value is False else value)
 
 
 Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Servers = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_servers)]
 Listen = Annotated[Address | Literal["off"], NoDecode, BeforeValidator(_listen)]
 
 
@@ -163,7 +173,7 @@ class SinkConfig(BaseSettings):
 
     sink: Literal["kafka", "stdout"] = "kafka"
     """where events go"""
-    bootstrap_servers: Names = ()
+    bootstrap_servers: Servers = ()
     """host:port of the brokers that take the events, separated by commas"""
     topic: str = Field("kafka-probe.events", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """topic of the events; created if absent"""

@@ -57,6 +57,11 @@ def test_ports_are_numbers_in_any_form_or_auto(written: object, ports: object) -
     assert load({"ports": written}).ports == ports
 
 
+def test_brokers_are_hosts_with_or_without_a_port() -> None:
+    written = ("kafka-1", "kafka-2:9093", "10.0.0.1:9092", "[2001:db8::1]:9092", "SSL://kafka-3:9094")
+    assert load({"bootstrap_servers": ", ".join(written)}).bootstrap_servers == written
+
+
 @pytest.mark.parametrize(
     ("written", "loopback"),
     [
@@ -136,6 +141,9 @@ def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
         ("ports", "70000", "between 1 and 65535"),
         ("ports", "broker", "between 1 and 65535"),
         ("ports", "", "between 1 and 65535"),
+        ("bootstrap_servers", "kafka-1:", "must be host:port"),
+        ("bootstrap_servers", "kafka-1:9092,kafka-2:909x", "must be host:port"),
+        ("bootstrap_servers", "kafka-1:70000", "must be host:port"),
         ("ring_size_bytes", "3MiB", "power of two"),
         ("ring_size_bytes", "1", "power of two"),
         ("interval_s", "0", "greater than 0"),
