@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, start, wait_until
+from tests.lab.topics import create_topics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,7 +245,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """The user `agent` may do everything, `guest` may only connect."""
+    """The user `agent` may do everything, `guest` may only connect, `writer` as well until somebody lets it."""
     directory = tmp_path_factory.mktemp("guarded")
     certificate, both = directory / "certificate.pem", directory / "both.pem"
     make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab -addext subjectAltName=IP:127.0.0.1"
@@ -258,7 +260,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL",
         "listener.name.sasl.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
-        'user_agent="right" user_guest="right";',
+        'user_agent="right" user_guest="right" user_writer="right";',
         "listener.name.tls.ssl.keystore.type": "PEM",
         "listener.name.tls.ssl.keystore.location": str(both),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -286,6 +288,25 @@ def test_a_user_with_a_password_may_write(guarded: Guarded) -> None:
 
     assert read_all(guarded.broker.bootstrap, "guarded") == list(range(5))
     assert reach(credentials(guarded.sasl, "agent", "right")) == "topic guarded exists"
+
+
+def test_describe_and_write_are_enough_where_the_topic_is_there(
+    guarded: Guarded, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_topics(guarded.broker.bootstrap, ["there"], partitions=1)
+    topic = ResourcePattern(ResourceType.TOPIC, "there")
+    rights = [
+        ACL("User:writer", "*", right, ACLPermissionType.ALLOW, topic)
+        for right in (ACLOperation.DESCRIBE, ACLOperation.WRITE)
+    ]
+    admin = KafkaAdminClient(bootstrap_servers=guarded.broker.bootstrap)
+    admin.create_acls(rights)
+    admin.close()
+    sink = KafkaSink(credentials(guarded.sasl, "writer", "right").model_copy(update={"topic": "there"}))
+    sink.send([event(7)])
+    sink.close(30)
+    assert sink.counters()["sink_events"] == 1
+    assert caplog.text == ""
 
 
 def test_events_travel_over_tls_to_a_broker_whose_certificate_is_trusted(guarded: Guarded) -> None:

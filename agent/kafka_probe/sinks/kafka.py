@@ -141,6 +141,8 @@ class KafkaSink:
 
         topic = self._config.topic
         try:
+            if topic in admin.list_topics():
+                return
             admin.create_topics({topic: {"num_partitions": self._config.topic_partitions}}, wait_for_metadata=True)
         except errors.TopicAlreadyExistsError:
             pass
