@@ -30,10 +30,12 @@ _SECRET = (
     rb"|(?:api|access|private)[-_.]?key)[\w.-]*"
 )
 _SET_TO = re.compile(
-    rb"(" + _SECRET + rb"[\"']?\s*(?:=|:[\s\"'])|(?<![^\0\s])--?[\w.-]*" + _SECRET + rb"[\0\s]+(?!-))[^\0]+",
+    rb"(%(secret)b[\"']?\s*(?:=|:[\s\"'])|(?<![^\0\s])--?[\w.-]*%(secret)b[\0\s]+(?!--|-\w(?:[\0\s]|\Z)))[^\0]+"
+    % {b"secret": _SECRET},
     re.IGNORECASE,
 )
-_OF_A_URL = re.compile(rb"(://[^\0\s/:@]*:)[^\0\s/@]+(?=@)")
+# A command line that was cut may end within a password; a number there is a port.
+_OF_A_URL = re.compile(rb"(://[^\0\s/:@]*:)(?!\d{1,5}\Z)[^\0\s/@]+(?=@|\Z)")
 
 
 @dataclass(frozen=True, slots=True)

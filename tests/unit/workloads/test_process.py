@@ -56,6 +56,10 @@ def test_a_living_process_has_its_executable_and_whole_command_line(start: Start
         (["app", "--private-key", "a", "--access_key", "a"], "app --private-key *** --access_key ***"),
         (["curl", "-H", "Authorization: Bearer a"], "curl -H Authorization: ***"),
         (["sh", "-c", "app --password a --topic t"], "sh -c app --password ***"),
+        (["app", "--password", "-a", "--topic", "t"], "app --password -a --topic t"),
+        (["app", "--password", "-xY9", "--topic", "t"], "app --password *** --topic t"),
+        (["app", "https://user:a-password-that-is-cu"], "app https://user:***"),
+        (["app", "http://registry:8081"], "app http://registry:8081"),
         (["app", "--author", "a", "--compass", "n"], "app --author a --compass n"),
     ],
 )
