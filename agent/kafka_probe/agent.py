@@ -11,10 +11,10 @@ import resource
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
+import psutil
 
 import kafka_probe
 from kafka_probe.capture.perfbuf import PerfBuffers
@@ -118,6 +118,8 @@ class Agent:
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
         since = time.monotonic_ns()
         due = time.monotonic() + self._config.interval_s
+        if listing is None:
+            self._tracker.end_list()
         self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             self.turned_s = time.monotonic()
@@ -321,4 +323,5 @@ def _wall_offset_ns() -> int:
 
 
 def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    rss: int = psutil.Process().memory_info().rss
+    return rss

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from kafka_probe.config import Config
 
-# Bits of the effective set in /proc/self/status, as in linux/capability.h.
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -130,7 +128,7 @@ def backends() -> Finding:
 
 def packages() -> Finding:
     """The Python packages of the agent."""
-    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic-settings", "rich")
+    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "pyroute2", "rich")
     names = (*agent, "prometheus-client", "starlette", "uvicorn")
     there: list[str] = []
     absent: list[str] = []

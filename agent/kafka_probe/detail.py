@@ -18,7 +18,8 @@ Event = dict[str, object]
 LOSSES = {
     "request_shed": "answered requests not looked at for events, because the agent took more CPU than `--cpu-limit`",
 }
-# Detail returns after so many intervals below half of the limit; each return doubles it, until all has been calm.
+# Detail returns after so many intervals below half of the limit; each return doubles it, until all has been calm. After
+# the most of them below the limit it returns, too: a load that stays above half of it costs no detail for good.
 _PATIENCE, _MOST_PATIENCE = 3, 96
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Detail:
         self._requests = requests
         self._limit = cpu_limit
         self._steps = ("topics",) if requests.which == "off" else ("requests", "topics")
-        self._taken = self._calm = 0
+        self._taken = self._calm = self._below = 0
         self._patience = _PATIENCE
 
     @property
@@ -60,15 +61,16 @@ class Detail:
         if self._limit is None:
             return
         if cpu_share > self._limit:
-            self._calm = 0
+            self._calm = self._below = 0
             if self._taken < len(self._steps):
                 self._taken += 1
                 log.warning("%.1f %% of a core, more than --cpu-limit: without %s.", 100 * cpu_share, self.shed)
             return
         self._calm = self._calm + 1 if 2 * cpu_share < self._limit else 0
-        if self._calm < self._patience:
+        self._below += 1
+        if self._calm < self._patience and self._below < _MOST_PATIENCE:
             return
-        self._calm = 0
+        self._calm = self._below = 0
         if self._taken:
             log.info("%.1f %% of a core: with %s again.", 100 * cpu_share, self.shed)
             self._taken -= 1

@@ -90,17 +90,23 @@ class Refusing(nullcontext[object]):
     """Stands in for a kernel that does not let this process ask."""
 
     asked = 0
+    answer: Exception = NetlinkError(errno.EPERM)
 
     def __init__(self, **_: object) -> None:
         super().__init__(self)
 
     def entry(self, *_: object, **__: object) -> None:
         Refusing.asked += 1
-        raise NetlinkError(errno.EPERM)
+        raise Refusing.answer
 
 
-def test_a_kernel_that_refuses_is_asked_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("answer", [NetlinkError(errno.EPERM), OSError(errno.EPROTONOSUPPORT, "no such protocol")])
+def test_a_kernel_that_refuses_is_asked_once(
+    answer: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(nfctsocket, "NFCTSocket", Refusing)
+    monkeypatch.setattr(Refusing, "asked", 0)
+    monkeypatch.setattr(Refusing, "answer", answer)
     asked = Conntrack()
     one = identity(("10.57.1.99:1", "10.57.1.98:2"), accepting=False)
     assert asked.translations([one, one]) + asked.translations([one]) == [None, None, None]

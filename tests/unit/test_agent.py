@@ -384,6 +384,12 @@ def test_a_long_report_pauses_to_empty_the_ring() -> None:
     assert len(fed.events("open")) == 3001
 
 
+def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:
+    agent = Agent(Config(node="node-1"), Kept())
+    agent._loop(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    assert agent._tracker._seen is None  # else it would grow with each connection
+
+
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)

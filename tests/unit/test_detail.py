@@ -53,6 +53,12 @@ def test_what_is_below_the_limit_but_not_calm_changes_nothing() -> None:
     assert after(told, 0.05) is None
 
 
+def test_a_load_that_stays_between_half_of_the_limit_and_the_limit_costs_no_detail_for_good() -> None:
+    told = detail("off")
+    assert after(told, 0.5, *[0.15] * 95) == "topics"
+    assert after(told, 0.15) is None
+
+
 def test_each_return_makes_the_next_one_slower_until_all_was_calm() -> None:
     told = detail("off")
     assert after(told, 0.5, *[0.05] * 3) is None

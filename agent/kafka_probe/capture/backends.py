@@ -1,7 +1,7 @@
 """The ways to hook the kernel: which program of which C file goes where, in the order of preference.
 
 `refusal` asks the kernel itself, by attaching a program that does nothing: neither its version nor its configuration
-tells for sure. Used in the loader's process only.
+tells for sure.
 """
 
 from __future__ import annotations

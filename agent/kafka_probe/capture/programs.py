@@ -23,13 +23,14 @@ from typing import Any, Self
 import numpy as np
 
 from kafka_probe.capture import bpf, record
+from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
 from kafka_probe.capture.options import Options, Rule
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.errors import StartError
 
-ORDER = ("fentry", "kprobe", "tracepoint")
+ORDER = tuple(BACKENDS)
 LOSSES = {
     **record.LOSSES,
     "program_skipped": "calls or ends that the kernel did not show, for it was showing another on the same CPU",
@@ -125,15 +126,18 @@ def _attach(
     }
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:
-        loader = subprocess.run(
-            [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
-            input=json.dumps(request).encode(),
-            pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
-            capture_output=True,
-            timeout=_TIMEOUT_S,
-            start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
-            check=False,
-        )
+        try:
+            loader = subprocess.run(
+                [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
+                input=json.dumps(request).encode(),
+                pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise StartError(f"the programs were not loaded in {_TIMEOUT_S} s: this host has too little CPU") from None
         theirs.close()
         message, descriptors, _, _ = socket.recv_fds(ours, 1 << 16, _MOST_DESCRIPTORS)
     if loader.returncode == 0:

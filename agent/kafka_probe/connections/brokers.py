@@ -1,8 +1,8 @@
 """Names from the files of the brokers on this host: nobody has to ask for metadata first.
 
 A process that accepts Kafka connections has its log directories read when it is first seen, and again when a topic id
-that nobody has named passes through it. Both happen in small steps between batches, so that a broker with a hundred
-thousand partitions delays no frame, and ever less often while they find nothing.
+that nobody has named passes through it. Both happen in small steps between batches, one broker after the other, so that
+those with a hundred thousand partitions delay no frame, and ever less often while they find nothing.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from kafka_probe.workloads import StoredTopic, WorkloadResolver
 
 _PROCESSES = 64
 STEP_S = 0.05
-"""A batch comes once per second at least, so that the files of a large broker take one CPU's twentieth."""
+SHARE = 20
+"""After a step the next one waits this many times its duration: at most 5 % of a CPU."""
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
-_SHARE = 20
-"""After a reading the next one waits this many times the last one's duration: at most 5 % of a CPU."""
 
 log = logging.getLogger("kafka_probe")
 
@@ -35,7 +34,6 @@ class _Broker:
     topics: Iterator[StoredTopic | None] | None
     due: float = 0.0
     pause_s: float = PAUSE_S
-    spent_s: float = 0.0
     taught: bool = False
 
 
@@ -49,6 +47,7 @@ class BrokerFiles:
         self._resolver = resolver
         self._clock = clock
         self._brokers: dict[tuple[int, int], _Broker] = {}
+        self._next_step_s = 0.0
         self._refused = 0
 
     @property
@@ -73,30 +72,33 @@ class BrokerFiles:
 
     def read_on(self) -> None:
         """Read what is due, as far as one step goes."""
+        began = self._clock()
+        if began < self._next_step_s:
+            return
         for (pid, _), broker in self._brokers.items():
             if broker.topics is not None:
-                self._step(pid, broker, broker.topics)
+                self._step(pid, broker, broker.topics, began + STEP_S)
+                break
+        now = self._clock()
+        self._next_step_s = now + SHARE * (now - began)
 
-    def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None]) -> None:
-        began = self._clock()
+    def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None], until: float) -> None:
         try:
             for topic in topics:
                 if topic:
                     broker.taught |= self._names.add(topic.topic_id, topic.name, gone=topic.gone)
-                if self._clock() - began > STEP_S:
-                    broker.spent_s += STEP_S
+                if self._clock() > until:
                     return
         except PermissionError:
             self._refuse(pid)
             broker.pause_s = math.inf
         except OSError:
             pass  # it ended meanwhile
-        now = self._clock()
         if broker.taught:
             broker.pause_s = PAUSE_S
-        broker.due = now + max(broker.pause_s, _SHARE * (broker.spent_s + now - began))
+        broker.due = self._clock() + broker.pause_s
         broker.pause_s = min(2 * broker.pause_s, LONGEST_PAUSE_S)
-        broker.topics, broker.spent_s, broker.taught = None, 0.0, False
+        broker.topics, broker.taught = None, False
 
     def _refuse(self, pid: int) -> None:
         self._refused += 1

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 Event = dict[str, object]
 
+MOST = 256
+"""Groups that are told one by one: each tells its owner whole, and clients may be in thousands of networks."""
+
 
 @dataclass(slots=True)
 class Group:
@@ -21,7 +24,7 @@ class Group:
     side: str
     workload: Mapping[str, object]
     local: str
-    peer_network: str
+    peer_network: str | None
     count: int = 0
 
 
@@ -29,7 +32,7 @@ class Census:
     """Groups of connections; each connection holds the one that it is counted in."""
 
     def __init__(self) -> None:
-        self._groups: dict[tuple[str, int, str, str], Group] = {}
+        self._groups: dict[tuple[str, int, str, str | None], Group] = {}
 
     def count(self, connection: Connection) -> None:
         """Count a connection where it belongs now; to be called when anything of that may have changed."""
@@ -46,7 +49,12 @@ class Census:
             connection.counted.count += 1
 
     def report(self) -> list[Event]:
-        """`open` of the `agent` event."""
+        """`open` of the `agent` event: the largest groups, and the others by owner, whatever network they lead to."""
+        largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
+        others: dict[tuple[str, int, str, str | None], Group] = {}
+        for group in largest[MOST:]:
+            rest = Group(group.side, group.workload, group.local, None)
+            others.setdefault(_key(rest), rest).count += group.count
         return [
             {
                 "side": group.side,
@@ -55,10 +63,10 @@ class Census:
                 "peer_network": group.peer_network,
                 "count": group.count,
             }
-            for group in self._groups.values()
+            for group in (*largest[:MOST], *others.values())
         ]
 
 
-def _key(group: Group) -> tuple[str, int, str, str]:
+def _key(group: Group) -> tuple[str, int, str, str | None]:
     # A workload is a shared dict, kept by its group: its id stays its own.
     return group.side, id(group.workload), group.local, group.peer_network

@@ -62,8 +62,8 @@ class Conntrack:
         )
         try:
             found, *_ = sockets[family].entry("get", **{f"tuple_{known}": as_seen})
-        except self._error as error:
-            if error.code != errno.ENOENT:
+        except (self._error, OSError) as error:
+            if getattr(error, "code", None) != errno.ENOENT:
                 self._refused = True
                 log.warning("nat of new connections stays unknown: connection tracking does not answer: %s", error)
             return None

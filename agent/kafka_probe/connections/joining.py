@@ -23,6 +23,7 @@ LOSSES = {"frame_incomplete": "frames that lost one of their records, and are no
 
 # As plain numbers: an enum's own operators take longer than all that is done with a record.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
+_STREAM = 2**64 - 1  # as wide as a stream's number in arrays, where the first bit of a connection's is lost
 _PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # as wide as a size: compared as they are
 
 
@@ -60,7 +61,7 @@ class Joiner:
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
         for direction in (0, _RESPONSE):
-            if self._begun.pop(conn << 1 | direction, None):
+            if self._begun.pop(conn << 1 & _STREAM | direction, None):
                 self.losses["frame_incomplete"] += 1
 
     def join(self, records: Records) -> Joined:

@@ -6,7 +6,7 @@ several threads, and a client ends some milliseconds after its last connection.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +21,7 @@ Record = npt.NDArray[Any]
 Event = dict[str, object]
 
 SETTLED_NS = 1_000_000_000
+_ANY = "0.0.0.0", "[::]"  # listens for every address
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,21 @@ class Settling:
         self._resolver = resolver
         self._waiting: deque[_Closed] = deque()
         self._settled: list[tuple[int, Event]] = []
-        # When the listening socket of a port was closed, by network namespace and local address.
-        self._listeners: dict[tuple[int, str], int] = {}
+        # When listening sockets were closed, by network namespace and port, and by address.
+        self._listeners: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
 
     def listen(self, record: Record) -> None:
         """A LISTEN record."""
         identity, _ = read_open(record)
-        key = identity.netns, _port(identity.local)
+        address, _, port = identity.local.rpartition(":")
+        closed = self._listeners[identity.netns, port]
         if record["flags"] & Flag.CLOSED:
-            self._listeners[key] = int(record["ts_ns"])
+            closed[address] = int(record["ts_ns"])
+        elif address in _ANY:
+            closed.clear()
         else:
-            self._listeners.pop(key, None)
+            for listened in (address, *_ANY):
+                closed.pop(listened, None)
 
     def add(
         self, ended_ns: int, closing_ns: int, identity: Identity, workload: Mapping[str, object], event: Event
@@ -77,11 +82,9 @@ class Settling:
 
     def _listener_closed_us(self, closed: _Closed) -> int | None:
         """How long before the connection its listener was closed; None if it was not."""
-        listener_ns = self._listeners.get((closed.identity.netns, _port(closed.identity.local)))
-        if listener_ns is None or not closed.identity.accepting:
+        address, _, port = closed.identity.local.rpartition(":")
+        listeners = self._listeners.get((closed.identity.netns, port), {})
+        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
+        if not (closed_ns and closed.identity.accepting):
             return None
-        return max(closed.closing_ns - listener_ns, 0) // 1000
-
-
-def _port(endpoint: str) -> str:
-    return endpoint.rpartition(":")[2]
+        return max(closed.closing_ns - max(closed_ns), 0) // 1000

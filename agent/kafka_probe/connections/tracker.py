@@ -146,7 +146,10 @@ class Tracker:
         return self._connections.get(conn)
 
     def snapshot(self) -> tuple[Connection, ...]:
-        """The open connections, internal ones too. For other threads: a dict is copied in one go under the GIL."""
+        """The open connections, internal ones too. For other threads: a dict is copied in one go under the GIL.
+
+        One that is listed and speaks between the two copies is there twice, or not at all.
+        """
         known = *tuple(self._listed.values()), *tuple(self._connections.values())
         return tuple(connection for connection in known if not connection.closed)
 
@@ -182,7 +185,7 @@ class Tracker:
                 self._unreported.append(self._listed[ends])
 
     def end_list(self) -> None:
-        """All that were open have been listed."""
+        """All that were open have been listed, or no list will come."""
         self._seen = None
 
     def close(self, record: Record) -> None:
@@ -222,8 +225,8 @@ class Tracker:
             identity = connection.identity
             facts: Event = {"handshake_us": identity.handshake_us, "cookie": identity.cookie, "nat": nat}
             yield connection.opened_ns, _event(connection, "open", facts)
-        yield from self._resets
-        self._resets = []
+        resets, self._resets = self._resets, []
+        yield from resets
         yield from self._closings.take()
 
     def _translations(self, opened: Sequence[Connection]) -> Sequence[conntrack.Translation | None]:

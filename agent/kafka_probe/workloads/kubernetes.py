@@ -178,7 +178,7 @@ def _remedy(error: Exception) -> str:
     """What to do."""
     match error:
         case ImportError():
-            return "pip install 'kafka-probe[kubernetes]', or set --kubernetes off"
+            return "pip install '.[kubernetes]' in kafka-probe's clone, or set --kubernetes off"
         case NoPodsError():
             return "name the node as Kubernetes does, by --node or the variable NODE_NAME"
     by_status = _REMEDIES.get(getattr(error, "status", None))

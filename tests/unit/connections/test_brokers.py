@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, STEP_S, BrokerFiles
+from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, SHARE, STEP_S, BrokerFiles
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
@@ -152,8 +152,11 @@ def test_a_step_ends_with_its_time_and_the_next_one_goes_on(host: Host) -> None:
     host.tick_s = STEP_S / 20
     host.see(ids[0])
     steps = 1
-    while host.files.counters["topics_named"] < len(ids):
-        assert host.files.counters["topics_named"] <= 20 * steps
+    while (named := host.files.counters["topics_named"]) < len(ids):
+        assert named <= 20 * steps
+        host.files.read_on()  # too early
+        assert host.files.counters["topics_named"] == named
+        host.resolver.now += SHARE * STEP_S * 1.2
         host.files.read_on()
         steps += 1
     assert steps > 5

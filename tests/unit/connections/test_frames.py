@@ -119,11 +119,12 @@ def test_the_rest_of_another_frame_does_not_complete_one() -> None:
     assert reader.losses["frame_incomplete"] == 2
 
 
-def test_what_a_connection_left_unfinished_is_counted_at_its_end() -> None:
+@pytest.mark.parametrize("conn", [1, 2**63 + 1], ids=["now", "after 417 days without a reboot"])
+def test_what_a_connection_left_unfinished_is_counted_at_its_end(conn: int) -> None:
     reader = FrameReader()
-    assert list(reader.read(message(LONG[0], conn=1)[:1])) == []
+    assert list(reader.read(message(LONG[0], conn=conn)[:1])) == []
     reader.forget(2)
     assert reader.losses["frame_incomplete"] == 0
-    reader.forget(1)
-    reader.forget(1)
+    reader.forget(conn)
+    reader.forget(conn)
     assert reader.losses["frame_incomplete"] == 1

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.connections import census
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import INTERNAL, Tracker
 from kafka_probe.protocol.facts import Fact, Facts, Status
@@ -193,6 +194,12 @@ def test_a_listener_that_was_closed_is_told_at_the_accepting_end(tracker: Tracke
     assert listener_of_a_close(tracker, SHUT) == 2_000_000
 
 
+@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
+def test_one_of_every_address_was_that_of_each(tracker: Tracker, address: str) -> None:
+    shut = listener(closed=True, netns=7, local=(address, 9092), ts_ns=3 * SECOND_NS)
+    assert listener_of_a_close(tracker, shut) == 2_000_000
+
+
 def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracker) -> None:
     assert listener_of_a_close(tracker, listener(closed=True, netns=7, ts_ns=5 * SECOND_NS + 1)) == 0
 
@@ -204,9 +211,14 @@ def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracke
         ((SHUT, listener(closed=False, netns=7)), {}),
         ((SHUT,), {"netns": 8}),
         ((SHUT,), {"local": ("10.0.0.1", 9093)}),
+        ((SHUT,), {"local": ("10.0.0.2", 9092)}),
+        ((SHUT, listener(closed=False, netns=7, local=("0.0.0.0", 9092))), {}),
         ((SHUT,), {"accepting": False}),
     ],
-    ids=["none", "open again", "another namespace", "another port", "the connecting end"],
+    ids=[
+        *("none", "open again", "another namespace", "another port", "another address", "open for every address"),
+        "the connecting end",
+    ],
 )
 def test_no_listener_of_this_end_was_closed(
     tracker: Tracker, listeners: tuple[Records, ...], fields: dict[str, Any]
@@ -231,6 +243,25 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
         ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 1),
         ("connecting", "[2001:db8::7]", "2001:db8::/64", 1),
     ]
+
+
+def test_of_very_many_far_networks_the_smallest_are_told_as_one(
+    tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census, "MOST", 2)
+    networks = (1, 2, 2, 3, 3, 3, 4)
+    for conn, number in enumerate(networks):
+        take(tracker, opened(conn, tgid=1, accepting=True, local=BROKER, peer=(f"10.0.{number}.1", 40000 + conn)))
+    counted = [(now["peer_network"], now["count"]) for now in tracker.open_now()]
+    assert counted == [("10.0.3.0/24", 3), ("10.0.2.0/24", 2), (None, 2)]
+
+
+def test_resets_that_come_while_a_report_is_read_are_for_the_next_one(tracker: Tracker) -> None:
+    reset = opened(0, kind=Kind.RESET, local=BROKER, netns=7)
+    take(tracker, reset)
+    for _ in tracker.report():
+        take(tracker, reset)
+    assert len(list(tracker.report())) == 1
 
 
 def test_who_takes_a_connection_over_is_counted_for_it(tracker: Tracker) -> None:

@@ -299,7 +299,7 @@ def test_without_the_library_one_warning_says_how_to_install_it(
     watching = watch()
     wait_until(lambda: watching.failed > 1, "several attempts")
     (warning,) = warnings()
-    assert "pip install 'kafka-probe[kubernetes]'" in warning
+    assert "pip install '.[kubernetes]'" in warning
     assert server.asked == []
 
 
