@@ -22,9 +22,12 @@ from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
+from kafka_probe_pipeline import storms
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
+from kafka_probe_pipeline.connections import END, SCHEMA, VERDICT
 from kafka_probe_pipeline.rules import CAUSES
+from kafka_probe_pipeline.traffic import COUNTS, HISTOGRAMS, KEYS
 
 README = Path(__file__).parents[1] / "README.md"
 KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
@@ -34,6 +37,24 @@ PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # What the chart sets by values of its own, and refuses among `settings`.
 SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
+
+# Of a figure of `make bench`: what it is, how much of its unit makes one of the table's, and how it is written.
+COSTS = {
+    "throughput_ratio": ("client throughput with the agent, as a share of that without", 1, ".2f"),
+    "throughput_ratio_noise": ("the same without the agent: the noise of the machine", 1, ".2f"),
+    "p99_ratio": ("the client's 99th percentile of latency with the agent, as a share of that without", 1, ".2f"),
+    "p99_ratio_noise": ("the same without the agent", 1, ".2f"),
+    "agent_cpu_us_per_request": ("CPU of the agent per Kafka request, watching the broker's end, in µs", 1, ".1f"),
+    "agent_both_ends_cpu_us_per_request": ("watching both ends of each connection", 1, ".1f"),
+    "tcpdump_cpu_us_per_request": ("for comparison: `tcpdump -w`, which decodes nothing", 1, ".1f"),
+    "tshark_cpu_us_per_request": ("`tshark`, which decodes Kafka and knows no processes", 1, ".0f"),
+    "kernel_ns_per_request_tracepoint": ("kernel time of the hooks per request, in µs", 1000, ".1f"),
+    "kernel_ns_per_other_call_tracepoint": ("the same per call on any other TCP socket, in µs", 1000, ".2f"),
+    "agent_cpu_us_per_connection": ("CPU of the agent per connection opened, used once and closed, in µs", 1, ".0f"),
+    "kernel_ns_per_connection": ("kernel time of the hooks per such connection, in µs", 1000, ".0f"),
+    "agent_rss_mb": ("peak resident memory of the agent, with its HTTP server, in MiB", 1, ".1f"),
+    "records_lost": ("records lost", 1, ".0f"),
+}
 
 WHEN = {
     "flow": "once per interval, per connection, API and version",
@@ -125,9 +146,24 @@ def pipeline_table() -> str:
     )
 
 
+def column_table() -> str:
+    tables = {
+        "traffic": (*KEYS, *COUNTS, *HISTOGRAMS),
+        "connections": SCHEMA.names,
+        "connections.connecting, .accepting": END.names,
+        "connections.verdict": VERDICT.names,
+        "verdicts": (*(name for name in VERDICT.names if name != "batch_id"), *SCHEMA.names[:-1]),
+        "storms": storms.SCHEMA.names,
+    }
+    return table(
+        ("table, or column of it", "columns"),
+        ((f"`{name}`", ", ".join(f"`{column}`" for column in columns)) for name, columns in tables.items()),
+    )
+
+
 def kernel_table() -> str:
     found = json.loads(KERNELS.read_text())
-    head = ("Debian's kernel", "fentry", "kprobe", "tracepoint", "longest program")
+    head = ("Debian's kernel", "fentry", "kprobe", "tracepoint", "instructions verified, at most")
     rows = table(head, map(kernel_row, found["kernels"]))
     return f"Tried on {' and '.join(sorted({kernel['date'] for kernel in found['kernels']}))}.\n\n{rows}"
 
@@ -164,6 +200,18 @@ def cost_plots() -> str:
     return f"Measured on {found['date']}.\n\n{charts}{table(head, rows)}"
 
 
+def cost_table() -> str:
+    """Median, least and most of all rounds."""
+    found = json.loads(BENCH.read_text())
+    return table(
+        ("what", "median", "min", "max"),
+        (
+            (text, *(f"{found[name][part] / per:{form}}" for part in ("median", "min", "max")))
+            for name, (text, per, form) in COSTS.items()
+        ),
+    )
+
+
 def plot(title: str, values: dict[str, float]) -> str:
     places, heights = json.dumps([*values]), json.dumps([round(value, 1) for value in values.values()])
     lines = ("xychart-beta", f'  title "{title}"', f"  x-axis {places}", f"  y-axis {top(values)}", f"  bar {heights}")
@@ -198,7 +246,9 @@ PARTS = {
     "pipeline": pipeline_table(),
     "protocol": coverage.markdown(),
     "kernels": kernel_table(),
+    "costs": cost_table(),
     "cost": cost_plots(),
+    "tables": column_table(),
 }
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ ELSEWHERE = {
     "spark-submit --master k8s:": "tests/nodes/check_spark_on_kubernetes.py",
     "kubectl apply": "tests/unit/test_spark_application.py",
     "curl": "tests/e2e/test_server.py",
-    # No registry and no cluster can be had: the image is built, and what Helm would send to a cluster is rendered.
+    # No registry and no cluster can be had: the image is built and not pushed, what Helm would send to a cluster is
+    # rendered, and that is compared with what kubectl is told to look at.
     "podman": "tests/nodes/check_image.py",
     "helm": "tests/nodes/check_chart.py",
     "kubectl": "tests/nodes/check_chart.py",
@@ -49,6 +50,7 @@ ELSEWHERE = {
     "sudo /opt": "tests/nodes/check_service.py",
     "sudo install": "tests/nodes/check_service.py",
     "sudo systemctl": "tests/nodes/check_service.py",
+    "sudo rm": "tests/nodes/check_service.py",
 }
 AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
 PATIENCE_S = 60.0

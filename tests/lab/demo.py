@@ -85,12 +85,13 @@ def demo(stage: Stage, *, keep: bool) -> int:
         missing += tell_behind(told["behind"], started, stage.network) + tell_alerts(alerts, forgotten)
     RESULT.write_text(json.dumps(told, indent=2) + "\n")
     print(f"\nThe same as JSON: {named(RESULT)}; raw events: {named(export_events(seen))}")
-    print(f"Tables: kafka-probe-pipeline show --output {named(DIRECTORY / 'pipeline')} --table verdicts")
+    print(f"Tables: .venv/bin/kafka-probe-pipeline show --output {named(DIRECTORY / 'pipeline')} --table verdicts")
     for sentence in missing:
         print(f"kafka-probe demo: {sentence}", file=sys.stderr)
     if keep:
         with stage.agents():
-            say(f"Broker {stage.bootstrap} and agents stay up. Try: kafka-probe top --ports {stage.port}; Ctrl-C ends.")
+            watch = f".venv/bin/kafka-probe top --ports {stage.port}"
+            say(f"Broker {stage.bootstrap} and agents stay up. Try: {watch}; Ctrl-C ends.")
             Event().wait()
     return 1 if missing else 0
 

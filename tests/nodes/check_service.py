@@ -28,10 +28,13 @@ pytestmark = pytest.mark.root
 
 UNIT = ROOT / "agent/deploy/systemd/kafka-probe.service"
 MACHINE = "localhost/machine"
-(INSTALLATION,) = re.findall(
-    r"^### As a service\n.*?^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+((INSTALLATION, REMOVAL),) = re.findall(
+    r"^### As a service\n.*?^```sh\n(.*?)^```.*?^```sh\n(.*?)^```",
+    (ROOT / "README.md").read_text(),
+    re.MULTILINE | re.DOTALL,
 )
 *INSTALL, START = [line.removeprefix("sudo ") for line in INSTALLATION.splitlines()]
+REMOVE = [line.removeprefix("sudo ") for line in REMOVAL.splitlines()]
 PRODUCED = ("shop", "Produce")
 TO_ATTACH = {Capability.BPF, Capability.PERFMON}
 TO_NAME = {Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH}
@@ -220,3 +223,10 @@ def test_stopped_it_sends_what_is_left_and_ends_well(machine: Machine) -> None:
     machine.run("systemctl stop kafka-probe")
     assert (machine.show("Result"), machine.show("ExecMainStatus")) == ("success", "0")
     assert "losses: none" in machine.log()
+
+
+def test_nothing_is_left_of_what_is_removed(machine: Machine) -> None:
+    for command in REMOVE:
+        machine.run(command)
+    left = machine.run("find / -xdev -path '*kafka-probe*' -not -path '/proc/*' -prune 2>/dev/null || true").split()
+    assert left == []
