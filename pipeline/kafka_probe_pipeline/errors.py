@@ -19,7 +19,7 @@ class StartError(PipelineError):
 
 
 class AwayError(PipelineError):
-    """The brokers did not answer in time."""
+    """The brokers did not answer in time; they may later."""
 
 
 class OutputError(PipelineError):

@@ -12,6 +12,7 @@ import logging
 import re
 import signal
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -33,10 +34,11 @@ from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
 from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, summed, traffic
 
-_RETRY_S = 5.0
-# What Kafka's client and Spark's reader throw when nobody answered.
-_OF_BROKERS_AWAY = re.compile(
-    r"\b(?:org\.apache\.kafka\.common\.errors|java\.util\.concurrent)\.(?:Timeout|Disconnect)Exception: "
+_RETRY_S = 1.0
+# What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
+OF_BROKERS_AWAY = re.compile(
+    r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
+    r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"
 )
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -154,7 +156,9 @@ def _start(
     return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
 
 
-def run_through_outages(begin: Callable[[], Sequence[StreamingQuery]], stopping: Event, config: Config) -> None:
+def run_through_outages(
+    spark: SparkSession, config: Config, begin: Callable[[], Sequence[StreamingQuery]], stopping: Event
+) -> None:
     """Run the queries that `begin` starts, and start them again after brokers were away: they go on where they were.
 
     Raises:
@@ -170,8 +174,18 @@ def run_through_outages(begin: Callable[[], Sequence[StreamingQuery]], stopping:
                 query.stop()
             if config.once:
                 raise
-            log.warning("%s The brokers %s are away; goes on once they are back.", error, config.bootstrap_servers)
-            stopping.wait(_RETRY_S)
+            log.warning("The brokers %s are away, goes on once they are back. %s", config.bootstrap_servers, error)
+        while not (stopping.is_set() or _answer(spark, config)):
+            time.sleep(_RETRY_S)
+
+
+def _answer(spark: SparkSession, config: Config) -> bool:
+    """Whether the brokers do; a topic that is gone is made again."""
+    try:
+        topics.create_missing(spark, config)
+    except StartError:
+        return False
+    return True
 
 
 def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None:
@@ -192,7 +206,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
         for query in queries:
             query.stop()
     except StreamingQueryException as error:
-        kind = AwayError if _OF_BROKERS_AWAY.search(str(error)) else PipelineError
+        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
         raise kind(f"The stream stopped: {_last_cause(error)}") from None
 
 
@@ -226,7 +240,7 @@ def run(**given: object) -> None:
             diagnosis = Diagnosis(config, receivers)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
-            run_through_outages(lambda: start(spark, config, step, diagnosis), stopping, config)
+            run_through_outages(spark, config, lambda: start(spark, config, step, diagnosis), stopping)
         log.info("stopped; the table is %s%s", config.table, _listed("malformed", step.malformed))
     finally:
         spark.stop()

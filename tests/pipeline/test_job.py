@@ -144,7 +144,7 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
 ) -> None:
     # Shorter than Kafka's minute.
     impatient = [f"--kafka-option={name}.timeout.ms=3000" for name in ("request", "default.api")]
-    with Broker(tmp_path / "broker", keep=True) as broker:
+    with Broker(tmp_path / "broker") as broker:
         run = Run(broker, tmp_path)
         run.send(records=2)
         with run.job(*impatient) as process:
@@ -158,6 +158,20 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
         table = spark.read.parquet(str(run.output / "traffic"))
         (total,) = table.where("level = 'api'").transform(summed, ()).collect()
         assert total["requests"] == run.expected()["requests"]
+
+
+@pytest.mark.parametrize(
+    ("said", "away"),
+    [
+        ("java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: Timed out", True),
+        ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 7 in 120000 milliseconds", True),
+        ("terminated with exception: Failed to create new KafkaAdminClient SQLSTATE: XXKST", True),
+        ("java.util.concurrent.TimeoutException: Futures timed out after [300 seconds]", False),
+        ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", False),
+    ],
+)
+def test_what_is_no_absence_of_brokers_ends_the_job(said: str, away: bool) -> None:
+    assert bool(job.OF_BROKERS_AWAY.search(said)) is away
 
 
 def waiting_for_brokers(run: Run) -> bool:

@@ -40,7 +40,7 @@ CONNECTIONS, STAY_S, SILENCE_S = 2_000, 60, 30
 VISITED = "visited"
 INTERVAL_S = 2.0
 RECORDS, RATE = 100, 5.0  # of each program with a library, before it is started anew
-# Longer than the pipeline's clients of Kafka wait, which give up after 60.
+# Long enough for the pipeline's streams to give up.
 LONGEST_OUTAGE_S = 120.0
 OUTAGE = 0.08  # of the whole time
 # Of the pipeline at the end, where other programs had the processors, too.
