@@ -5,6 +5,7 @@ By hand: a broker may have a hundred thousand, for which a library that knows al
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -54,10 +55,11 @@ def _messages(netlink: socket.socket) -> Iterator[memoryview]:
         while at < len(received):
             size, kind, *_ = _HEADER.unpack_from(received, at)
             body = received[at + _HEADER.size : at + size]
-            if kind in (_DONE, _ERROR):  # the end says, too, whether it failed: ENOENT without the module tcp_diag
+            if kind in (_DONE, _ERROR):  # the end says, too, whether it failed
                 number = -int.from_bytes(body[:4], "little", signed=True)
                 if number:
-                    raise OSError(number, os.strerror(number))
+                    missing = "the kernel lists no TCP sockets without its module tcp_diag"
+                    raise OSError(number, missing if number == errno.ENOENT else os.strerror(number))
                 return
             yield body
             at += size + -size % 4
