@@ -34,8 +34,8 @@ class Broker:
     """`with Broker(directory) as broker:` runs a broker from ready to orderly stopped, and removes its data.
 
     `port` 0 takes a free one; `listeners` are further ones, by security protocol; `properties` override
-    server.properties; `keep` leaves the data. `stop`, `kill` and `start` may be called in between: the ports and the
-    data stay. The log is `log`.
+    server.properties; `keep` leaves the data; `joins` is the broker of a cluster whose second one this is. `stop`,
+    `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
 
     Raises:
         LabError: the broker did not start; the text ends with the log's tail.
@@ -51,6 +51,7 @@ class Broker:
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 512,
         keep: bool = False,
+        joins: Broker | None = None,
     ) -> None:
         self.directory = directory
         self.host = host
@@ -63,6 +64,10 @@ class Broker:
         self._keep = keep
         self._process: subprocess.Popen[bytes] | None = None
         self._listeners = listeners or {}
+        self._joins = joins
+        self._cluster_id: str = (
+            joins._cluster_id if joins else urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        )
         self._properties = {**self._defaults(), **(properties or {})}
 
     @property
@@ -162,7 +167,8 @@ class Broker:
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
 
     def _defaults(self) -> dict[str, str]:
-        controller = f"127.0.0.1:{free_port()}"
+        leader = self._joins and self._joins._properties
+        controller = leader["controller.quorum.bootstrap.servers"] if leader else f"127.0.0.1:{free_port()}"
         others = (f"{protocol}://{self.address(protocol)}" for protocol in self._listeners)
         listeners = ",".join((f"PLAINTEXT://{self.bootstrap}", *others))
         protocols = (
@@ -170,9 +176,9 @@ class Broker:
             *(f"{protocol}:{protocol}" for protocol in ("PLAINTEXT", *self._listeners)),
         )
         return {
-            "process.roles": "broker,controller",
-            "node.id": "1",
-            "listeners": f"{listeners},CONTROLLER://{controller}",
+            "process.roles": "broker" if leader else "broker,controller",
+            "node.id": "2" if leader else "1",
+            "listeners": listeners if leader else f"{listeners},CONTROLLER://{controller}",
             "advertised.listeners": listeners,
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": ",".join(protocols),
@@ -195,9 +201,9 @@ class Broker:
 
     def _format(self) -> None:
         self._configuration.write_text("".join(f"{name}={value}\n" for name, value in self._properties.items()))
-        cluster_id = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        role = "--no-initial-controllers" if self._joins else "--standalone"
         # with "=": an id may start with a dash
-        flags = ("format", "--standalone", f"--cluster-id={cluster_id}", f"--config={self._configuration}")
+        flags = ("format", role, f"--cluster-id={self._cluster_id}", f"--config={self._configuration}")
         command = java("kafka.tools.StorageTool", *flags, options=SHORT_LIVED)
         answer = subprocess.run(command, capture_output=True, text=True, timeout=60)
         if answer.returncode:
@@ -216,7 +222,7 @@ class Broker:
         except OSError:
             return False
         # size, correlation id, number of brokers
-        return len(answer) == 12 and struct.unpack(">iii", answer)[2] == 1
+        return len(answer) == 12 and struct.unpack(">iii", answer)[2] == (2 if self._joins else 1)
 
     def _end(self, by: signal.Signals) -> int | None:
         process, self._process = self._process, None

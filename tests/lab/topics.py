@@ -10,11 +10,11 @@ from kafka.admin import NewTopic
 _TIMEOUT_MS = 60_000
 
 
-def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int) -> None:
-    """Create topics of one replica; returns when they can be used."""
+def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int, replicas: int = 1) -> None:
+    """Create topics; returns when they can be used."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
     try:
-        admin.create_topics([NewTopic(name, partitions, 1) for name in names])
+        admin.create_topics([NewTopic(name, partitions, replicas) for name in names])
         admin.wait_for_topics(names, timeout_ms=_TIMEOUT_MS)
     finally:
         admin.close()
