@@ -301,7 +301,7 @@ OPEN_NOW = Struct(
         Field(
             "peer_network",
             "string",
-            "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64; null: several, of the smallest groups",
+            "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64; null: any, of the smallest groups",
         ),
         Field("count", "long", "open connections"),
     )

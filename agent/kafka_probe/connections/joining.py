@@ -23,7 +23,7 @@ LOSSES = {"frame_incomplete": "frames that lost one of their records, and are no
 
 # As plain numbers: an enum's own operators take longer than all that is done with a record.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
-_STREAM = 2**64 - 1  # as wide as a stream's number in arrays, where the first bit of a connection's is lost
+_STREAM = 2**64 - 1  # a stream's number is as wide in arrays, and has lost the first bit of its connection's
 _PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # as wide as a size: compared as they are
 
 

@@ -18,7 +18,8 @@ PATIENCE_S = 10.0
 class Listener(socket.socket):
     """A listening socket of at most MOST connections: if there is no room, the oldest goes and the newcomer is let in.
 
-    So those who say nothing keep nobody out, and a TLS handshake that never ends counts like any other connection.
+    So those who say nothing keep nobody out, and a TLS handshake that never ends counts like any other connection. Of
+    very many at once one may go that is being answered.
     """
 
     def __init__(self, fileno: int) -> None:

@@ -2,8 +2,8 @@
 
 Sums by side and API last from the agent's start to its end. Those of workloads and topics have room for so many label
 sets, and what finds none is counted under `other`, so that every sum over workloads or topics stays right. A workload
-that has ended, with no connection open and silent for a quarter of an hour, leaves, and so does what it did to a topic
-an hour after it last did it; the sums by API keep all.
+that has ended, with no connection open and silent for a quarter of an hour, leaves, and so do topics that were not used
+for an hour, once there is no room; the sums by API keep all.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ class Table(Generic[Row]):
         for owner, rows in list(self._rows.items()):
             kept = {labels: row for labels, row in rows.items() if wanted(row)}
             self._size -= len(rows) - len(kept)
-            self._rows[owner] = kept
-            if not kept:
+            if kept:
+                self._rows[owner] = kept
+            else:
                 del self._rows[owner]
 
     @property
@@ -245,7 +246,8 @@ class Traffic:
             open_now[_owner(entry)] += entry["count"]
         self._passed_us += agent["ts"] - agent["since"]
         self._forget_ended(open_now.keys() | self._spoke)
-        self.topics.keep(lambda named: self._passed_us - named.used_us < UNUSED_US)
+        if len(self.topics) == self.limit:
+            self.topics.keep(lambda named: self._passed_us - named.used_us < UNUSED_US)
         self._spoke = set()
         self.open = _largest(open_now, self.limit)
 

@@ -141,7 +141,8 @@ class KafkaSink:
 
         topic = self._config.topic
         try:
-            if topic in admin.list_topics():
+            (found,) = admin.describe_topics([topic])
+            if not found["error_code"]:
                 return
             admin.create_topics({topic: {"num_partitions": self._config.topic_partitions}}, wait_for_metadata=True)
         except errors.TopicAlreadyExistsError:

@@ -34,8 +34,8 @@ _SET_TO = re.compile(
     % {b"secret": _SECRET},
     re.IGNORECASE,
 )
-# A command line that was cut may end within a password; a number there is a port.
-_OF_A_URL = re.compile(rb"(://[^\0\s/:@]*:)(?!\d{1,5}\Z)[^\0\s/@]+(?=@|\Z)")
+# A command line that was cut may end within a password; what begins with a number there is a port.
+_OF_A_URL = re.compile(rb"(://[^\0\s/:@\[]*:)(?!\d{1,5}(?:\W[^\0\s/@]*)?\Z)[^\0\s/@]+(?=@|\Z)")
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,6 +60,10 @@ def test_a_living_process_has_its_executable_and_whole_command_line(start: Start
         (["app", "--password", "-xY9", "--topic", "t"], "app --password *** --topic t"),
         (["app", "https://user:a-password-that-is-cu"], "app https://user:***"),
         (["app", "http://registry:8081"], "app http://registry:8081"),
+        (["app", "http://registry:8081?x=y"], "app http://registry:8081?x=y"),
+        (["app", "http://[::1]:8081"], "app http://[::1]:8081"),
+        (["app", "PLAINTEXT://a:9092,b:9092"], "app PLAINTEXT://a:9092,b:9092"),
+        (["sh", "-c", "curl 'http://registry:8081'"], "sh -c curl 'http://registry:8081'"),
         (["app", "--author", "a", "--compass", "n"], "app --author a --compass n"),
     ],
 )
