@@ -64,7 +64,7 @@ class Crowd:
     def _is_done(self) -> bool:
         if any(process.poll() is not None for process in self._processes):
             raise LabError(f"a part of the crowd ended:\n{tail(self._log)}")
-        return self._said.read_text().count("done\n") >= self._orders * len(self._processes)
+        return self._said.read_text().count("done") >= self._orders * len(self._processes)
 
     def __enter__(self) -> Self:
         self._said.write_text("")
