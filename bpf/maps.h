@@ -85,7 +85,7 @@ struct cursor {
 };
 
 struct conn {
-	u64 id;
+	u64 id; // at the beginning, for the agent to read it here, too
 	u64 sk;
 	u64 last_ns[2]; // last payload, by enum direction
 	u64 silence_ns; // before the first payload of those sent that are not acknowledged

@@ -89,6 +89,7 @@ class Agent:
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
+        self._ring_full = 0  # when it was last looked for connections whose ends are lost
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read what is attached, and the list of older connections when it is there, until it is told to stop."""
@@ -132,6 +133,7 @@ class Agent:
                 listing, due = None, time.monotonic()  # who is there is told at once
             if time.monotonic() >= due:
                 self._look(programs)
+                self._forget_lost(programs)
                 self._report(since, now, now - SETTLED_NS, programs.buffer)
                 since = now
                 due += self._config.interval_s
@@ -150,6 +152,19 @@ class Agent:
         self._kernel = programs.counters()
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
+
+    def _forget_lost(self, programs: Programs) -> None:
+        """Forget the connections that the kernel does not follow any more, if there was no room to say so."""
+        ring_full = self._kernel["ring_full"]
+        if ring_full == self._ring_full:
+            return
+        lost = self._tracker.known() - programs.followed()  # in this order: what is opened from now on stays
+        orphans = self._tracker.orphans()
+        if self._drain(programs.buffer):  # else what was said of their ends may still wait
+            for conn in lost:
+                self._forget(conn)
+            self._tracker.forget_listed(orphans)
+            self._ring_full = ring_full
 
     def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
         """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
@@ -192,10 +207,13 @@ class Agent:
             if kind == Kind.CLOSE:
                 self._tracker.close(record)
             else:
-                connection = self._tracker.gone(record)
-                self._reader.forget(int(record["conn"]))
-                if connection and self._exchanges:
-                    self._send_stamped(self._detail.wanted(self._exchanges.end(connection)))
+                self._forget(int(record["conn"]))
+
+    def _forget(self, conn: int) -> None:
+        connection = self._tracker.gone(conn)
+        self._reader.forget(conn)
+        if connection and self._exchanges:
+            self._send_stamped(self._detail.wanted(self._exchanges.end(connection)))
 
     def _look_closely(self) -> None:
         """Build exchanges, which costs more than to count frames, only while they become events."""

@@ -118,6 +118,10 @@ class Capture:
                         self._take(record)
         return list(self._ends.values())
 
+    def followed(self) -> set[int]:
+        """The kernel's ids of the connections that it follows."""
+        return self._programs.followed()
+
     def fills(self) -> bool:
         """Whether the kernel wakes its reader."""
         return self._programs.buffer.wait(TIMEOUT_S)

@@ -67,6 +67,18 @@ def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: 
     assert all(end.gone for end in capture.wait_closed(talk))
 
 
+def test_a_connection_is_followed_until_nothing_holds_its_socket(capture: Capture, port: int) -> None:
+    with conversation(port) as talk:
+        exchange(talk)
+        client, server = (end.identity.conn for end in capture.ends_of(talk))
+        assert {client, server} <= capture.followed()
+        talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_AND_RESET)
+        talk.server.close()
+        wait_until(lambda: server not in capture.followed(), "the server's end to be gone")
+        assert client in capture.followed()
+    wait_until(lambda: client not in capture.followed(), "the client's end to be gone")
+
+
 CLOSE_NOTIFY = bytes.fromhex("1703030013") + bytes(19)  # as TLS 1.3 hides it
 
 

@@ -332,7 +332,7 @@ class LateRing:
 class NoPrograms:
     """Programs that count nothing."""
 
-    def __init__(self, buffer: LateRing) -> None:
+    def __init__(self, buffer: object) -> None:
         self.buffer = buffer
 
     def counters(self) -> dict[str, int]:
@@ -365,6 +365,42 @@ class FloodedRing:
     def take(self, most: int) -> Records:
         self.takes += 1
         return np.zeros(most, RECORD)
+
+
+class Following(NoPrograms):
+    """Programs whose ring was full, and that follow connection 2 only."""
+
+    def counters(self) -> dict[str, int]:
+        return super().counters() | {"ring_full": 1}
+
+    def followed(self) -> set[int]:
+        return {2}
+
+
+def forget_lost(fed: Fed, ring: object) -> None:
+    programs = Following(ring)
+    fed.agent._look(programs)  # type: ignore[arg-type]  # stands in for the kernel
+    fed.agent._forget_lost(programs)  # type: ignore[arg-type]  # stands in for the kernel
+
+
+def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
+    fed, ring = Fed(), WaitingRing()
+    fed.see(opened(1), opened(2), opened(3), closed(3))
+    ring.wait(0)  # what it holds was opened too late to be among those that are followed
+    forget_lost(fed, ring)
+    assert fed.agent._tracker.known() == {2, 1 << 20}
+    fed.report()
+    (told,) = fed.events("agent")
+    assert (told["connections"], told["losses"]["close_unknown"]) == (2, 1)
+
+
+def test_while_the_ring_is_not_read_to_its_end_nothing_is_taken_for_lost() -> None:
+    fed = Fed()
+    fed.see(opened(1))
+    forget_lost(fed, FloodedRing())
+    assert fed.agent._tracker.known() == {1}
+    forget_lost(fed, LateRing(2, fed.agent.stop))
+    assert fed.agent._tracker.known() == set()
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:

@@ -23,7 +23,6 @@ from tests.unit.connections.records import (
     fetch,
     fetched_nothing,
     frame,
-    gone,
     opened,
     request,
     response,
@@ -52,7 +51,7 @@ class Watched:
         self.flows.add(self.reader.read(stream(*records)))
 
     def close(self, conn: int) -> None:
-        self.tracker.gone(gone(conn)[0])
+        self.tracker.gone(conn)
         self.reader.forget(conn)
 
     def report(self) -> list[dict[str, Any]]:

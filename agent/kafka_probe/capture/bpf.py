@@ -6,17 +6,21 @@ All raise OSError; what loads a program adds the last lines of the verifier's lo
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 _SYS_BPF, _SYS_PERF_EVENT_OPEN = 321, 298
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _BTF_LOAD = 0, 1, 2, 5, 17, 18
-_ENABLE_STATS = 32
+_MAP_LOOKUP_BATCH, _ENABLE_STATS = 24, 32
 _CLOSE_ON_EXEC = 8
 _ENABLE, _SET_BPF = 0x2400, 0x40042408  # PERF_EVENT_IOC_
+
+_AT_ONCE = 4096  # elements of a map; more than any bucket of its table holds
 
 _LOG_BYTES = 1 << 20
 _LOG_LINES = 5
@@ -25,6 +29,7 @@ _LOG_STATISTICS = 4  # what the verifier processed, and its reason if it refuses
 # union bpf_attr, as far as each command reads it.
 _MAP = struct.Struct("<IIIIIII16s")
 _ELEMENT = struct.Struct("<I4xQQQ")
+_BATCH = struct.Struct("<QQQQIIQQ")
 _PROGRAM = struct.Struct("<IIQQIIQII16sIIIIQIIQIII4x")
 _BTF = struct.Struct("<QQIIII")
 _STATS = struct.Struct("<I")
@@ -60,6 +65,27 @@ def read_map(fd: int, key: bytes, value: ctypes.Array[ctypes.c_char]) -> None:
 def write_map(fd: int, key: bytes, value: bytes) -> None:
     keys, values = ctypes.create_string_buffer(key, len(key)), ctypes.create_string_buffer(value, len(value))
     _bpf(_MAP_UPDATE, _ELEMENT.pack(fd, ctypes.addressof(keys), ctypes.addressof(values), 0))
+
+
+def first_words(table: int) -> Iterator[int]:
+    """The first 8 bytes of each value of a hash map, as a number; of what comes or goes meanwhile some, or none."""
+    key_bytes, value_bytes = statistic(table, "key_size"), statistic(table, "value_size")
+    sizes = 4, key_bytes * _AT_ONCE, value_bytes * _AT_ONCE
+    buffers = [ctypes.create_string_buffer(size) for size in sizes]
+    place, keys, values = map(ctypes.addressof, buffers)
+    word, start, ended = struct.Struct(f"<Q{value_bytes - 8}x"), 0, False
+    while not ended:
+        attributes = _BATCH.pack(start, place, keys, values, _AT_ONCE, table, 0, 0)
+        answered = ctypes.create_string_buffer(attributes, len(attributes))
+        try:
+            _ask(_MAP_LOOKUP_BATCH, answered)
+        except OSError as error:
+            if error.errno != errno.ENOENT:  # that was all
+                raise
+            ended = True
+        found = _BATCH.unpack(answered)[4]
+        yield from (number for (number,) in word.iter_unpack(ctypes.string_at(values, found * value_bytes)))
+        start = place
 
 
 def load_btf(blob: bytes) -> int:
@@ -124,12 +150,12 @@ def run_time_is_measured() -> bool:
     return switch.exists() and switch.read_text() != "0\n"
 
 
-def statistic(program: int, name: str) -> int:
-    """What the kernel counts of a program, as bpf_prog_show_fdinfo() names it; 0 where it does not count it.
+def statistic(descriptor: int, name: str) -> int:
+    """What the kernel tells of a program or map, as bpf_{prog,map}_show_fdinfo() name it; 0 where it does not tell it.
 
     run_time_ns: how long it ran while that was measured. recursion_misses (5.12): runs that did not happen.
     """
-    found = re.search(rf"^{name}:\s*(\d+)", Path("/proc/self/fdinfo", str(program)).read_text(), re.MULTILINE)
+    found = re.search(rf"^{name}:\s*(\d+)", Path("/proc/self/fdinfo", str(descriptor)).read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
 
 
@@ -156,8 +182,12 @@ def enable(event: int) -> None:
 
 
 def _bpf(command: int, attributes: bytes) -> int:
-    held = ctypes.create_string_buffer(attributes, len(attributes))
-    return _checked(_libc.syscall(_SYS_BPF, command, held, len(attributes)))
+    return _ask(command, ctypes.create_string_buffer(attributes, len(attributes)))
+
+
+def _ask(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
+    """To some commands the kernel answers in the attributes."""
+    return _checked(_libc.syscall(_SYS_BPF, command, attributes, len(attributes)))
 
 
 def _checked(result: int) -> int:

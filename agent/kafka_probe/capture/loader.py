@@ -27,7 +27,7 @@ from kafka_probe.capture.options import Options, Rule, map_contents
 from kafka_probe.errors import StartError
 
 # What the agent must hold, besides what is attached: see programs.py.
-MAPS = ("events", "counters")
+MAPS = ("events", "counters", "conns")
 # Before 5.11 EPERM, without CAP_SYS_RESOURCE.
 _NO_MEMORY = (errno.ENOMEM, errno.EPERM)
 

@@ -35,8 +35,8 @@ LOSSES = {
     **record.LOSSES,
     "program_skipped": "calls or ends that the kernel did not show, for it was showing another on the same CPU",
 }
-_MAPS = 2  # events, counters
-_COUNTERS = 1
+_MAPS = 3  # events, counters, conns
+_COUNTERS, _CONNECTIONS = 1, 2
 _MOST_DESCRIPTORS = 32
 _TIMEOUT_S = 600
 _LOG_LINES = 5
@@ -79,6 +79,10 @@ class Programs:
         """All kernel counters by name, summed over the CPUs."""
         in_map = {name: self._counter(index) for index, name in enumerate((*record.COUNTERS, *record.LOSSES))}
         return {**in_map, "program_skipped": self._statistic("recursion_misses")}
+
+    def followed(self) -> set[int]:
+        """The connections that the kernel follows, by its ids; of those that come or go meanwhile some, or none."""
+        return set(bpf.first_words(self._maps[_CONNECTIONS]))
 
     def measure(self) -> str:
         """From now on, until `close`, the kernel measures the run time. Returns why not, empty if it does."""

@@ -200,15 +200,31 @@ class Tracker:
         event = _event(connection, "close", {**facts, **more, "closing_ts": closing_ns})
         self._closings.add(ended_ns, closing_ns, connection.identity, connection.workload, event)
 
-    def gone(self, record: Record) -> Connection | None:
-        """A GONE record: the connection is forgotten, and returned if it was known."""
-        connection = self._connections.pop(int(record["conn"]), None)
+    def gone(self, conn: int) -> Connection | None:
+        """Nothing more can follow of the connection: it is forgotten, and returned if it was known."""
+        connection = self._connections.pop(conn, None)
         if connection:
             connection.confirmed |= connection.identity.from_start and not (connection.doubtful or connection.opaque)
             if not connection.closed:
-                self._end(connection)
-                self.losses["close_unknown"] += 1
+                self._lose(connection)
         return connection
+
+    def known(self) -> set[int]:
+        """The connections that records were about and that are not gone, by the kernel's ids."""
+        return set(self._connections)
+
+    def orphans(self) -> list[_Ends]:
+        """The connections that no record was about and whose process has ended."""
+        owners = {id(connection.workload): connection.workload for connection in self._listed.values()}
+        ended = {number for number, workload in owners.items() if self._resolver.ended(workload)}
+        return [ends for ends, connection in self._listed.items() if id(connection.workload) in ended]
+
+    def forget_listed(self, orphans: Iterable[_Ends]) -> None:
+        """Forget those of them that still no record was about: how they ended is lost."""
+        for ends in orphans:
+            connection = self._listed.pop(ends, None)
+            if connection:
+                self._lose(connection)
 
     def open_now(self) -> list[Event]:
         """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
@@ -262,6 +278,10 @@ class Tracker:
         connection = Connection(identity, workload, opened_ns, identity.conn)
         self._census.count(connection)
         return connection
+
+    def _lose(self, connection: Connection) -> None:
+        self._end(connection)
+        self.losses["close_unknown"] += 1
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1

@@ -11,7 +11,7 @@ from kafka_probe.connections.sessions import FETCH
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.records import gone, opened
+from tests.unit.connections.records import opened
 
 METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = 3, 8, 12, 15
 CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT = 68, 76, 88
@@ -109,7 +109,7 @@ def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Wa
     watched.ask(fetcher, FETCH)
     for connection in (coordinator, fetcher):
         assert watched.ask(fetcher, FETCH) == "etl"
-        watched.tracker.gone(gone(connection.identity.conn)[0])
+        watched.tracker.gone(connection.identity.conn)
     list(watched.tracker.report())
     del coordinator, fetcher, connection
     assert watched.ask(watched.connect(), FETCH) is None

@@ -18,7 +18,6 @@ from tests.unit.connections.records import (
 from tests.unit.connections.records import (
     by_hand,
     fetch,
-    gone,
     opened,
     produced_without_acks,
     request,
@@ -56,7 +55,7 @@ class Watched:
         return valid([event for _, event in self.exchanges.pair(batch)])
 
     def close(self, conn: int) -> list[dict[str, Any]]:
-        connection = self.tracker.gone(gone(conn)[0])
+        connection = self.tracker.gone(conn)
         assert connection
         return valid([event for _, event in self.exchanges.end(connection)])
 

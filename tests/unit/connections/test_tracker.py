@@ -15,9 +15,9 @@ from kafka_probe.connections import census
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import INTERNAL, Tracker
 from kafka_probe.protocol.facts import Fact, Facts, Status
-from kafka_probe.workloads import Owner, WorkloadResolver
+from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.lab.processes import wait_until
-from tests.unit.connections.records import Records, closed, gone, listener, opened, rejected
+from tests.unit.connections.records import Records, closed, listener, opened, rejected
 from tests.unit.protocol.messages import case
 from tests.unit.schema import assert_body_valid
 
@@ -54,7 +54,7 @@ def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:
     assert kinds(tracker) == ["open"]
     tracker.close(closed(1, ts_ns=20)[0])
     assert len(tracker) == 0
-    assert tracker.gone(gone(1)[0]) is not None
+    assert tracker.gone(1) is not None
     assert len(tracker) == 0
     assert kinds(tracker) == ["close"]
     assert kinds(tracker) == []
@@ -125,14 +125,14 @@ def test_a_connection_without_plain_kafka_keeps_its_owner_and_its_end(
 
 def test_an_end_without_a_beginning_is_counted(tracker: Tracker) -> None:
     tracker.close(closed(1)[0])
-    assert tracker.gone(gone(1)[0]) is None
+    assert tracker.gone(1) is None
     assert tracker.losses["connection_unknown"] == 1
     assert kinds(tracker) == []
 
 
 def test_a_connection_that_is_gone_without_a_close_is_counted(tracker: Tracker) -> None:
     take(tracker, opened(1))
-    tracker.gone(gone(1)[0])
+    tracker.gone(1)
     assert (len(tracker), tracker.losses["close_unknown"]) == (0, 1)
     assert kinds(tracker) == ["open"]
 
@@ -278,7 +278,7 @@ def test_connections_of_our_own_are_not_counted_once_they_are_known(tracker: Tra
     tracker.learn(connection, Facts(False, METADATA, 12, Status.COMPLETE, values=((Fact.CLIENT_ID, f"{INTERNAL}x"),)))
     assert [now["count"] for now in tracker.open_now()] == [1]
     for conn in (1, 2):
-        tracker.gone(gone(conn)[0])
+        tracker.gone(conn)
     assert tracker.open_now() == []
 
 
@@ -300,10 +300,23 @@ def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracke
     assert len(tracker) == 0
 
 
+def test_listed_connections_of_a_process_that_has_ended_can_be_forgotten(tracker: Tracker) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        mine, its = present(os.getpid(), 0), present(process.pid, 0)
+        tracker.add_listed([(identity(opened(9))[0], mine), (identity(opened(10), local="10.0.0.7:40002")[0], its)], 0)
+        assert tracker.orphans() == []
+        process.kill()
+    orphans = tracker.orphans()
+    tracker.forget_listed(orphans)
+    tracker.forget_listed(orphans)
+    assert [connection.identity.local for connection in tracker.snapshot()] == ["10.0.0.7:40001"]
+    assert (len(tracker), tracker.losses["close_unknown"]) == (1, 1)
+
+
 def test_what_was_seen_before_the_list_came_is_not_listed(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1)[0])
-    tracker.gone(gone(1)[0])
+    tracker.gone(1)
     tracker.add_listed([identity(opened(9))], 0)
     tracker.add_listed([identity(opened(10), local="10.0.0.7:40002")], 0)
     tracker.end_list()

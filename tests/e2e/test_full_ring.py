@@ -1,0 +1,36 @@
+"""More ends at once than the ring to the agent holds: what has ended is not taken for open."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.lab.crowd import Crowd
+from tests.lab.network import Namespace
+from tests.lab.processes import wait_until
+from tests.lab.product import Watched
+
+pytestmark = pytest.mark.root
+
+PORT = 9092
+CONNECTIONS = 1000
+
+
+def test_connections_whose_ends_found_no_room_are_open_no_more(tmp_path: Path) -> None:
+    with closing(Namespace()) as inside, ExitStack() as until_they_end:
+        crowd = until_they_end.enter_context(Crowd(inside, PORT, CONNECTIONS, tmp_path))
+        watched = Watched(tmp_path, PORT, "--netns", inside.path, "--ring-size-bytes", "64KiB")
+
+        def connections() -> int:
+            return int(watched.events(kind="agent")[-1]["connections"])
+
+        with watched.agent:
+            wait_until(lambda: connections() == 2 * CONNECTIONS, "both ends of all to be listed")
+            crowd.speak()
+            until_they_end.close()
+            wait_until(lambda: connections() == 0, "all to be forgotten")
+    told = watched.events(kind="agent")[-1]
+    assert 0 < told["losses"]["close_unknown"] <= 2 * CONNECTIONS
+    assert 0 < told["counters"]["connections"] < 2 * CONNECTIONS  # others were listed, and their first record was lost

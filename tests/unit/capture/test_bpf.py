@@ -1,0 +1,25 @@
+"""What is read of the kernel's maps at once."""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from kafka_probe.capture import bpf
+
+pytestmark = pytest.mark.root
+
+HASH = 1  # enum bpf_map_type
+
+
+@pytest.mark.parametrize("elements", [0, 1, 2 * bpf._AT_ONCE + 1])
+def test_all_values_of_a_hash_map_begin_with_what_is_said_of_them(elements: int) -> None:
+    table = bpf.create_map("numbers", HASH, 8, 24, elements + 1, 0)
+    try:
+        for number in range(elements):
+            bpf.write_map(table, struct.pack("<Q", number), struct.pack("<QQQ", 1 << 63 | number, number, number))
+        assert sorted(bpf.first_words(table)) == [1 << 63 | number for number in range(elements)]
+    finally:
+        os.close(table)
