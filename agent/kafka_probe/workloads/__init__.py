@@ -16,7 +16,7 @@ from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
 from kafka_probe.workloads.pods import NAMELESS, Pods
-from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, living, present
+from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, hidden, living, present
 
 __all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
 
@@ -69,7 +69,9 @@ class WorkloadResolver:
         match workload:
             case {"pid": int(pid), "start_time": int(start_time_us)}:
                 with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
-                    return live is None or live.is_zombie()
+                    if live:
+                        return live.is_zombie()
+                return None if hidden(pid, self._proc) else True
         return None
 
     def _resolve(self, owner: Owner) -> dict[str, object]:

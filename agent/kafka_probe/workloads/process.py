@@ -172,6 +172,17 @@ def living(pid: int, start_boottime_ns: int, proc: Path = PROC) -> Iterator[Live
         os.close(dir_fd)
 
 
+def hidden(pid: int, proc: Path = PROC) -> bool:
+    """Whether there is a process of which /proc tells nothing: mounted with `hidepid`, see proc(5)."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not present(pid, 0, proc).pid
+
+
 def present(pid: int | None, netns: int, proc: Path = PROC) -> Owner:
     """A process as /proc tells it now, its start to a clock tick; without a pid, or once it has ended, nobody."""
     nobody = Owner(0, 0, b"", 0, netns, 0, 0, b"")
@@ -183,8 +194,10 @@ def present(pid: int | None, netns: int, proc: Path = PROC) -> Owner:
         return nobody
     try:
         live = LiveProcess(dir_fd)
-        ticks, uid = live.start_ticks(), os.fstat(dir_fd).st_uid
-        return Owner(pid, ticks * _NS_PER_TICK, live.comm(), uid, netns, 0, 0, b"") if ticks is not None else nobody
+        ticks = live.start_ticks()
+        if ticks is None:
+            return nobody
+        return Owner(pid, ticks * _NS_PER_TICK, live.comm(), os.fstat(dir_fd).st_uid, netns, 0, 0, b"")
     finally:
         os.close(dir_fd)
 

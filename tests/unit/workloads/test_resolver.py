@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
@@ -114,6 +116,35 @@ def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -
     end(process)
     assert resolver.resolve(replace(owner)) is while_it_lives
     assert while_it_lives["exe"] is not None
+
+
+ASKED = """
+import json, os, subprocess, sys
+from kafka_probe.workloads import WorkloadResolver
+resolver, workload, hidepid = WorkloadResolver(), json.load(sys.stdin), sys.argv[1]
+subprocess.run(["mount", "-t", "proc", "-o", f"hidepid={hidepid}", "proc", "/proc"], check=True)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+print(resolver.ended(workload))
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("hidepid", ["1", "2"])
+def test_a_process_that_proc_hides_is_not_taken_for_ended(
+    hidepid: str, start: Start, owner_of: OwnerOf, end: End
+) -> None:
+    process = start()
+    workload = orjson.dumps(WorkloadResolver().resolve(owner_of(process.pid)))
+
+    def ended() -> bytes:
+        command = ["unshare", "--mount", sys.executable, "-c", ASKED, hidepid]
+        return subprocess.run(command, input=workload, capture_output=True, check=True).stdout
+
+    assert ended() == b"None\n"
+    end(process)
+    assert ended() == b"True\n"
 
 
 def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: OwnerOf) -> None:
