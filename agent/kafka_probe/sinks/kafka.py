@@ -96,6 +96,11 @@ class KafkaSink:
         except errors.KafkaError as error:
             self._give_up(batch, error)
             return
+        except Exception as error:  # something broke in kafka-python: nothing was sent, and a new producer may do it
+            self._warn_away(error)
+            self._drop_producer()
+            self._stopping.wait(RETRY_S)
+            return
         done = threading.Event()
         result.add_both(lambda _: done.set())
         while not done.wait(PATIENCE_S):
@@ -164,13 +169,11 @@ class KafkaSink:
         self._stopping.wait(RETRY_S)
 
     def _drop_producer(self) -> None:
-        from kafka.errors import KafkaTimeoutError
-
         producer, self._producer = self._producer, None
         if producer is not None:
-            with suppress(KafkaTimeoutError):
+            with suppress(Exception):
                 producer.close(0)
-            # close() stops at the timeout of its flush and would leave the thread sending.
+            # close() stops at the timeout of its flush, or at what is broken, and would leave the thread sending.
             producer._sender.force_close()
 
     def _warn_away(self, error: Exception) -> None:

@@ -112,6 +112,43 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
     assert f"3 events that waited in {tmp_path} go first." in caplog.text
 
 
+@pytest.mark.parametrize("breaks", ["__init__", "send"])
+def test_what_breaks_inside_the_client_is_said_and_another_producer_tried(
+    breaks: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    producers: list[object] = []
+
+    class Broken:
+        """A stand-in: the real client does not break on demand."""
+
+        def __init__(self, **_settings: object) -> None:
+            producers.append(self)
+            self._fail("__init__")
+            self._sender = self
+
+        def send(self, *_record: object, **_settings: object) -> None:
+            self._fail("send")
+
+        def close(self, _timeout_s: float) -> None:
+            self._fail("send")
+
+        def force_close(self) -> None:
+            pass
+
+        def _fail(self, method: str) -> None:
+            assert method != breaks, "a task is closed while it runs"
+
+    monkeypatch.setattr(kafka, "KafkaProducer", Broken)
+    sink = KafkaSink(load({"bootstrap_servers": "a:1"}))
+    sink._topic_ensured = True
+    sink.send([{"agent_id": "x"}])
+    wait_until(lambda: len(producers) == 2, "a second producer")
+    assert sink.trouble() == "the brokers of the events do not take any; the log says why"
+    sink.close(0)
+    assert "AssertionError: a task is closed while it runs" in caplog.text
+    assert sink.losses()["sink_unsent_at_exit"] == 1
+
+
 def test_an_attempt_cut_short_does_not_hide_why_the_one_before_failed() -> None:
     says, logger = sink_kafka._LastWords(), logging.getLogger("kafka")
     for sentence in ("<BrokerConnection node_id=1>: ECONNREFUSED", "Connection attempt timed out", "Bootstrap failed"):
