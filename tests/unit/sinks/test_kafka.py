@@ -19,17 +19,12 @@ from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.lab.processes import free_port, wait_until
 
-# kafka-python leaves the sockets of refused connections to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
-
 
 @pytest.fixture(autouse=True)
-def _attempts_are_short(monkeypatch: pytest.MonkeyPatch) -> Any:
+def _attempts_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 200)
     # Set back after each test: pytest listens in on a logger that does not propagate, and keeps its sockets alive.
     monkeypatch.setattr(logging.getLogger("kafka"), "propagate", True)
-    yield
-    gc.collect()
 
 
 def test_settings_reach_both_clients_under_kafka_pythons_names(monkeypatch: pytest.MonkeyPatch) -> None:
