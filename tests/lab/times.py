@@ -13,12 +13,14 @@ _Way = tuple[Address, Address]
 @dataclass(slots=True)
 class Times:
     """µs since epoch, by flow id: requests (and by correlation id) and their answers, if they had any; and the first
-    and the last word of an end. `asked`: API key and version of the requests.
+    and the last word of an end. `asked`: API key and version of the requests. `broken_off`: of frames that were never
+    whole, as of an answer to a client that has closed, when the last of them came.
     """
 
     exchanges: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
     ends: dict[str, tuple[int, int]] = field(default_factory=dict)
     asked: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    broken_off: list[int] = field(default_factory=list)
     _firsts: dict[_Way, int] = field(default_factory=dict)
 
     def see(self, segment: Segment, *, asks: bool) -> None:

@@ -27,6 +27,7 @@ _NO_SESSION = -1
 _PARTITION_INDEX = ("partition", "partition_index", "index")
 _CONTROL = 0x20  # of a batch's attributes
 _NO_PRODUCER = b"\xff" * 8
+_HEADER_BYTES = 8  # size, and correlation id of an answer: what a program must have seen to tell of a frame
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _Topic = str | uuid.UUID
 
@@ -83,8 +84,16 @@ class Frames:
     def __init__(self) -> None:
         self.stream = Stream()
         self._buffer = bytearray()
+        self._fed_us = 0
 
-    def feed(self, data: bytes) -> Iterator[bytes]:
+    @property
+    def broken_off(self) -> list[int]:
+        """When the last of a frame came that is not whole, if there is one."""
+        return [self._fed_us] if len(self._buffer) >= _HEADER_BYTES else []
+
+    def feed(self, data: bytes, time_us: int = 0) -> Iterator[bytes]:
+        """The frames that `data`, of that time, makes whole."""
+        self._fed_us = time_us if data else self._fed_us
         self._buffer += data
         while len(self._buffer) >= 4 and len(self._buffer) >= (end := 4 + int.from_bytes(self._buffer[:4], "big")):
             yield bytes(self._buffer[4:end])
@@ -94,21 +103,22 @@ class Frames:
 def walk(pcap: Path, port: int) -> Walk:
     """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
     counts, times = _Counts(), Times()
-    frames: dict[tuple[Address, Address], Frames] = {}
+    frames: dict[tuple[Address, Address], Frames] = defaultdict(Frames)
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
     for segment in segments(pcap):
         way, asks = (segment.source, segment.target), segment.target[1] == port
         times.see(segment, asks=asks)
-        if segment.restarts or way not in frames:
-            frames[way] = Frames()
+        if segment.restarts:
+            times.broken_off += frames.pop(way, Frames()).broken_off
             waiting.pop(way, None)
-        for frame in frames[way].feed(frames[way].stream.feed(segment)):
+        for frame in frames[way].feed(frames[way].stream.feed(segment), segment.time_us):
             times.add(segment, frame, asks=asks)
             if asks:
                 if (request := counts.add_request(way, frame)) is not None:
                     waiting[way].append(request)
             else:
                 counts.add_response(frame, waiting[segment.target, segment.source].popleft())
+    times.broken_off += [us for each in frames.values() for us in each.broken_off]
     return replace(counts.result(), times=times)
 
 

@@ -2,12 +2,14 @@
 
 Every request is told once, by its flow id and correlation id, or it was on its way while no agent watched: between the
 last word of a killed agent and the moment when its successor was attached. The same is true of every end. What a broker
-never read, because its client had closed, no agent at the broker's end can have seen.
+never read, because its client had closed, no agent at the broker's end can have seen; an answer that broke off for the
+same reason is counted as one of which too little was there.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -150,8 +152,11 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
     kept.equal("answers in flows", told[-1].responses, told[-1].answered)
     kept.equal("requests in flows", told[-1].asked, Counter(flow_id for flow_id, _ in told[-1].exchanges.elements()))
-    for number, one in enumerate(told, 1):
+    kept.counts["frames that broke off"] = len(times.broken_off)
+    for number, (one, since_us, end_us) in enumerate(zip(told, attached_us, [*killed_us, math.inf], strict=True), 1):
+        broken_off = sum(since_us <= us <= end_us for us in times.broken_off)
+        losses = Counter(one.losses) - Counter(frame_truncated=broken_off)
         expected = _OF_YOUTH if number > 1 else set()
-        kept.equal(f"losses of agent {number}", {k: n for k, n in one.losses.items() if k not in expected}, {})
+        kept.equal(f"losses of agent {number}", {k: n for k, n in losses.items() if k not in expected}, {})
         kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
     return kept

@@ -70,3 +70,15 @@ def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int
     kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0], [])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
+
+
+@pytest.mark.parametrize(("broke_off_us", "unexplained"), [(9 * SECOND_US, 0), (21 * SECOND_US, 1)])
+def test_an_answer_that_broke_off_while_an_agent_watched_is_what_it_told(broke_off_us: int, unexplained: int) -> None:
+    times = wire(*ANSWERED)
+    times.broken_off.append(broke_off_us)
+    first = told(1, 2, 3)
+    first.losses = {"frame_truncated": 1}
+    second = Told(told_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
+    kept = account(times, [first, second], [0, 20 * SECOND_US + 1], [20 * SECOND_US])
+    assert len(kept.unexplained) == unexplained
+    assert kept.counts["frames that broke off"] == 1

@@ -22,7 +22,7 @@ Records = npt.NDArray[Any]
 
 LOSSES = {
     **joining.LOSSES,
-    "frame_truncated": "frames of which too little was copied for all their facts: counted, some topics may be missing",
+    "frame_truncated": "frames that broke off, or of which too little was copied: counted, some topics may be missing",
     "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
 }
 _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
