@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.broker import Broker, RequestCounts
+from tests.lab.broker import COUNTED, Broker, RequestCounts
 from tests.lab.clients import RunningClient, TopicCount, clients, running, topics
 from tests.lab.product import Agent, Report, report, run_pipeline
 from tests.lab.tcpdump import Capture
@@ -40,7 +40,8 @@ class Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     directory = tmp_path_factory.mktemp("counts")
-    with Broker(directory / "watched") as watched, Broker(directory / "sink", heap_mb=256) as sink:
+    counted = Broker(directory / "watched", properties=COUNTED)
+    with counted as watched, Broker(directory / "sink", heap_mb=256) as sink:
         lab = clients(watched.bootstrap, directory, records=RECORDS, rate=RATE)
         create_topics(watched.bootstrap, topics(lab), partitions=3)
         warm_up(watched.bootstrap)

@@ -24,6 +24,14 @@ from tests.lab.processes import LabError, free_port, listens, start, stop, tail,
 
 RequestCounts = dict[tuple[str, int], int]
 
+# Of a broker whose requests are counted. It begins each connection to its own controller with ApiVersions, which JMX
+# counts too: none of them may close for being idle, or because a slow disk holds up a heartbeat for its interval.
+COUNTED = {
+    "connections.max.idle.ms": "86400000",
+    "broker.heartbeat.interval.ms": "30000",
+    "broker.session.timeout.ms": "90000",
+}
+
 _REQUESTS = "kafka.network:type=RequestMetrics,name=RequestsPerSec,request=*,version=*"
 _REQUEST_COUNT = re.compile(r"request=(\w+),version=(\d+):Count$")
 # Metadata v1 for no topic, client id "lab": answered with the brokers that are registered and not fenced.

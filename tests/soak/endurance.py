@@ -23,7 +23,7 @@ from threading import Event
 from typing import Any
 
 from kafka_probe.protocol.schemas import api_name
-from tests.lab.broker import Broker
+from tests.lab.broker import COUNTED, Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get
 from tests.lab.processes import LabError, free_port, kill_family, start, stop, tail, wait_until
@@ -195,9 +195,7 @@ class Soak:
 def endure(minutes: float, directory: Path) -> dict[str, Any]:
     """The whole; returns what build/soak.json says."""
     with ExitStack() as stack:
-        # The broker's connections to itself must not be closed and opened in between: JMX would count their requests.
-        never = {"connections.max.idle.ms": "86400000"}
-        watched = stack.enter_context(Broker(directory / "watched", properties=never))
+        watched = stack.enter_context(Broker(directory / "watched", properties=COUNTED))
         sink = stack.enter_context(Broker(directory / "sink", heap_mb=256, keep=True))
         create_topics(watched.bootstrap, [*topics(clients("", directory, records=0, rate=1)), VISITED], partitions=3)
         warm_up(watched.bootstrap)
