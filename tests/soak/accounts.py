@@ -3,8 +3,7 @@
 Every request is told once, by its flow id and correlation id, or it was on its way while no agent watched: between the
 last word of a killed agent and the moment when its successor was attached. The same is true of every end. What a broker
 never read, because its client had closed, no agent at the broker's end can have seen; an answer that broke off for the
-same reason is counted as one of which too little was there, and a request of which the broker had read the size alone
-(Kafka reads it by itself) as one without its header.
+same reason is counted as one of which too little was there.
 """
 
 from __future__ import annotations
@@ -156,8 +155,7 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
     kept.counts["frames that broke off"] = len(times.broken_off)
     for number, (one, since_us, end_us) in enumerate(zip(told, attached_us, [*killed_us, math.inf], strict=True), 1):
         broken_off = sum(since_us <= us <= end_us for us in times.broken_off)
-        unread = sum(since_us <= times.ends[flow_id][1] <= end_us for flow_id, _ in kept.unread)
-        losses = Counter(one.losses) - Counter(frame_truncated=broken_off, header_incomplete=unread)
+        losses = Counter(one.losses) - Counter(frame_truncated=broken_off)
         expected = _OF_YOUTH if number > 1 else set()
         kept.equal(f"losses of agent {number}", {k: n for k, n in losses.items() if k not in expected}, {})
         kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})

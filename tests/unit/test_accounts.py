@@ -82,11 +82,3 @@ def test_an_answer_that_broke_off_while_an_agent_watched_is_what_it_told(broke_o
     kept = account(times, [first, second], [0, 20 * SECOND_US + 1], [20 * SECOND_US])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["frames that broke off"] == 1
-
-
-@pytest.mark.parametrize(("incomplete", "unexplained"), [(1, 0), (2, 1)])
-def test_a_request_that_the_broker_read_the_size_of_is_what_it_told(incomplete: int, unexplained: int) -> None:
-    said = told(1, 2)
-    said.losses = {"header_incomplete": incomplete}
-    times = wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=3 * SECOND_US)
-    assert len(account(times, [said], [0], []).unexplained) == unexplained

@@ -149,7 +149,7 @@ LOSSES = {
     "map_full": "connections beyond the most that are followed at once: narrow `--ports` or `--side`",
     "gap": "stretches that no hook saw, with the start of a frame in them; the frames in them are missing",
     "resync": "calls skipped in search of a frame's start: expected on connections older than the agent",
-    "header_incomplete": "connections that ended inside what is copied of a frame: who wrote or read it had gone",
+    "header_incomplete": "connections that ended inside what is copied of a frame: a client or broker that died",
     "buffer_unreadable": "frames whose header could not be read in the program's memory: see Limits",
     "limit_reached": "more than can be followed, as thousands of partitions, or too many connections inside a frame",
     "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
