@@ -6,24 +6,26 @@ job that is gone leaves no alert behind. One that is over is told until it was t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
-import urllib.request
 from collections.abc import Iterable
 from datetime import UTC, datetime
-from http.client import HTTPException
 from threading import Condition, Thread
 from typing import Self
-from urllib.error import HTTPError
+
+from aiohttp import ClientError, ClientSession, ClientTimeout
 
 from kafka_probe_pipeline.alerts import Alert
 
 log = logging.getLogger("kafka_probe_pipeline")
 
 RENEW_S, STALE_S = 60.0, 300.0
-RETRY_S, ANSWER_WITHIN_S = 2.0, 5.0
-SAID_BYTES = 200  # of an answer that refuses, for the log
+RETRY_S = 2.0
+REQUEST_WITHIN_S = 5.0  # from the connection attempt to the last byte of the answer
+STOP_WITHIN_S = 2 * REQUEST_WITHIN_S + 1  # a request that is under way, and the last one
+LOGGED_BYTES = 200  # of an answer that refuses
 
 
 class Alertmanager:
@@ -46,7 +48,7 @@ class Alertmanager:
         with self._changed:
             self._stopping = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(STOP_WITHIN_S)
 
     def tell(self, alerts: Iterable[Alert]) -> None:
         """Take the newest word on some alerts, and return at once."""
@@ -93,17 +95,25 @@ class Alertmanager:
 
     def _post(self, alerts: list[Alert]) -> str | None:
         """Send them; returns why it failed, None if it did not."""
-        body = json.dumps([_payload(alert) for alert in alerts]).encode()
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/api/v2/alerts", data=body, headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_WITHIN_S):
-                return None
-        except HTTPError as error:
-            with error:
-                return f"{error}: {error.read(SAID_BYTES).decode(errors='replace')}"
-        except (OSError, HTTPException) as error:
-            return str(error)
+            return asyncio.run(_posted(f"{self.url}/api/v2/alerts", json.dumps([_payload(one) for one in alerts])))
+        except TimeoutError:
+            return f"no whole answer within {REQUEST_WITHIN_S:g} s"
+        except (OSError, ClientError) as error:
+            return ascii(str(error))
+
+
+async def _posted(url: str, body: str) -> str | None:
+    """Post JSON; return None if it was taken, else the answer. Raises TimeoutError, OSError or ClientError."""
+    limit = ClientTimeout(total=REQUEST_WITHIN_S)
+    headers = {"Content-Type": "application/json"}
+    async with (
+        ClientSession(timeout=limit, trust_env=True) as session,
+        session.post(url, data=body, headers=headers, allow_redirects=False) as answer,
+    ):
+        if answer.status < 300:
+            return None
+        return f"HTTP {answer.status} {(await answer.content.read(LOGGED_BYTES)).decode(errors='replace')!a}"
 
 
 def _payload(alert: Alert) -> dict[str, object]:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 import time
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 from pyspark.sql import Row
@@ -93,3 +97,74 @@ def test_the_end_of_the_job_delivers_what_was_told_last(tmp_path: Path) -> None:
         with Alertmanager(receiver.url) as told:
             told.tell([storm("a")])
         assert named(receiver) == ["a"]
+
+
+@dataclass(slots=True)
+class Trickle:
+    """A TCP server that sends the beginning of an answer at once, and then a byte every 50 ms without end."""
+
+    beginning: bytes
+    requests: int = 0
+    url: str = ""
+    ended: Event = field(default_factory=Event)
+
+    def serve(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                peer, _ = listening.accept()
+            except OSError:
+                return
+            with peer, suppress(OSError):
+                peer.recv(65536)
+                self.requests += 1
+                peer.sendall(self.beginning)
+                while not self.ended.wait(0.05):
+                    peer.sendall(b"x")
+
+
+@contextmanager
+def trickling(beginning: bytes) -> Iterator[Trickle]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = Trickle(beginning, url=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread = Thread(target=server.serve, args=(listening,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.ended.set()
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+@pytest.mark.parametrize("beginning", [b"HTTP/1.1 200 ", b"HTTP/1.1 200 OK\r\nX: "])
+def test_a_receiver_that_answers_a_byte_at_a_time_holds_up_neither_the_alerts_nor_the_stop(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, beginning: bytes
+) -> None:
+    monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(alertmanager, "RETRY_S", 0.1)
+    with trickling(beginning) as slow:
+        with Alertmanager(slow.url) as told:
+            told.tell([storm("a")])
+            wait_until(lambda: slow.requests >= 2, "the second attempt")
+        assert not slow.ended.is_set()
+    assert f"{slow.url} does not take alerts (no whole answer within 0.3 s)" in caplog.text
+
+
+def test_the_stop_is_bounded_where_a_request_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the system's resolver takes its time."""
+    monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 3600)
+    monkeypatch.setattr(alertmanager, "STOP_WITHIN_S", 0.1)
+    with trickling(b"") as slow:
+        with Alertmanager(slow.url) as told:
+            told.tell([storm("a")])
+            wait_until(lambda: slow.requests > 0, "the request")
+        assert not slow.ended.is_set()
+
+
+def test_what_a_receiver_answers_is_text_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    answer = b"HTTP/1.1 400 no\r\nContent-Length: 9999\r\n\r\n\x1b[2J\nFAKE LOG LINE\r"
+    with trickling(answer) as rude, Alertmanager(rude.url) as told:
+        told.tell([storm("a")])
+        wait_until(lambda: "does not take alerts" in caplog.text, "the failure")
+        assert r"(HTTP 400 '\x1b[2J\nFAKE LOG LINE\r')" in caplog.messages[0]
+        assert not any(ord(character) < 32 for message in caplog.messages for character in message)
