@@ -2,7 +2,8 @@
 
 A file is named after its place in the queue, its events and the key of their record, and `zcat` shows it. What `write`
 has returned survives a crash; a file that a crash tore gives its whole lines. The directory belongs to one agent at a
-time. After the start nothing here raises: what the disk refuses is the caller's to keep, and is said once.
+time, and to no other user: what others could have put into it is neither trusted nor followed. After the start nothing
+here raises: what the disk refuses is the caller's to keep, and is said once.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_probe.errors import StartError
-from kafka_probe.sinks.outbox import Batch
+from kafka_probe.sinks.directory import NotPrivateError, make_private, open_directory, read_file
+from kafka_probe.sinks.outbox import BATCH_BYTES, Batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +31,11 @@ log = logging.getLogger(__name__)
 BLOCK_BYTES = 4096
 _GZIP = 31  # zlib's wbits for gzip's header and checksum
 _LEVEL = 1  # a tenth of the size or less; level 6 saves a third of that in three times the time
-_NAME = re.compile(r"(\d{16})-(\d+)-([\w.-]*)\.ndjson\.gz")
+_NAME = re.compile(r"(\d{16})-(\d{1,6})-([\w.-]*)\.ndjson\.gz", re.ASCII)
+# Of a file, packed and unpacked: no broker takes a longer record.
+MAX_BATCH_BYTES = 64 << 20
+# A batch of several events is at most BATCH_BYTES long, and `{}` with its newline the shortest event.
+MAX_EVENTS = BATCH_BYTES // 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,8 @@ class Spool:
         except BlockingIOError:
             raise StartError(f"{directory} is the spool of another agent: give each its own --spool-dir.") from None
         except OSError as error:
-            reason = f"cannot be used ({error.strerror}): name a directory that the agent may write"
-            raise StartError(f"The spool {directory} {reason}.") from None
+            remedy = error.remedy if isinstance(error, NotPrivateError) else "name a directory that the agent may write"
+            raise StartError(f"The spool {directory} cannot be used ({error.strerror}): {remedy}.") from None
         if self.left:
             log.info("%d events that waited in %s go first.", sum(one.events for one in self.left), directory)
 
@@ -88,11 +94,12 @@ class Spool:
     def read(self, segment: Segment) -> Batch:
         """The batch, without the events that a damaged file lacks; without any if the file is gone."""
         try:
-            with open(segment.name, "rb", opener=self._at) as file:
-                lines = _whole_lines(file.read())
+            lines = _whole_lines(read_file(self._opened, segment.name, MAX_BATCH_BYTES))
         except OSError:
             lines = b""
         events = lines.count(b"\n")
+        if events > segment.events:  # not what this file was written with
+            lines, events = b"", 0
         if events < segment.events:
             self._warn("read", f"has lost {segment.name} or a part of it: the events are counted")
         else:
@@ -112,11 +119,11 @@ class Spool:
 
     def _open(self) -> list[Segment]:
         """Take the directory, and return what is in it, oldest first."""
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        opened = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY)
+        opened = open_directory(self._directory)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            found = [name for entry in sorted(os.listdir(opened)) if (name := _NAME.fullmatch(entry))]
+            make_private(opened, lambda name: _segment_name(name) is not None)
+            found = [name for entry in sorted(os.listdir(opened)) if (name := _segment_name(entry))]
             sizes = [os.stat(name[0], dir_fd=opened).st_size for name in found]
         except OSError:
             os.close(opened)
@@ -163,10 +170,19 @@ def _space(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
+def _segment_name(name: str) -> re.Match[str] | None:
+    """The parts of a name that `write` could have given: number, events, key."""
+    found = _NAME.fullmatch(name)
+    return found if found and 0 < int(found[2]) <= MAX_EVENTS else None
+
+
 def _whole_lines(content: bytes) -> bytes:
+    """Unpack the lines that are whole; none if the content is damaged or unpacks to more than a batch."""
     unpacked = zlib.decompressobj(_GZIP)
     try:
-        lines = unpacked.decompress(content)
+        lines = unpacked.decompress(content, MAX_BATCH_BYTES)
     except zlib.error:
         return b""
-    return lines if unpacked.eof else lines[: lines.rfind(b"\n") + 1]
+    if unpacked.eof:
+        return lines
+    return b"" if unpacked.unconsumed_tail else lines[: lines.rfind(b"\n") + 1]

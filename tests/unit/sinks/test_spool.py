@@ -251,14 +251,6 @@ def test_a_file_with_a_wrong_byte_is_counted_and_not_sent(
     assert caplog.text.count("has lost") == (whole == 0)
 
 
-def test_files_of_others_in_the_directory_are_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "README").write_text("?")
-    spool = Spool(tmp_path, MIB)
-    assert not spool.left
-    spool.close()
-    assert [file.name for file in files(tmp_path)] == ["README"]
-
-
 WRITING = """
 import sys
 from pathlib import Path

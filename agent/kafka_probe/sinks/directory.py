@@ -1,0 +1,100 @@
+"""A directory that no other user can write, and its files: made, checked and opened.
+
+The owner and mode of the directory and of everything above it decide. They are checked before anything is opened, so
+that nobody can exchange a part of the path meanwhile. Files are opened relative to the open directory, never through
+a symbolic link, and never so that the call waits, as for the writer of a FIFO.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+class NotPrivateError(OSError):
+    """Other users can, or could, write the directory. `strerror` is the reason, `remedy` what to do."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(errno.EPERM, reason)
+        self.remedy = remedy
+
+
+def open_directory(directory: Path) -> int:
+    """Open a directory that only this user and root can exchange; make it, with those above it, if it is absent.
+
+    Raises `NotPrivateError` if another user could, and `OSError` if it cannot be made or opened.
+    """
+    directory = directory.absolute()
+    for missing in reversed([one for one in directory.parents if not one.exists()]):
+        missing.mkdir(0o755, exist_ok=True)
+    directory.mkdir(0o700, exist_ok=True)
+    me = os.geteuid()
+    for above in _above(directory):
+        found = above.lstat()
+        if found.st_uid not in (0, me):
+            reason = f"user {found.st_uid} owns {above} and can exchange what is below it"
+            raise NotPrivateError(reason, "name a directory below those of root, or of the agent's user")
+        if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+            raise NotPrivateError(f"others can write {above}", f"`chmod go-w {above}`, or name another directory")
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    if (owner := os.fstat(opened).st_uid) != me:
+        os.close(opened)
+        reason = f"user {owner} owns it, the agent is user {me}"
+        raise NotPrivateError(reason, f"`chown -R {me} {directory}` if nobody else uses it, or name another directory")
+    return opened
+
+
+def _above(directory: Path) -> Iterator[Path]:
+    """Everything whose writer could exchange the directory: also the links to it, and what is above their targets."""
+    yield from directory.parents
+    yield from directory.resolve().parents
+    if directory.is_symlink():
+        yield directory
+
+
+def make_private(opened: int, expected: Callable[[str], bool]) -> None:
+    """Let nobody else into an open directory of this user, which holds only own files of expected names.
+
+    The contents are checked before its mode changes, which would do harm to a directory of others such as /tmp, and
+    afterwards, since others may have written it until then. Raises `NotPrivateError` if it holds anything else.
+    """
+    _require_own_files(opened, expected)
+    if os.fstat(opened).st_mode & _OTHERS:
+        os.fchmod(opened, 0o700)
+        _require_own_files(opened, expected)
+
+
+def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
+    for name in os.listdir(opened):
+        found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        # Every file system of its own has one.
+        if name == "lost+found" and stat.S_ISDIR(found.st_mode) and found.st_uid == 0:
+            continue
+        if not expected(name) or not _is_own_file(found):
+            remedy = "move it away if it is not the agent's, or name an empty directory"
+            raise NotPrivateError(f"it holds {name!r}, which is no file of a spool of this user", remedy)
+
+
+def _is_own_file(found: os.stat_result) -> bool:
+    # A second name may be a link that others made, to a file that they may not read.
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+
+
+def read_file(opened: int, name: str, limit_bytes: int) -> bytes:
+    """Return the contents of a file in an open directory; `OSError` if it is none of this user's, or longer."""
+    file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=opened)
+    try:
+        found = os.fstat(file)
+        if not _is_own_file(found):
+            raise NotPrivateError("it is no regular file of this user", "remove it")
+        if found.st_size > limit_bytes:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return os.read(file, found.st_size)
+    finally:
+        os.close(file)
