@@ -6,6 +6,7 @@ ends the process at once. What a command does is in the room it imports, only wh
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -33,6 +34,7 @@ from kafka_probe.config import (
     variable_of,
 )
 from kafka_probe.errors import KafkaProbeError, UsageError
+from kafka_probe.text import MESSAGE_LIMIT, printable, printable_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -53,7 +55,7 @@ def main() -> None:
     try:
         commands(prog_name="kafka-probe")
     except KafkaProbeError as error:
-        click.echo(f"kafka-probe: {error}", err=True)
+        click.echo(f"kafka-probe: {printable_lines(str(error))}", err=True)
         sys.exit(error.exit_code)
 
 
@@ -150,17 +152,16 @@ def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per finding")
 def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Look at what the agent needs, each with ok or what to do. Exit status 3 if something is missing."""
-    import orjson
-
     from kafka_probe.check import findings
 
     all_ok = True
     for finding in findings(load(flags, file)):
         all_ok &= finding.ok
         if as_json:
-            click.echo(orjson.dumps(asdict(finding)))
+            click.echo(json.dumps(asdict(finding)))
         else:
-            click.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name:11} {finding.detail}")
+            detail = printable(finding.detail, MESSAGE_LIMIT)
+            click.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name:11} {detail}")
             if not finding.ok:
                 click.echo(f"     {'':11} -> {finding.remedy}")
     sys.exit(0 if all_ok else 3)
@@ -184,7 +185,7 @@ def _configured(
 
 
 def _to_stderr(line: str) -> None:
-    click.echo(line, err=True)
+    click.echo(printable(line, MESSAGE_LIMIT), err=True)
 
 
 def _sink(config: Config) -> Sink:
@@ -242,7 +243,7 @@ def _reload(agent: Agent, again: Callable[[], Config]) -> None:
     try:
         agent.reconfigure(again())
     except UsageError as error:
-        log.error("The settings stay as they are. %s", error)
+        log.error("The settings stay as they are. %s", " ".join(str(error).splitlines()))
 
 
 @contextmanager

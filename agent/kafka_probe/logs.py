@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from kafka_probe.text import MESSAGE_LIMIT, LineFormatter, printable, printable_lines
+
 if TYPE_CHECKING:
     from kafka_probe.config import Config
 
@@ -18,16 +20,16 @@ class _Json(logging.Formatter):
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": printable(record.getMessage(), MESSAGE_LIMIT),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = printable_lines(self.formatException(record.exc_info))
         return orjson.dumps(line).decode()
 
 
 def configure(config: Config) -> None:
     """Log to standard error as `log_level` and `log_format` say."""
     handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    text = LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(_Json() if config.log_format == "json" else text)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

@@ -257,16 +257,16 @@ class LiveTop:
         return None
 
     def _table(self, traffic: Traffic) -> Table:
-        from rich.markup import escape
         from rich.table import Table
+        from rich.text import Text
 
-        table = Table(box=None, expand=True, caption=_footer(traffic), caption_justify="left", pad_edge=False)
+        table = Table(box=None, expand=True, caption=Text(_footer(traffic)), caption_justify="left", pad_edge=False)
         shown_columns = [self._console.width >= WIDE or not column.wide for column in COLUMNS]
         for column in compress(COLUMNS, shown_columns):
             least = len(column.name) if column.align == "right" else None
             table.add_column(column.name, justify=column.align, no_wrap=True, overflow="ellipsis", min_width=least)
         for key, row in traffic.busiest()[: max(self._console.height - 4, 1)]:
-            table.add_row(*map(escape, compress(cells(key, row, traffic.seconds or 1.0), shown_columns)))
+            table.add_row(*map(Text, compress(cells(key, row, traffic.seconds or 1.0), shown_columns)))
         return table
 
 

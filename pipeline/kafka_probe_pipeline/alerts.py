@@ -13,6 +13,7 @@ from typing import Any
 
 from pyspark.sql import Row
 
+from kafka_probe.text import printable
 from kafka_probe_pipeline.storms import CRASHES, IDLE, RESOLVED, RESTART
 
 NAMES = {
@@ -23,6 +24,7 @@ NAMES = {
 OTHER_NAME = "KafkaReconnectStorm"
 # Far enough below a limit that a timer that comes late is still in time.
 BELOW = 0.8
+EVIDENCE_LIMIT = 1000  # characters: a sentence of each end, with the names of processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +105,15 @@ class Alert:
             "alertname": NAMES.get(kind, OTHER_NAME),
             "severity": "warning" if kind == IDLE else "info",
             "kind": kind,
-            "subject": self.storm["subject"] or "unknown",
+            "subject": printable(self.storm["subject"] or "unknown"),
             "storm": self.id,
         }
 
     def annotations(self) -> dict[str, str]:
         """What it says, as texts."""
         hit = {name: _listed(self.storm[name]) for name in ("workloads", "brokers", "networks")}
-        texts = {"summary": self.summary, "remedy": self.remedy, "evidence": self.storm["evidence"] or "", **hit}
+        evidence = printable(self.storm["evidence"] or "", EVIDENCE_LIMIT)
+        texts = {"summary": self.summary, "remedy": self.remedy, "evidence": evidence, **hit}
         return {name: text for name, text in texts.items() if text}
 
 
@@ -118,7 +121,7 @@ def alert(row: Row) -> Alert:
     """A row of `storms` as an alert."""
     storm = row.asDict(recursive=True)
     what, remedy = _texts(storm)
-    share = f"{100 * (storm['share'] or 0):.0f} % of {storm['population']} of {storm['scope']}"
+    share = f"{100 * (storm['share'] or 0):.0f} % of {storm['population']} of {printable(storm['scope'])}"
     ends = f"both ends of {storm['both_ends']} were watched"
     hit = _listed(storm["workloads"]) or "unknown"
     return Alert(
@@ -136,7 +139,8 @@ def alert(row: Row) -> Alert:
 def _texts(storm: dict[str, Any]) -> tuple[str, str]:
     if storm["kind"] != IDLE:
         text = TEXTS.get(storm["kind"], OTHER_TEXT)
-        return text.what.format(**storm), text.remedy.format(**storm)
+        named = storm | {"subject": printable(storm["subject"])}
+        return text.what.format(**named), text.remedy.format(**named)
     idle_s = storm["idle_us"] / 1e6
     text = IDLE_TEXTS[storm["subject"]]
     what = f"{storm['count']} connections closed after {idle_s:.1f} s of silence ({storm['subject']}): {text.what}"
@@ -145,7 +149,7 @@ def _texts(storm: dict[str, Any]) -> tuple[str, str]:
 
 
 def _listed(hits: list[dict[str, Any]] | None) -> str:
-    return ", ".join(f"{hit['name']} ({hit['count']})" for hit in hits or ())
+    return ", ".join(f"{printable(hit['name'])} ({hit['count']})" for hit in hits or ())
 
 
 def _time(microseconds: int | None) -> str | None:

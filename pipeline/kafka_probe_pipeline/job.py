@@ -25,6 +25,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kafka_probe.text import LineFormatter, printable_lines
 from kafka_probe_pipeline import names, report, session, source, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
@@ -214,7 +215,9 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
 @click.version_option(package_name="kafka-probe")
 def cli() -> None:
     """Put together what kafka-probe's agents saw: who does how much to which topic, and why connections end."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    logging.basicConfig(handlers=[handler])
     log.setLevel(logging.INFO)
 
 
@@ -309,7 +312,7 @@ def main() -> None:
     try:
         cli.main(prog_name="kafka-probe-pipeline")
     except PipelineError as error:
-        print(f"kafka-probe-pipeline: {error}", file=sys.stderr)
+        print(f"kafka-probe-pipeline: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
 
 

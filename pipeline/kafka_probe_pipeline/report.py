@@ -14,10 +14,13 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from kafka_probe.text import printable
 from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles
 
 FILE_WIDTH = 200
+CELL_LIMIT = 1000  # characters: a list of topics is longer than a name
 
 Cells = Mapping[str, Callable[[Row], Any]]
 
@@ -56,7 +59,7 @@ def _print(title: str, texts: Cells, numbers: Cells, rows: Iterable[Row], output
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(*(_text(cell(row)) for cell in ({**texts, **numbers}).values()))
+        table.add_row(*(Text(_text(cell(row))) for cell in ({**texts, **numbers}).values()))
     Console(file=output, width=None if output.isatty() else FILE_WIDTH).print(table)
 
 
@@ -182,4 +185,4 @@ def _text(value: object) -> str:
         case int():
             return f"{value:,}"
         case _:
-            return str(value)
+            return printable(value, CELL_LIMIT)

@@ -27,6 +27,7 @@ from kafka_probe.server.collector import Collector
 from kafka_probe.server.connection import CERTIFIED
 from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
+from kafka_probe.text import printable_json
 
 
 def application(view: View, token: SecretStr | None, *, certificates: bool = False) -> Starlette:
@@ -69,7 +70,7 @@ class _Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return printable_json(orjson.dumps(content))
 
 
 class _Guard:

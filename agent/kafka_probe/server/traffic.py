@@ -18,6 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.text import printable
 
 OTHER = "other"
 _SHORT = 12  # of a container id, as container engines show it
@@ -228,7 +229,7 @@ class Traffic:
         self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
         self.workloads.row(owner, (api,), (api,)).add(flow)
         for topic in used_topics(flow):
-            name = topic["topic"] or topic["topic_id"] or ""
+            name = printable(topic["topic"] or topic["topic_id"] or "")
             named = self.topics.row(owner, (api, name), (api, OTHER))
             named.add(flow, topic)
             named.used_us = self._passed_us
@@ -270,10 +271,10 @@ def _owner(event: Mapping[str, Any]) -> Owner:
     workload = event["workload"]
     # What runs a pod outlives it: a rollout makes no new label sets.
     if named := workload["owner_name"] or workload["pod"]:
-        where = f"{workload['namespace']}/{named}"
+        where = f"{printable(workload['namespace'])}/{printable(named)}"
     else:
-        where = (workload["container_id"] or "")[:_SHORT] or workload["unit"] or ""
-    return Owner(event["side"], where, workload["comm"] or "")
+        where = (workload["container_id"] or "")[:_SHORT] or printable(workload["unit"] or "")
+    return Owner(event["side"], where, printable(workload["comm"] or ""))
 
 
 def _largest(counts: Counter[Owner], limit: int) -> Counter[Owner]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from kafka_probe.text import printable_json
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -46,8 +48,8 @@ class Batch:
 
 
 def encode(event: Event) -> bytes:
-    """The event as one line of JSON. Numbers that are keys (error codes, buckets) become strings."""
-    return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS)
+    """Return the event as one line of JSON. Numbers that are keys (error codes, buckets) become strings."""
+    return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
 
 
 def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "") -> Iterator[Batch]:

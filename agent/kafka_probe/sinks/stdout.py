@@ -9,6 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
+from kafka_probe.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,6 +78,5 @@ def _write(descriptor: int, lines: bytes) -> None:
 
 
 def shown(value: object) -> str:
-    """The value for a terminal: `-` for None. Names come from the wire, so control characters are escaped."""
-    text = "-" if value is None else str(value)
-    return text if text.isprintable() else ascii(text)[1:-1]
+    """Return the value as printable text for a terminal, `-` for None."""
+    return "-" if value is None else printable(value)

@@ -1,0 +1,70 @@
+"""Text from outside, made safe to print, to log and to send as text.
+
+Client ids, topics, groups, command names and error messages come from strangers. `printable` escapes in them what
+moves a cursor, starts a line, hides or reorders text, and bounds their length. Nothing here reads or writes; markup
+(rich, HTML) is the matter of the caller, which passes text as text.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+NAME_LIMIT = 256
+"""Most characters of a name: Kafka's topics have up to 249."""
+MESSAGE_LIMIT = 8192
+"""Most characters of a log message or of one line of an error."""
+
+_CUT = "…"
+_NOT_PLAIN_ASCII = re.compile("[\x7f-\U0010ffff]")
+
+
+def printable(value: object, limit: int = NAME_LIMIT) -> str:
+    r"""Return the value as one line of at most `limit` visible characters; `…` ends a text that was cut.
+
+    Escaped as in Python (`\x1b`, `\u202e`) are all characters of Unicode's categories Other and Separator but the
+    space: control characters (C0, DEL, C1), line separators, bidirectional overrides, zero-width characters and
+    lone surrogates. A backslash stays as it is; JSON output has the exact text.
+    """
+    text = str(value)[: limit + 1]
+    if not text.isprintable():
+        text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
+
+
+def printable_lines(text: str) -> str:
+    """Return a text of our own that has several lines, each of them printable."""
+    return "\n".join(printable(line, MESSAGE_LIMIT) for line in text.split("\n"))
+
+
+def printable_json(line: bytes) -> bytes:
+    r"""Return the same JSON with `\u` escapes for what `printable` escapes.
+
+    JSON encoders escape C0 only; DEL, C1 and the like may stand in JSON text but not on a terminal.
+    """
+    if line.isascii() and b"\x7f" not in line:
+        return line
+    return _NOT_PLAIN_ASCII.sub(_json_escape, line.decode()).encode()
+
+
+def _json_escape(found: re.Match[str]) -> str:
+    char = found[0]
+    if char.isprintable():
+        return char
+    units = char.encode("utf-16-be")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+class LineFormatter(logging.Formatter):
+    """Log records as text: one line each, and the lines of an exception indented below it.
+
+    No text from outside begins a line, so that none can pass for a record.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = printable(record.getMessage(), MESSAGE_LIMIT)
+        if self.usesTime():
+            record.asctime = self.formatTime(record, self.datefmt)
+        exception = self.formatException(record.exc_info) if record.exc_info else ""
+        below = (f"\n  {line}" for line in printable_lines(exception).splitlines())
+        return "".join([self.formatMessage(record), *below])

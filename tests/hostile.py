@@ -1,0 +1,41 @@
+"""Names that a stranger may give a client, a topic or a process, and the check that an output shows them as text."""
+
+from __future__ import annotations
+
+import re
+
+NAMES = (
+    "[/x]",
+    "[link=http://127.0.0.1/]click[/link]",
+    "[bold red]",
+    ":warning:",
+    "\\",
+    "\x1b[2J\x1b]0;title\x07",
+    "\x1b]8;;http://127.0.0.1/\x1b\\click",
+    "\x9b2J\x85next",
+    "\x7f\x08\x08\x08",
+    "one\r\n12:00:00 ERROR   forged",
+    'one",client="two"} 1\n# EOF\n',
+    '{"kind":"agent"}\n{"kind":"agent"}',
+    "\u202eexe.txt\u2066\u2069",
+    "line\u2028paragraph\u2029",
+    "zero\u200bwidth\u200d\ufeff",
+    "\U000e0041tag",
+    "<script>alert(1)</script>",
+    "{subject} {0.__class__} %s %(name)s",
+    "\N{REPLACEMENT CHARACTER}",
+    "",
+    " ",
+    "x" * 32_767,
+    "\x1b" * 32_767,
+)
+LONE_SURROGATE = "a\ud800\udfff"  # such as a file's name may have; no JSON encoder takes it
+UNSAFE = re.compile(
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xa0\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+)
+"""What no output may contain; line feeds are looked at apart."""
+
+
+def unsafe(output: str | bytes) -> list[str]:
+    """Return the characters of an output that no terminal and no log may get."""
+    return UNSAFE.findall(output if isinstance(output, str) else output.decode())

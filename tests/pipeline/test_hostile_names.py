@@ -1,0 +1,75 @@
+"""Names that strangers choose are text in all that the job prints, logs and sends to a real Alertmanager."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kafka_probe.text import LineFormatter
+from kafka_probe_pipeline.alertmanager import Alertmanager
+from kafka_probe_pipeline.alerts import alert
+from tests.hostile import NAMES, unsafe
+from tests.lab.broker import Broker
+from tests.lab.processes import wait_until
+from tests.pipeline.builders import BROKER, CLIENT, Event, closed, flow, opened, word
+from tests.pipeline.receiver import Receiver
+from tests.pipeline.runs import Run
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+SENT = [name[:4000] for name in NAMES]  # all of them fit into one Kafka record
+PLAIN = [name for name in SENT if name.strip() and name.isprintable() and len(name) <= 12]
+"""Names that the narrowest column shows as they are, on one line."""
+
+
+def named(number: int, name: str) -> list[Event]:
+    """Traffic of a process, and the end of its connection by its exit."""
+    facts = {
+        "client": {"id": name, "software_name": name, "software_version": name},
+        "workload": {"pid": number, "start_time": 1, "comm": name, "pod": name, "namespace": name},
+    }
+    topics = [{"topic": name, "requests": 1}]
+    return [
+        flow(number, **facts, group=name, topics=topics),
+        opened(CLIENT, number, **facts),
+        opened(BROKER, number),
+        closed(CLIENT, number, closed_by="local", owner_exiting=True, **facts),
+        closed(BROKER, number),
+    ]
+
+
+def test_console_show_log_and_alerts_have_names_as_text(
+    broker: Broker,
+    tmp_path: Path,
+    spark: SparkSession,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run(broker, tmp_path)
+    events = [event for number, name in enumerate(SENT) for event in named(number, name)]
+    run.send_events(*events, word(CLIENT, until_s=100), word(BROKER, until_s=100))
+    with caplog.at_level("INFO"):
+        run.once(spark, console=True, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
+    tables = {name: run.shown(spark, name, as_json=False) for name in ("traffic", "connections", "verdicts", "storms")}
+    printed = {"console": capsys.readouterr().out, **tables}
+    for output, text in printed.items():
+        assert not unsafe(text), output
+    for output in ("console", "traffic", "connections"):
+        assert [name for name in PLAIN if name not in printed[output]] == [], output
+    for name in tables:
+        assert not unsafe(run.shown(spark, name))
+
+    formatter = LineFormatter("%(message)s")
+    lines = [formatter.format(record) for record in caplog.records if record.message.startswith("alert ")]
+    assert len(lines) == len(SENT)
+    assert not [line for line in lines if "\n" in line or unsafe(line)]
+
+    storms = [alert(row) for row in spark.read.parquet(str(run.output / "storms")).collect()]
+    with Receiver(tmp_path / "alertmanager") as receiver, Alertmanager(receiver.url) as told:
+        told.tell(storms)
+        wait_until(lambda: len(receiver.alerts()) == len(SENT), "the alerts")
+        for one in receiver.alerts():
+            values = [*one["labels"].values(), *one["annotations"].values()]
+            assert not [value for value in values if "\n" in value or unsafe(value) or len(value) > 2000]
