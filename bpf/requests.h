@@ -114,8 +114,8 @@ static inline void remember(struct conn *conn, struct record *request)
 		conn->overflowed++;
 }
 
-// While raw SASL tokens are exchanged (SaslHandshake 0) nothing leaves: what is no request is skipped by its length.
-static inline void skip_token(struct cursor *c)
+// Nothing of the frame leaves: it is skipped by its length. So are raw SASL tokens (SaslHandshake 0), which are no requests.
+static inline void skip_frame(struct cursor *c)
 {
 	c->next = c->frame_end;
 	expect_head(c);
@@ -161,7 +161,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->frame_end = c->next - c->have + 4 + size;
 	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
 		if (conn->sasl_raw && size < MAX_FRAME_BYTES)
-			skip_token(c);
+			skip_frame(c);
 		else
 			not_a_frame(conn, c, 1);
 		return;
@@ -179,7 +179,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	u32 flags = rule ? rule->flags : 0;
 	if (conn->sasl_raw) {
 		if (!flags || !ends_sasl(conn, correlation_id)) {
-			skip_token(c);
+			skip_frame(c);
 			return;
 		}
 		conn->sasl_raw = 0;
@@ -187,6 +187,11 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
+	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a record
+		lost(c, LOST_UNKNOWN_VERSION);
+		skip_frame(c);
+		return;
+	}
 	if (!known || !(conn->is_kafka || client_id_fits(c, size))) {
 		not_a_frame(conn, c, 1);
 		return;
@@ -277,7 +282,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
 	if (conn->sasl_raw && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
-		skip_token(c);
+		skip_frame(c);
 		return;
 	}
 	if (size < 4 || size >= MAX_FRAME_BYTES) {

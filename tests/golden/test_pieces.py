@@ -11,7 +11,7 @@ from kafka_probe.capture.record import RECORD
 from kafka_probe.protocol.facts import Facts, Status
 from tests.golden import wire
 from tests.golden.capture import RING_BYTES, Capture
-from tests.golden.conversation import Read, conversation, exchange, receive_all, receive_pieces, send_pieces
+from tests.golden.conversation import Read, conversation, exchange, receive_all, receive_pieces, send_pieces, transfer
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
@@ -22,6 +22,7 @@ from tests.golden.wire import (
     fetched,
     frame_of,
     header_only,
+    joined,
     produce,
     request,
     response,
@@ -123,6 +124,19 @@ def test_a_request_newer_than_we_know_is_counted_by_its_header(
         exchange(talk, [4])
     ends = capture.ends_of(talk)
     assert [end.frames for end in ends] == [talk.said] * 2
+    assert capture.lost() == {"unknown_version": 2}
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(255, 0), (0x7FFF, 1), (METADATA, 256), (METADATA, 0x7FFF)])
+def test_a_request_whose_api_no_record_can_name_is_skipped_by_its_length(
+    capture: Capture, port: int, api_key: int, version: int
+) -> None:
+    body = joined([request(METADATA, 12, 4), request(METADATA, 12, 5)])
+    with conversation(port) as talk:
+        exchange(talk)
+        transfer(talk.client, talk.server, header_only(api_key, version, 3, body).wire, read=receive_pieces(40, 30))
+        exchange(talk, [6, 7])
+    assert [end.frames for end in capture.ends_of(talk)] == [talk.said] * 2
     assert capture.lost() == {"unknown_version": 2}
 
 
