@@ -31,6 +31,7 @@ from kafka_probe.config import (
     is_secret,
     load,
     metavar_of,
+    other_variables,
     variable_of,
 )
 from kafka_probe.errors import KafkaProbeError, UsageError
@@ -154,8 +155,10 @@ def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Look at what the agent needs, each with ok or what to do. Exit status 3 if something is missing."""
     from kafka_probe.check import findings
 
+    config = load(flags, file)
+    _warn_of_other_variables()
     all_ok = True
-    for finding in findings(load(flags, file)):
+    for finding in findings(config):
         all_ok &= finding.ok
         if as_json:
             click.echo(json.dumps(asdict(finding)))
@@ -181,7 +184,13 @@ def _configured(
 
     config = load(flags, file, defaults)
     logs.configure(config)
+    _warn_of_other_variables()
     return config
+
+
+def _warn_of_other_variables() -> None:
+    for name in other_variables():
+        log.warning("The variable %s is no setting and has no effect; kafka-probe run --help lists the settings.", name)
 
 
 def _to_stderr(line: str) -> None:

@@ -38,6 +38,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from kafka_probe.environment import unknown_variables
 from kafka_probe.errors import UsageError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 VARIABLE_PREFIX = "KAFKA_PROBE_"
 MIB = 1 << 20
+KAFKA_PORT = 9092
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +129,12 @@ def _names(value: object) -> object:
 
 
 def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """Each with its port: without one, Kafka's own, as kafka-python takes it."""
     for server in servers:
         found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)
-        if not found or not 0 < int(found[1] or 9092) < 65536:
+        if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
             raise ValueError("must be host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
-    return servers
+    return tuple(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
 
 
 def _request_events(value: object) -> object:
@@ -174,7 +177,7 @@ class SinkConfig(BaseSettings):
     sink: Literal["kafka", "stdout"] = "kafka"
     """where events go"""
     bootstrap_servers: Servers = ()
-    """host:port of the brokers that take the events, separated by commas"""
+    """host:port of the brokers that take the events, separated by commas; without a port 9092"""
     topic: str = Field("kafka-probe.events", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """topic of the events; created if absent"""
     topic_partitions: int = Field(4, gt=0)
@@ -285,7 +288,7 @@ class Config(DaemonConfig):
     @classmethod
     def _ring_is_mappable(cls, size: ByteSize) -> ByteSize:
         if size & (size - 1) or not mmap.PAGESIZE <= size <= 1 << 30:
-            raise ValueError(f"must be a power of two between {mmap.PAGESIZE} and 1 GiB")
+            raise ValueError(f"must be a power of two between {written_size(ByteSize(mmap.PAGESIZE))} and 1 GiB")
         return size
 
 
@@ -324,13 +327,27 @@ def default_of(field: FieldInfo) -> str:
     """The default as it would be written; empty if there is none or it depends on the host."""
     match field.default:
         case ByteSize() as size:
-            return size.human_readable().replace(".0", "")
+            return written_size(size).replace(" ", "")
         case tuple() as items:
             return ",".join(map(str, items))
         case None:
             return ""
         case value:
             return "" if field.default_factory else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def written_size(size: ByteSize) -> str:
+    """A number of bytes as people write it: 32 MiB, 195.3 KiB."""
+    return size.human_readable(separator=" ").replace(".0 ", " ")
+
+
+def other_variables() -> list[str]:
+    """Names of variables that begin as those of settings do and have no effect.
+
+    Raises `UsageError` for one that is almost the name of a setting.
+    """
+    known = {variable_of(name) for name in (*Config.model_fields, "config")}
+    return unknown_variables(os.environ, VARIABLE_PREFIX, known)
 
 
 def load(
@@ -380,7 +397,7 @@ def _plain(value: object) -> object:
 
 
 def _environment() -> dict[str, object]:
-    # Variables of unknown name are no mistake: Kubernetes sets KAFKA_PROBE_SERVICE_HOST and the like by itself.
+    other_variables()
     try:
         return EnvSettingsSource(Config)()
     except SettingsError as error:

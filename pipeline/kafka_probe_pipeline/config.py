@@ -5,15 +5,35 @@ A flag wins over a variable, a variable over the default. This room never starts
 
 from __future__ import annotations
 
+import difflib
+import logging
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from kafka_probe_pipeline.errors import UsageError
 
+log = logging.getLogger(__name__)
+
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
+KAFKA_PORT = 9092
+# What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
+_OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+
+
+def _servers(written: str) -> str:
+    """Each with its port, which the Java client needs: without one, Kafka's own."""
+    servers = [server.strip() for server in written.split(",") if server.strip()]
+    for server in servers:
+        found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)
+        if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
+            raise ValueError("host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
+    return ",".join(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
 
 
 class Config(BaseSettings):
@@ -28,8 +48,8 @@ class Config(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    bootstrap_servers: str = ""
-    """host:port of the brokers that hold the topics, separated by commas"""
+    bootstrap_servers: Annotated[str, AfterValidator(_servers)] = ""
+    """host:port of the brokers that hold the topics, separated by commas; without a port 9092"""
     events_topic: str = Field("kafka-probe.events", min_length=1)
     """topic that the agents write to; created if absent"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
@@ -160,6 +180,7 @@ def load(flags: Mapping[str, object]) -> Config:
 
     Raises `UsageError`, one line per mistake.
     """
+    _look_at_other_variables()
     try:
         return Config(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]  # validated here
     except SettingsError as error:
@@ -168,7 +189,19 @@ def load(flags: Mapping[str, object]) -> Config:
         raise UsageError("\n".join(_mistake(str(e["loc"][0]), e["msg"], flags) for e in error.errors())) from None
 
 
+def _look_at_other_variables() -> None:
+    """Refuse variables that are almost settings, and warn of others that only begin as settings do."""
+    known = [name.upper() for name in Config.model_fields]
+    for variable, value in os.environ.items():
+        name = variable.upper().removeprefix(VARIABLE_PREFIX)
+        if name == variable.upper() or name in known or not value or _OF_KUBERNETES.fullmatch(variable.upper()):
+            continue
+        if near := difflib.get_close_matches(name, known, 1, cutoff=0.75):
+            raise UsageError(f"Unknown variable {variable}: did you mean {VARIABLE_PREFIX}{near[0]}?")
+        log.warning("The variable %s is no setting of the pipeline and has no effect.", variable)
+
+
 def _mistake(name: str, reason: str, flags: Mapping[str, object]) -> str:
     place = VARIABLE_PREFIX + name.upper() if flags.get(name) is None else flag_of(name)
-    reason = reason.removeprefix("Input should be ")
+    reason = reason.removeprefix("Input should be ").removeprefix("Value error, ")
     return f"{place}: must be {reason[0].lower()}{reason[1:]}."

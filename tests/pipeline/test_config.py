@@ -30,11 +30,40 @@ def test_kafka_options_of_the_variable_and_of_flags_reach_every_client_beside_th
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("window", "0"), ("window", "soon"), ("trigger_interval", "-1"), ("once", "maybe"), ("output", "")],
+    [
+        ("window", "0"),
+        ("bootstrap_servers", "kafka-1:0"),
+        ("bootstrap_servers", "::1"),
+        ("window", "soon"),
+        ("trigger_interval", "-1"),
+        ("once", "maybe"),
+        ("output", ""),
+    ],
 )
 def test_a_value_that_cannot_be_used_is_refused_under_the_name_it_was_written(name: str, value: str) -> None:
     with pytest.raises(UsageError, match=rf"^{flag_of(name)}: .*\.$"):
         load({name: value})
+
+
+def test_brokers_without_a_port_have_that_of_kafka_which_the_java_client_refuses_to_guess() -> None:
+    config = load({"bootstrap_servers": "localhost, kafka-1:9093,[::1],SSL://kafka-2,"})
+    assert config.bootstrap_servers == "localhost:9092,kafka-1:9093,[::1]:9092,SSL://kafka-2:9092"
+
+
+def test_a_variable_that_is_almost_a_setting_is_refused_and_an_unknown_one_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("SERVICE_HOST", "PORT", "PORT_4040_TCP", "UI_SVC_SERVICE_PORT_DRIVER"):
+        monkeypatch.setenv(f"KAFKA_PROBE_PIPELINE_{name}", "x")
+    monkeypatch.setenv("KAFKA_PROBE_PROTS", "x")
+    load({})
+    assert not caplog.text
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_IMAGE", "x")
+    load({})
+    assert "KAFKA_PROBE_PIPELINE_IMAGE is no setting of the pipeline" in caplog.text
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_OUTPT", "/data")
+    with pytest.raises(UsageError, match=r"_OUTPT: did you mean KAFKA_PROBE_PIPELINE_OUTPUT\?$"):
+        load({})
 
 
 def test_a_bad_variable_is_named_as_such_and_its_value_stays_unsaid(monkeypatch: pytest.MonkeyPatch) -> None:

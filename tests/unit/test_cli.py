@@ -76,6 +76,17 @@ def test_a_broken_configuration_file_is_wrong_use_in_one_line(tmp_path: Path) ->
     assert result.stderr.count("\n") == 1
 
 
+def test_a_misspelt_variable_is_wrong_use_and_an_unknown_one_a_warning() -> None:
+    result = probe("run", KAFKA_PROBE_PROTS="9093")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "kafka-probe: Unknown variable KAFKA_PROBE_PROTS: did you mean KAFKA_PROBE_PORTS?\n",
+    )
+    result = probe("run", KAFKA_PROBE_IMAGE_TAG="1")
+    assert "WARNING The variable KAFKA_PROBE_IMAGE_TAG is no setting and has no effect" in result.stderr
+    assert "Name the brokers" in result.stderr
+
+
 def test_no_brokers_for_the_events_is_wrong_use_that_says_what_to_do() -> None:
     result = probe("run")
     assert result.returncode == 2

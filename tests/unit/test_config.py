@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from kafka_probe.config import Address, Config, RequestEvents, flag_of, is_secret, load, markdown, variable_of
+from kafka_probe.config import (
+    Address,
+    Config,
+    RequestEvents,
+    flag_of,
+    is_secret,
+    load,
+    markdown,
+    other_variables,
+    variable_of,
+)
 from kafka_probe.errors import UsageError
 
 
@@ -41,12 +51,50 @@ def test_the_node_is_the_kubernetes_node_or_the_host(monkeypatch: pytest.MonkeyP
     assert load({}).node == "worker-7"
 
 
-def test_variables_of_unknown_name_are_left_alone_and_empty_ones_count_as_unset(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("KAFKA_PROBE_SERVICE_HOST", "10.0.0.1")
+def test_empty_variables_count_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_PROBE_PROTS", "")
     monkeypatch.setenv("KAFKA_PROBE_TOPIC", "")
     assert load({}).topic == "kafka-probe.events"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("KAFKA_PROBE_PROTS", "KAFKA_PROBE_PORTS"),
+        ("KAFKA_PROBE_PORT", "KAFKA_PROBE_PORTS"),
+        ("KAFKA_PROBE_BOOTSTRAP_SERVER", "KAFKA_PROBE_BOOTSTRAP_SERVERS"),
+        ("kafka_probe_topics", "KAFKA_PROBE_TOPIC"),
+        ("KAFKA_PROBE_CONFIGS", "KAFKA_PROBE_CONFIG"),
+    ],
+)
+def test_a_variable_that_is_almost_a_setting_is_refused_with_its_name(
+    written: str, meant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(written, "1")
+    with pytest.raises(UsageError, match=rf"^Unknown variable {written}: did you mean {meant}\?$"):
+        load({})
+
+
+def test_variables_of_kubernetes_and_of_the_pipeline_are_left_alone_and_others_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What Kubernetes 1.34 sets for a Service kafka-probe with a port named http, and for one named kafka-probe-agents.
+    for service in ("KAFKA_PROBE", "KAFKA_PROBE_AGENTS"):
+        monkeypatch.setenv(f"{service}_SERVICE_HOST", "10.0.0.1")
+        monkeypatch.setenv(f"{service}_SERVICE_PORT", "9465")
+        monkeypatch.setenv(f"{service}_SERVICE_PORT_HTTP", "9465")
+        monkeypatch.setenv(f"{service}_PORT", "tcp://10.0.0.1:9465")
+        monkeypatch.setenv(f"{service}_PORT_9465_TCP", "tcp://10.0.0.1:9465")
+        monkeypatch.setenv(f"{service}_PORT_9465_TCP_PROTO", "tcp")
+        monkeypatch.setenv(f"{service}_PORT_9465_TCP_PORT", "9465")
+        monkeypatch.setenv(f"{service}_PORT_9465_TCP_ADDR", "10.0.0.1")
+    monkeypatch.setenv("KAFKA_PROBE_PIPELINE_TOPIC", "x")
+    monkeypatch.setenv("KAFKA_PROBE_CONFIG", "/etc/kafka-probe.toml")
+    monkeypatch.setenv("KAFKA_PROBE_TOPIC", "events")
+    assert other_variables() == []
+    monkeypatch.setenv("KAFKA_PROBE_IMAGE_TAG", "1")
+    assert other_variables() == ["KAFKA_PROBE_IMAGE_TAG"]
+    assert load({}).topic == "events"
 
 
 @pytest.mark.parametrize(
@@ -57,9 +105,17 @@ def test_ports_are_numbers_in_any_form_or_auto(written: object, ports: object) -
     assert load({"ports": written}).ports == ports
 
 
-def test_brokers_are_hosts_with_or_without_a_port() -> None:
-    written = ("kafka-1", "kafka-2:9093", "10.0.0.1:9092", "[2001:db8::1]:9092", "SSL://kafka-3:9094")
-    assert load({"bootstrap_servers": ", ".join(written)}).bootstrap_servers == written
+def test_brokers_without_a_port_have_that_of_kafka() -> None:
+    written = "kafka-1, kafka-2:9093, 10.0.0.1, [2001:db8::1], [2001:db8::2]:9093, SSL://kafka-3, SSL://kafka-4:9094"
+    assert load({"bootstrap_servers": written}).bootstrap_servers == (
+        "kafka-1:9092",
+        "kafka-2:9093",
+        "10.0.0.1:9092",
+        "[2001:db8::1]:9092",
+        "[2001:db8::2]:9093",
+        "SSL://kafka-3:9092",
+        "SSL://kafka-4:9094",
+    )
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from kafka_probe.config import written_size
 from kafka_probe.sinks.outbox import RETRY_S, Batch, Outbox, Worker, encode
 from kafka_probe.sinks.spool import Spool
 
@@ -182,12 +183,12 @@ class KafkaSink:
         # kafka-python often sees a refused password as a closed connection, so the sentence names the user too.
         user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
         protocol = config.security_protocol or "PLAINTEXT"
-        on_disk = f" and {config.spool_bytes} in {config.spool_dir}" if config.spool_dir else ""
+        on_disk = f" and {written_size(config.spool_bytes)} in {config.spool_dir}" if config.spool_dir else ""
         self._warn(
             "away",
             f"The brokers {','.join(config.bootstrap_servers)} do not take events ({protocol}{user}: "
             f"{self._client_says.last or _said(error)}): check address and security settings; meanwhile up to "
-            f"{config.sink_buffer_bytes} bytes wait in memory{on_disk}, what comes after is lost and counted.",
+            f"{written_size(config.sink_buffer_bytes)} wait in memory{on_disk}, what comes after is lost and counted.",
             again_s=math.inf,
         )
 

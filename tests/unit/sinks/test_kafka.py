@@ -103,7 +103,7 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
         assert len(list(tmp_path.iterdir())) == files
         assert sink.counters()["sink_waiting_bytes"] == 0
         assert sink.counters()["sink_spooled_bytes"] == files * 4096
-    assert f"33554432 bytes wait in memory and 1073741824 in {tmp_path}, what comes after is lost" in caplog.text
+    assert f"up to 32 MiB wait in memory and 1 GiB in {tmp_path}, what comes after is lost" in caplog.text
     assert f"3 events that waited in {tmp_path} go first." in caplog.text
 
 

@@ -1,0 +1,43 @@
+"""Environment variables that have the prefix of the settings and are none: misspelt ones are refused, others listed.
+
+Kubernetes sets such variables in the pods beside a Service whose name begins with `kafka-probe`; those of the pipeline
+begin with KAFKA_PROBE_PIPELINE_. Neither is a mistake.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+from kafka_probe.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+# KAFKA_PROBE_PORT is one of Kubernetes' only with such a value: else it is KAFKA_PROBE_PORTS misspelt.
+_OF_KUBERNETES = re.compile(
+    r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*|\w+_PORT=(tcp|udp|sctp)://.*",
+    re.DOTALL,
+)
+_OF_THE_PIPELINE = "KAFKA_PROBE_PIPELINE_"
+# Near enough for PROTS and PORTS. A wrong guess keeps an agent from starting.
+_NEAR = 0.75
+
+
+def unknown_variables(environment: Mapping[str, str], prefix: str, known: Collection[str]) -> list[str]:
+    """Return the variables that begin with the prefix and are neither known nor empty nor set by something else.
+
+    Raises `UsageError` for one that is almost a known name: the setting that was meant would be ignored.
+    """
+    unknown = []
+    for name, value in environment.items():
+        written = name.upper()
+        if written in known or not written.startswith(prefix) or written.startswith(_OF_THE_PIPELINE) or not value:
+            continue
+        if _OF_KUBERNETES.fullmatch(f"{written}={value}"):
+            continue
+        if near := difflib.get_close_matches(written[len(prefix) :], [one[len(prefix) :] for one in known], 1, _NEAR):
+            raise UsageError(f"Unknown variable {name}: did you mean {prefix}{near[0]}?")
+        unknown.append(name)
+    return unknown
