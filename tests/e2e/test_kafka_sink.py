@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -119,6 +120,30 @@ def test_events_of_many_records_are_split_and_a_large_one_stands_alone(broker: B
     sink.close(30)
 
     assert read_all(broker.bootstrap, "large") == list(range(100))
+
+
+def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_alone_is_lost(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_topics(broker.bootstrap, ["small"], partitions=1, settings={"max.message.bytes": "4000"})
+    sink = KafkaSink(config(broker, "small"))
+    large = {**event(7), "text": os.urandom(4000).hex()}
+    sink.send([*(incompressible(seq) for seq in range(7)), large, *(incompressible(seq) for seq in range(8, 50))])
+    wait_until(lambda: total(sink) == 50, "the first events to be settled")
+    refusals = caplog.text.count("is lost and counted")
+    sink.send([incompressible(seq) for seq in range(50, 100)])
+    sink.close(60)
+
+    assert read_all(broker.bootstrap, "small") == [seq for seq in range(100) if seq != 7]
+    assert {reason: count for reason, count in sink.losses().items() if count} == {"sink_refused": 1}
+    assert sink.counters()["sink_events"] == 99
+    assert refusals == 1
+    assert "An event of 7.9 KiB is lost and counted: topic small takes no record so large" in caplog.text
+    assert "raise its max.message.bytes" in caplog.text
+
+
+def incompressible(seq: int) -> dict[str, object]:
+    return {**event(seq), "text": os.urandom(100).hex()}
 
 
 def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(

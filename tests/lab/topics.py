@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import NewTopic
@@ -10,11 +10,18 @@ from kafka.admin import NewTopic
 _TIMEOUT_MS = 60_000
 
 
-def create_topics(bootstrap: str, names: Sequence[str], *, partitions: int, replicas: int = 1) -> None:
+def create_topics(
+    bootstrap: str,
+    names: Sequence[str],
+    *,
+    partitions: int,
+    replicas: int = 1,
+    settings: Mapping[str, str] | None = None,
+) -> None:
     """Create topics; returns when they can be used."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
     try:
-        admin.create_topics([NewTopic(name, partitions, replicas) for name in names])
+        admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
         admin.wait_for_topics(names, timeout_ms=_TIMEOUT_MS)
     finally:
         admin.close()

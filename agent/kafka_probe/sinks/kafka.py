@@ -2,8 +2,9 @@
 
 One record is on its way at a time and kafka-python retries it idempotently for as long as the brokers are away, so that
 an event is neither reordered nor duplicated. Meanwhile events wait in the outbox, in memory and on disk, within their
-bounds. A record that the brokers refuse is counted and dropped, and its producer is replaced: after a failure its
-sequence cannot be trusted.
+bounds. A record that is too large for the topic is sent in parts, and later ones are made smaller from the start. A
+record that the brokers refuse for another reason, or a single event that is too large, is counted and dropped. The
+producer of a refused record is replaced: after a failure its sequence cannot be trusted.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import math
 import re
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ByteSize
+
 from kafka_probe.config import written_size
-from kafka_probe.sinks.outbox import RETRY_S, Batch, Outbox, Worker, encode
+from kafka_probe.sinks.outbox import BATCH_BYTES, RETRY_S, Batch, Outbox, Worker, batches, encode
 from kafka_probe.sinks.spool import Spool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_probe.config import Config
     from kafka_probe.sinks import Event
@@ -46,6 +50,7 @@ class KafkaSink:
         self._spool = Spool(config.spool_dir, config.spool_bytes) if config.spool_dir else None
         self._producer: Any = None
         self._topic_ensured = False
+        self._record_bytes = BATCH_BYTES
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers of the events have not taken any yet"
@@ -83,36 +88,77 @@ class KafkaSink:
         return self._trouble
 
     def _deliver(self, batch: Batch) -> None:
-        """Settle the batch, or leave it for the next attempt if no part of it can have reached a broker."""
+        """Send the batch, in parts if need be, and settle it; leave it to the next agent if this one stops before."""
         from kafka import errors
 
-        try:
-            if self._producer is None:
-                self._producer = self._connect()
-            result = self._producer.send(self._config.topic, value=batch.lines, key=batch.key.encode())
-        except (errors.RetriableError, OSError) as error:
-            self._warn_away(error)
-            self._stopping.wait(RETRY_S)
-            return
-        except errors.KafkaError as error:
-            self._give_up(batch, error)
-            return
-        except Exception as error:  # something broke in kafka-python: nothing was sent, and a new producer may do it
-            self._warn_away(error)
-            self._drop_producer()
-            self._stopping.wait(RETRY_S)
-            return
-        done = threading.Event()
-        result.add_both(lambda _: done.set())
-        while not done.wait(PATIENCE_S):
-            if self._stopping.is_set():
-                return
-            self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
-        if result.exception is None:
-            self._outbox.settle(batch)
-            self._recovered()
-        elif not self._stopping.is_set():  # else it was the producer's end: the outbox has kept the batch
-            self._give_up(batch, result.exception)
+        too_large = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
+        parts = self._split([batch])
+        lost: list[tuple[Batch, str]] = []
+        while parts:
+            try:
+                if not self._send(parts[0]):
+                    return
+                self._recovered()
+            except too_large as error:
+                self._drop_producer()
+                if parts[0].events > 1:
+                    self._record_bytes = len(parts[0].lines) // 2
+                    parts = self._split(parts)
+                    continue
+                lost.append((parts[0], "sink_refused"))
+                self._warn(
+                    "large",
+                    f"An event of {written_size(ByteSize(len(parts[0].lines)))} is lost and counted: topic "
+                    f"{self._config.topic} takes no record so large ({_said(error)}): raise its max.message.bytes.",
+                )
+            except errors.KafkaError as error:
+                lost.append((parts[0], self._given_up(error)))
+            parts.popleft()
+        self._outbox.settle(batch, lost)
+
+    def _split(self, parts: Iterable[Batch]) -> deque[Batch]:
+        """The same events in records of the size that the topic takes, as far as that is known."""
+        return deque(
+            smaller
+            for part in parts
+            for smaller in batches(part.lines.splitlines(keepends=True), self._record_bytes, part.key)
+        )
+
+    def _send(self, batch: Batch) -> bool:
+        """Send one record, however long that takes: True if the brokers have it, False if this agent stops before.
+
+        Raises `KafkaError` if they refuse it.
+        """
+        from kafka import errors
+
+        while not self._stopping.is_set():
+            try:
+                if self._producer is None:
+                    self._producer = self._connect()
+                result = self._producer.send(self._config.topic, value=batch.lines, key=batch.key.encode())
+            except (errors.RetriableError, OSError) as error:
+                self._warn_away(error)
+                self._stopping.wait(RETRY_S)
+                continue
+            except errors.KafkaError:
+                raise
+            except Exception as error:  # something broke in kafka-python: nothing was sent, a new producer may do it
+                self._warn_away(error)
+                self._drop_producer()
+                self._stopping.wait(RETRY_S)
+                continue
+            done = threading.Event()
+            result.add_both(lambda _, done=done: done.set())
+            while not done.wait(PATIENCE_S):
+                if self._stopping.is_set():
+                    return False
+                self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
+            if result.exception is None:
+                return True
+            if self._stopping.is_set():  # it was the producer's end: the outbox has kept the batch
+                return False
+            raise result.exception
+        return False
 
     def _connect(self) -> Any:
         from kafka import KafkaAdminClient, KafkaProducer
@@ -159,15 +205,15 @@ class KafkaSink:
             # It may exist all the same: writing will tell.
             self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); it is used if it exists.")
 
-    def _give_up(self, batch: Batch, error: Exception) -> None:
+    def _given_up(self, error: Exception) -> str:
+        """Replace the producer, and return the reason under which the loss of its record is counted."""
         from kafka import errors
 
-        refused = isinstance(error, errors.BrokerResponseError)
         self._trouble = "the topic of the events refuses them; the log says why"
-        self._outbox.settle(batch, "sink_refused" if refused else "sink_send_failed")
         self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
         self._drop_producer()
         self._stopping.wait(RETRY_S)
+        return "sink_refused" if isinstance(error, errors.BrokerResponseError) else "sink_send_failed"
 
     def _drop_producer(self) -> None:
         producer, self._producer = self._producer, None
@@ -200,8 +246,10 @@ class KafkaSink:
 
     def _recovered(self) -> None:
         self._trouble = None
-        if self._warned:
-            self._warned.clear()
+        # An event that is too large alone is no state that ends.
+        if ended := self._warned.keys() - {"large"}:
+            for kind in ended:
+                del self._warned[kind]
             self._client_says.last = ""
             log.info("Topic %s takes events again.", self._config.topic)
 

@@ -30,7 +30,7 @@ EXIT_S = 10.0
 
 LOSSES = {
     "sink_buffer_full": "events that found no room while the sink was away: see `--spool-dir`, `--sink-buffer-bytes`",
-    "sink_refused": "events that the brokers refused; the log says why",
+    "sink_refused": "events that the brokers refused, as those too large for the topic; the log says why",
     "sink_send_failed": "events that could not be sent, or whose reader went away",
     "sink_unsent_at_exit": "events that waited when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
     "sink_spool_damaged": "events on disk that could not be read back: the log says which file was damaged or removed",
@@ -119,8 +119,8 @@ class Outbox:
                 return batch
             self.settle(batch)
 
-    def settle(self, batch: Batch, lost: str | None = None) -> None:
-        """Remove the oldest batch, the one that `head` gave: delivered, or lost for the given reason."""
+    def settle(self, batch: Batch, lost: Sequence[tuple[Batch, str]] = ()) -> None:
+        """Remove the oldest batch, the one that `head` gave; `lost`: parts not delivered, each with its reason."""
         with self._changed:
             segment = self._on_disk.popleft() if self._on_disk else None
             if segment:
@@ -131,11 +131,10 @@ class Outbox:
                 self.waiting_bytes -= len(batch.lines)
             else:  # abandoned meanwhile
                 return
-            if lost is None:
-                self.events_delivered += batch.events
-                self.bytes_delivered += len(batch.lines)
-            else:
-                self.lost[lost] += batch.events
+            self.events_delivered += batch.events - sum(part.events for part, _ in lost)
+            self.bytes_delivered += len(batch.lines) - sum(len(part.lines) for part, _ in lost)
+            for part, reason in lost:
+                self.lost[reason] += part.events
         if segment and self._spool:
             self._spool.remove(segment)
 

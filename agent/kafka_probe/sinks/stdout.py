@@ -68,7 +68,7 @@ class StdoutSink:
             except OSError:
                 self._broken = True
                 self.on_closed()
-        self._outbox.settle(batch, "sink_send_failed")
+        self._outbox.settle(batch, [(batch, "sink_send_failed")])
 
 
 def _write(descriptor: int, lines: bytes) -> None:

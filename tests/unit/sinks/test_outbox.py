@@ -53,12 +53,13 @@ def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
     assert outbox.lost["sink_buffer_full"] == 1
 
 
-def test_a_lost_batch_is_counted_by_its_reason() -> None:
+def test_lost_parts_of_a_batch_are_counted_by_their_reasons() -> None:
     outbox = Outbox(limit_bytes=100)
-    outbox.put([b"1\n", b"2\n"])
-    outbox.settle(oldest(outbox), "sink_refused")
-    assert outbox.lost["sink_refused"] == 2
-    assert outbox.events_delivered == 0
+    outbox.put([b"1\n", b"22\n", b"333\n"])
+    outbox.settle(oldest(outbox), [(Batch(b"1\n", 1), "sink_refused"), (Batch(b"22\n", 1), "sink_send_failed")])
+    assert (outbox.lost["sink_refused"], outbox.lost["sink_send_failed"]) == (1, 1)
+    assert (outbox.events_delivered, outbox.bytes_delivered) == (1, 4)
+    assert outbox.waiting_bytes == 0
 
 
 def test_a_closed_outbox_hands_out_what_is_left_and_counts_what_still_comes() -> None:
