@@ -60,12 +60,14 @@ class Agent:
     """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture.
 
     `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either. `turned_s` is when
-    the loop turned last, by time.monotonic; None before it runs.
+    the loop turned last, by time.monotonic; None before it runs. `uncounted_s` gives the CPU time of threads that
+    `--cpu-limit` does not count.
     """
 
     def __init__(self, config: Config, sink: Sink) -> None:
         self.listener: Callable[[Sequence[Event]], object] | None = None
         self.turned_s: float | None = None
+        self.uncounted_s: Callable[[], float] = lambda: 0.0
         self._config = config
         self._sink = sink
         self._id = uuid.uuid4().hex
@@ -281,8 +283,8 @@ class Agent:
         }
 
     def _cpu_share(self) -> float:
-        """CPU that all threads took since the last time, of one core."""
-        before, self._spent = self._spent, (time.process_time(), time.monotonic())
+        """CPU that capture and delivery took since the last time, of one core: all threads but the HTTP server's."""
+        before, self._spent = self._spent, (time.process_time() - self.uncounted_s(), time.monotonic())
         cpu_s, wall_s = (now - then for now, then in zip(self._spent, before, strict=True))
         return cpu_s / wall_s if wall_s else 0.0
 

@@ -240,6 +240,7 @@ def _watch(
         with _stopped_by_signal(agent.stop), attached(config) as (programs, listing):
             if server:
                 agent.listener = server.start(agent, sink)
+                agent.uncounted_s = server.cpu_s
             agent.run(programs, listing)
     finally:
         sink.close(config.flush_timeout_s)

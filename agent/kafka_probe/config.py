@@ -244,6 +244,8 @@ class DaemonConfig(SinkConfig):
     """PEM file of its private key, unless the key is in `listen_certfile`"""
     listen_clientcafile: Path | None = None
     """PEM file of the authorities whose client certificates `listen` asks for; without one it tells its health only"""
+    http_host: Names = Field((), json_schema_extra={"metavar": "NAME,..."})
+    """host names in requests to `listen` that it answers, beside IP addresses and localhost; else it answers 421"""
     metrics_series: int = Field(1000, gt=0)
     """most label sets of each metric of workloads and topics, of errors for each one; what exceeds them is `other`"""
     kernel_time: bool = False
@@ -276,7 +278,7 @@ class Config(DaemonConfig):
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """which exchanges become events of their own"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
-    """CPU above which detail is left out, request events first, then topics: 0.25 is a quarter of a core"""
+    """CPU, without that of `listen`, above which detail is left out, request events first, then topics, in cores"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
     log_format: Literal["text", "json"] = "text"

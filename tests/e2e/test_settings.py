@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from threading import Event, Thread
 import pytest
 
 from kafka_probe.privileges import Capability
+from kafka_probe.server.limits import CPU_BURST_S, CPU_SHARE
 from tests.golden.conversation import conversation, exchange
 from tests.golden.wire import METADATA, request
 from tests.lab.http import get, samples
@@ -27,14 +29,14 @@ pytestmark = pytest.mark.root
 
 
 @contextmanager
-def asking(port: int) -> Iterator[None]:
+def asking(port: int, pause_s: float = 0.02) -> Iterator[None]:
     """A client that asks about topics, again and again."""
     enough = Event()
 
     def ask() -> None:
         with conversation(port) as talk:
             number = 0
-            while not enough.wait(0.02):
+            while not enough.wait(pause_s):
                 exchange(talk, [number := number + 1])
 
     thread = Thread(target=ask)
@@ -70,27 +72,40 @@ def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_mo
 
 
 def test_what_was_left_out_returns_when_it_takes_less(tmp_path: Path) -> None:
-    port, address = free_port(), f"127.0.0.1:{free_port()}"
-    watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.05", "--listen", address, interval_s=1)
+    port = free_port()
+    watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.05", interval_s=1)
     with watched.agent:
         watched.wait_for(1, "it to be there", kind="agent", shed=None)
-        with ThreadPoolExecutor(2) as busy:
-            enough = Event()
-            asking_pages = [busy.submit(ask_pages, address, enough) for _ in range(2)]
-            try:
-                watched.wait_for(1, "detail to be left out", kind="agent", shed="topics")
-            finally:
-                enough.set()
-            assert min(asked.result() for asked in asking_pages) > 0
+        with asking(port, pause_s=0):
+            watched.wait_for(1, "detail to be left out", kind="agent", shed="requests")
         wait_until(lambda: watched.events(kind="agent")[-1]["shed"] is None, "it to return", timeout_s=60)
 
 
-def ask_pages(address: str, enough: Event) -> int:
-    """Keep the server busy until it is enough; how many pages it took."""
-    pages = 0
+def test_no_detail_is_left_out_for_those_who_ask_for_pages(tmp_path: Path) -> None:
+    port, address = free_port(), f"127.0.0.1:{free_port()}"
+    watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.1", "--listen", address, interval_s=1)
+    with watched.agent:
+        before = len(watched.wait_for(1, "it to be there", kind="agent"))
+        with ThreadPoolExecutor(8) as busy:
+            enough = Event()
+            asking_pages = [busy.submit(ask_pages, address, enough) for _ in range(8)]
+            try:
+                told = watched.wait_for(before + 5, "five intervals", kind="agent")[before:]
+            finally:
+                enough.set()
+            statuses = sum((asked.result() for asked in asking_pages), Counter[int]())
+    assert [event["shed"] for event in told] == [None] * len(told)
+    assert statuses.keys() == {HTTPStatus.OK, HTTPStatus.TOO_MANY_REQUESTS}
+    seconds = (told[-1]["ts"] - told[0]["ts"]) / 1e6
+    assert (told[-1]["cpu_us"] - told[0]["cpu_us"]) / 1e6 < CPU_BURST_S + (CPU_SHARE + 0.1) * seconds
+
+
+def ask_pages(address: str, enough: Event) -> Counter[int]:
+    """Ask for pages until it is enough; how often each status was the answer."""
+    statuses = Counter[int]()
     while not enough.is_set():
-        pages += get(f"http://{address}/metrics").status == HTTPStatus.OK
-    return pages
+        statuses[get(f"http://{address}/metrics").status] += 1
+    return statuses
 
 
 def shed(address: str) -> dict[str, float]:

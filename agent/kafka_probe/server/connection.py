@@ -12,7 +12,7 @@ CERTIFIED = "certified"
 """Of a request's `state`: whether its client has shown a certificate, which is one of the authority then."""
 MOST = 64
 PATIENCE_S = 10.0
-"""For the first whole request, and for each that follows."""
+"""For the first whole request and for each that follows; an answer that is not taken has at least as long."""
 
 
 class Listener(socket.socket):
@@ -36,21 +36,24 @@ class Listener(socket.socket):
 
 
 class Connection(H11Protocol):
-    """Has PATIENCE_S for its next request."""
+    """Has PATIENCE_S for its next request, and up to twice as long for the answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._patience.cancel()  # which would hold this object till then
+        super().connection_lost(exc)
+
     def _wait(self, last: RequestResponseCycle | None) -> None:
-        self.loop.call_later(PATIENCE_S, self._end_idle, last)
+        self._patience = self.loop.call_later(PATIENCE_S, self._end_idle, last)
 
     def _end_idle(self, last: RequestResponseCycle | None) -> None:
         if self.transport.is_closing():
             return
-        answered = last is None or last.response_complete
-        if answered and self.cycle is last:
+        if self.cycle is last:
             self.transport.abort()
         else:
             self._wait(self.cycle)

@@ -1,21 +1,23 @@
-"""The application: which path answers what, and who may ask.
+"""The application: which path answers what.
 
-Its handlers are coroutines, so that all of them run in the server's thread, which owns what they read.
+Its handlers are coroutines, so that all of them run in the server's thread, which owns what they read. Long ones let
+others run every 10 ms.
 """
 
 from __future__ import annotations
 
-import secrets
+import asyncio
+import time
+from collections.abc import Collection, Iterable
+from copy import copy
 from functools import partial
-from typing import Any
 
 import orjson
+from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 from pydantic import SecretStr
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import Route
@@ -24,75 +26,133 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 import kafka_probe
 from kafka_probe.server import openapi, query
 from kafka_probe.server.collector import Collector
-from kafka_probe.server.connection import CERTIFIED
+from kafka_probe.server.guard import Guard, Json, busy
+from kafka_probe.server.limits import LISTS_AT_ONCE, Turns
 from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
-from kafka_probe.text import printable_json
+
+_CHUNK_BYTES = 1 << 16
+_FRESH_S = 1.0
+_SAMPLES_AT_ONCE = 500
+_EOF = b"# EOF\n"
+_OPENMETRICS = "application/openmetrics-text"
 
 
-def application(view: View, token: SecretStr | None, *, certificates: bool = False) -> Starlette:
-    """Answers from the view; with a token, only to those who send it, and with certificates, who have shown one."""
+def application(
+    view: View, token: SecretStr | None, hosts: Collection[str] = (), *, certificates: bool = False
+) -> ASGIApp:
+    """Answers from the view; with a token, only to those who send it, and with certificates, who have shown one.
+
+    hosts: see Guard.
+    """
     document = openapi.document(token=token is not None)
+    lists = _Lists(view)
+    pages = {accept: _Exposition(view, accept) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
 
-    async def health(_: Request) -> Response:
-        return _verdict(view.stalled())
-
-    async def readiness(_: Request) -> Response:
-        return _verdict(view.unready())
+    async def health(scope: Scope, receive: Receive, send: Send) -> None:
+        await _verdict(view.stalled() if scope["path"] == "/healthz" else view.unready())(scope, receive, send)
 
     async def metrics(request: Request) -> Response:
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(Collector(view)), headers={"Content-Type": content_type})
+        plain, openmetrics = pages.values()
+        return await (openmetrics if _OPENMETRICS in request.headers.get("accept", "") else plain).answer()
 
     async def described(_: Request) -> Response:
-        return _Json(document)
+        return Json(document)
 
     async def landing(_: Request) -> Response:
         return HTMLResponse(_LANDING)
 
-    async def rows(resource: query.Resource, request: Request) -> Response:
-        return _Json(query.page(resource, view, request.query_params.multi_items()))
-
-    texts = {"/healthz": health, "/readyz": readiness, "/metrics": metrics}
-    return Starlette(
+    asked = Starlette(
         routes=[
             Route("/", landing),
             Route("/openapi.json", described),
-            *(Route(path, handler) for path, handler in texts.items()),
-            *(Route(resource.path, partial(rows, resource)) for resource in RESOURCES),
+            Route("/metrics", metrics),
+            *(Route(resource.path, partial(lists.answer, resource)) for resource in RESOURCES),
         ],
-        middleware=[Middleware(_Guard, token=token, certificates=certificates)],
         exception_handlers={query.BadQueryError: _bad_query, HTTPException: _refused},
     )
+    asked.router.redirect_slashes = False  # its redirects repeat the Host of the request
+    return Guard(asked, health, token, hosts, certificates=certificates)
 
 
-class _Json(Response):
-    media_type = "application/json"
+class _Chunked(Response):
+    """Sent in parts, each when the one before has left: a client that does not read holds up no copy of the whole."""
 
-    def render(self, content: Any) -> bytes:
-        return printable_json(orjson.dumps(content))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # as Starlette's own
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for start in range(0, len(self.body), _CHUNK_BYTES):
+            part = self.body[start : start + _CHUNK_BYTES]
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
 
 
-class _Guard:
-    """Lets through who has what is asked for, and everybody to what says nothing of the traffic."""
+class _Exposition:
+    """The page of metrics in one form: made anew when something has changed, and once a second at most."""
 
-    def __init__(self, application: ASGIApp, token: SecretStr | None, *, certificates: bool) -> None:
-        self._application = application
-        self._header = f"Bearer {token.get_secret_value()}".encode() if token else None
-        self._certificates = certificates
+    def __init__(self, view: View, accept: str) -> None:
+        self._view = view
+        self._encode, self._content_type = choose_encoder(accept)
+        self._state: object = None
+        self._made_s = 0.0
+        self._page = b""
+        self._making = asyncio.Lock()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = None if scope["path"] in openapi.OPEN else self._refusal(scope)
-        await (answer or self._application)(scope, receive, send)
+    async def answer(self) -> Response:
+        async with self._making:
+            state = self._view.handed_over, self._view.unready() is None
+            if self._state != state and (not self._page or time.monotonic() - self._made_s >= _FRESH_S):
+                self._page, self._state, self._made_s = await self._make(), state, time.monotonic()
+        return _Chunked(self._page, headers={"Content-Type": self._content_type})
 
-    def _refusal(self, scope: Scope) -> Response | None:
-        if self._certificates and not scope["state"][CERTIFIED]:
-            return _Json({"error": "Show a certificate of an authority in the agent's --listen-clientcafile."}, 403)
-        header = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        if self._header and not secrets.compare_digest(header, self._header):
-            error = {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
-            return _Json(error, 401, {"WWW-Authenticate": "Bearer"})
-        return None
+    async def _make(self) -> bytes:
+        end, turns = b"", Turns()
+        parts: list[bytes] = []
+        for metric in Collector(self._view).collect():
+            for start in range(0, max(1, len(metric.samples)), _SAMPLES_AT_ONCE):
+                part: bytes = self._encode(_Part(metric, start))
+                end = _EOF if part.endswith(_EOF) else b""
+                while start > 0 and part.startswith(b"# "):  # the head, which the first part has
+                    part = part.partition(b"\n")[2]
+                parts.append(part.removesuffix(end))
+                await turns.end()
+        return b"".join((*parts, end))
+
+
+class _Part:
+    """What an encoder asks for its metrics: it gets some samples of one."""
+
+    def __init__(self, metric: Metric, start: int) -> None:
+        self._part = copy(metric)
+        self._part.samples = metric.samples[start : start + _SAMPLES_AT_ONCE]
+
+    def collect(self) -> Iterable[Metric]:
+        return (self._part,)
+
+
+class _Lists:
+    """Answers with pages of rows: makes one at a time, and has LISTS_AT_ONCE under way."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._under_way = 0
+        self._making = asyncio.Lock()
+
+    async def answer(self, resource: query.Resource, request: Request) -> ASGIApp:
+        asked = query.read(resource, request.query_params.multi_items())
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            if self._under_way >= LISTS_AT_ONCE:
+                await busy()(scope, receive, send)
+                return
+            self._under_way += 1
+            try:
+                async with self._making:
+                    page = orjson.dumps(await query.page(resource, self._view, asked))
+                await _Chunked(page, media_type="application/json")(scope, receive, send)
+            finally:
+                self._under_way -= 1
+
+        return respond
 
 
 def _verdict(trouble: str | None) -> Response:
@@ -100,12 +160,12 @@ def _verdict(trouble: str | None) -> Response:
 
 
 async def _bad_query(_: Request, error: Exception) -> Response:
-    return _Json({"error": str(error)}, 400)
+    return Json({"error": str(error)}, 400)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _Json({"error": error.detail}, error.status_code, error.headers)
+    return Json({"error": error.detail}, error.status_code, error.headers)
 
 
 _LINKS = [*(text.path for text in openapi.TEXTS), *(resource.path for resource in RESOURCES), "/openapi.json"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import kafka_probe
 from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
-from kafka_probe.server.query import LIMIT, MOST, Resource
+from kafka_probe.server.query import LIMIT, MOST, PAGE_BYTES, Resource
 from kafka_probe.server.resources import RESOURCES
 
 Schema = dict[str, Any]
@@ -71,7 +71,11 @@ def _list(resource: Resource, guarded: bool) -> Schema:
         for path, kind in resource.filters.items()
     )
     parameters = [
-        _parameter("limit", {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT}, "most rows"),
+        _parameter(
+            "limit",
+            {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT},
+            f"most rows; a page ends earlier where it would exceed {PAGE_BYTES >> 20} MiB",
+        ),
         _parameter("offset", {"type": "integer", "minimum": 0, "default": 0}, "rows to skip"),
         _parameter(
             "sort",
@@ -85,9 +89,10 @@ def _list(resource: Resource, guarded: bool) -> Schema:
 
 def _get(doc: str, responses: Schema, guarded: bool, parameters: Iterable[Schema] = ()) -> Schema:
     security: Schema = {"security": [{"token": []}]} if guarded else {}
-    refused = (
-        {"401": _json("no token, or not the right one", _object({"error": {"type": "string"}}))} if guarded else {}
-    )
+    refusals = {"421": "a Host that the agent does not know, see --http-host", "429": "too much at once"}
+    if guarded:
+        refusals["401"] = "no token, or not the right one"
+    refused = {status: _json(doc, _object({"error": {"type": "string"}})) for status, doc in refusals.items()}
     return {"get": {"summary": doc, "parameters": list(parameters), "responses": responses | refused, **security}}
 
 

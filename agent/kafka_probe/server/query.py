@@ -9,13 +9,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
 
+import orjson
+
 from kafka_probe.events import Field, ListOf, Scalar, Struct
+from kafka_probe.server.limits import Turns
 from kafka_probe.server.view import View
+from kafka_probe.text import printable_json
 
 LIMIT, MOST = 100, 1000
+FILTERS = 100
+"""Most values of filters in one request."""
+PAGE_BYTES = 2 << 20
+"""A page ends before the row that exceeds it, but for the first."""
 
 Row = Mapping[str, Any]
 
@@ -49,7 +58,7 @@ class Resource:
 class Query:
     """What to show: rows whose values at every path of `wanted` are among those given."""
 
-    wanted: Mapping[tuple[str, ...], Sequence[object]]
+    wanted: Mapping[tuple[str, ...], AbstractSet[object]]
     sort: tuple[str, ...] | None = None
     descending: bool = False
     limit: int = LIMIT
@@ -64,22 +73,43 @@ class Query:
         return (value is None) != self.descending, value
 
 
-def page(resource: Resource, view: View, parameters: Iterable[tuple[str, str]]) -> dict[str, object]:
-    """The rows that the parameters ask for, and how many there are in all. BadQueryError: what is wrong with them."""
-    query = read(resource, parameters)
+async def page(resource: Resource, view: View, query: Query) -> dict[str, object]:
+    """The rows that the query asks for, as JSON, and how many there are in all. Lets others run every 10 ms."""
+    turns = Turns()
     found = resource.items(view)
     if query.wanted:
-        found = [item for item in found if query.fits(resource.row(item))]
+        fitting = []
+        for item in found:
+            if query.fits(resource.row(item)):
+                fitting.append(item)
+            await turns.end()
+        found = fitting
     if query.sort:
-        found = sorted(found, key=lambda item: query.place(resource.row(item)), reverse=query.descending)
-    rows = [resource.row(item) for item in found[query.offset : query.offset + query.limit]]
+        placed = []
+        for item in found:
+            placed.append((query.place(resource.row(item)), item))
+            await turns.end()
+        placed.sort(key=lambda one: one[0], reverse=query.descending)
+        found = [item for _, item in placed]
+    rows: list[orjson.Fragment] = []
+    size = 0
+    for item in found[query.offset : query.offset + query.limit]:
+        row = printable_json(orjson.dumps(resource.row(item)))
+        size += len(row)
+        if rows and size > PAGE_BYTES:
+            break
+        rows.append(orjson.Fragment(row))
+        await turns.end()
     return {"total": len(found), "offset": query.offset, "rows": rows}
 
 
 def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
-    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`."""
+    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`.
+
+    BadQueryError: what is wrong with them.
+    """
     filters = resource.filters
-    wanted: dict[tuple[str, ...], list[object]] = defaultdict(list)
+    wanted: dict[tuple[str, ...], set[object]] = defaultdict(set)
     shape: dict[str, Any] = {}
     for name, text in parameters:
         if name in ("limit", "offset"):
@@ -90,7 +120,9 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
                 raise BadQueryError(f"Rows cannot be sorted by {path}; choose one of {', '.join(resource.orders)}.")
             shape |= {"sort": tuple(path.split(".")), "descending": text.startswith("-")}
         elif name in filters:
-            wanted[*name.split("."),].append(_value(name, text, filters[name]))
+            wanted[*name.split("."),].add(_value(name, text, filters[name]))
+            if sum(map(len, wanted.values())) > FILTERS:
+                raise BadQueryError(f"A request may filter by {FILTERS} values; ask several times for more.")
         else:
             raise BadQueryError(f"There is no parameter {name}; there are limit, offset, sort, {', '.join(filters)}.")
     return Query(wanted, **shape)

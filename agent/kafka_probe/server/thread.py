@@ -20,6 +20,7 @@ from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.server.connection import Connection, Listener
 from kafka_probe.server.http import application
+from kafka_probe.server.limits import PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
@@ -30,6 +31,7 @@ log = logging.getLogger("kafka_probe")
 _GRACE_S = 1
 _JOIN_S = 5.0
 _TURN_S = 1.0
+_BACKLOG = 128  # as many are accepted in one turn of the loop
 
 
 class _Uvicorn(uvicorn.Server):
@@ -66,6 +68,7 @@ class Server:
             )
         self._address = address
         self._socket = _socket(address)
+        self._pace = PacedSelector()
         self._running: tuple[_Uvicorn, asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     def start(self, agent: Watched, sink: Sink) -> Callable[[Sequence[Mapping[str, Any]]], object]:
@@ -73,7 +76,12 @@ class Server:
         view = View(agent, sink, Traffic(self._config.metrics_series))
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
-            application(view, self._config.listen_token, certificates=certificates),
+            application(
+                view,
+                self._config.listen_token,
+                (*self._config.http_host, self._address.host),
+                certificates=certificates,
+            ),
             http=Connection,
             ws="none",
             lifespan="off",
@@ -82,20 +90,29 @@ class Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
+            backlog=_BACKLOG,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
-        server, loop = _Uvicorn(settings, self._tls), asyncio.new_event_loop()
+        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(self._pace)
         thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
         self._running = server, loop, thread
         thread.start()
         log.info("serving on %s://%s", "https" if self._tls else "http", self._address)
 
+        def add(events: Sequence[Mapping[str, Any]]) -> None:
+            with self._pace.uncounted():
+                view.add(events)
+
         def hand_over(events: Sequence[Mapping[str, Any]]) -> None:
             with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
-                loop.call_soon_threadsafe(view.add, events)
+                loop.call_soon_threadsafe(add, events)
 
         return hand_over
+
+    def cpu_s(self) -> float:
+        """Return the CPU time that the server's thread has taken."""
+        return self._pace.cpu_s
 
     def close(self) -> None:
         """Answer what was asked and stop."""
@@ -105,6 +122,8 @@ class Server:
             with suppress(RuntimeError):  # its loop has ended already
                 loop.call_soon_threadsafe(server.leaving.set)
             thread.join(_JOIN_S)
+        else:
+            self._pace.close()
         self._socket.close()
 
     def _run(self, server: _Uvicorn, loop: asyncio.AbstractEventLoop) -> None:

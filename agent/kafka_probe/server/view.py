@@ -25,18 +25,20 @@ class Watched(Protocol):
         """The open connections."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class View:
-    """All that can be asked for."""
+    """All that can be asked for. handed_over: how often it was given events."""
 
     agent: Watched
     sink: Sink
     traffic: Traffic
     clients: Clients = field(default_factory=Clients)
     started_s: float = field(default_factory=time.time)
+    handed_over: int = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
         """Take the agent's events, in their order."""
+        self.handed_over += 1
         self.traffic.add(events)
         self.clients.add(events)
 

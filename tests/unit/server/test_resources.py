@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import orjson
@@ -9,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kafka_probe.server import openapi
-from kafka_probe.server.query import MOST, BadQueryError, page
+from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, BadQueryError, page, read
 from kafka_probe.server.resources import RESOURCES
 from tests.unit.connections.records import opened as opened_record
 from tests.unit.connections.records import rejected, request
@@ -22,7 +23,7 @@ METADATA = 3
 
 def ask(resource: Any, shown: Any, *parameters: tuple[str, str]) -> dict[str, Any]:
     """The answer after a way through JSON, and as the document describes it."""
-    answer: dict[str, Any] = orjson.loads(orjson.dumps(page(resource, shown, parameters)))
+    answer: dict[str, Any] = orjson.loads(orjson.dumps(asyncio.run(page(resource, shown, read(resource, parameters)))))
     document = openapi.document(token=False)
     described = document["paths"][resource.path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
     Draft202012Validator.check_schema(described)
@@ -112,9 +113,26 @@ def test_a_page_says_how_many_rows_there_are_in_all() -> None:
 )
 def test_a_parameter_that_cannot_be_used_is_told_in_a_sentence(name: str, text: str, sentence: str) -> None:
     with pytest.raises(BadQueryError) as error:
-        page(CLIENTS, view(), [(name, text)])
+        read(CLIENTS, [(name, text)])
     assert str(error.value).startswith(sentence)
     assert str(error.value).endswith(".")
+
+
+def test_a_request_filters_by_a_hundred_values_at_most() -> None:
+    values = [("topics.topic", f"t{n}") for n in range(FILTERS - 1)]
+    assert names(ask(CLIENTS, view(*CLIENT_FLOWS), *values, ("topics.topic", "payments"))) == ["billing", "audit"]
+    with pytest.raises(BadQueryError, match=r"^A request may filter by 100 values; ask several times for more.$"):
+        read(CLIENTS, [*values, ("topics.topic", "a"), ("client.id", "b")])
+
+
+def test_a_page_ends_where_it_would_become_too_large_and_the_next_goes_on_there() -> None:
+    def of(name: str) -> dict[str, Any]:
+        return flow(client={"id": name * (PAGE_BYTES // 2), "software_name": None, "software_version": None})
+
+    shown = view(of("a"), of("b"), of("c"))
+    first = ask(CLIENTS, shown)
+    assert (first["total"], len(first["rows"])) == (3, 1)
+    assert ask(CLIENTS, shown, ("offset", "1"))["rows"][0]["client"]["id"][0] == "b"
 
 
 def test_topics_are_told_by_side_and_api_with_who_uses_them() -> None:
@@ -162,4 +180,4 @@ def test_every_parameter_of_the_document_is_one_that_is_understood(resource: Any
         for example in parameter["schema"].get(
             "enum", [{"integer": "1", "boolean": "true"}.get(parameter["schema"].get("type"), "x")]
         ):
-            page(resource, view(*CLIENT_FLOWS), [(parameter["name"], example)])
+            read(resource, [(parameter["name"], example)])

@@ -6,9 +6,9 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -20,40 +20,14 @@ from kafka_probe.errors import StartError, UsageError
 from kafka_probe.server import connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
-from tests.lab.http import Answer, get
+from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
-from tests.unit.server.builders import StillAgent, StillSink, agent, flow
+from tests.unit.server.builders import agent, flow
+from tests.unit.server.served import Served, serving
 
 TOKEN = "0123456789abcdef"
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
 PATHS = ("/", "/metrics", "/openapi.json", "/api/v1/connections", "/api/v1/clients", "/api/v1/topics")
-
-
-@dataclass(slots=True)
-class Served:
-    """A running server, the agent and the sink that it watches, and what hands it events."""
-
-    url: str
-    agent: StillAgent = field(default_factory=StillAgent)
-    sink: StillSink = field(default_factory=StillSink)
-    hand_over: Callable[[Sequence[Mapping[str, Any]]], object] = lambda _: None
-
-    def get(self, path: str, token: str | None = None, tls: ssl.SSLContext | None = None) -> Answer:
-        return get(self.url + path, token=token, tls=tls)
-
-
-@contextmanager
-def serving(host: str = "127.0.0.1", **settings: Any) -> Iterator[Served]:
-    address = Address(host, free_port(host))
-    config = Config(listen=address, **settings)
-    server = Server(config, address)
-    scheme = "https" if config.listen_certfile else "http"
-    served = Served(f"{scheme}://{address}")
-    try:
-        served.hand_over = server.start(served.agent, served.sink)
-        yield served
-    finally:
-        server.close()
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +285,7 @@ def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.Monke
             return peer
 
         silent, half = connected(), connected(b"GET /healthz HTTP/1.1\r\n")
-        served_once = connected(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        served_once = connected(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert served_once.recv(4096).startswith(b"HTTP/1.1 200")
         served_once.sendall(b"GET /")
         for peer in (silent, half, served_once):
@@ -350,7 +324,10 @@ def test_nonsense_does_not_fill_the_log(plain: Served, caplog: pytest.LogCapture
 
 
 def test_beyond_this_host_a_certificate_is_enough(authority: Authority) -> None:
-    certificates = {"listen_certfile": authority.sign("server"), "listen_clientcafile": authority.certificate}
+    certificates: dict[str, Any] = {
+        "listen_certfile": authority.sign("server"),
+        "listen_clientcafile": authority.certificate,
+    }
     with serving("0.0.0.0", **certificates):
         pass
 

@@ -1,0 +1,93 @@
+"""The first that sees a request: which Host it names, whether it asks for health, and who may ask for the rest."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import secrets
+from collections.abc import Collection
+from typing import Any
+
+import orjson
+from pydantic import SecretStr
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from kafka_probe.server import openapi
+from kafka_probe.server.connection import CERTIFIED
+from kafka_probe.server.limits import Rate
+from kafka_probe.text import printable_json
+
+_HOST = re.compile(r"(?:\[([^]]+)\]|([^:\[\]]+))(?::\d{1,5})?")
+
+
+class Json(Response):
+    """JSON of what orjson can write."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return printable_json(orjson.dumps(content))
+
+
+def busy() -> Response:
+    """The answer to one request too many."""
+    return Json({"error": "The agent answers as much as it may; ask again in a second."}, 429, {"Retry-After": "1"})
+
+
+class Guard:
+    """Answers health at once, and passes on what is within the limits and comes from somebody who may ask.
+
+    hosts: names that a Host header may have, beside `localhost` and IP addresses. A page of a browser whose name was
+    rebound to an address of this host sends its own.
+    """
+
+    def __init__(
+        self,
+        application: ASGIApp,
+        health: ASGIApp,
+        token: SecretStr | None,
+        hosts: Collection[str],
+        *,
+        certificates: bool,
+    ) -> None:
+        self._application = application
+        self._health = health
+        self._header = f"Bearer {token.get_secret_value()}".encode() if token else None
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+        self._certificates = certificates
+        self._rate = Rate()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = self._misdirected(scope)
+        if answer is None and scope["path"] in openapi.OPEN:
+            answer = self._health
+        await (answer or self._refusal(scope) or self._application)(scope, receive, send)
+
+    def _misdirected(self, scope: Scope) -> ASGIApp | None:
+        """HTTP/1.0 needs no Host, and no browser speaks it; a target in absolute form names a host by itself."""
+        named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if scope["path"].startswith("/") and all(map(self._knows, named)):
+            return None
+        advice = "Ask by an IP address or localhost, or give the agent this name with --http-host."
+        return Json({"error": f"The Host of this request is not one of the agent's. {advice}"}, 421)
+
+    def _knows(self, host: str) -> bool:
+        found = _HOST.fullmatch(host)
+        if not found:
+            return False
+        name = found[1] or found[2]
+        try:
+            return ipaddress.ip_address(name).version == (6 if found[1] else 4)
+        except ValueError:
+            return found[1] is None and name.lower().removesuffix(".") in self._hosts
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        if self._certificates and not scope["state"][CERTIFIED]:
+            return Json({"error": "Show a certificate of an authority in the agent's --listen-clientcafile."}, 403)
+        header = Headers(scope=scope).get("authorization", "").encode("latin-1")
+        if self._header and not secrets.compare_digest(header, self._header):
+            error = {"error": "Send the agent's token: Authorization: Bearer TOKEN."}
+            return Json(error, 401, {"WWW-Authenticate": "Bearer"})
+        return None if self._rate.take() else busy()

@@ -1,0 +1,53 @@
+"""A server that runs, for tests that ask it over real HTTP."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from kafka_probe.config import Address, Config
+from kafka_probe.connections.tracker import Connection
+from kafka_probe.server.thread import Server
+from tests.lab.http import Answer, get
+from tests.lab.processes import free_port
+from tests.unit.server.builders import StillAgent, StillSink
+
+
+@dataclass(slots=True)
+class Served:
+    """A running server, the agent and the sink that it watches, and what hands it events."""
+
+    url: str
+    agent: StillAgent = field(default_factory=StillAgent)
+    sink: StillSink = field(default_factory=StillSink)
+    hand_over: Callable[[Sequence[Mapping[str, Any]]], object] = lambda _: None
+    cpu_s: Callable[[], float] = lambda: 0.0
+
+    def get(
+        self, path: str, token: str | None = None, tls: ssl.SSLContext | None = None, accept: str = "*/*"
+    ) -> Answer:
+        return get(self.url + path, token=token, tls=tls, accept=accept)
+
+    def connect(self) -> socket.socket:
+        """A connection of plain TCP."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return socket.create_connection((host.strip("[]"), int(port)), timeout=10)
+
+
+@contextmanager
+def serving(host: str = "127.0.0.1", connections: tuple[Connection, ...] = (), **settings: Any) -> Iterator[Served]:
+    """A server of these settings, and of an agent with these connections."""
+    address = Address(host, free_port(host))
+    config = Config(listen=address, **settings)
+    server = Server(config, address)
+    scheme = "https" if config.listen_certfile else "http"
+    served = Served(f"{scheme}://{address}", StillAgent(connections), cpu_s=server.cpu_s)
+    try:
+        served.hand_over = server.start(served.agent, served.sink)
+        yield served
+    finally:
+        server.close()
