@@ -17,6 +17,7 @@ from typing import Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
+from kafka_probe.text import printable
 from kafka_probe_pipeline.alerts import Alert
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -100,7 +101,7 @@ class Alertmanager:
         except TimeoutError:
             return f"no whole answer within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
-            return ascii(str(error))
+            return printable(error)
 
 
 async def _posted(url: str, body: str) -> str | None:
@@ -113,7 +114,8 @@ async def _posted(url: str, body: str) -> str | None:
     ):
         if answer.status < 300:
             return None
-        return f"HTTP {answer.status} {(await answer.content.read(LOGGED_BYTES)).decode(errors='replace')!a}"
+        text = (await answer.content.read(LOGGED_BYTES)).decode(errors="replace")
+        return f"HTTP {answer.status}: {printable(text)}"
 
 
 def _payload(alert: Alert) -> dict[str, object]:

@@ -23,7 +23,7 @@ from tests.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.lab.http import get, samples
 from tests.lab.processes import wait_until
 from tests.unit.server import builders
-from tests.unit.server.test_thread import serving
+from tests.unit.server.served import serving
 from tests.unit.test_top import agent, flow
 from tests.unit.test_trace import request
 
