@@ -80,7 +80,7 @@ class Agent:
         self._complete_since: int | None = None
         pods = Pods()
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
-        self._resolver = resolver = WorkloadResolver(pods=pods)
+        self._resolver = resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline)
         self._names = TopicNames()
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None)

@@ -265,6 +265,8 @@ class Config(DaemonConfig):
     """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
     kubernetes: Literal["auto", "on", "off"] = "auto"
     """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
+    cmdline: bool = True
+    """whether events and pages have command lines, without the secrets that a name precedes; false, or off: null"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"

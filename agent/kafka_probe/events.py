@@ -62,7 +62,7 @@ WORKLOAD = Struct(
             "cmdline",
             "string",
             "command line, arguments separated by spaces, cut at 92 bytes for ended processes; *** for passwords and "
-            "the like, as far as their names tell",
+            "the like, as far as their names show; null with `--cmdline off`",
         ),
         Field("uid", "long", "real user id"),
         Field("cgroup", "string", "path of the cgroup below its mount point"),

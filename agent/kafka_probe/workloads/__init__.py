@@ -31,10 +31,12 @@ NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fi
 class WorkloadResolver:
     """Owners to workloads, the most recently used ones remembered."""
 
-    def __init__(self, proc: Path = PROC, pods: Pods | None = None) -> None:
+    def __init__(self, proc: Path = PROC, pods: Pods | None = None, *, command_lines: bool = True) -> None:
+        """command_lines: False leaves `cmdline` null."""
         self.cgroups = Cgroups(proc)
         self._proc = proc
         self._pods = pods or Pods()
+        self._command_lines = command_lines
         self._boot_us = boot_time_us()
         # The whole record is the key, not only pid and start: after an exec the same process has another command.
         self._remembered: OrderedDict[Owner, dict[str, object]] = OrderedDict()
@@ -84,7 +86,7 @@ class WorkloadResolver:
             "start_time": process.start_time_us,
             "comm": process.comm,
             "exe": process.exe,
-            "cmdline": process.cmdline,
+            "cmdline": process.cmdline if self._command_lines else None,
             "uid": process.uid,
             "cgroup": path,
             "cgroup_id": owner.cgroup_v1_id if self.cgroups.mode == "v1" else owner.cgroup_id,

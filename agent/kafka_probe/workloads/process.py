@@ -8,12 +8,13 @@ descriptor of /proc/<pid>, which stays bound to that process even if its pid is 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from kafka_probe.workloads.redaction import redacted
 
 PROC = Path("/proc")
 CMDLINE_MAX_BYTES = 4096
@@ -24,18 +25,6 @@ _STAT_MAX_BYTES = 1024
 _STAT_STARTTIME = 19
 """Index of starttime (field 22 of proc_pid_stat(5)) among the fields after the parenthesised command name."""
 _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
-
-_SECRET = (
-    rb"(?:pass(?:word|wd|phrase|code)|(?<![a-z])(?:pass|pwd|auth)(?![a-z])|secret|token|credential|authorization|jaas"
-    rb"|(?:api|access|private)[-_.]?key)[\w.-]*"
-)
-_SET_TO = re.compile(
-    rb"(%(secret)b[\"']?\s*(?:=|:[\s\"'])|(?<![^\0\s])--?[\w.-]*%(secret)b[\0\s]+(?!--|-\w(?:[\0\s]|\Z)))[^\0]+"
-    % {b"secret": _SECRET},
-    re.IGNORECASE,
-)
-# A command line that was cut may end within a password; what begins with a number there is a port.
-_OF_A_URL = re.compile(rb"(://[^\0\s/:@\[]*:)(?!\d{1,5}(?:\W[^\0\s/@]*)?\Z)[^\0\s/@]+(?=@|\Z)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +209,8 @@ def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
 
 
 def _arguments(raw: bytes) -> str | None:
-    """One text of arguments that end with NUL, without what a secret is set to there, to the end of that argument."""
-    told = _OF_A_URL.sub(rb"\1***", _SET_TO.sub(rb"\1***", raw.rstrip(b"\0")))
-    return _text(told.replace(b"\0", b" ")) or None
+    """Return the arguments as one text without secrets; None where there are none."""
+    return _text(redacted(raw)) or None
 
 
 def _text(raw: bytes) -> str:

@@ -108,6 +108,19 @@ def test_on_a_hybrid_host_any_v1_cgroup_says_more_than_the_v2_root(
     assert workload["cgroup"] in set(v1_paths) - {"/"}
 
 
+@pytest.mark.parametrize("ended", [False, True])
+def test_without_command_lines_none_is_told_of_a_process(
+    start: Start, owner_of: OwnerOf, end: End, ended: bool
+) -> None:
+    process = start()
+    owner = owner_of(process.pid, cmdline=b"kcat\0-L\0")
+    if ended:
+        end(process)
+    with_it, without = (WorkloadResolver(command_lines=on).resolve(owner) for on in (True, False))
+    assert with_it["cmdline"] is not None
+    assert (without["pid"], without["cmdline"]) == (process.pid, None)
+
+
 def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -> None:
     process = start()
     owner = owner_of(process.pid)
