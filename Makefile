@@ -17,7 +17,7 @@ setup-tests: ## the same, and what only the tests and the bench need
 setup-nodes: ## the same, and what image, chart and service are tried with
 	@bash scripts/setup.sh nodes
 
-demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: stay up)
+demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: go on until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
 
 test: setup-tests lint ## lint, then the tests: the pipeline and a virtual machine with what the others leave of the processors

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.lab.broker import Broker
+from tests.lab.cgroups import mount
 from tests.lab.processes import free_port
 from tests.lab.topics import create_topics
 
@@ -19,16 +24,45 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
 
-def test_one_command_shows_who_talks_to_whom() -> None:
-    demo = subprocess.run(["make", "demo"], cwd=ROOT, capture_output=True, text=True, timeout=480, check=False)
-    assert demo.returncode == 0, demo.stdout + demo.stderr
+CLIENT_IDS = {
+    f"{library}-{role}" for library in ("kafka-python", "librdkafka", "java") for role in ("producer", "consumer")
+}
+A_COMMAND = re.compile(r"^(?:Tables: |    )((?:\.venv/bin|nsenter|curl).*)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`make demo KEEP=1` once it has said all, and what it said."""
+    with (tmp_path_factory.mktemp("demo") / "errors").open("w+") as errors:
+        command = ["make", "demo", "KEEP=1"]
+        demo = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
+        )
+        assert demo.stdout
+        try:
+            said = ""
+            while not said.endswith("Ctrl-C ends.\n"):
+                line = demo.stdout.readline()
+                assert line, said + errors.read()
+                said += line
+            errors.seek(0)
+            assert errors.read() == ""
+            yield demo, said
+        finally:
+            if demo.poll() is None:
+                os.killpg(demo.pid, signal.SIGINT)
+            demo.stdout.read()
+            demo.stdout.close()
+            demo.wait()
+
+
+def test_one_command_shows_who_talks_to_whom(kept: tuple[subprocess.Popen[str], str]) -> None:
+    _, said = kept
     result = json.loads((ROOT / "build" / "demo.json").read_text())
-    assert {row["client_id"] for row in result["clients"]} == {
-        f"{library}-{role}" for library in ("kafka-python", "librdkafka", "java") for role in ("producer", "consumer")
-    }
+    assert {row["client_id"] for row in result["clients"]} == CLIENT_IDS
     for row in result["clients"]:
         assert row["cgroup"] == f"/kafka-probe-lab/{row['client_id']}"
-        assert f"process {row['pid']} in {row['cgroup']}" in demo.stdout
+        assert f"process {row['pid']} in {row['cgroup']}" in said
         assert row["software_name"]
         assert row["software_version"]
         assert row["requests"] > 0
@@ -36,9 +70,48 @@ def test_one_command_shows_who_talks_to_whom() -> None:
         assert row["records"] >= 600
     assert result["losses"]
     assert not any(result["losses"].values())
-    assert "Lost: nothing" in demo.stdout
+    assert "Lost: nothing" in said
     assert (ROOT / "build" / "demo" / "events.ndjson").stat().st_size
     assert [*(ROOT / "build" / "demo" / "pipeline" / "traffic").glob("batch_id=*/*.parquet")]
+
+
+def test_what_it_prints_to_try_works_while_the_clients_go_on(kept: tuple[subprocess.Popen[str], str]) -> None:
+    show, top, *asked = A_COMMAND.findall(kept[1])
+    assert len(asked) == 2
+    for command in asked:
+        rows = json.loads(output(command))["rows"]
+        assert {row["client"]["id"] for row in rows} >= CLIENT_IDS
+    assert "middlebox_reset" in output(show)
+    with subprocess.Popen(f"exec {top}", shell=True, cwd=ROOT, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout
+        found: set[str] = set()
+        while not found >= CLIENT_IDS:
+            line = watching.stdout.readline()
+            assert line, found
+            found |= {client_id for client_id in CLIENT_IDS if client_id in line}
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+    assert watching.returncode == 0
+
+
+def output(command: str) -> str:
+    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+
+
+def test_ctrl_c_stops_all_of_it(kept: tuple[subprocess.Popen[str], str]) -> None:
+    demo, _ = kept
+    assert demo.stdout
+    family = psutil.Process(demo.pid).children(recursive=True)
+    assert {Path(cgroup).name for cgroup in cgroups()} >= CLIENT_IDS
+    os.killpg(demo.pid, signal.SIGINT)
+    assert "Stopping ..." in demo.stdout.read()
+    demo.wait(60)
+    assert psutil.wait_procs(family, timeout=0)[1] == []
+    assert CLIENT_IDS.isdisjoint(Path(cgroup).name for cgroup in cgroups())
+
+
+def cgroups() -> list[Path]:
+    return [*mount().glob("kafka-probe-lab/*")]
 
 
 def test_a_broker_that_has_seen_a_demo_is_refused(tmp_path: Path) -> None:

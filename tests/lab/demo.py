@@ -1,7 +1,7 @@
 """`make demo`: who is talking to my Kafka, about what, and why did they hang up. All is real, and takes two minutes.
 
 Clients of three libraries, a gateway that hides them behind one address and forgets who is silent, a broker, an agent
-on either side, and the pipeline. With KEEP=1 network, broker and agents stay up afterwards until Ctrl-C.
+on either side, and the pipeline. With KEEP=1 clients, network, broker and agents go on afterwards until Ctrl-C.
 BOOTSTRAP=host:port takes a broker that is there already: then nobody is hidden, and nothing is forgotten. Exit status:
 0 all was seen, 1 something is missing (it says what), 3 this machine cannot run the agent.
 """
@@ -15,10 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NoReturn
 
 from kafka_probe.check import require_capture
 from kafka_probe.errors import KafkaProbeError
@@ -34,6 +34,7 @@ from tests.lab.topics import create_topics, existing, read_topic
 DIRECTORY = ROOT / "build" / "demo"
 RESULT = ROOT / "build" / "demo.json"
 RECORDS, RATE = 600, 20.0
+ENDLESS = 1_000_000_000
 AUDIT = "audit"  # topic of those that are silent
 PROCESSES, EACH = 2, 15
 INTERRUPTED = 130
@@ -42,7 +43,8 @@ _LATER_US = 3_000_000
 
 def main() -> int:
     """Run the demo; returns the exit status."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupted)
     try:
         require_capture()
         shutil.rmtree(DIRECTORY, ignore_errors=True)
@@ -60,16 +62,23 @@ def main() -> int:
         return INTERRUPTED
 
 
+def interrupted(_number: int, _frame: object) -> NoReturn:
+    """End what the demo does; further signals do not interrupt how it is stopped."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def demo(stage: Stage, *, keep: bool) -> int:
     """From a broker that has seen no demo to the printed tables."""
     lab = clients(stage.bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
     with stage.at(CLIENTS):
         prepare(stage, topics(lab))
     forgotten = None
-    with stage.agents() as flags, silent(stage) as crowd:
+    with stage.agents() as agents, silent(stage) as crowd:
         say("An agent on each node:" if stage.network else "An agent:")
-        for of_one in flags:
-            print(f"    kafka-probe run {of_one}")
+        for agent in agents:
+            print(f"    kafka-probe run {agent.flags}")
         started = work(stage, lab)
         if crowd:
             forgotten = speak_again(stage, crowd)
@@ -89,11 +98,31 @@ def demo(stage: Stage, *, keep: bool) -> int:
     for sentence in missing:
         print(f"kafka-probe demo: {sentence}", file=sys.stderr)
     if keep:
-        with stage.agents():
-            watch = f".venv/bin/kafka-probe top --ports {stage.port}"
-            say(f"Broker {stage.bootstrap} and agents stay up. Try: {watch}; Ctrl-C ends.")
-            Event().wait()
+        go_on(stage)
     return 1 if missing else 0
+
+
+def go_on(stage: Stage) -> None:
+    """Keep clients and agents at work until Ctrl-C, and print what to try."""
+    directory = DIRECTORY / "kept"
+    directory.mkdir()
+    lab = clients(stage.bootstrap, directory, records=ENDLESS, rate=RATE)
+    names = {client.client_id for client in lab}
+    with stage.agents(listening=True) as agents, stage.at(CLIENTS), running(lab, directory) as started:
+        say(f"{len(started)} clients go on, and an agent on each node ...")
+        wait_until(
+            lambda: all(names <= stage.clients_seen(agent) for agent in agents), "every agent to see them", timeout_s=90
+        )
+        for agent in agents:
+            print(f"    agent of {agent.node}: {agent.url}")
+        print("Try, in another terminal:")
+        print(f"    .venv/bin/kafka-probe top --ports {stage.port}")
+        for agent in agents:
+            print(f"    {stage.command_at(agent.node, f'curl -s {agent.url}/api/v1/clients')}")
+        say("Ctrl-C ends.")
+        with suppress(KeyboardInterrupt):
+            Event().wait()
+        say("Stopping ...")
 
 
 def prepare(stage: Stage, names: Sequence[str]) -> None:

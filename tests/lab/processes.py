@@ -1,6 +1,7 @@
 """Child processes that cannot be left behind, and waiting for conditions instead of for times.
 
-A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing.
+A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing. Ctrl-C
+in a terminal is for the parent alone, which stops its children in order.
 PATIENCE in the environment makes every wait that many times as long: a machine may be emulated.
 """
 
@@ -61,6 +62,7 @@ def start(
             env={**os.environ, **(env or {})},
             cwd=cwd,
             preexec_fn=enter,
+            process_group=0,
         )
 
 

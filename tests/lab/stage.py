@@ -6,14 +6,25 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.lab.broker import Broker
+from tests.lab.http import get
 from tests.lab.network import Namespace, Network, nat
+from tests.lab.processes import free_port
 from tests.lab.product import Agent
 
 CLIENTS, BROKER = "clients", "broker"
 IDLE_S = 8  # of the firewall; more than an agent is ever silent
 PORT = 9092
+
+
+class StagedAgent(NamedTuple):
+    """An agent at work: its node, its flags, and where it answers over HTTP; empty if it does not."""
+
+    node: str
+    flags: str
+    url: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +46,34 @@ class Stage:
         return self._nodes[node].inside() if self._nodes else nullcontext()
 
     @contextmanager
-    def agents(self) -> Iterator[list[str]]:
-        """Meanwhile each node has an agent, which sends to the broker that it watches; their flags."""
+    def agents(self, *, listening: bool = False) -> Iterator[list[StagedAgent]]:
+        """Run an agent on each node meanwhile, which sends to the broker that it watches."""
         to = ("--bootstrap-servers", self.bootstrap, "--ports", self.port)
         everywhere: dict[str, tuple[str, ...]] = {"demo": ()}
         watched = {node: ("--netns", namespace.path) for node, namespace in self._nodes.items()} or everywhere
+        agents = []
         with ExitStack() as stack:
             for node, netns in watched.items():
                 directory = self.directory / f"agent-{node}"
                 directory.mkdir(parents=True, exist_ok=True)
+                flags = [*to, "--node", node, *netns]
+                address = f"127.0.0.1:{free_port()}" if listening else ""
+                if listening:
+                    flags += ["--listen", address]
                 with self.at(node):
-                    stack.enter_context(Agent(directory, *to, "--node", node, *netns))
-            yield [" ".join((*to, "--node", node, *netns)) for node, netns in watched.items()]
+                    stack.enter_context(Agent(directory, *flags))
+                agents.append(StagedAgent(node, " ".join(flags), f"http://{address}" if listening else ""))
+            yield agents
+
+    def clients_seen(self, agent: StagedAgent) -> set[str]:
+        """The client ids that a listening agent names."""
+        with self.at(agent.node):
+            answer = get(f"{agent.url}/api/v1/clients")
+        return {row["client"]["id"] for row in answer.json()["rows"]}
+
+    def command_at(self, node: str, command: str) -> str:
+        """A command line that runs the command on that node, from a terminal of this host."""
+        return f"nsenter --net={self._nodes[node].path} {command}" if self._nodes else command
 
 
 @contextmanager
