@@ -8,11 +8,14 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.lab.http_server import serving
 
@@ -38,6 +41,45 @@ def test_a_final_stage_starts_anew_and_installs_nothing_to_build_with(target: st
     assert f"FROM ${{BASE}} AS {target}\n" in (DEPLOY / "Containerfile").read_text()
     (packages,) = re.findall(r"apt-get install --yes --no-install-recommends (.*?) *(?:\\?\n)", stages()[target])
     assert [package for package in packages.split() if BUILDING.search(package)] == []
+
+
+@pytest.mark.parametrize("name", ["build", "agent", "pipeline"])
+def test_an_image_is_made_of_packages_with_hashes_at_the_versions_that_are_tested(name: str) -> None:
+    _, *lines = (DEPLOY / f"requirements-{name}.txt").read_text().splitlines()
+    tested = {line.partition(";")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()}
+    pinned = [re.fullmatch(r"(\S+==\S+) --hash=sha256:[0-9a-f]{64}", line) for line in lines]
+    assert {found[1] if found else None for found in pinned} - tested <= {"setuptools==84.2.1"}
+
+
+@pytest.mark.parametrize(("name", "extra"), [("agent", "kubernetes"), ("pipeline", "pipeline")])
+def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str, extra: str) -> None:
+    lines = (DEPLOY / f"requirements-{name}.txt").read_text().splitlines()[1:]
+    assert {line.partition("==")[0] for line in lines} == needed("kafka-probe", extra) - {"kafka-probe"}
+
+
+def needed(name: str, *extras: str, python: str = "3.11") -> set[str]:
+    """A package and all that it requires in an image, by what is installed here."""
+    found, wanted = {name}, [(name, extras)]
+    while wanted:
+        package, its_extras = wanted.pop()
+        for line in requires(package) or ():
+            requirement = Requirement(line)
+            environments = ({"extra": extra, "python_version": python} for extra in (*its_extras, ""))
+            if requirement.marker and not any(map(requirement.marker.evaluate, environments)):
+                continue
+            if (required := canonicalize_name(requirement.name)) not in found or requirement.extras:
+                found.add(required)
+                wanted.append((required, tuple(requirement.extras)))
+    return found
+
+
+def test_the_images_are_made_of_nothing_that_pip_finds_by_name_alone() -> None:
+    text = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
+    commands = re.findall(r"(?:^RUN|&&) +pip (.+?) *(?=&&|$)", text, re.MULTILINE)
+    assert len(commands) == 6
+    assert [one for one in commands if not re.search(r"--require-hashes|--no-index| \.$", one)] == []
+    assert "PIP_NO_DEPS=1" in text
+    assert all("--no-build-isolation" in one for one in commands if one.startswith("wheel"))
 
 
 def test_everything_has_the_projects_version() -> None:
