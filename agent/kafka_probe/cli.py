@@ -120,14 +120,18 @@ Examples:
 @options(CAPTURE_FIELDS)
 @click.option("--once", type=click.FloatRange(min=0.1), metavar="SECONDS", help="watch so long, print one table, end")
 @click.option("--json", "as_json", is_flag=True, help="one JSON object per line and interval instead of the table")
-def top(file: Path | None, once: float | None, as_json: bool, **flags: str | None) -> None:
+@click.option("--internal", is_flag=True, help="show kafka-probe's own traffic, too")
+def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **flags: str | None) -> None:
     """Show who uses which API on which topic, how often and how fast: a live table."""
     from kafka_probe.top import top_sink
 
     config = _configured(flags, file, {"log_level": "warning"})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
-    _watch(config, top_sink(once, as_json))
+    if sys.stderr.isatty():
+        ports = "all ports" if config.ports == "auto" else f"ports {', '.join(map(str, config.ports))}"
+        _to_stderr(f"Attaching to the kernel, then watching {ports}; first figures {config.interval_s:g} s later ...")
+    _watch(config, top_sink(once, as_json, internal=internal))
 
 
 @commands.command(
@@ -235,6 +239,8 @@ def _watch(
         agent = Agent(config, sink)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
+        if hasattr(sink, "connections"):
+            sink.connections = agent.connections
         if again:
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop), attached(config) as (programs, listing):

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 SCHEMA_VERSION = 1
+INTERNAL_CLIENT = "kafka-probe-"
+"""How the client ids of kafka-probe's own clients begin: views leave them out."""
 
 Scalar = Literal["string", "long", "boolean"]
 

@@ -18,10 +18,11 @@ from kafka_probe.sinks.outbox import encode
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from rich.table import Table
 
+    from kafka_probe.connections.tracker import Connection
     from kafka_probe.sinks import Event
 
 
@@ -60,20 +61,31 @@ class Row:
 
 
 class Traffic:
-    """Rows summed from `flow` events, and the seconds that they cover."""
+    """Rows summed from `flow` events, and the seconds that they cover.
 
-    def __init__(self) -> None:
+    internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `ended` counts
+    connections that ended and were not decoded, by `opaque`.
+    """
+
+    def __init__(self, *, internal: bool = False) -> None:
         self.rows: dict[Key, Row] = {}
         self.seconds = 0.0
         self.lost = 0
+        self.left_out = 0
+        self.ended: Counter[str] = Counter()
+        self._internal = internal
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> bool:
         """Add events; whether an interval is complete: its `agent` event comes last and says how long it was."""
         before = self.seconds
         for event in events:
             match event["kind"]:
+                case "flow" if event.get("internal") and not self._internal:
+                    self.left_out += event["requests"]
                 case "flow":
                     self._add_flow(event)
+                case "close" if event["opaque"]:
+                    self.ended[event["opaque"]] += 1
                 case "agent":
                     self.seconds += (event["ts"] - event["since"]) / 1e6
                     self.lost = sum(event["losses"].values())
@@ -166,8 +178,8 @@ def _short(container: str) -> str:
     return container[:12] if re.fullmatch(r"[0-9a-f]{64}", container) else container
 
 
-def plain_table(traffic: Traffic) -> bytes:
-    """The rows as text in aligned columns, with a header."""
+def plain_table(traffic: Traffic, connections: Iterable[Connection] = ()) -> bytes:
+    """Return the rows as text in aligned columns, with a header, and what the open connections add to them."""
     seconds = traffic.seconds or 1.0
     table = [[column.name for column in COLUMNS], *(cells(key, row, seconds) for key, row in traffic.busiest())]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
@@ -176,7 +188,7 @@ def plain_table(traffic: Traffic) -> bytes:
         "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, alignment, widths, strict=True)).rstrip()
         for line in table
     ]
-    return ("\n".join([*lines, _footer(traffic)]) + "\n").encode()
+    return ("\n".join([*lines, _footer(traffic, connections)]) + "\n").encode()
 
 
 def json_lines(traffic: Traffic) -> Iterator[bytes]:
@@ -197,17 +209,43 @@ def json_lines(traffic: Traffic) -> Iterator[bytes]:
         )
 
 
-def _footer(traffic: Traffic) -> str:
-    return f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"
+def _footer(traffic: Traffic, connections: Iterable[Connection]) -> str:
+    """Return what the rows cover, and why there may be none of a connection."""
+    parts = [f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"]
+    found = Counter(connection.opaque for connection in connections if not connection.internal)
+    if not traffic.rows:
+        parts.append(f"no requests on {_counted(found.total(), 'open connection')}")
+    for opaque, name in {"tls": "TLS", "unknown": "not Kafka"}.items():
+        if count := found[opaque] + traffic.ended[opaque]:
+            parts.append(f"{_counted(count, 'connection')} {'is' if count == 1 else 'are'} {name} and not decoded")
+    if traffic.left_out:
+        parts.append(f"{_counted(traffic.left_out, 'request')} of kafka-probe itself left out, see --internal")
+    return "; ".join(parts)
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 class PlainTop(StdoutSink):
-    """Prints a table, or JSON lines, per interval; or once, after `once_s` seconds or when it is closed before."""
+    """Prints a table, or JSON lines, per interval; or once, after `once_s` seconds or when it is closed before.
 
-    def __init__(self, once_s: float | None = None, as_json: bool = False, descriptor: int = STDOUT) -> None:
+    `connections`, if set, returns those that are open.
+    """
+
+    def __init__(
+        self,
+        once_s: float | None = None,
+        as_json: bool = False,
+        descriptor: int = STDOUT,
+        *,
+        internal: bool = False,
+    ) -> None:
+        self.connections: Callable[[], Sequence[Connection]] = lambda: ()
         self._once_s = once_s
         self._as_json = as_json
-        self._traffic = Traffic()
+        self._internal = internal
+        self._traffic = Traffic(internal=internal)
         super().__init__(descriptor=descriptor)
 
     def send(self, events: Sequence[Event]) -> None:
@@ -223,18 +261,26 @@ class PlainTop(StdoutSink):
         super().close(timeout_s)
 
     def _print(self) -> None:
-        self.write(list(json_lines(self._traffic)) if self._as_json else [plain_table(self._traffic)])
-        self._traffic = Traffic()
+        if self._as_json:
+            self.write(list(json_lines(self._traffic)))
+        else:
+            self.write([plain_table(self._traffic, self.connections())])
+        self._traffic = Traffic(internal=self._internal)
 
 
 class LiveTop:
-    """Renews a table on the terminal; rich draws it in a thread of its own."""
+    """Renews a table on the terminal; rich draws it in a thread of its own.
 
-    def __init__(self) -> None:
+    `connections`, if set, returns those that are open.
+    """
+
+    def __init__(self, *, internal: bool = False) -> None:
         from rich.console import Console
         from rich.live import Live
 
-        self._traffic = Traffic()
+        self.connections: Callable[[], Sequence[Connection]] = lambda: ()
+        self._internal = internal
+        self._traffic = Traffic(internal=internal)
         self._console = Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
 
@@ -242,7 +288,7 @@ class LiveTop:
         self._live.start()  # idempotent; a thread of its own draws
         if self._traffic.add(events):
             self._live.update(self._table(self._traffic))
-            self._traffic = Traffic()
+            self._traffic = Traffic(internal=self._internal)
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002  # nothing waits
         self._live.stop()
@@ -260,7 +306,13 @@ class LiveTop:
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(box=None, expand=True, caption=Text(_footer(traffic)), caption_justify="left", pad_edge=False)
+        table = Table(
+            box=None,
+            expand=True,
+            caption=Text(_footer(traffic, self.connections())),
+            caption_justify="left",
+            pad_edge=False,
+        )
         shown_columns = [self._console.width >= WIDE or not column.wide for column in COLUMNS]
         for column in compress(COLUMNS, shown_columns):
             least = len(column.name) if column.align == "right" else None
@@ -270,8 +322,8 @@ class LiveTop:
         return table
 
 
-def top_sink(once_s: float | None = None, as_json: bool = False) -> PlainTop | LiveTop:
+def top_sink(once_s: float | None = None, as_json: bool = False, *, internal: bool = False) -> PlainTop | LiveTop:
     """The sink that fits the terminal: live on one, plain text when piped or asked for once."""
     if once_s is None and not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
-        return LiveTop()
-    return PlainTop(once_s, as_json)
+        return LiveTop(internal=internal)
+    return PlainTop(once_s, as_json, internal=internal)

@@ -179,6 +179,9 @@ class Standstill:
     def stop(self) -> None:
         self.stops += 1
 
+    def connections(self) -> tuple[()]:
+        return ()
+
     def summary(self) -> dict[str, dict[str, int]]:
         return {"losses": {"ring_full": 0}, "counters": {"events": 7}}
 
@@ -197,6 +200,24 @@ def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts() ->
     assert result.exit_code == 0, result.output
     assert result.stderr == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("standstill")
+@pytest.mark.parametrize("terminal", [True, False])
+def test_top_says_on_a_terminal_what_it_waits_for_before_it_attaches(
+    terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before: list[str] = []
+
+    def attached(_config: Config) -> nullcontext[tuple[None, None]]:
+        before.append(capsys.readouterr().err)
+        return nullcontext((None, None))
+
+    monkeypatch.setattr("kafka_probe.attaching.attached", attached)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    cli.commands.main(["top", "--json", "--ports", "9092,9093", "--interval-s", "2"], standalone_mode=False)
+    told = "Attaching to the kernel, then watching ports 9092, 9093; first figures 2 s later ...\n"
+    assert before == [told if terminal else ""]
 
 
 @pytest.mark.usefixtures("standstill")

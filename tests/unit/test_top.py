@@ -8,8 +8,11 @@ from typing import Any
 import orjson
 import pytest
 
+from kafka_probe.capture.record import Protocol
 from kafka_probe.events import bucket_of
 from kafka_probe.top import COLUMNS, WIDE, LiveTop, PlainTop, Traffic, cells, plain_table, top_sink
+from tests.unit.connections import records
+from tests.unit.test_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
 
@@ -36,15 +39,15 @@ def agent(seconds: float = 5.0, **losses: int) -> dict[str, Any]:
     return {"kind": "agent", "since": 1_000_000, "ts": 1_000_000 + int(seconds * 1e6), "losses": losses}
 
 
-def traffic(*events: dict[str, Any]) -> Traffic:
-    summed = Traffic()
+def traffic(*events: dict[str, Any], internal: bool = False) -> Traffic:
+    summed = Traffic(internal=internal)
     summed.add(events)
     return summed
 
 
-def shown(*events: dict[str, Any]) -> list[dict[str, str]]:
+def shown(*events: dict[str, Any], internal: bool = False) -> list[dict[str, str]]:
     """The rows as they are shown, busiest first, by column."""
-    summed = traffic(*events)
+    summed = traffic(*events, internal=internal)
     return [dict(zip(NAMES, cells(key, row, summed.seconds), strict=True)) for key, row in summed.busiest()]
 
 
@@ -108,7 +111,7 @@ def test_a_pod_or_else_a_unit_stands_where_the_container_does() -> None:
 
 def test_what_is_unknown_is_a_dash_and_what_is_the_agents_own_says_so() -> None:
     unknown = {"workload": None, "client": None, "latency": None, "topics": None, "errors": None, "api_version": None}
-    (row,) = shown(flow(**unknown, internal=True, api=None), agent())
+    (row,) = shown(flow(**unknown, internal=True, api=None), agent(), internal=True)
     assert [row[name] for name in ("PID", "CLIENT", "LIBRARY", "TOPIC", "P50 MS")] == ["-"] * 5
     assert row["API"] == "(kafka-probe)"
 
@@ -120,6 +123,30 @@ def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
     assert lines[1].index("Produce") == lines[2].index("Produce") == lines[0].index("API")
     assert lines[-1] == "2 rows over 5.0 s, lost: 3"
     assert "\x1b" not in "".join(lines)
+
+
+def test_its_own_traffic_is_left_out_and_counted() -> None:
+    own = flow(internal=True, api=None, requests=7)
+    assert [row["API"] for row in shown(flow(), own, agent())] == ["Produce v9"]
+    assert plain_table(traffic(flow(), own, agent(5))).decode().splitlines()[-1] == (
+        "1 rows over 5.0 s, lost: nothing; 7 requests of kafka-probe itself left out, see --internal"
+    )
+
+
+def test_an_empty_table_names_what_is_open_and_not_decoded() -> None:
+    fed = Fed()
+    fed.see(*(records.opened(number) for number in range(1, 7)))
+    fed.see(*(records.rejected(number) for number in range(1, 4)), records.rejected(4, Protocol.UNKNOWN))
+    sink = PlainTop(once_s=5, descriptor=(descriptor := os.memfd_create("stdout")))
+    sink.connections = fed.agent.connections
+    sink.send([{"kind": "close", "opaque": "tls"}, {"kind": "close", "opaque": None}, agent(5)])
+    sink.close(5)
+    with os.fdopen(descriptor, "rb") as printed:
+        printed.seek(0)
+        assert printed.read().decode().splitlines()[-1] == (
+            "0 rows over 5.0 s, lost: nothing; no requests on 6 open connections; "
+            "4 connections are TLS and not decoded; 1 connection is not Kafka and not decoded"
+        )
 
 
 def output(sink: PlainTop, read: int, write: int) -> str:

@@ -18,14 +18,13 @@ from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.sessions import FetchSession, Naming, naming
 from kafka_probe.connections.settling import Settling
+from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.facts import Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
 Event = dict[str, object]
 
-# Client ids of kafka-probe's own clients: the far end of an agent's sink is known by it (design contract 3.1).
-INTERNAL = "kafka-probe-"
 SASL_HANDSHAKE = 17
 
 LOSSES = {
@@ -72,7 +71,7 @@ class Connection:
 
     @property
     def internal(self) -> bool:
-        return self.client_id is not None and self.client_id.startswith(INTERNAL)
+        return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
 
     def learn(self, facts: Facts) -> None:
         """What a frame says of its connection. A response is matched, so a connection that has one speaks Kafka."""

@@ -13,7 +13,8 @@ import pytest
 from kafka_probe.capture.record import Kind, Protocol
 from kafka_probe.connections import census
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.tracker import INTERNAL, Tracker
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.lab.processes import wait_until
@@ -275,7 +276,9 @@ def test_connections_of_our_own_are_not_counted_once_they_are_known(tracker: Tra
     take(tracker, opened(1), opened(2))
     connection = tracker.get(1)
     assert connection
-    tracker.learn(connection, Facts(False, METADATA, 12, Status.COMPLETE, values=((Fact.CLIENT_ID, f"{INTERNAL}x"),)))
+    tracker.learn(
+        connection, Facts(False, METADATA, 12, Status.COMPLETE, values=((Fact.CLIENT_ID, f"{INTERNAL_CLIENT}x"),))
+    )
     assert [now["count"] for now in tracker.open_now()] == [1]
     for conn in (1, 2):
         tracker.gone(conn)
