@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes lint format false-positives bench verdicts soak fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes lint format false-positives bench verdicts soak attack fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ verdicts: setup-tests ## every cause of a disconnect, made to happen, and the ve
 
 soak: setup-tests ## a million connections opened and closed; MINUTES=45: 2,000 at a time, while sink, agent and pipeline fail
 	@$(BIN)/python -m tests.soak
+
+attack: setup-tests ## floods at the agent beside honest clients, into build/attack.json (BASELINE=REVISION: also at that revision, for comparison)
+	@$(BIN)/python -m tests.attack
 
 fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
 	@$(BIN)/python -m tests.fuzz

@@ -31,11 +31,13 @@ def metadata(correlation_id: int, client_id: bytes, topics: Iterable[bytes]) -> 
     return request(METADATA, _METADATA_VERSION, correlation_id, client_id, body)
 
 
-def produce(correlation_id: int, client_id: bytes, topics: Iterable[bytes], records: bytes = b"") -> bytes:
-    """Return a Produce request with acks=1 for partition 0 of these topics, each with these records."""
+def produce(
+    correlation_id: int, client_id: bytes, topics: Iterable[bytes], records: bytes = b"", *, acks: int = 1
+) -> bytes:
+    """Return a Produce request for partition 0 of these topics, each with these records."""
     each = struct.pack(">iii", 1, 0, len(records)) + records
     named = [text(topic) + each for topic in topics]
-    body = struct.pack(">hhii", -1, 1, 1000, len(named)) + b"".join(named)
+    body = struct.pack(">hhii", -1, acks, 1000, len(named)) + b"".join(named)
     return request(PRODUCE, _PRODUCE_VERSION, correlation_id, client_id, body)
 
 

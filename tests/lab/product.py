@@ -34,11 +34,18 @@ class Agent:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
     """
 
-    def __init__(self, directory: Path, *flags: str, inside: Path | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *flags: str,
+        inside: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.log = directory / "agent.log"
         self._ready = directory / "agent.ready"
         self._flags = flags
         self._inside = inside
+        self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
         self.output = directory / "agent.out"
 
@@ -48,6 +55,10 @@ class Agent:
         if self._process is None:
             raise LabError("the agent is not running")
         return self._process.pid
+
+    def is_running(self) -> bool:
+        """Return True from its start until it ends, by whatever."""
+        return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
         """Stop it as a service manager would, and return when it has sent all it saw."""
@@ -67,7 +78,8 @@ class Agent:
         for leftover in (self._ready, self.log, self.output):
             leftover.unlink(missing_ok=True)
         command: list[str | Path] = [*_AGENT, "--listen", "off", "--ready-file", self._ready, *self._flags]
-        self._process = start(command, log=self.log, stdout=self.output, inside=self._inside)
+        log, output, environment = self.log, self.output, self._environment
+        self._process = start(command, log=log, stdout=output, env=environment, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")
         except BaseException:

@@ -1,0 +1,173 @@
+"""What a flood did to the agent and to what it reports of honest clients: events held against the wire.
+
+Requests of honest clients are counted where they were answered, by a capture of their broker's port. What a flood cost
+is what the agent's flows lack from the last interval before it to the last one before the next.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
+
+from tests.attack.lab import Phase, suspicious
+from tests.golden.wire import MARKER
+from tests.lab.times import Times
+
+SIDES = ("connecting", "accepting")
+LEAST_PERCENT = 99.0
+# What is answered as an interval ends may count in the next one.
+UNEXPLAINED = 0.01
+LONGEST_INTERVAL_S = 10.0  # twice what an interval is
+LONGEST_HEALTH_S = 5.0
+AGENT_LOG = "agent.log"
+_TROUBLE = ("Traceback", " ERROR ", " CRITICAL ")
+
+
+@dataclass(slots=True)
+class Reported:
+    """What the agents sent. answered: responses of honest connections by side and the time of the interval's end;
+    intervals: end, length and losses so far of each agent's intervals, by node."""
+
+    answered: dict[str, Counter[int]] = field(default_factory=lambda: {side: Counter() for side in SIDES})
+    intervals: dict[str, list[tuple[int, int, dict[str, int]]]] = field(default_factory=dict)
+    events: Counter[str] = field(default_factory=Counter)  # by node
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def take(self, line: bytes, honest_port: bytes) -> None:
+        """Take an event as it stands in the topic."""
+        self._markers(line)
+        try:
+            event = orjson.loads(line)
+        except ValueError:
+            self.faults["an event that is not JSON"] += 1
+            return
+        self.events[event["node"]] += 1
+        if event["kind"] == "agent":
+            found = self.intervals.setdefault(event["node"], [])
+            found.append((event["ts"], event["ts"] - event["since"], event["losses"]))
+        elif event["kind"] == "flow" and honest_port in line:
+            self.answered[event["side"]][event["ts"]] += event["responses"]
+
+    def take_other(self, line: bytes) -> None:
+        """Count an event of another agent."""
+        self._markers(line)
+        self.events[orjson.loads(line)["node"]] += 1
+
+    def _markers(self, line: bytes) -> None:
+        self.faults["markers in events"] += line.count(MARKER)
+
+    def ends(self) -> list[int]:
+        """Return when intervals of the attacked agents ended, in order."""
+        return sorted(ts for intervals in self.intervals.values() for ts, _, _ in intervals)
+
+    def losses(self, since_us: int, until_us: int) -> dict[str, int]:
+        """Return by how much losses grew between two ends of intervals."""
+        grown: Counter[str] = Counter()
+        for intervals in self.intervals.values():
+            before = max((each for each in intervals if each[0] <= since_us), default=(0, 0, {}))[2]
+            after = max((each for each in intervals if since_us < each[0] <= until_us), default=(0, 0, before))[2]
+            grown.update({name: count - before.get(name, 0) for name, count in after.items()})
+        return {name: count for name, count in grown.items() if count}
+
+
+def read_reported(bootstrap: str, topic: str, honest_port: int, attacked: str) -> Reported:
+    """Read all events of the nodes whose name begins with `attacked`; of others it counts how many there are."""
+    reported, port, node = Reported(), f":{honest_port}".encode(), f'"node":"{attacked}'.encode()
+    for value in _values(bootstrap, topic):
+        for line in value.splitlines():
+            if node in line:
+                reported.take(line, port)
+            elif b'"node"' in line:
+                reported.take_other(line)
+    return reported
+
+
+def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_bytes: int) -> dict[str, Any]:
+    """Return what is worth to be kept of a flood; next_us: when the next one began."""
+    ends = reported.ends()
+    since_us = ends[max(0, bisect_right(ends, phase.began_us) - 1)]
+    until_us = ends[bisect_right(ends, next_us) - 1]
+    answered = [us for _, us in times.exchanges.values() if us is not None and since_us < us <= until_us]
+    told = [sum(n for us, n in reported.answered[side].items() if since_us < us <= until_us) for side in SIDES]
+    meanwhile = sum(phase.began_us <= us <= phase.ended_us for us in answered)
+    missing = max(0, len(answered) - min(told))
+    lengths = [us for some in reported.intervals.values() for end, us, _ in some if since_us < end <= until_us]
+    return {
+        "flood": phase.name,
+        "done": phase.done,
+        "peak_mib": round(phase.peak_bytes / (1 << 20), 1),
+        "limit_mib": round(limit_bytes / (1 << 20), 1),
+        "honest_requests": meanwhile,
+        "missing": missing,
+        "reported_percent": round(100 * (1 - missing / meanwhile), 2) if meanwhile else None,
+        "losses": reported.losses(since_us, until_us),
+        "longest_interval_s": round(max(lengths, default=0) / 1e6, 1),
+        "slowest_health_s": round(phase.slowest_health_s, 2),
+        "unhealthy": dict(phase.unhealthy),
+        "restarts": phase.restarts,
+        "pages": dict(phase.pages),
+        "problems": [*phase.problems, *sorted({*phase.bad_pages})],
+    }
+
+
+def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
+    """Yield what does not hold in a flood's figures; may_lose: its address is that of the honest clients."""
+    name = row["flood"]
+    yield from (f"{name}: {problem.splitlines()[0]}" for problem in row["problems"])
+    if row["peak_mib"] > row["limit_mib"]:
+        yield f"{name}: {row['peak_mib']} MiB of memory, the limit is {row['limit_mib']}"
+    if row["reported_percent"] is None:
+        yield f"{name}: honest clients did nothing"
+    elif row["reported_percent"] < LEAST_PERCENT and not may_lose:
+        yield f"{name}: {row['reported_percent']} % of honest requests reported"
+    if row["missing"] - sum(row["losses"].values()) > UNEXPLAINED * (row["honest_requests"] or 0):
+        yield f"{name}: {row['missing']} honest requests missing, losses explain {sum(row['losses'].values())}"
+    if row["restarts"]:
+        yield f"{name}: the agent ended"
+    if row["unhealthy"] or row["slowest_health_s"] > LONGEST_HEALTH_S:
+        yield f"{name}: health answered by {row['unhealthy']}, slowest {row['slowest_health_s']} s"
+    if row["longest_interval_s"] > LONGEST_INTERVAL_S:
+        yield f"{name}: an interval of {row['longest_interval_s']} s"
+    if markers := (row["done"].get("ring") or {}).get("markers"):
+        yield f"{name}: {markers} markers in the ring"
+
+
+def faults_of_logs(logs: Iterable[Path]) -> Iterator[str]:
+    """Yield what does not belong into the log of an agent or a pipeline."""
+    for log in logs:
+        text = log.read_bytes() if log.exists() else b""
+        if log.name == AGENT_LOG:  # the JVM's has tabs
+            yield from (f"{log.parent.name}/{log.name}: {what}" for what in suspicious(text))
+        lines = [line for line in text.decode(errors="replace").splitlines() if any(word in line for word in _TROUBLE)]
+        yield from (f"{log.parent.name}/{log.name}: {line[:200]}" for line in lines[:3])
+
+
+def _values(bootstrap: str, topic: str) -> Iterator[bytes]:
+    """The values of all records that are in the topic now; kafka-python would take minutes for gigabytes."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
+    try:
+        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
+        ends = {}
+        for partition in metadata.partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+            if high > low:
+                ends[partition] = high
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
+        while ends:
+            message = consumer.poll(30)
+            if message is None or (error := message.error()):
+                raise KafkaException(error if message else f"no more of {topic}")
+            partition, offset, value = message.partition(), message.offset(), message.value()
+            if partition in ends and value is not None:
+                yield value
+            if partition in ends and offset is not None and offset + 1 >= ends[partition]:
+                del ends[partition]
+    finally:
+        consumer.close()

@@ -1,0 +1,248 @@
+"""What is attacked, and who watches: brokers, honest clients, the agent in a cgroup of its own, its pages and the wire.
+
+The honest clients and their broker are on loopback. A flood has a port of its own that is watched, too, and an address
+of its own in a network namespace, unless it comes from theirs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.client import HTTPException
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any, Self
+
+import psutil
+
+from tests.golden.wire import MARKER
+from tests.hostile import unsafe
+from tests.lab.broker import Broker
+from tests.lab.cgroups import Peak, memory_cgroup
+from tests.lab.clients import ROOT, clients, running, topics
+from tests.lab.http import get
+from tests.lab.network import Namespace
+from tests.lab.processes import LabError, free_port, start, stop, tail, wait_until
+from tests.lab.product import Agent
+from tests.lab.tcpdump import Capture
+from tests.lab.topics import create_topics, warm_up
+
+ADDRESS = "10.66.0.1"  # of floods, in their namespace
+RATE = 50.0  # records per second of each honest producer
+_WITHOUT_END = 1 << 30
+_HEALTH_S, _SCRAPE_S = 0.5, 5.0
+_PAGES = ("metrics", "api/v1/clients", "api/v1/connections")
+# Until the agent has reported all of a flood: an interval of its own, and what it is behind.
+_INTERVAL_S = 5.0
+_BUSY_SHARE, _LONGEST_BUSY_S = 0.5, 90
+# Of agents older than --memory-limit, so that the machine goes on.
+_MOST_MEMORY_BYTES = 8 << 30
+
+
+@dataclass(slots=True)
+class Phase:
+    """One flood: when it was, in µs since epoch, what it did, and how the agent was meanwhile."""
+
+    name: str
+    began_us: int
+    ended_us: int = 0
+    done: dict[str, Any] = field(default_factory=dict)
+    peak_bytes: int = 0
+    restarts: int = 0
+    slowest_health_s: float = 0.0
+    unhealthy: Counter[str] = field(default_factory=Counter)  # health by what was answered instead of 200
+    pages: Counter[str] = field(default_factory=Counter)  # by status
+    bad_pages: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+class Lab:
+    """`with Lab(directory, sources) as lab:` is all of it; `sources` are those of the agent that is attacked."""
+
+    def __init__(self, directory: Path, sources: Path) -> None:
+        self.directory = directory
+        self.environment = {"PYTHONPATH": f"{sources / 'agent'}:{sources / 'pipeline'}:{ROOT}"}
+        self.phases: list[Phase] = []
+        self.logs: list[Path] = []
+        self.flood_port = free_port()
+        self._listen_port = free_port()
+        self._stack = ExitStack()
+        self._over = Event()
+        self._phase = Phase("start", 0)
+
+    @property
+    def listen(self) -> tuple[str, int]:
+        """Where the agent answers over HTTP."""
+        return "127.0.0.1", self._listen_port
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            self.watched = stack.enter_context(Broker(self.directory / "watched"))
+            self.sink = stack.enter_context(Broker(self.directory / "sink", keep=True))
+            honest = clients(self.watched.bootstrap, self.directory, records=_WITHOUT_END, rate=RATE)
+            create_topics(self.watched.bootstrap, topics(honest), partitions=1)
+            warm_up(self.watched.bootstrap)
+            self._namespace = Namespace()
+            stack.callback(self._namespace.close)
+            self._namespace.run("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo")
+            self._cgroup, self._peak = stack.enter_context(_bounded_cgroup())
+            self._agent = self._new_agent()
+            stack.callback(lambda: self._agent.kill())
+            self.capture = stack.enter_context(Capture(self.directory / "lo.pcap", self.watched.port))
+            self._honest = stack.enter_context(running(honest, self.directory))
+            for each in (self._ask_health, self._scrape):
+                thread = Thread(target=each, daemon=True)
+                thread.start()
+                stack.callback(thread.join)
+            stack.callback(self._over.set)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[Phase]:
+        """A flood, from its beginning until the agent has reported all of it."""
+        self._peak.reset()
+        self._phase = phase = Phase(name, _now_us())
+        yield phase
+        phase.ended_us = _now_us()
+        if self._agent.is_running():
+            self._settle(psutil.Process(self._agent.pid))
+        phase.peak_bytes = self._peak.read()
+        if not self._agent.is_running():
+            phase.restarts += 1
+            self._agent.kill()
+            self._agent = self._new_agent()
+        for one in self._honest:
+            if one.process.poll() is not None:
+                raise LabError(f"{one.client.client_id} ended:\n{tail(one.log)}")
+        self.phases.append(phase)
+
+    def flood(self, name: str, rate: int, seconds: float, *, from_honest_address: bool = False) -> dict[str, Any]:
+        """Run a flood of the watched port to its end; returns what it did."""
+        arguments = (self.flood_port, int(rate * seconds), seconds)
+        if from_honest_address:
+            return self.program("tests.attack.flood", name, "127.0.0.1", *arguments)
+        with self._namespace.inside():
+            return self.program("tests.attack.flood", name, ADDRESS, *arguments)
+
+    def program(self, module: str, *arguments: object) -> dict[str, Any]:
+        """Run a program of this folder to its end; returns what it printed.
+
+        Raises:
+            LabError: it failed.
+        """
+        log, output = self.directory / f"{module}.log", self.directory / f"{module}.out"
+        output.unlink(missing_ok=True)
+        process = start([sys.executable, "-m", module, *map(str, arguments)], log=log, stdout=output, cwd=ROOT)
+        try:
+            status = process.wait(600)
+        finally:
+            stop(process)
+        if status:
+            raise LabError(f"{module} {arguments} ended with status {status}:\n{tail(log)}")
+        result: dict[str, Any] = json.loads(output.read_text())
+        return result
+
+    @contextmanager
+    def ring(self, found: dict[str, Any]) -> Iterator[None]:
+        """Meanwhile look at all that leaves the kernel; `found` is filled at the end."""
+        log, output = self.directory / "ring.log", self.directory / "ring.out"
+        output.unlink(missing_ok=True)
+        command = [sys.executable, "-m", "tests.attack.ring", str(self.flood_port)]
+        process = start(command, log=log, stdout=output, cwd=ROOT)
+        try:
+            yield
+        finally:
+            status = stop(process, timeout_s=60)
+        if status:
+            raise LabError(f"the second capture ended with status {status}:\n{tail(log)}")
+        found |= json.loads(output.read_text())
+
+    def agent(self, name: str, *flags: str, inside: Path | None = None) -> Agent:
+        """An agent of the attacked sources that is not started yet; `name` is that of its node."""
+        flags = ("--bootstrap-servers", self.sink.bootstrap, "--node", name, *flags)
+        agent = Agent(self.directory / name, *flags, inside=inside, environment=self.environment)
+        self.logs.append(agent.log)
+        return agent
+
+    def stop(self) -> None:
+        """Stop what watches in order: all that was seen is in the events topic and in the capture then."""
+        self._over.set()
+        for one in self._honest:
+            stop(one.process)
+        try:
+            self._agent.stop()
+        except LabError as error:
+            self._phase.problems.append(str(error))
+        self.capture.stop()
+
+    def _new_agent(self) -> Agent:
+        ports = f"{self.watched.port},{self.flood_port}"
+        spool = self.directory / "spool"
+        server = ("--listen", f"127.0.0.1:{self._listen_port}")
+        flags = ("--ports", ports, "--spool-dir", str(spool), *server)
+        return self.agent(f"attacked-{len(self.logs)}", *flags, inside=self._cgroup).__enter__()
+
+    def _settle(self, agent: psutil.Process) -> None:
+        """Return when the agent has nothing left to do of a flood, and an interval has ended since."""
+
+        def idle() -> bool:
+            return bool(agent.cpu_percent(1.0) < 100 * _BUSY_SHARE)
+
+        try:
+            wait_until(idle, "the agent to be idle", timeout_s=_LONGEST_BUSY_S)
+        except LabError as error:
+            self._phase.problems.append(str(error))
+        except psutil.NoSuchProcess:
+            return
+        time.sleep(_INTERVAL_S + 1)
+
+    def _ask_health(self) -> None:
+        while not self._over.wait(_HEALTH_S):
+            phase, asked_s = self._phase, time.monotonic()
+            try:
+                said = str(get(f"http://127.0.0.1:{self._listen_port}/healthz").status)
+            except (OSError, HTTPException) as error:
+                said = repr(error)
+            if said != str(HTTPStatus.OK.value):
+                phase.unhealthy[said] += 1
+            phase.slowest_health_s = max(phase.slowest_health_s, time.monotonic() - asked_s)
+
+    def _scrape(self) -> None:
+        while not self._over.wait(_SCRAPE_S):
+            for page in _PAGES:
+                phase = self._phase
+                try:
+                    answer = get(f"http://127.0.0.1:{self._listen_port}/{page}")
+                except (OSError, HTTPException, ValueError) as error:
+                    phase.pages[type(error).__name__] += 1
+                    continue
+                phase.pages[str(answer.status)] += 1
+                phase.bad_pages += [f"{page}: {what}" for what in suspicious(answer.text.encode())]
+
+
+def suspicious(text: bytes) -> list[str]:
+    """Return what a page or a log of an agent must not hold and does."""
+    found = ["markers"] if MARKER in text else []
+    return found + [f"character {one!a}" for one in sorted({*unsafe(text.decode(errors="surrogateescape"))})]
+
+
+@contextmanager
+def _bounded_cgroup() -> Iterator[tuple[Path, Peak]]:
+    with memory_cgroup("attacked") as (directory, peak):
+        limit = directory / "memory.limit_in_bytes"
+        (limit if limit.exists() else directory / "memory.max").write_text(str(_MOST_MEMORY_BYTES))
+        yield directory, peak
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,113 @@
+"""Connections whose reader loses its position in the middle of records, which are made of frames with a marker.
+
+What is planted has the correlation ids and versions in use, and each planted frame is sent in a call of its own. MARKER
+stands in records alone: where it leaves the kernel, contents of records do.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from itertools import cycle
+from threading import Thread
+
+from tests.attack.frames import answer, framed, heartbeat, metadata, produce
+from tests.golden.wire import MARKER
+
+CLIENT_ID, TOPIC = b"planter", b"plants"
+TINY = (0, 100, 2_000, 70_000)  # requests in one send, before the one with the records
+_IN_USE = range(2, 6)  # correlation ids of requests that are not answered yet
+_OVERSIZE = struct.pack(">i", 1 << 30)  # of a frame: what it begins is not Kafka's
+_ENDLESS = struct.pack(">i", (1 << 30) - 1)
+
+
+def plants() -> list[list[bytes]]:
+    """Return frames for a record's value by correlation id in use: requests and an answer, with the marker as names."""
+    return [
+        [
+            produce(number, MARKER, [MARKER], MARKER),
+            metadata(number, MARKER, [MARKER]),
+            heartbeat(number, MARKER, MARKER),
+            framed(struct.pack(">i", number) + MARKER * 3),
+        ]
+        for number in _IN_USE
+    ]
+
+
+PLANTS = plants()
+_VALUE = b"".join(each for some in PLANTS for each in some)
+
+
+def plant(client: socket.socket, server: socket.socket, number: int) -> None:
+    """Speak Kafka, lose the reader in one of several ways, and go on inside records; `number` chooses how."""
+    reader = Thread(target=_drain, args=(server,), daemon=True)
+    reader.start()
+    answered, way = number % 2 == 0, number // 2 % (len(TINY) + 1)
+    _exchange(client, server, metadata(1, CLIENT_ID, [TOPIC]))
+    asked = [heartbeat(each, CLIENT_ID, TOPIC) for each in _IN_USE]
+    tiny = TINY[way] if way < len(TINY) else 0
+    unanswered = [produce(_IN_USE.stop + each, CLIENT_ID, [], acks=0) for each in range(tiny)]
+    carrier = produce(_IN_USE.stop + tiny, CLIENT_ID, [TOPIC], _VALUE)
+    head = carrier[: -len(_VALUE)]
+    client.sendall(b"".join(asked) + b"".join(unanswered) + (_OVERSIZE if way == len(TINY) else b"") + head)
+    for of_one, request in zip(PLANTS, asked, strict=True):
+        for planted in of_one:
+            client.sendall(planted)
+        if answered:  # while the records still are on their way
+            _answer(client, server, request)
+    if not answered:
+        for request in asked:
+            _answer(client, server, request)
+    _answer(client, server, carrier)
+    _fetch(client, server)
+    client.shutdown(socket.SHUT_WR)
+    reader.join()
+
+
+def _fetch(client: socket.socket, server: socket.socket) -> None:
+    """The same in values that a client fetches, while its other requests are not answered yet."""
+    client.sendall(b"".join(heartbeat(each, CLIENT_ID, TOPIC) for each in _IN_USE))
+    fetched = framed(struct.pack(">i", _IN_USE.start) + _VALUE)
+    server.sendall(fetched[:8])
+    received = 0
+    for planted in (each for some in PLANTS for each in some):
+        server.sendall(planted)
+        received += len(client.recv(1 << 16))
+    while received < len(fetched):
+        received += len(client.recv(1 << 16))
+
+
+def endless(client: socket.socket, server: socket.socket) -> Iterator[None]:
+    """Begin a record in either direction that never ends; each `next` sends frames in it, and reads them."""
+    _exchange(client, server, metadata(1, CLIENT_ID, [TOPIC]), read=True)
+    carrier = produce(_IN_USE.start, CLIENT_ID, [TOPIC], _VALUE)
+    head = _ENDLESS + carrier[4 : -len(_VALUE)]
+    client.sendall(head)
+    server.recv(len(head), socket.MSG_WAITALL)
+    server.sendall(_ENDLESS + carrier[8:12])
+    client.recv(8, socket.MSG_WAITALL)
+    for of_one in cycle(PLANTS):
+        for planted in of_one:
+            for sender, receiver in ((client, server), (server, client)):
+                sender.sendall(planted)
+                receiver.recv(len(planted), socket.MSG_WAITALL)
+        yield
+
+
+def _exchange(client: socket.socket, server: socket.socket, asked: bytes, *, read: bool = False) -> None:
+    client.sendall(asked)
+    if read:
+        server.recv(len(asked), socket.MSG_WAITALL)
+    _answer(client, server, asked)
+
+
+def _answer(client: socket.socket, server: socket.socket, asked: bytes) -> None:
+    answered = answer(asked)
+    server.sendall(answered)
+    client.recv(len(answered), socket.MSG_WAITALL)
+
+
+def _drain(server: socket.socket) -> None:
+    while server.recv(1 << 20):
+        pass

@@ -1,0 +1,48 @@
+"""A second capture of a port that looks at all that leaves the kernel: a program, ended by a signal.
+
+    python -m tests.attack.ring PORT
+
+It attaches again every few seconds, so that it also begins in the middle of records. Standard output is what it found,
+as JSON: {"records": n, "bytes": b, "markers": m}.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from contextlib import closing
+from threading import Event
+
+import numpy as np
+
+from kafka_probe.capture.record import DATA_BYTES
+from tests.golden.capture import Capture
+from tests.golden.wire import MARKER
+
+ATTACHED_S = 4.0
+_READ_S = 0.2
+
+
+def main() -> None:
+    found = {"attached": 0, "records": 0, "bytes": 0, "markers": 0}
+    stopped = Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+    while not stopped.is_set():
+        with closing(Capture(int(sys.argv[1]))) as capture:
+            found["attached"] += 1
+            until_s = time.monotonic() + ATTACHED_S
+            while not stopped.wait(_READ_S) and time.monotonic() < until_s:
+                while len(records := capture.records()):
+                    whole = records.tobytes()
+                    # Without what is not used of each, so that what goes over several records is seen, too.
+                    data = records["data"][np.arange(DATA_BYTES) < records["size"][:, np.newaxis]].tobytes()
+                    found["records"] += len(records)
+                    found["bytes"] += len(whole)
+                    found["markers"] += max(whole.count(MARKER), data.count(MARKER))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

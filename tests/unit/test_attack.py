@@ -1,0 +1,72 @@
+"""The judge of `make attack` finds what an agent does not report, and how much of it its losses explain."""
+
+from __future__ import annotations
+
+import json
+
+from tests.attack.judge import Reported, faults, figures
+from tests.attack.lab import Phase
+from tests.golden.wire import MARKER
+from tests.lab.times import Times
+
+SECOND_US = 1_000_000
+LIMIT_BYTES = 512 << 20
+
+
+def event(kind: str, end_s: int, **fields: object) -> bytes:
+    times = {"since": (end_s - 5) * SECOND_US, "ts": end_s * SECOND_US}
+    return json.dumps({"node": "attacked-0", "kind": kind, **times, **fields}).encode()
+
+
+def reported(*responses: int, losses: int = 0) -> Reported:
+    """An agent whose intervals of five seconds have so many responses each, and all losses in the third."""
+    found = Reported()
+    for number, count in enumerate(responses, 1):
+        for side in ("connecting", "accepting"):
+            flow = event("flow", 5 * number, side=side, responses=count, local="127.0.0.1:9092")
+            found.take(flow, b":9092")
+        found.take(event("agent", 5 * number, losses={"ring_full": losses if number > 2 else 0}), b":9092")
+    return found
+
+
+# Ten requests per second; the flood is from 6 s to 14 s, the next one begins at 22 s.
+WIRE = Times({("ab", n): (n * SECOND_US // 10, n * SECOND_US // 10) for n in range(1, 251)})
+FLOOD = Phase("topics", 6 * SECOND_US, 14 * SECOND_US)
+NEXT_US = 22 * SECOND_US
+
+
+def judged(found: Reported) -> tuple[float, list[str]]:
+    row = figures(FLOOD, NEXT_US, found, WIRE, LIMIT_BYTES)
+    return row["reported_percent"], list(faults(row, may_lose=False))
+
+
+def test_all_that_is_reported_until_the_next_flood_counts() -> None:
+    assert judged(reported(50, 20, 50, 80, 50)) == (100.0, [])
+
+
+def test_what_is_missing_is_a_part_of_the_requests_during_the_flood() -> None:
+    percent, found = judged(reported(50, 30, 50, 50, 50, losses=20))
+    assert percent == 75.31  # 20 of 81
+    assert found == ["topics: 75.31 % of honest requests reported"]
+
+
+def test_losses_have_to_explain_what_is_missing() -> None:
+    _, found = judged(reported(50, 30, 50, 50, 50, losses=18))
+    assert found[1:] == ["topics: 20 honest requests missing, losses explain 18"]
+
+
+def test_memory_above_the_limit_is_a_fault() -> None:
+    row = figures(
+        Phase("topics", 6 * SECOND_US, 14 * SECOND_US, peak_bytes=LIMIT_BYTES + (1 << 20)),
+        NEXT_US,
+        reported(50, 50, 50, 50),
+        WIRE,
+        LIMIT_BYTES,
+    )
+    assert list(faults(row, may_lose=False)) == ["topics: 513.0 MiB of memory, the limit is 512.0"]
+
+
+def test_a_marker_and_a_line_that_is_no_json_are_found_in_events() -> None:
+    found = reported(50)
+    found.take(b'{"node":"attacked-0", ' + MARKER, b":9092")
+    assert dict(found.faults) == {"markers in events": 1, "an event that is not JSON": 1}
