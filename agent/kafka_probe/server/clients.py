@@ -84,7 +84,7 @@ class Client:
         for topic in used_topics(flow):
             self.records += topic["records"]
             if len(self.topics) < TOPICS_KEPT:
-                self.topics.add(topic["topic"] or topic["topic_id"])
+                self.topics.add(topic["topic"] or topic["topic_id"] or "")
 
     @property
     def type(self) -> str:

@@ -69,6 +69,11 @@ def test_a_client_is_told_with_all_that_is_known_of_it() -> None:
     assert (row["since"], row["ts"]) == (NOW_US - 4 * SECOND_US, NOW_US + SECOND_US)
 
 
+def test_a_client_may_name_a_topic_without_a_name() -> None:
+    (row,) = ask(CLIENTS, view(flow(topics=[topic(""), topic()])))["rows"]
+    assert row["topics"] == [{"topic": ""}, {"topic": "orders"}]
+
+
 @pytest.mark.parametrize(
     ("parameters", "found"),
     [
