@@ -34,15 +34,16 @@ def open_directory(directory: Path) -> int:
     for missing in reversed([one for one in directory.parents if not one.exists()]):
         missing.mkdir(0o755, exist_ok=True)
     directory.mkdir(0o700, exist_ok=True)
-    me = os.geteuid()
-    for above in _above(directory):
+    target, me = directory.resolve(), os.geteuid()
+    for above in _above(directory, target):
         found = above.lstat()
         if found.st_uid not in (0, me):
             reason = f"user {found.st_uid} owns {above} and can exchange what is below it"
             raise NotPrivateError(reason, "name a directory below those of root, or of the agent's user")
         if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
             raise NotPrivateError(f"others can write {above}", f"`chmod go-w {above}`, or name another directory")
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    # By the path that was checked: a link to it may lead elsewhere by now.
+    opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (owner := os.fstat(opened).st_uid) != me:
         os.close(opened)
         reason = f"user {owner} owns it, the agent is user {me}"
@@ -50,10 +51,10 @@ def open_directory(directory: Path) -> int:
     return opened
 
 
-def _above(directory: Path) -> Iterator[Path]:
-    """Everything whose writer could exchange the directory: also the links to it, and what is above their targets."""
+def _above(directory: Path, target: Path) -> Iterator[Path]:
+    """Everything whose writer could exchange the directory: also the links to it, and what is above their target."""
     yield from directory.parents
-    yield from directory.resolve().parents
+    yield from target.parents
     if directory.is_symlink():
         yield directory
 
