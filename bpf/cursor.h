@@ -22,12 +22,16 @@ enum state {
 	HIDDEN,
 	ARRAY,
 	RECORD_SET,
-	TAGS,
+	ITEMS,
+	TAGS, // from here on numbers are not lengths plus one
 	TAG,
 	TAG_BYTES,
+	TAG_SKIPPED,
 };
 
 enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
+#define UNSUPPORTED_VERSION 35 // error code
+#define INSIDE 0xffffffff      // no tag: the cursor is in the fields of a tag of the version, or behind them
 
 static inline u32 be32(const u8 *p)
 {

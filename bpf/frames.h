@@ -38,7 +38,7 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		return;
 	}
 	c->copy_left -= c->need;
-	if (c->state != HIDDEN)
+	if (c->state != HIDDEN && c->state != TAG_SKIPPED)
 		append(c, c->element, c->need);
 	if (c->state & NUMBER)
 		number_complete(conn, c);

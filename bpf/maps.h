@@ -4,7 +4,7 @@
 #include "record.h"
 
 #define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
-#define WALK_DEPTH 4 // power of two
+#define WALK_DEPTH 8 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
 #define AHEAD 128    // bytes read of the caller's buffer at once: the elements that follow are in them, too
 #define LOT 64       // records that a CPU writes between two looks at how full the buffer is; power of two
@@ -55,13 +55,14 @@ struct cursor {
 	u32 frame_end;        // sequence number behind the current frame
 	u32 set_end;          // and behind the current record set
 	u32 batch;            // and of the current record batch's first byte
-	u32 left[WALK_DEPTH]; // elements left of the arrays around the cursor, the current one included
-	u32 tags;
-	u32 bulk;      // bytes left to copy as they are
-	u32 copy_left; // bytes that may still leave, of what is being copied
-	u32 body_left; // and of the body behind it
-	u32 number;    // the varint being read
-	u32 records;   // of the current record set
+	u32 left[WALK_DEPTH]; // elements left of the arrays and tag sections around the cursor, the current one included
+	u32 tag;              // number of the current tagged field, or INSIDE
+	u32 tag_end;          // sequence number behind the tagged field that is walked
+	u32 bulk;             // bytes left to copy as they are
+	u32 copy_left;        // bytes that may still leave, of what is being copied
+	u32 body_left;        // and of the body behind it
+	u32 number;           // the varint being read
+	u32 records;          // of the current record set
 	u32 batches;
 	struct set_summary set; // its numbers are filled in at its end
 	u8 lock;                // enum lock
@@ -69,7 +70,7 @@ struct cursor {
 	u8 bulk_then;
 	u8 shift;
 	u8 flexible;
-	u8 depth;   // of arrays around the cursor
+	u8 depth;   // of arrays and tag sections around the cursor
 	u8 lost;    // enum counter: to be counted at the end of the step
 	u8 leaving; // `out` was sent off
 	u8 proves;  // the frame, if it is whole, goes on from the one before it: this is Kafka
@@ -152,16 +153,20 @@ enum op {
 	OP_ACKS,  // the same; they begin with the acks of a Produce request
 	OP_STRING, // a length of so many bytes, or a varint, and the bytes it says; with OP_HIDDEN an empty one leaves in its place
 	OP_RECORDS,  // a length and so many bytes of records
-	OP_TAGS,     // tagged fields (KIP-482)
+	OP_TAGS,     // a count of tagged fields (KIP-482); if it is 0 the walk goes on so many ops further
 	OP_ARRAY,    // a count; if it is 0 the walk goes on so many ops further
 	OP_NULLABLE, // a byte, negative if the struct that would follow is null: then too
 	OP_END,      // of an array's element; the next one starts so many ops before
+	OP_ITEMS,    // a count of elements, each of so many bytes, and the elements
+	OP_ERROR, // like OP_FIXED: the error code of an ApiVersions response. UNSUPPORTED_VERSION: the rest is in version 0 (KIP-511)
+	OP_TAG,      // a tagged field of the version: its number << TAG_BITS | how many ops further the next one stands
+	OP_TAGS_END, // behind the tagged fields of the version: other fields are skipped here; the next one starts so many ops before
 };
+#define TAG_BITS 8
 
 enum rule_flag {
 	RULE_KNOWN = 1,
-	RULE_REQUEST_FLEXIBLE = 2,
-	RULE_RESPONSE_FLEXIBLE = 4,
+	RULE_FLEXIBLE = 2, // lengths and counts are varints (KIP-482)
 };
 
 struct mmsg {

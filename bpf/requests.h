@@ -225,7 +225,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	}
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
-	c->flexible = !!(flags & RULE_REQUEST_FLEXIBLE);
+	c->flexible = !!(flags & RULE_FLEXIBLE);
 	c->at_op = rule && c->lock == LOCKED ? rule->request_walk : 0;
 	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
 		remember(conn, &c->out);
@@ -324,11 +324,13 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
 	struct rule *rule = rule_of(request.api_key, request.api_version);
-	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511).
-	if (request.api_key == API_VERSIONS && (!rule || !rule->flags))
+	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511); its error code decides.
+	int unknown_version = request.api_key == API_VERSIONS && (!rule || !rule->flags);
+	if (unknown_version)
 		rule = rule_of(API_VERSIONS, 0);
 	u32 flags = rule ? rule->flags : 0;
-	c->flexible = !!(flags & RULE_RESPONSE_FLEXIBLE);
+	c->flexible = !!(flags & RULE_FLEXIBLE);
 	c->at_op = rule ? rule->response_walk : 0;
-	start_body(c, rule ? rule->response_limit : 0);
+	c->body_left = rule ? rule->response_limit : 0;
+	start_body(c, unknown_version ? sizeof(u16) : c->body_left);
 }

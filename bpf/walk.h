@@ -50,6 +50,41 @@ static inline void end_element(struct cursor *c, u16 ops)
 	}
 }
 
+// The current op is a tagged field of the version. Is it the field at the cursor?
+static inline void start_tag(struct cursor *c, u16 operand)
+{
+	if (c->tag == operand >> TAG_BITS)
+		expect(c, TAG_BYTES, 1);
+	else
+		go_on(c, operand & ((1 << TAG_BITS) - 1));
+}
+
+// Goes on behind a tagged field; the current op is OP_TAGS_END.
+static inline void next_tag(struct cursor *c)
+{
+	if (--*elements_left(c)) {
+		c->at_op -= c->op & OPERAND;
+		expect(c, TAG, 1);
+	} else {
+		c->depth--;
+		c->tag = INSIDE; // such a section may stand inside of a field of the version
+		advance(c);
+	}
+}
+
+// The fields of the version were compared with the one at the cursor: it is skipped, unless it was one of them.
+static inline void end_tag(struct cursor *c)
+{
+	if (c->tag != INSIDE) {
+		expect(c, TAG_SKIPPED, 1);
+	} else if ((s32)(c->tag_end - c->next) < 0) {
+		malformed(c);
+	} else {
+		c->next = c->tag_end;
+		next_tag(c);
+	}
+}
+
 // What the current op wants. The end of an element wants nothing itself; where another follows at once, that one waits for the
 // next step.
 static inline void start_op(struct cursor *c)
@@ -68,6 +103,7 @@ static inline void start_op(struct cursor *c)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 		break;
 	case OP_FIXED:
+	case OP_ERROR:
 		expect(c, FIELDS, operand);
 		break;
 	case OP_ACKS:
@@ -81,6 +117,15 @@ static inline void start_op(struct cursor *c)
 		break;
 	case OP_TAGS:
 		expect(c, TAGS, 1);
+		break;
+	case OP_TAG:
+		start_tag(c, operand);
+		break;
+	case OP_TAGS_END:
+		end_tag(c);
+		break;
+	case OP_ITEMS:
+		expect_number(c, ITEMS, 4);
 		break;
 	case OP_ARRAY:
 		expect_number(c, ARRAY, 4);
@@ -174,9 +219,6 @@ static inline void follow(struct cursor *c)
 	case NEXT:
 		advance(c);
 		break;
-	case TAG:
-		expect(c, TAG, 1);
-		break;
 	default:
 		finish(c, 0);
 	}
@@ -193,20 +235,27 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 		remember(conn, &c->out);
 	else if (c->state == ACKS)
 		conn->no_response = 1;
-	if (c->state == NULLABLE && c->element[0] & 0x80)
+	if (c->op >> OPERAND_BITS == OP_ERROR && be16(c->element) == UNSUPPORTED_VERSION) {
+		c->copy_left = c->body_left;
+		expect_bulk(c, c->frame_end - c->next, FINISHED);
+	} else if (c->state == NULLABLE && c->element[0] & 0x80) {
 		pass_over(c);
-	else
+	} else {
 		advance(c);
+	}
 }
 
-// An empty string leaves in the place of one that stays.
+// An empty string leaves in the place of one that stays, and an empty field in that of one that the version does not have.
 static inline void hide(struct cursor *c, u32 bytes)
 {
 	__builtin_memset(c->element, 0, 4);
-	c->element[0] = c->flexible;
+	c->element[0] = c->flexible && c->state == HIDDEN;
 	append(c, c->element, c->need);
 	c->next += bytes;
-	advance(c);
+	if (c->state == HIDDEN)
+		advance(c);
+	else
+		next_tag(c);
 }
 
 static inline void array(struct conn *conn, struct cursor *c, u32 elements)
@@ -222,7 +271,29 @@ static inline void array(struct conn *conn, struct cursor *c, u32 elements)
 	}
 }
 
-// Tags count what follows them; every other number is a length or a count that is 0 or -1 for null.
+static inline void tags(struct cursor *c, u32 fields)
+{
+	if (!fields) {
+		pass_over(c);
+		return;
+	}
+	c->depth++;
+	*elements_left(c) = fields;
+	c->at_op++;
+	expect(c, TAG, 1);
+}
+
+// Elements of fixed size are copied at once.
+static inline void items(struct cursor *c, u32 elements)
+{
+	u64 bytes = (u64)elements * (c->op & OPERAND);
+	if (bytes > c->frame_end - c->next)
+		malformed(c);
+	else
+		expect_bulk(c, bytes, NEXT);
+}
+
+// Tags count what follows them; every other number is a length or a count that is 0 or -1 for null. The number of a tag is any.
 static inline void number_complete(struct conn *conn, struct cursor *c)
 {
 	u32 value;
@@ -244,7 +315,7 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 		if ((s32)value < 0)
 			value = 0;
 	}
-	if (value > c->frame_end - c->next) { // neither so many bytes nor so many elements can follow
+	if (c->state != TAG && value > c->frame_end - c->next) { // neither so many bytes nor so many elements can follow
 		malformed(c);
 		return;
 	}
@@ -253,6 +324,7 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 		expect_bulk(c, value, NEXT);
 		break;
 	case HIDDEN:
+	case TAG_SKIPPED:
 		hide(c, value);
 		break;
 	case ARRAY:
@@ -261,16 +333,21 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 	case RECORD_SET:
 		value ? record_set(c, value) : advance(c);
 		break;
+	case ITEMS:
+		items(c, value);
+		break;
 	case TAGS:
-		c->tags = value;
-		value ? expect(c, TAG, 1) : advance(c);
+		tags(c, value);
 		break;
 	case TAG:
-		c->tags--;
-		expect(c, TAG_BYTES, 1);
+		c->tag = value;
+		(s32) value < 0 ? malformed(c) : expect(c, NEXT, 0);
 		break;
-	default: // TAG_BYTES
-		expect_bulk(c, value, c->tags ? TAG : NEXT);
+	case TAG_BYTES:
+		c->tag = INSIDE;
+		c->tag_end = c->next + value;
+		advance(c);
+		break;
 	}
 }
 

@@ -64,7 +64,7 @@ def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
 def rules() -> Iterator[Rule]:
     """How far copies of each API, version and direction may go, in the form that the kernel's programs take."""
     for rule in copy_rules():
-        flags = 1 | rule.request_header_flexible << 1 | rule.response_header_flexible << 2
+        flags = 1 | rule.flexible << 1
         limits = rule.request_limit_bytes, rule.response_limit_bytes
         yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk, rule.response_walk)
 

@@ -10,10 +10,15 @@ from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kafka_probe.attaching import rules
 from kafka_probe.capture.compiler import RUNS, STEPS, sources
 from kafka_probe.capture.options import RULES, WALK_OPS, map_contents
+from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD
 
 _HERE = Path(__file__).parent
 # The functions that tell conversations, in their order; and all but Kafka's.
@@ -47,6 +52,7 @@ class Classifier:
         )
         self._library = ctypes.CDLL(str(library))
         self._library.taken_for_kafka.restype = ctypes.c_uint64
+        self._library.counted.restype = ctypes.c_uint64
         for name, place, value in map_contents(rules()):
             self._library[f"set_{name}"](place, value)
 
@@ -65,6 +71,18 @@ class Classifier:
             self._library.arrive(len(data))
         for at in range(0, len(data), piece):
             self._library.move(direction, data[at : at + piece], len(data[at : at + piece]))
+
+    def records(self) -> npt.NDArray[Any]:
+        """What left of the connection, (n,) of RECORD."""
+        at = ctypes.c_void_p()
+        count = self._library.records_left(ctypes.byref(at))
+        return np.frombuffer(ctypes.string_at(at, count * RECORD.itemsize), RECORD)
+
+    def losses(self) -> dict[str, int]:
+        """What was lost since the start, by name, where something was."""
+        names = {len(COUNTERS) + place: name for place, name in enumerate(LOSSES)}
+        counts = {name: int(self._library.counted(place)) for place, name in names.items()}
+        return {name: count for name, count in counts.items() if count}
 
     @property
     def is_kafka(self) -> bool:

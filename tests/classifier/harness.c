@@ -8,10 +8,14 @@ enum { LISTENING = KAFKA_PORT, CLIENT_PORT = 40000 };
 
 static struct sock sock;
 static u64 opened, sure_frames;
+static struct record kept[4096]; // what left since the last connection began
+static u32 kept_records;
 
 static int taken(void *data, u64 size, u64 flags)
 {
 	struct record *record = data;
+	if (kept_records < sizeof(kept) / sizeof(kept[0]))
+		kept[kept_records++] = *record;
 	opened += record->kind == RECORD_OPEN;
 	sure_frames += record->kind == RECORD_FRAME && !(record->flags & (FLAG_RESYNC | FLAG_UNPROVEN));
 	return 0;
@@ -34,6 +38,7 @@ void new_connection(int accepting, u32 seen)
 	conns.delete(&address);
 	u32 sent = 0x7fffff00 + below(512), received = 0x7fffff00 + below(512); // wrap around, now and then
 	__builtin_memset(&sock, 0, sizeof(sock));
+	kept_records = 0;
 	sock.sport = bpf_ntohs(accepting ? LISTENING : CLIENT_PORT);
 	sock.portpair = accepting ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
 	sock.family = AF_INET;
@@ -69,6 +74,18 @@ void arrive(u32 size)
 {
 	sock.rcv_nxt += size;
 	sock.bytes_received += size;
+}
+
+// How many records have left since the connection began; `at`: where they are put.
+u32 records_left(const struct record **at)
+{
+	*at = kept;
+	return kept_records;
+}
+
+u64 counted(u32 which)
+{
+	return counters_values[which];
 }
 
 int is_kafka(void)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 # Places in the kernel's map of rules, api_key << 5 | api_version, and in that of walks.
 RULES = 128 << 5
-WALK_OPS = 4096
+WALK_OPS = 8192
 
 _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 

@@ -221,17 +221,17 @@ class _Writer:
             self._line("else: at += 1")
             return
         self._line("n, at = uvarint(data, at)")
-        stop = f"stop_{self._depth}"  # tags may stand inside of tags
+        size = f"size_{self._depth}"  # tags may stand inside of tags
         with self._block("for _ in range(n):"):
             self._line("n, at = uvarint(data, at)")
-            self._line(f"{stop}, at = uvarint(data, at)")
-            self._line(f"{stop} += at")
-            self._line(f"if {stop} > end: raise IndexError")
+            self._line(f"{size}, at = uvarint(data, at)")
             for place, field in enumerate(step.inner):
                 with self._block(f"{'el' * bool(place)}if n == {field.tag}:"):
+                    # Its size may count more: tags inside of it that the version does not have stay in the kernel.
                     self.steps((field,))
-            self._line(f"if at > {stop}: raise ValueError")
-            self._line(f"skipped.append((at, {stop})); at = {stop}")
+            with self._block("else:"):
+                self._line(f"if at + {size} > end: raise IndexError")
+                self._line(f"skipped.append((at, at + {size})); at += {size}")
 
     def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = (), *, decides: bool = True) -> None:
         self.lines.append("    " * self._depth + text)

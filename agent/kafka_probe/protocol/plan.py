@@ -1,8 +1,8 @@
 """Plans: what the decoder does with the bytes of one API version in one direction.
 
 A plan is Kafka's definition reduced to the fields of the version, each with the role that it plays in our facts (see
-roles.py). Tagged fields without a role are skipped by their size, as are tags that nobody knows, and fields behind the
-last one with a role are left out: a frame is complete once its facts are.
+roles.py). Tagged fields that the version does not have are skipped by their size. Fields behind the last one with a
+role are left out: a frame is complete once its facts are.
 """
 
 from __future__ import annotations
@@ -120,8 +120,7 @@ def _steps(fields: tuple[SchemaField, ...], within: _Within) -> tuple[Step, ...]
     steps = tuple(_step(field, within) for field in present if field not in tagged)
     if not within.flexible:
         return steps
-    reported = (_step(field, within) for field in tagged)
-    return (*steps, Step("TaggedFields", Form.TAGS, inner=tuple(step for step in reported if _has_role(step))))
+    return (*steps, Step("TaggedFields", Form.TAGS, inner=tuple(_step(field, within) for field in tagged)))
 
 
 def _step(field: SchemaField, within: _Within) -> Step:
@@ -159,8 +158,6 @@ def _holds(versions: tuple[int, int] | None, version: int) -> bool:
 def _only(kinds: Collection[Kind], step: Step) -> Step:
     asked = not isinstance(step.role, Kind) or step.role in kinds
     inner = tuple(_only(kinds, each) for each in step.inner)
-    if step.form is Form.TAGS:
-        inner = tuple(filter(_has_role, inner))
     return replace(step, role=step.role if asked else None, inner=inner)
 
 

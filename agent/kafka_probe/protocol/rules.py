@@ -2,7 +2,8 @@
 
 The kernel side turns `copy_rules()` into its map; the decoder expects no more than it allows. Never a record, never a
 credential, never what a configuration is set to: an API leaves with its body only if it stands in LIMITS, and of a body
-in LIMITS record sets, opaque bytes and HIDDEN strings stay. Every API is in LIMITS or in HEADER_ONLY.
+in LIMITS record sets, opaque bytes, HIDDEN strings and tagged fields that the version does not have stay. Every API is
+in LIMITS or in HEADER_ONLY.
 """
 
 from __future__ import annotations
@@ -101,8 +102,7 @@ class CopyRule:
 
     api_key: int
     api_version: int
-    request_header_flexible: bool
-    response_header_flexible: bool
+    flexible: bool  # lengths and counts in its bodies are varints
     request_limit_bytes: int
     response_limit_bytes: int
     request_walk: tuple[int, ...]
@@ -116,7 +116,6 @@ def copy_rules() -> list[CopyRule]:
             api.key,
             version,
             api.flexible(version),
-            api.flexible_response_header(version),
             *LIMITS.get(api.name, (0, 0)),
             _walk(api, version, response=False),
             _walk(api, version, response=True),

@@ -1,8 +1,9 @@
 """Walks: how the kernel steps over what must stay behind in a body, op by op, from Kafka's own definition.
 
-Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, and the strings that rules.py
-hides. Neighbours of fixed size are one op. Behind the last field of which something stays the copy goes on to the end,
-but where there are record sets it ends with the last field: what a wrong count leaves over may be records.
+Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, the strings that rules.py
+hides, and tagged fields that the version does not have. Neighbours of fixed size are one op. Flexible versions, and
+bodies with record sets, are walked to their last field: what stands behind it stays. In other bodies the copy goes on
+to the end behind the last field of which something stays.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from enum import IntEnum
 
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
-WALK_DEPTH = 4  # of arrays
+WALK_DEPTH = 8  # of arrays and sections of tagged fields
 OPERAND_BITS = 12
 HIDDEN = 16  # of a string's operand
+TAG_BITS = 8  # of a tagged field's operand, below its number
+_API_VERSIONS = 18
 _FIXED_BYTES = 31  # at most, of one op
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
 
@@ -34,6 +37,10 @@ class Op(IntEnum):
     ARRAY = 7
     NULLABLE = 8
     END = 9
+    ITEMS = 10
+    ERROR = 11
+    TAG = 12
+    TAGS_END = 13
 
 
 def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
@@ -42,18 +49,17 @@ def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -
     hidden: names of strings that stay. Empty if nothing has to stay.
     """
     walk = _Walk(version, api.flexible(version), hidden)
-    if api.flexible_response_header(version) if response else walk.flexible:
-        walk.append(Op.TAGS)
     fields = fields_of(api, response=response, version=version)
     last = max((place for place, each in enumerate(fields, 1) if walk.holds_back(each)), default=0)
-    if not last:
-        return ()
-    if any(map(_has_records, fields)):
-        walk.add(fields)
-        if walk.flexible:
-            walk.append(Op.TAGS)
+    if api.flexible_response_header(version) if response else walk.flexible:
+        walk.add_tags(())
+    if response and api.key == _API_VERSIONS:
+        walk.append(Op.ERROR, WIDTHS[fields[0].type])
+        fields = fields[1:]
+    if walk.flexible or any(map(_has_records, fields)):
+        walk.add_struct(fields)
         walk.append(Op.STOP)
-    else:
+    elif last or walk.ops:
         walk.add(fields[:last])
         walk.append(Op.REST)
     return tuple(walk.ops)
@@ -70,6 +76,7 @@ class _Walk:
     hidden: frozenset[str]
     ops: list[int] = field(default_factory=list)
     depth: int = 0
+    in_tag: bool = False
 
     def holds_back(self, each: SchemaField) -> bool:
         """Whether something of the field stays in the kernel."""
@@ -77,40 +84,70 @@ class _Walk:
 
     def add(self, fields: tuple[SchemaField, ...]) -> None:
         for each in filter(self._stands, fields):
-            if each.type.startswith("[]"):
-                self._add_array(each)
-            elif each.type == "struct" and self._in(each.nullable):
-                with self._passed_over(Op.NULLABLE):
-                    self._add_value(each, each.type)
-            else:
-                self._add_value(each, each.type)
+            self._add_field(each)
+
+    def add_struct(self, fields: tuple[SchemaField, ...]) -> None:
+        self.add(fields)
+        if self.flexible:
+            self.add_tags(fields)
+
+    def add_tags(self, fields: tuple[SchemaField, ...]) -> None:
+        """The tagged fields of a struct: those of the version, and any others."""
+        with self._deeper("TaggedFields"), self._passed_over(Op.TAGS):
+            start = len(self.ops)
+            for each in (each for each in fields if self._in(each.versions) and self._in(each.tagged)):
+                self._add_tag(each)
+            self.append(Op.TAGS_END, len(self.ops) - start)
+
+    def _add_tag(self, each: SchemaField) -> None:
+        if self.in_tag:
+            raise ValueError(f"{each.name} is a tagged field inside of another")
+        self.in_tag = True
+        with self._passed_over(Op.TAG, (each.tag or 0) << TAG_BITS):
+            self._add_field(each)
+        self.in_tag = False
 
     def append(self, op: Op, operand: int = 0) -> None:
         self.ops.append(op << OPERAND_BITS | operand)
 
+    def _add_field(self, each: SchemaField) -> None:
+        if each.type.startswith("[]"):
+            self._add_array(each)
+        elif each.type == "struct" and self._in(each.nullable):
+            with self._passed_over(Op.NULLABLE):
+                self._add_value(each, each.type)
+        else:
+            self._add_value(each, each.type)
+
     def _add_array(self, each: SchemaField) -> None:
+        kind = each.type[2:]
+        if kind in WIDTHS:
+            self.append(Op.ITEMS, WIDTHS[kind])
+            return
+        with self._deeper(each.name), self._passed_over(Op.ARRAY):
+            start = len(self.ops)
+            self._add_value(each, kind)
+            self.append(Op.END, len(self.ops) - start)
+
+    @contextmanager
+    def _deeper(self, name: str) -> Iterator[None]:
         self.depth += 1
         if self.depth > WALK_DEPTH:
-            raise ValueError(f"{each.name} is inside of more arrays than the kernel counts")
-        with self._passed_over(Op.ARRAY):
-            start = len(self.ops)
-            self._add_value(each, each.type[2:])
-            self.append(Op.END, len(self.ops) - start)
+            raise ValueError(f"{name} is inside of more arrays than the kernel counts")
+        yield
         self.depth -= 1
 
     @contextmanager
-    def _passed_over(self, op: Op) -> Iterator[None]:
+    def _passed_over(self, op: Op, operand: int = 0) -> Iterator[None]:
         """An op, and the ops inside of it, which it says how to pass over."""
         start = len(self.ops)
-        self.append(op)
+        self.append(op, operand)
         yield
         self.ops[start] += len(self.ops) - start
 
     def _add_value(self, each: SchemaField, kind: str) -> None:
         if kind == "struct":
-            self.add(each.fields)
-            if self.flexible:
-                self.append(Op.TAGS)
+            self.add_struct(each.fields)
         elif kind == "records":
             self.append(Op.RECORDS)
         elif kind in _LENGTH_WIDTHS:

@@ -9,7 +9,7 @@ import pytest
 from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.protocol.schemas import Api, Era, SchemaField, api_name
-from kafka_probe.protocol.walks import HIDDEN, OPERAND_BITS, WALK_DEPTH, Op, walk_of
+from kafka_probe.protocol.walks import HIDDEN, OPERAND_BITS, TAG_BITS, WALK_DEPTH, Op, walk_of
 
 MAPS = (sources() / "maps.h").read_text()
 
@@ -39,8 +39,9 @@ def test_ops_agree_with_the_kernels() -> None:
     body = re.search(r"enum op \{(.*?)\};", MAPS, re.DOTALL)
     assert body
     assert re.findall(r"^\s*OP_(\w+),", body[1], re.MULTILINE) == [op.name for op in Op]
-    defined = dict(re.findall(r"#define (WALK_DEPTH|OPERAND_BITS|OP_HIDDEN)\s+(\d+)", MAPS))
-    assert defined == {"WALK_DEPTH": str(WALK_DEPTH), "OPERAND_BITS": str(OPERAND_BITS), "OP_HIDDEN": str(HIDDEN)}
+    defined = dict(re.findall(r"#define (WALK_DEPTH|OPERAND_BITS|OP_HIDDEN|TAG_BITS)\s+(\d+)", MAPS))
+    sizes = {"WALK_DEPTH": WALK_DEPTH, "OPERAND_BITS": OPERAND_BITS, "OP_HIDDEN": HIDDEN, "TAG_BITS": TAG_BITS}
+    assert defined == {name: str(size) for name, size in sizes.items()}
 
 
 def test_arrays_nest_and_fixed_fields_are_one_op() -> None:
@@ -51,8 +52,29 @@ def test_arrays_nest_and_fixed_fields_are_one_op() -> None:
 
 def test_flexible_versions_have_tags_behind_every_struct() -> None:
     assert spelled("Produce", 13, response=False) == (
-        "TAGS STRING2 ACKS6 ARRAY9 FIXED16 ARRAY5 FIXED4 RECORDS TAGS END3 TAGS END7 TAGS STOP"
+        "TAGS2 TAGS_END STRING2 ACKS6 ARRAY11 FIXED16 ARRAY6 FIXED4 RECORDS TAGS2 TAGS_END END4 TAGS2 TAGS_END END9 "
+        "TAGS2 TAGS_END STOP"
     )
+
+
+def test_the_tagged_fields_of_a_version_are_walked() -> None:
+    cluster_id, replica_state = "TAG2 STRING2", f"TAG{(1 << TAG_BITS) + 4} FIXED12 TAGS2 TAGS_END"
+    assert spelled("Fetch", 15, response=False).endswith(f"TAGS8 {cluster_id} {replica_state} TAGS_END6 STOP")
+
+
+def test_tagged_fields_inside_of_one_another_are_refused() -> None:
+    inner = SchemaField("Inner", "int8", (0, 0), None, 0, (0, 0), ())
+    with pytest.raises(ValueError, match="Inner"):
+        walk(SchemaField("Outer", "struct", (0, 0), None, 0, (0, 0), (inner,)), flexible=True)
+
+
+def test_elements_of_fixed_size_are_one_op() -> None:
+    assert words(walk(field("Ids", "[]int32"), field("Value", "string"))) == f"ITEMS4 STRING{2 + HIDDEN} REST"
+
+
+def test_the_error_of_an_api_versions_response_comes_before_its_version_is_known() -> None:
+    assert spelled("ApiVersions", 0, response=True) == "ERROR2 REST"
+    assert spelled("ApiVersions", 3, response=True).startswith("ERROR2 ARRAY5 FIXED6")
 
 
 def test_hidden_strings_and_opaque_bytes_are_marked() -> None:
@@ -61,14 +83,14 @@ def test_hidden_strings_and_opaque_bytes_are_marked() -> None:
 
 
 def test_behind_the_last_field_that_is_hidden_the_rest_is_copied() -> None:
-    assert spelled("CreateTopics", 7, response=False).endswith("TAGS END15 REST")
+    assert spelled("CreateTopics", 4, response=False).endswith("END10 REST")
 
 
 def test_a_null_struct_is_passed_over_with_all_that_it_would_hold() -> None:
     held = field("Held", "struct", field("Name", "string"), field("Value", "string"), nullable=True)
     assert (
         words(walk(held, field("Name", "string"), flexible=True))
-        == f"TAGS NULLABLE4 STRING2 STRING{2 + HIDDEN} TAGS REST"
+        == f"TAGS2 TAGS_END NULLABLE5 STRING2 STRING{2 + HIDDEN} TAGS2 TAGS_END STRING2 TAGS2 TAGS_END STOP"
     )
 
 

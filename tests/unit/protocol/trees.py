@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol.facts import SetStatus
+from kafka_probe.protocol.rules import HIDDEN
 from kafka_probe.protocol.schemas import Api, SchemaField, apis, fields_of
 
 CLIENT_ID = "billing-1"
+FOREIGN = b"a field of another version"
 Tree = dict[str, Any]
 
 _FORMATS = {"bool": "?", "int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d"}
@@ -40,13 +42,33 @@ class Records(NamedTuple):
 
 
 @dataclass(frozen=True)
+class _Form:
+    """How a message is written: as on the wire, or as it leaves the kernel. `hidden` names strings that stay there; if
+    it is given, opaque bytes stay, too."""
+
+    version: int
+    flexible: bool
+    foreign: tuple[int, ...] = ()
+    leaves: bool = False
+    hidden: frozenset[str] | None = None
+
+    def tags(self, known: list[bytes]) -> bytes:
+        content = b"" if self.leaves else FOREIGN
+        foreign = [uvarint(number) + uvarint(len(content)) + content for number in self.foreign]
+        written = foreign[:1] + known + foreign[1:]
+        return uvarint(len(written)) + b"".join(written)
+
+
+@dataclass(frozen=True)
 class Message:
-    """One message of a version, in one direction."""
+    """One message of a version, in one direction. foreign: numbers of tagged fields that the version does not have;
+    each stands in every section of tagged fields and contains FOREIGN."""
 
     api: Api
     response: bool
     version: int
     tree: Tree
+    foreign: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.api.name} {'response' if self.response else 'request'} {self.version}"
@@ -58,7 +80,7 @@ class Message:
     @property
     def body(self) -> bytes:
         """As on the wire."""
-        return _struct(self.fields, self.tree, self.version, self.api.flexible(self.version), stubs=False)
+        return _struct(self.fields, self.tree, self._form)
 
     def frame(self, correlation_id: int = 1) -> bytes:
         """As on the wire."""
@@ -68,16 +90,31 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """As the kernel leaves it: from the client id on, or from behind the correlation id."""
-        return self.header + _struct(self.fields, self.tree, self.version, self.api.flexible(self.version), stubs=True)
+        """From the client id on, or from behind the correlation id, with a stub per record set."""
+        return self._data(replace(self._form, leaves=True))
+
+    @property
+    def left(self) -> bytes:
+        """The same as the kernel leaves it: without opaque bytes and hidden strings."""
+        return self._data(replace(self._form, leaves=True, hidden=HIDDEN.get(self.api.name, frozenset())))
 
     @property
     def header(self) -> bytes:
+        return self._header(self._form)
+
+    def _data(self, form: _Form) -> bytes:
+        return self._header(form) + _struct(self.fields, self.tree, form)
+
+    @property
+    def _form(self) -> _Form:
+        return _Form(self.version, self.api.flexible(self.version), self.foreign)
+
+    def _header(self, form: _Form) -> bytes:
         if self.response:
-            return b"\0" * self.api.flexible_response_header(self.version)
+            return form.tags([]) if self.api.flexible_response_header(self.version) else b""
         if (self.api.name, self.version) == ("ControlledShutdown", 0):
             return b""
-        return _text(CLIENT_ID, compact=False) + b"\0" * self.api.flexible(self.version)
+        return _text(CLIENT_ID, compact=False) + (form.tags([]) if form.flexible else b"")
 
 
 def generated(api: Api, response: bool, version: int, seed: int) -> Message:
@@ -168,44 +205,53 @@ def _records(chosen: Random) -> Records:
     return Records(bytes(size), chosen.getrandbits(20), 2, magic, 3, status, chosen.randrange(4), *producer)
 
 
-def _struct(fields: tuple[SchemaField, ...], tree: Tree, version: int, flexible: bool, *, stubs: bool) -> bytes:
+def _struct(fields: tuple[SchemaField, ...], tree: Tree, form: _Form) -> bytes:
     parts, tags = [], []
-    for each in present(fields, version):
-        value, tagged = tree[each.name], _tagged(each, version)
+    for each in present(fields, form.version):
+        value, tagged = tree[each.name], _tagged(each, form.version)
         if tagged and value is None:  # which is what a tag that is left out means
             continue
-        written = b""
-        if each.type == "struct" and _nullable(each, version):
-            written = b"\xff" if value is None else b"\x01"
-        if each.type != "struct" or value is not None:
-            written += _written(each, each.type, value, version, flexible, stubs=stubs)
+        written = _field(each, value, form)
         if tagged:
-            tags.append(uvarint(each.tag or 0) + uvarint(len(written)) + written)
+            size = len(_field(each, value, replace(form, leaves=False, hidden=None)))
+            tags.append(uvarint(each.tag or 0) + uvarint(size) + written)
         else:
             parts.append(written)
-    if flexible:
-        parts.append(uvarint(len(tags)) + b"".join(tags))
+    if form.flexible:
+        parts.append(form.tags(tags))
     return b"".join(parts)
 
 
-def _written(each: SchemaField, kind: str, value: Any, version: int, flexible: bool, *, stubs: bool) -> bytes:
+def _field(each: SchemaField, value: Any, form: _Form) -> bytes:
+    if each.type != "struct":
+        return _written(each, each.type, value, form)
+    mark = b""
+    if _nullable(each, form.version):
+        mark = b"\xff" if value is None else b"\x01"
+    return mark + (b"" if value is None else _written(each, each.type, value, form))
+
+
+def _written(each: SchemaField, kind: str, value: Any, form: _Form) -> bytes:
+    flexible = form.flexible
     if kind.startswith("[]"):
         if value is None:
             return b"\0" if flexible else struct.pack(">i", -1)
         count = uvarint(len(value) + 1) if flexible else struct.pack(">i", len(value))
-        return count + b"".join(_written(each, kind[2:], one, version, flexible, stubs=stubs) for one in value)
+        return count + b"".join(_written(each, kind[2:], one, form) for one in value)
     if kind == "struct":
-        return _struct(each.fields, value, version, flexible, stubs=stubs)
+        return _struct(each.fields, value, form)
     if kind == "uuid":
         return bytes(value)
     if kind == "string":
-        return _text(value, compact=flexible)
+        return _text("" if form.hidden and each.name in form.hidden else value, compact=flexible)
     if kind in ("bytes", "records"):
+        if form.hidden is not None and kind == "bytes":
+            value = b""
         if value is None:
             return b"\0" if flexible else struct.pack(">i", -1)
         data = value.data if kind == "records" else value
         length = uvarint(len(data) + 1) if flexible else struct.pack(">i", len(data))
-        return length + bytes(value.stub if kind == "records" and stubs and data else data)
+        return length + bytes(value.stub if kind == "records" and form.leaves and data else data)
     return struct.pack(f">{_FORMATS[kind]}", value)
 
 
