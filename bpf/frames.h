@@ -176,6 +176,8 @@ static inline void left(struct cursor *c)
 	c->out.size = 0;
 	if (c->state == FINISHED)
 		expect_head(c);
+	else
+		__builtin_memset(c->out.data, 0, sizeof(c->out.data)); // as in start_record
 }
 
 // Bytes before the call that no hook saw: harmless inside a frame (splice takes a body from a socket unseen), where the cursor finds

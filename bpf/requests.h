@@ -22,13 +22,11 @@ static inline struct rule *rule_of(u32 api_key, u32 api_version)
 static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
 {
 	struct record *out = &c->out;
+	__builtin_memset(out, 0, sizeof(*out)); // it leaves whole: nothing may be in it of a frame before
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
 	out->kind = kind;
 	out->flags = (c->lock == LOCKED ? 0 : FLAG_RESYNC) | (conn->is_kafka ? 0 : FLAG_UNPROVEN);
-	out->latency_us = 0;
-	out->size = 0;
-	out->part = 0;
 }
 
 static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u32 correlation_id)
