@@ -4,7 +4,7 @@
 #include "lifecycle.h"
 
 #define MAX_FRAME_BYTES (1 << 30)
-#define MAX_APPENDED 32 // an element that is copied, or a record set's summary
+#define MAX_APPENDED 31 // an element that is copied, or a record set's summary; one less than a power of two
 
 // What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
@@ -163,12 +163,13 @@ static inline void append(struct cursor *c, const void *bytes, u64 size)
 {
 	u64 at = c->out.size;
 	PINNED(at);
-	PINNED(size);
-	if (at > DATA_BYTES - MAX_APPENDED || size > MAX_APPENDED)
+	if (at > DATA_BYTES - MAX_APPENDED)
 		return;
-	if (size == 1)
-		c->out.data[at] = *(u8 *)bytes;
-	else
-		bpf_probe_read_kernel(&c->out.data[at], size, bytes);
 	c->out.size = at + size;
+	if (size == 1) {
+		c->out.data[at] = *(u8 *)bytes;
+		return;
+	}
+	PINNED(size); // bounded where it is used: before 5.16 a bound is forgotten with the register's way over the stack
+	bpf_probe_read_kernel(&c->out.data[at], size & MAX_APPENDED, bytes);
 }

@@ -36,7 +36,7 @@ struct record {
 	u64 conn;    // id of the connection, unique per agent run
 	u32 tcp_seq; // sequence number of the frame's first byte
 	u32 frame_bytes;
-	u32 correlation_id;
+	s32 correlation_id;
 	u32 latency_us; // responses: since the request's header
 	u8 api_key;
 	u8 api_version;
@@ -123,9 +123,10 @@ enum set_flag { SET_TRANSACTIONAL = 1, SET_CONTROL = 2 };
 
 enum set_status {
 	SET_COUNTED,
-	SET_UNREADABLE, // sent from the page cache: no buffer to read
-	SET_PARTIAL,    // the broker cut the last batch; it is not counted
-	SET_WRAPPER,    // compressed messages of magic 0 or 1: the inner count is unknown
+	SET_UNREADABLE,  // sent from the page cache: no buffer to read
+	SET_PARTIAL,     // the broker cut the last batch; it is not counted
+	SET_WRAPPER,     // compressed messages of magic 0 or 1: the inner count is unknown
+	SET_IMPLAUSIBLE, // a batch names more records than its bytes can hold, or fewer than none, or has a magic above 2
 };
 
 enum counter {
@@ -147,5 +148,6 @@ enum counter {
 	LOST_UNANSWERED,        // requests whose response was not seen
 	LOST_OVERFLOW,          // requests in flight that were forgotten
 	LOST_BEFORE_PROOF,      // with every port watched: frames before the one that proved their connection to be Kafka's
+	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
 	COUNTERS,
 };

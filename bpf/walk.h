@@ -6,6 +6,11 @@
 
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
+// The shortest record: of magic 2 seven fields of one byte (length, attributes, time, offset, key, value, headers), else a message of
+// neither key nor value.
+#define RECORD_BYTES 7
+#define MOST_RECORDS 0x7fffffff // the summary is signed to its readers
+#define MESSAGE_BYTES 26        // magic 0; a time stamp more in magic 1
 
 static inline void read_op(struct cursor *c)
 {
@@ -138,7 +143,8 @@ static inline void start_op(struct cursor *c)
 
 static inline void end_set(struct cursor *c, u8 status)
 {
-	c->set.status = status;
+	if (c->set.status == SET_COUNTED) // what is unknown stays so, whatever batches follow
+		c->set.status = status;
 	put_be32(c->set.records, c->records);
 	put_be32(c->set.batches, c->batches);
 	append(c, &c->set, sizeof(c->set));
@@ -165,6 +171,34 @@ static inline void record_set(struct cursor *c, u32 bytes)
 	__builtin_memset(c->set.producer_id, 0xff, sizeof(c->set.producer_id));
 	__builtin_memset(c->set.producer_epoch, 0xff, sizeof(c->set.producer_epoch));
 	expect_batch(c);
+}
+
+// What a byte can become at most: gzip (deflate) 1032, snappy a copy of 64 bytes in 3, lz4 255, zstd a block of 128 KiB in 4 bytes.
+static inline u64 inflated(u64 bytes, u8 codec)
+{
+	switch (codec) {
+	case 0:
+		return bytes;
+	case 1:
+		return bytes * 1032;
+	case 2:
+		return bytes * 64 / 3;
+	case 3:
+		return bytes * 255;
+	default:
+		return bytes << 15;
+	}
+}
+
+// Adds the records of a batch, if its bytes can hold so many and all counts together fit.
+static inline void add_records(struct cursor *c, u32 records, u64 most)
+{
+	c->records += records;
+	if (records <= most && records <= MOST_RECORDS && c->records <= MOST_RECORDS)
+		return;
+	c->records = 0;
+	c->set.status = SET_IMPLAUSIBLE;
+	lost(c, LOST_RECORD_COUNT);
 }
 
 // The header of a batch, or of as much as the set still holds.
@@ -196,13 +230,14 @@ static inline void batch(struct cursor *c)
 		}
 		c->set.codec = c->element[22] & 7;
 		c->set.flags |= c->element[22] >> 4 & (SET_TRANSACTIONAL | SET_CONTROL);
-		c->records += be32(c->element + 57);
+		u64 body = bytes > BATCH_BYTES && magic == 2 ? inflated(bytes - BATCH_BYTES, c->set.codec) : 0;
+		add_records(c, be32(c->element + 57), body / RECORD_BYTES);
 	} else {
 		c->set.codec = c->element[17] & 7;
 		if (c->set.codec)
 			c->set.status = SET_WRAPPER;
 		else
-			c->records++;
+			add_records(c, 1, bytes / (MESSAGE_BYTES + 8 * magic));
 	}
 	c->set.magic = magic;
 	c->next = c->batch + bytes;

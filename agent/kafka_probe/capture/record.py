@@ -20,7 +20,7 @@ RECORD = np.dtype(
         ("conn", "<u8"),
         ("tcp_seq", "<u4"),
         ("frame_bytes", "<u4"),
-        ("correlation_id", "<u4"),
+        ("correlation_id", "<i4"),
         ("latency_us", "<u4"),
         ("api_key", "u1"),
         ("api_version", "u1"),
@@ -158,4 +158,5 @@ LOSSES = {
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
     "before_proof": "frames between the first request and the first answer of a connection found by `--ports auto`",
+    "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
 }

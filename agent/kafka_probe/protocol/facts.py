@@ -152,6 +152,7 @@ class SetStatus(IntEnum):
     UNREADABLE = 1  # nothing could be read, as with sendfile
     PARTIAL = 2  # the broker cut the last batch, which clients leave aside: not counted, and not missing
     WRAPPER = 3  # compressed messages of magic 0 or 1 hide how many they are
+    IMPLAUSIBLE = 4  # a batch names a count of records that its bytes cannot hold
 
 
 class RecordSet(NamedTuple):

@@ -75,6 +75,8 @@ HIDDEN: dict[str, frozenset[str]] = {
     "OffsetCommit": frozenset({"CommittedMetadata"}),
     "TxnOffsetCommit": frozenset({"CommittedMetadata"}),
     "OffsetFetch": frozenset({"Metadata"}),
+    "JoinGroup": frozenset({"Reason"}),  # free text
+    "LeaveGroup": frozenset({"Reason"}),
 }
 
 # Bodies that never leave, and why.
