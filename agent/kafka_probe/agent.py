@@ -10,18 +10,22 @@ import platform
 import resource
 import time
 import uuid
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy.typing as npt
 import psutil
 
 import kafka_probe
+from kafka_probe import server
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.record import COUNTERS, SLOT, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.config import RELOADED, Config
+from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
@@ -33,6 +37,7 @@ from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
@@ -44,14 +49,17 @@ Buffer = RingBuffer | PerfBuffers
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
-_BATCH_RECORDS = 1 << 14
-_EVENTS_AT_ONCE = 1024
+_BATCH_RECORDS = 1 << 12  # what is decoded of them at once can take 10 KB each
+_ROWS_AT_ONCE = 1024  # events and their topics that are made at once
 _LISTED_AT_ONCE = 4096
-# In a report of more events: for the sink to keep up with what it can hold, and for the ring not to fill meanwhile.
+# Between the parts of a report, for the sink to keep up.
 _PAUSE_S = 0.05
+_REPORTS = 2  # that are handed on at the same time, at most
 _TOPICS_PER_EVENT = 1000
 # What was lost may have been a close or a reset; so may what the sink lost.
 _MAY_HIDE_ENDS = ("ring_full", "program_skipped")
+_ENDS_LIMITED = ("close_limit", "reset_limit")
+_DONE = object()
 
 log = logging.getLogger("kafka_probe")
 
@@ -59,13 +67,15 @@ log = logging.getLogger("kafka_probe")
 class Agent:
     """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture.
 
-    `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either. `turned_s` is when
+    `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either; it returns how
+    many it had no place for. `turned_s` is when
     the loop turned last, by time.monotonic; None before it runs. `uncounted_s` gives the CPU time of threads that
     `--cpu-limit` does not count.
     """
 
-    def __init__(self, config: Config, sink: Sink) -> None:
-        self.listener: Callable[[Sequence[Event]], object] | None = None
+    def __init__(self, config: Config, sink: Sink, bounds: Bounds = DEFAULT) -> None:
+        self.listener: Callable[[Sequence[Event]], int | None] | None = None
+        self._listener_losses = Counter(dict.fromkeys(server.LOSSES, 0))
         self.turned_s: float | None = None
         self.uncounted_s: Callable[[], float] = lambda: 0.0
         self._config = config
@@ -80,18 +90,20 @@ class Agent:
         self._complete_since: int | None = None
         pods = Pods()
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
-        self._resolver = resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline)
-        self._names = TopicNames()
+        self._bounds = bounds
+        self._resolver = resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit=bounds.workloads)
+        self._names = TopicNames(bounds.topic_names)
         self._brokers = BrokerFiles(self._names, resolver)
-        self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None)
-        self._flows = Flows(self._tracker, self._names, self._brokers)
+        self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
+        self._flows = Flows(self._tracker, self._names, self._brokers, bounds)
         self._detail = Detail(config.requests, config.cpu_limit)
-        self._reader = FrameReader(SUMMED)
+        self._reader = FrameReader(SUMMED, bounds)
+        self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
         self._exchanges: Exchanges | None = None
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
-        self._ring_full = 0  # when it was last looked for connections whose ends are lost
+        self._looked_at = 0  # losses when it was last looked for connections whose ends are lost
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read what is attached, and the list of older connections when it is there, until it is told to stop."""
@@ -121,22 +133,27 @@ class Agent:
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
         since = time.monotonic_ns()
         due = time.monotonic() + self._config.interval_s
+        reports: deque[Iterator[None]] = deque()
         if listing is None:
             self._tracker.end_list()
-        self._report(since, since, since)  # the agent is here; and a sink that cannot deliver says so at once
+        _finish(self._report(since, since, since))  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             self.turned_s = time.monotonic()
-            programs.buffer.wait(max(0.0, min(_BATCH_S, due - self.turned_s)))
+            programs.buffer.wait(max(0.0, min(_PAUSE_S if reports else _BATCH_S, due - self.turned_s)))
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.monotonic_ns()
             self._drain(programs.buffer)
             self._tracker.settle(now - SETTLED_NS)
             if listing and self._take_listed(listing, programs.buffer):
                 listing, due = None, time.monotonic()  # who is there is told at once
+            if reports and next(reports[0], _DONE) is _DONE:
+                reports.popleft()
             if time.monotonic() >= due:
+                if len(reports) == _REPORTS:
+                    _finish(reports.popleft())
                 self._look(programs)
                 self._forget_lost(programs)
-                self._report(since, now, now - SETTLED_NS, programs.buffer)
+                reports.append(self._report(since, now, now - SETTLED_NS))
                 since = now
                 due += self._config.interval_s
             if self._reloaded:
@@ -147,7 +164,7 @@ class Agent:
         self._look(programs)
         while not self._drain(programs.buffer):
             pass
-        self._report(since, now, now, programs.buffer)
+        _finish(chain(*reports, self._report(since, now, now)))
 
     def _look(self, programs: Programs) -> None:
         """What the kernel counted until now."""
@@ -156,17 +173,19 @@ class Agent:
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
     def _forget_lost(self, programs: Programs) -> None:
-        """Forget the connections that the kernel does not follow any more, if there was no room to say so."""
-        ring_full = self._kernel["ring_full"]
-        if ring_full == self._ring_full:
+        """Free what is kept of connections that the kernel does not follow any more, if records of ends were lost."""
+        lost_records = sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
+        if lost_records == self._looked_at and not self._tracker.full:
             return
-        lost = self._tracker.known() - programs.followed()  # in this order: what is opened from now on stays
-        orphans = self._tracker.orphans()
-        if self._drain(programs.buffer):  # else what was said of their ends may still wait
-            for conn in lost:
-                self._forget(conn)
-            self._tracker.forget_listed(orphans)
-            self._ring_full = ring_full
+        # In this order: what is opened from now on stays.
+        known, streams, orphans = self._tracker.known(), self._reader.unfinished(), self._tracker.orphans()
+        followed = programs.followed()
+        self._drain(programs.buffer)  # all that it held: ends that were not lost are read
+        for conn in known - followed:
+            self._forget(conn)
+        self._reader.keep(streams, followed)
+        self._tracker.forget_listed(orphans)
+        self._looked_at = lost_records
 
     def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
         """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
@@ -183,7 +202,7 @@ class Agent:
 
         What arrives meanwhile is for the next time: else batches would shrink to few records.
         """
-        for _ in range(-(-self._config.ring_size_bytes // (SLOT.itemsize * _BATCH_RECORDS))):
+        for _ in range(1 + self._config.ring_size_bytes // (SLOT.itemsize * _BATCH_RECORDS)):
             records = buffer.take(_BATCH_RECORDS)
             if len(records):
                 self._consume(records)
@@ -220,7 +239,8 @@ class Agent:
     def _look_closely(self) -> None:
         """Build exchanges, which costs more than to count frames, only while they become events."""
         if self._detail.requests and not self._exchanges:
-            self._exchanges = Exchanges(self._tracker, self._names)
+            self._exchanges = Exchanges(self._tracker, self._names, self._bounds.exchanges_bytes)
+            self._exchanges.losses = self._request_losses
             self._reader.ask()
         elif self._exchanges and not self._detail.requests:
             self._exchanges = None
@@ -238,31 +258,37 @@ class Agent:
             self._look_closely()
         log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
-    def _report(self, since_ns: int, now_ns: int, settled_ns: int, buffer: Buffer | None = None) -> None:
-        """The interval's events; the agent's own comes last, so that `complete_until` is true when it arrives.
+    def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
+        """End the interval and return an iterator that hands its events on, in parts.
 
-        Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval. settled_ns: up to
-        then closes are settled, see settling.py. buffer: is drained in the pauses of a long report.
+        The agent's own comes last, so that `complete_until` is true when it arrives. Times are of CLOCK_MONOTONIC, so
+        that a step of the wall clock moves both ends of an interval. settled_ns: up to then closes are settled, see
+        settling.py.
         """
         offset_ns = _wall_offset_ns()
         interval: Event = {"since": (since_ns + offset_ns) // 1000}
         flows = self._flows.report(with_topics=self._detail.topics)
         self._resolver.name_pods()
         self._tracker.settle(settled_ns)
-        self._send_stamped(self._tracker.report(), buffer)
-        self._send(_named_topics(self._names.report()), now_ns + offset_ns)
-        self._send(({**flow, **interval} for flow in flows), now_ns + offset_ns, buffer)
         self._detail.spend(self._cpu_share())
         self._look_closely()
-        self._note_hidden((now_ns + offset_ns) // 1000)
-        told: Event = {
-            "complete_since": self._complete_since,
-            "complete_until": (settled_ns + offset_ns) // 1000,
-        }
-        self._send([{"kind": "agent", **interval, **told, **self._state()}], now_ns + offset_ns)
+        ends, topics = _stamped(self._tracker.report()), list(_named_topics(self._names.report()))
+        other = self._tracker.other()
+
+        def last() -> Iterator[Event]:
+            self._note_hidden((now_ns + offset_ns) // 1000)
+            complete: Event = {
+                "complete_since": self._complete_since,
+                "complete_until": (settled_ns + offset_ns) // 1000,
+            }
+            yield {"kind": "agent", **interval, **complete, "other": other, **self._state()}
+
+        events = chain(ends, topics, ({**flow, **interval} for flow in flows), last())
+        return self._parts(events, now_ns + offset_ns)
 
     def _note_hidden(self, now_us: int) -> None:
         hidden = sum(self._kernel[name] for name in _MAY_HIDE_ENDS) + sum(self._sink.losses().values())
+        hidden += sum(self._tracker.losses[name] for name in _ENDS_LIMITED)
         if hidden > self._hidden:
             self._hidden, self._complete_since = hidden, now_us
 
@@ -290,44 +316,59 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        rooms = (self._pod_watch, self._reader, self._tracker, self._flows, self._detail)
-        return {**kernel, **{reason: n for room in rooms for reason, n in room.losses.items()}, **self._sink.losses()}
+        rooms = (self._pod_watch, self._reader, self._tracker, self._flows, self._detail, self._names)
+        counted = (
+            {reason: n for room in rooms for reason, n in room.losses.items()}
+            | self._request_losses
+            | self._listener_losses
+        )
+        return {**kernel, **counted, **self._sink.losses()}
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}
         rooms = {**self._reader.counters, **self._brokers.counters}
         return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
 
-    def _send_stamped(self, stamped: Iterable[tuple[int, Event]], buffer: Buffer | None = None) -> None:
-        """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
-        offset_ns = _wall_offset_ns()
+    def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
+        _finish(self._parts(_stamped(stamped), 0))
 
-        def on_the_wall(event: Event, **times_ns: object) -> Event:
-            return event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
-
-        self._send((on_the_wall(e, ts=ts_ns, closing_ts=e.get("closing_ts")) for ts_ns, e in stamped), 0, buffer)
-
-    def _send(self, events: Iterable[Event], wall_ns: int, buffer: Buffer | None = None) -> None:
+    def _parts(self, events: Iterable[Event], wall_ns: int) -> Iterator[None]:
+        """Hand events on, with the time where they have none of their own; stop after each part of them."""
         batch: list[Event] = []
+        rows = 0
         for event in events:
             event.setdefault("ts", wall_ns // 1000)
-            numbered = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id, "seq": self._sent}
-            batch.append({**numbered, **event})
-            self._sent += 1
-            if len(batch) == _EVENTS_AT_ONCE:
+            batch.append(event)
+            topics = event.get("topics")
+            rows += 1 + (len(topics) if isinstance(topics, list) else 0)
+            if rows >= _ROWS_AT_ONCE:
                 self._hand_over(batch)
-                batch = []
-                if buffer:
-                    self.turned_s = time.monotonic()
-                    buffer.wait(_PAUSE_S)
-                    self._drain(buffer)
+                batch, rows = [], 0
+                yield
         if batch:
             self._hand_over(batch)
 
-    def _hand_over(self, batch: list[Event]) -> None:
+    def _hand_over(self, events: list[Event]) -> None:
+        """Number events, and give them to the sink and the listener."""
+        common = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id}
+        batch = [{**common, "seq": seq, **event} for seq, event in enumerate(events, self._sent)]
+        self._sent += len(batch)
         self._sink.send(batch)
         if self.listener:
-            self.listener(batch)
+            self._listener_losses["server_behind"] += self.listener(batch) or 0
+
+
+def _finish(parts: Iterable[None]) -> None:
+    for _ in parts:
+        pass
+
+
+def _stamped(stamped: Iterable[tuple[int, Event]]) -> Iterator[Event]:
+    """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
+    offset_ns = _wall_offset_ns()
+    for ts_ns, event in stamped:
+        times_ns = {"ts": ts_ns, "closing_ts": event.get("closing_ts")}
+        yield event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
 
 
 def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:

@@ -17,6 +17,7 @@ from kafka_probe.capture.options import Options, Rule
 from kafka_probe.capture.programs import Programs
 from kafka_probe.config import Config
 from kafka_probe.connections.listing import Listing
+from kafka_probe.memory import Bounds
 from kafka_probe.privileges import Capability, give_up_all_but
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.workloads import Cgroups
@@ -28,7 +29,7 @@ log = logging.getLogger("kafka_probe")
 
 
 @contextmanager
-def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
+def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing | None]]:
     """The programs, attached until the end, and the list of older connections at work; None: every port is watched.
 
     Raises:
@@ -43,6 +44,7 @@ def attached(config: Config) -> Iterator[tuple[Programs, Listing | None]]:
         netns=config.netns.stat().st_ino if config.netns else 0,
         ring_bytes=config.ring_size_bytes,
         cgroup_subsystem=Cgroups().v1_controller,
+        max_connections=bounds.connections,
     )
     with closing(Programs.load(config.backend, config.buffer, options, rules())) as programs:
         not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())

@@ -234,18 +234,20 @@ def _watch(
     """
     from kafka_probe.agent import Agent
     from kafka_probe.attaching import attached
+    from kafka_probe.memory import bounds_of
 
     try:
-        agent = Agent(config, sink)
+        bounds = bounds_of(config)
+        agent = Agent(config, sink, bounds)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
         if hasattr(sink, "connections"):
             sink.connections = agent.connections
         if again:
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
-        with _stopped_by_signal(agent.stop), attached(config) as (programs, listing):
+        with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
-                agent.listener = server.start(agent, sink)
+                agent.listener = server.start(agent, sink, bounds.clients)
                 agent.uncounted_s = server.cpu_s
             agent.run(programs, listing)
     finally:

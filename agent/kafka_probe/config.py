@@ -273,6 +273,8 @@ class Config(DaemonConfig):
     """how records reach the agent; auto: by a ring buffer, by perf buffers where the kernel has none"""
     ring_size_bytes: ByteSize = ByteSize(8 * MIB)
     """size of the buffer between kernel and agent, a power of two; perf buffers share it"""
+    memory_limit: ByteSize = Field(ByteSize(512 * MIB), gt=0)
+    """most memory that the agent takes, with its BPF maps; what does not fit is counted under `other` and as a loss"""
     node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""
     interval_s: float = Field(5.0, gt=0, le=3600)

@@ -100,7 +100,12 @@ COMMON = (
     Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
     Field("side", "string", "connecting or accepting: which end of the connection this agent watched"),
     Field("flow_id", "string", "16 hexadecimal digits, the same on both ends whatever NAT is between; null if unknown"),
-    Field("conn_id", "string", "this end's own id of the connection, unique within agent_id"),
+    Field(
+        "conn_id",
+        "string",
+        "this end's own id of the connection, unique within agent_id; null: a flow of all connections of a side and API"
+        " that found no place, see flow_limit, without what tells them apart",
+    ),
     Field("local", "string", "address:port of the watched end"),
     Field("peer", "string", "address:port of the far end as the watched end sees it"),
     Field("netns", "long", "inode of the network namespace"),
@@ -123,8 +128,13 @@ LATENCY = "in exponential buckets, see `bucket_of`: bucket to count, in µs"
 
 FLOW_TOPIC = Struct(
     (
-        Field("topic", "string", "topic name; null while only the id is known"),
-        Field("topic_id", "string", "topic id, 32 hexadecimal digits, where the version carries it"),
+        Field("topic", "string", "topic name; null while only the id is known, or with topic_id: see topic_limit"),
+        Field(
+            "topic_id",
+            "string",
+            "topic id, 32 hexadecimal digits, where the version carries it; null with topic: all topics that found no "
+            "place",
+        ),
         Field("requests", "long", "requests that asked for the topic, by name or by its fetch session (KIP-227)"),
         Field("partitions", "long", "distinct partitions named in the interval"),
         Field("records", "long", "records in the record batches that could be read"),
@@ -319,6 +329,12 @@ AGENT = (
     Field("complete_until", "long", "all closes and resets up to this time have been sent, µs since epoch"),
     Field("connections", "long", "connections open now"),
     Field("open", ListOf(OPEN_NOW), "the same, counted"),
+    Field(
+        "other",
+        Counts(),
+        "opens, closes and resets of the interval that have no event of their own, see open_limit and close_limit: "
+        "open/SIDE, close/SIDE/HOW/CLOSED_BY or reset to count",
+    ),
     Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
     Field("counters", Counts(), "what was done since the start: records, frames, events"),
     Field("shed", "string", "what is left out above `--cpu-limit`: requests, or topics and requests; null: nothing"),

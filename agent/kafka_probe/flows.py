@@ -5,9 +5,12 @@ What a shape says is looked at once per interval, so that a frame costs only its
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, groupby
+from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +18,25 @@ import numpy.typing as npt
 from kafka_probe.capture.record import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, Asked, FetchSession, Group, Naming
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
-from kafka_probe.events import GAMMA, codec_name
-from kafka_probe.protocol.facts import Kind, SetStatus, Shape, TopicFacts
+from kafka_probe.events import CLIENT, GAMMA, codec_name
+from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
+from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.protocol.facts import Kind, Measure, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
+from kafka_probe.workloads import NOBODY
 
 Event = dict[str, object]
 
-LOSSES = {"topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`"}
+LOSSES = {
+    "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
+    "flow_limit": "frames counted by side and API only, since `--memory-limit` has no place for them by connection",
+    "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096",
+}
+TOPICS = 4096
+_COUNT_BYTES = 800  # what a count takes besides its shape
 
 
 @dataclass(slots=True)
@@ -67,13 +79,19 @@ class _Flow:
 
 
 class Flows:
-    """Counts of the running interval."""
+    """Counts of the running interval, by connection and shape. What finds no place is counted by side and API."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles) -> None:
+    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, bounds: Bounds = DEFAULT) -> None:
         self._tracker = tracker
         self._names = names
         self._brokers = brokers
+        self._limit_bytes = bounds.counts_bytes // 2  # the other half is that of the interval being reported
+        self._held_bytes = 0
+        self._began_ns = time.monotonic_ns()
+        self._place = self._limit_bytes + tracker.free * BORROWED_BYTES
         self._counts: dict[tuple[int, int], _Count] = {}
+        self._shapes: set[int] = set()  # of the counts, by id()
+        self._other: dict[tuple[str, int], _Flow] = {}
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
@@ -98,9 +116,11 @@ class Flows:
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         for i, start in enumerate(starts.tolist()):
-            count = self._count(int(conns[start]), shape, ends[i] - start)
-            if count is None:
+            connection = self._tracker.get(int(conns[start]))
+            if connection is None:
+                self._tracker.losses["connection_unknown"] += ends[i] - start
                 continue
+            count = self._count(connection, int(conns[start]), shape)
             if count.frames == 0 or (confirmed[i] and not count.connection.confirmed):
                 count.connection.confirmed |= confirmed[i]
                 self._brokers.see(count.connection, shape.facts)
@@ -113,52 +133,97 @@ class Flows:
                 fetches.setdefault(session, []).append((said, frames, order[start : ends[i]]))
             if buckets is not None:
                 count.latency.update(buckets[start : ends[i]].tolist())
+            if (int(conns[start]), id(shape)) not in self._counts:
+                self._count_other(count)
 
-    def _count(self, conn: int, shape: Shape, frames: int) -> _Count | None:
+    def _count(self, connection: Connection, conn: int, shape: Shape) -> _Count:
+        """The count of frames of a shape on a connection; one that is not kept if there is no place for it."""
         count = self._counts.get((conn, id(shape)))
         if count is None:
-            connection = self._tracker.get(conn)
-            if connection is None:
-                self._tracker.losses["connection_unknown"] += frames
-                return None
             self._tracker.learn(connection, shape.facts)
             self._names.learn(shape.facts, connection.cluster_id)
             # The shape is kept by its count, so its id stays its own.
             sums = np.zeros(len(shape.measures), np.int64)
-            count = _Count(connection, shape, 0, 0, sums, Counter(), connection.fetch(shape.facts))
-            self._counts[conn, id(shape)] = count
+            count = _Count(connection, shape, 0, 0, sums, Counter(), None)
+            needed = _COUNT_BYTES + (0 if id(shape) in self._shapes else shape_bytes(shape))
+            if self._held_bytes + needed <= self._place_bytes(connection):
+                count.fetch = connection.fetch(shape.facts, self._tracker.partitions)
+                self._keep(conn, count)
         return count
+
+    def _place_bytes(self, connection: Connection) -> int:
+        """A quarter is for connections that are older than the interval: many new ones do not take it."""
+        return self._place if connection.opened_ns < self._began_ns else self._place * 3 // 4
+
+    def _keep(self, conn: int, count: _Count) -> None:
+        shape = count.shape
+        self._held_bytes += _COUNT_BYTES + (0 if id(shape) in self._shapes else shape_bytes(shape))
+        self._shapes.add(id(shape))
+        self._counts[conn, id(shape)] = count
+
+    def _count_other(self, count: _Count) -> None:
+        connection, facts = count.connection, count.shape.facts
+        self.losses["flow_limit"] += count.frames
+        if not connection.confirmed:
+            self._tracker.losses["frame_unconfirmed"] += count.frames
+            return
+        if facts.api_key in (FETCH, SHARE_FETCH):
+            connection.forget_sessions()  # they miss this frame
+        api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
+        flow = self._other.setdefault((connection.side, api_key), _Flow())
+        self._sum_frames(flow, count)
+        flow.errors = Counter({code if code in ERROR_NAMES else _UNKNOWN: n for code, n in flow.errors.items()})
+        sums = [pair for pair in _measured(count) if pair[0].kind in _OF_TOPICS]
+        if not connection.internal and (sums or facts.topics):
+            topic = flow.topics.setdefault((None, None), _Topic())
+            topic.requests += 0 if facts.response else count.frames
+            for measure, value in sums:
+                topic.sums[measure.kind] += value
 
     def report(self, *, with_topics: bool = True) -> Iterator[Event]:
         """The `flow` events of the interval, without their common times; a new interval begins at once.
 
-        A connection that is not confirmed yet keeps its counts; they are lost if it ends so.
+        A connection that is not confirmed yet keeps its counts; they are lost if it ends so. Counts are freed while
+        the iterator goes on.
         """
-        flows: dict[tuple[int, int, int], tuple[Connection, _Flow]] = {}
-        kept = {}
-        for key, count in self._counts.items():
-            connection, facts = count.connection, count.shape.facts
-            if not connection.confirmed:
-                if self._tracker.get(key[0]):
-                    kept[key] = count
+        counts, self._counts = self._counts, {}
+        other, self._other = self._other, {}
+        self._shapes, self._held_bytes, self._began_ns = set(), 0, time.monotonic_ns()
+        self._place = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
+        for (conn, shape_id), count in list(counts.items()):
+            if not count.connection.confirmed:
+                del counts[conn, shape_id]
+                if self._tracker.get(conn) and self._held_bytes < self._limit_bytes // 4:
+                    self._keep(conn, count)
                 else:
                     self._tracker.losses["frame_unconfirmed"] += count.frames
-                continue
-            api = (_INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
-            _, flow = flows.setdefault((key[0], *api), (connection, _Flow()))
-            self._sum(flow, count, with_topics=with_topics and not connection.internal)
-        self._counts = kept
-        for (conn, api_key, _), (connection, _) in flows.items():
-            if api_key in connection.sessions:
-                for version, topic, times in connection.sessions[api_key].take():
-                    if with_topics:
-                        _, flow = flows[conn, api_key, version]
-                        self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
-        if not with_topics:
-            self.losses["topics_shed"] += len(flows)
-        return (_event(connection, key, version, flow) for (_, key, version), (connection, flow) in flows.items())
+        asked = {
+            (conn, api_key): list(session.take())
+            for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items()
+            for api_key, session in (connection.sessions or {}).items()
+        }
+        return chain(self._flows(counts, asked, with_topics=with_topics), _others(other))
 
-    def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
+    def _flows(
+        self, counts: dict[tuple[int, int], _Count], asked: Mapping[tuple[int, int], list[Asked]], *, with_topics: bool
+    ) -> Iterator[Event]:
+        """The events of one connection after the other."""
+        for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
+            flows: dict[tuple[int, int], _Flow] = {}
+            for key in keys:
+                count = counts.pop(key)
+                connection, facts = count.connection, count.shape.facts
+                api = (_INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
+                flow = flows.setdefault(api, _Flow())
+                self._sum(flow, count, with_topics=with_topics and not connection.internal)
+            for (api_key, api_version), flow in flows.items():
+                for version, topic, times in asked.get((conn, api_key), ()) if with_topics else ():
+                    if version == api_version:
+                        self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
+                self.losses["topics_shed"] += not with_topics
+                yield _event(connection, api_key, api_version, flow)
+
+    def _sum_frames(self, flow: _Flow, count: _Count) -> None:
         facts = count.shape.facts
         if facts.response:
             flow.responses += count.frames
@@ -171,14 +236,18 @@ class Flows:
         else:
             flow.requests += count.frames
             flow.request_bytes += count.bytes
+        flow.throttle_ms += sum(value for measure, value in _measured(count) if measure.kind is Kind.THROTTLE_MS)
+
+    def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
+        self._sum_frames(flow, count)
+        facts = count.shape.facts
+        if not facts.response:
             flow.groups.update(facts.groups)
             flow.transactional_ids.update(facts.transactional_ids)
             if facts.acks is not None:
                 flow.acks.add(facts.acks)
             if facts.replica_id is not None:
                 flow.replica_ids.add(facts.replica_id)
-        sums = list(zip(count.shape.measures, count.values.tolist(), strict=True))
-        flow.throttle_ms += sum(value for measure, value in sums if measure.kind is Kind.THROTTLE_MS)
         if not with_topics:
             return
         topics = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
@@ -188,12 +257,16 @@ class Flows:
         for record_set in facts.record_sets:
             if record_set.status != SetStatus.UNREADABLE:
                 topics[record_set.topic].codecs[codec_name(record_set.codec)] += count.frames
-        for measure, value in sums:
+        for measure, value in _measured(count):
             if measure.kind in _OF_TOPICS:
                 topics[measure.topic].sums[measure.kind] += value
 
     def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
-        topic = flow.topics.setdefault(self._names.resolve(facts, connection.cluster_id), _Topic())
+        named = self._names.resolve(facts, connection.cluster_id)
+        if len(flow.topics) >= TOPICS and named not in flow.topics:
+            self.losses["topic_limit"] += 1
+            return flow.topics.setdefault((None, None), _Topic())
+        topic = flow.topics.setdefault(named, _Topic())
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:
             topic.errors[code] += frames
@@ -201,6 +274,7 @@ class Flows:
 
 
 _INTERNAL = -1
+_UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
 _OF_TOPICS = {
     Kind.RECORDS: "records",
     Kind.BATCHES: "batches",
@@ -220,12 +294,30 @@ def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
     return buckets
 
 
+def _measured(count: _Count) -> list[tuple[Measure, int]]:
+    return list(zip(count.shape.measures, count.values.tolist(), strict=True))
+
+
+def _others(flows: dict[tuple[str, int], _Flow]) -> Iterator[Event]:
+    """The events of frames that found no place, by side and API: `conn_id` and all that tells connections is null."""
+    unknown: Event = {"flow_id": None, "conn_id": None, "local": None, "peer": None, "netns": None, "cluster_id": None}
+    for (side, api_key), flow in flows.items():
+        client = dict.fromkeys(field.name for field in CLIENT.fields)
+        common: Event = {"side": side, **unknown, "workload": NOBODY, "client": client, "opaque": None}
+        yield {**_counted(common, api_key, None, flow), "group": None}
+
+
 def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
+    counted = _counted(connection.common(), api_key, api_version, flow)
+    return {**counted, "group": connection.group(api_key, flow.groups)}
+
+
+def _counted(common: Event, api_key: int, api_version: int | None, flow: _Flow) -> Event:
     named = api_key not in (_INTERNAL, NO_API)
     api = apis().get(api_key)
     return {
         "kind": "flow",
-        **connection.common(),
+        **common,
         "api": api.name if api else None,
         "api_key": api_key if named else None,
         "api_version": api_version if named else None,
@@ -239,7 +331,6 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
         "latency_empty": _counts(flow.latency_empty),
         "throttle_ms": flow.throttle_ms,
         "acks": _only(flow.acks),
-        "group": connection.group(api_key, flow.groups),
         "transactional_id": _only(flow.transactional_ids),
         "replica_id": _only(flow.replica_ids),
         "topics": [

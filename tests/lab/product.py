@@ -76,7 +76,8 @@ class Agent:
 
     def __enter__(self) -> Self:
         for leftover in (self._ready, self.log, self.output):
-            leftover.unlink(missing_ok=True)
+            if not leftover.is_fifo():  # that somebody reads
+                leftover.unlink(missing_ok=True)
         command: list[str | Path] = [*_AGENT, "--listen", "off", "--ready-file", self._ready, *self._flags]
         log, output, environment = self.log, self.output, self._environment
         self._process = start(command, log=log, stdout=output, env=environment, inside=self._inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,7 @@ class Fed:
 
     def report(self) -> None:
         now = time.monotonic_ns()
-        self.agent._report(now - SECOND_NS, now, now)
+        deque(self.agent._report(now - SECOND_NS, now, now), maxlen=0)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         for event in self.sink.events:
@@ -272,7 +273,7 @@ def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[
     clocks.pass_by(10)
     now = clocks.monotonic_ns()
     fed.see(ended(ts_ns=now))
-    fed.agent._report(since, now, now)
+    deque(fed.agent._report(since, now, now), maxlen=0)
     return tuple(fed.events())
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
 
 from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
-from kafka_probe.capture.record import COUNTERS, RECORD
+from kafka_probe.capture.record import COUNTERS, RECORD, SLOT
 from kafka_probe.config import Config
-from tests.unit.connections.records import Records, closed, ended, opened, stream
-from tests.unit.test_agent import SECOND_NS, Fed, Kept
+from tests.unit.connections.records import Records, closed, ended, message, opened, request, stream
+from tests.unit.protocol.messages import case
+from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
 
 
 class LateRing:
@@ -69,10 +71,10 @@ class FloodedRing:
     """A ring that is full again whenever it is read."""
 
     def __init__(self) -> None:
-        self.takes = 0
+        self.records = 0
 
     def take(self, most: int) -> Records:
-        self.takes += 1
+        self.records += most
         return np.zeros(most, RECORD)
 
 
@@ -103,30 +105,92 @@ def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
     assert (told["connections"], told["losses"]["close_unknown"]) == (2, 1)
 
 
-def test_while_the_ring_is_not_read_to_its_end_nothing_is_taken_for_lost() -> None:
-    fed = Fed()
+def test_an_end_that_the_ring_still_holds_is_not_lost() -> None:
+    fed, ring = Fed(), WaitingRing()
     fed.see(opened(1))
-    forget_lost(fed, FloodedRing())
-    assert fed.agent._tracker.known() == {1}
-    forget_lost(fed, LateRing(2, fed.agent.stop))
-    assert fed.agent._tracker.known() == set()
+    ring.waiting = ended(1)
+    forget_lost(fed, ring)
+    assert fed.agent._tracker.losses["close_unknown"] == 0
+
+
+def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_read() -> None:
+    """All that it held when the kernel was asked has been read by then."""
+    fed, ring = Fed(), FloodedRing()
+    fed.see(opened(1), opened(2))
+    forget_lost(fed, ring)
+    assert fed.agent._tracker.known() == {2}
+    assert ring.records >= (8 << 20) // SLOT.itemsize
+
+
+def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> None:
+    fed, ring = Fed(), WaitingRing()
+    unfinished = message(case(METADATA, 12, response=True), 7, record_bytes=20)[:1]
+    ring.waiting = opened(1 << 20)
+    fed.see(unfinished)
+    forget_lost(fed, ring)
+    assert fed.agent._reader.unfinished() == set()
+    assert fed.agent._reader.losses["frame_incomplete"] == 1
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
     fed, ring = Fed(), FloodedRing()
     assert not fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
-    assert ring.takes == 2  # as much as 8 MiB hold
+    assert ring.records < 2 * (8 << 20) // SLOT.itemsize
 
 
-def test_a_long_report_pauses_to_empty_the_ring() -> None:
-    fed, ring = Fed(), WaitingRing()
-    fed.see(*(opened(conn) for conn in range(3000)))
+def test_a_long_report_is_handed_on_in_parts_and_what_comes_meanwhile_is_of_the_next_interval() -> None:
+    fed = Fed()
+    fed.see(*(opened(conn) for conn in range(3000)), request(METADATA, 12, 1))
     now = time.monotonic_ns()
-    fed.agent._report(now - SECOND_NS, now, now, ring)  # type: ignore[arg-type]  # stands in for the kernel
+    parts = fed.agent._report(now - SECOND_NS, now, now)
+    sent = []
+    for _ in parts:
+        sent.append(len(fed.sink.events))
+        fed.see(opened(1 << 20), request(METADATA, 12, 2))
+    assert sent == [1024, 2048]
+    assert [event["conn_id"] for event in fed.events("flow")] == [f"{1:016x}"]
     assert len(fed.events("open")) == 3000
-    assert fed.events("agent")[0]["connections"] == 3001
     fed.report()
     assert len(fed.events("open")) == 3001
+    assert [event["requests"] for event in fed.events("flow")] == [1, 2]
+
+
+def test_two_reports_at_the_same_time_each_have_their_own_ends() -> None:
+    fed = Fed()
+    now = time.monotonic_ns()
+    reports = []
+    for first in (1, 3001):
+        for conn in range(first, first + 3000):
+            fed.see(opened(conn), ended(conn, ts_ns=now))
+        reports.append(fed.agent._report(now, now, now))
+        next(reports[-1])
+    for parts in reports:
+        deque(parts, maxlen=0)
+    assert sorted(event["conn_id"] for event in fed.events("close")) == [f"{conn:016x}" for conn in range(1, 6001)]
+    assert len(fed.agent._tracker._closings) == 0
+
+
+class BusyRing(LateRing):
+    """A ring that brings so many connections at every reading that a report is longer than an interval."""
+
+    def __init__(self, readings: int, then: Callable[[], None]) -> None:
+        super().__init__(readings, then)
+        self._conn = 1 << 20
+
+    def take(self, most: int) -> Records:
+        if len(super().take(most)):
+            return np.zeros(0, RECORD)
+        self._conn += 2000
+        return stream(*(opened(self._conn + n) for n in range(2000)))
+
+
+def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None:
+    sink = Kept()
+    agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
+    agent._loop(NoPrograms(BusyRing(6, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    agents = [event for event in sink.events if event["kind"] == "agent"]
+    assert [event["since"] for event in agents[2:]] == [event["ts"] for event in agents[1:-1]]
+    assert [event["seq"] for event in sink.events] == list(range(len(sink.events)))
 
 
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:

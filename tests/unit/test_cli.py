@@ -24,7 +24,8 @@ from kafka_probe.sinks.stdout import StdoutSink
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from kafka_probe.sinks import Sink
+    from kafka_probe.memory import Bounds
+from kafka_probe.sinks import Sink
 
 SOURCES = Path(cli.__file__).parents[1]
 # Another user could not even read a checkout below a private folder; the kernel asks for capabilities only.
@@ -167,7 +168,7 @@ def test_help_ends_with_examples(command: str) -> None:
 class Standstill:
     """An agent that does nothing until it is stopped."""
 
-    def __init__(self, config: Config, sink: Sink) -> None:
+    def __init__(self, config: Config, sink: Sink, _bounds: Bounds) -> None:
         self.config = config
         self.sink = sink
         self.stops = 0
@@ -190,7 +191,7 @@ class Standstill:
 def standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is attached, and nobody gives up the capabilities of the tests."""
     monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
-    monkeypatch.setattr("kafka_probe.attaching.attached", lambda _config: nullcontext((None, None)))
+    monkeypatch.setattr("kafka_probe.attaching.attached", lambda *_: nullcontext((None, None)))
 
 
 @pytest.mark.usefixtures("standstill")
@@ -209,7 +210,7 @@ def test_top_says_on_a_terminal_what_it_waits_for_before_it_attaches(
 ) -> None:
     before: list[str] = []
 
-    def attached(_config: Config) -> nullcontext[tuple[None, None]]:
+    def attached(*_: object) -> nullcontext[tuple[None, None]]:
         before.append(capsys.readouterr().err)
         return nullcontext((None, None))
 
@@ -233,7 +234,7 @@ def test_the_daemon_logs_its_counts_in_the_form_of_its_log() -> None:
 def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[float] = []
 
-    def refuse(_config: Config) -> None:
+    def refuse(*_: object) -> None:
         raise StartError("No.")
 
     monkeypatch.setattr("kafka_probe.attaching.attached", refuse)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import re
 import resource
 import socket
 import struct
@@ -81,8 +82,19 @@ def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kep
         except (RefusedError, StartError) as error:
             refused[backend] = str(error)
         else:
-            return json.dumps({"backend": backend, "refused": refused, "instructions": loaded.instructions}), loaded
+            answer = {
+                "backend": backend,
+                "refused": refused,
+                "instructions": loaded.instructions,
+                "libraries": libraries(),
+            }
+            return json.dumps(answer), loaded
     raise StartError("No backend works on this kernel: " + "; ".join(f"{name}: {why}" for name, why in refused.items()))
+
+
+def libraries() -> list[str]:
+    """Return the files that this process has mapped."""
+    return sorted(set(re.findall(r" (/\S+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)))
 
 
 def main() -> None:

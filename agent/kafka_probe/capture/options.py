@@ -6,6 +6,8 @@ import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from kafka_probe.memory import DEFAULT
+
 # Places in the kernel's map of rules, api_key << 5 | api_version, and in that of walks.
 RULES = 128 << 5
 WALK_OPS = 8192
@@ -61,5 +63,5 @@ class Options:
     ring_bytes: int
     perf_buffers: dict[int, int] = field(default_factory=dict)
     cgroup_subsystem: str | None = None
-    max_connections: int = 131072
+    max_connections: int = DEFAULT.connections
     netns: int = 0

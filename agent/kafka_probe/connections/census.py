@@ -8,6 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kafka_probe.memory import DEFAULT
+from kafka_probe.workloads import NOBODY
+
 if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
 
@@ -29,9 +32,13 @@ class Group:
 
 
 class Census:
-    """Groups of connections; each connection holds the one that it is counted in."""
+    """Groups of connections; each connection holds the one that it is counted in.
 
-    def __init__(self) -> None:
+    Beyond `limit` groups the network of new ones is not told apart; beyond twice as many neither is the owner.
+    """
+
+    def __init__(self, limit: int = DEFAULT.groups) -> None:
+        self._limit = limit
         self._groups: dict[tuple[str, int, str, str | None], Group] = {}
 
     def count(self, connection: Connection) -> None:
@@ -45,6 +52,10 @@ class Census:
             identity = connection.identity
             local = identity.local if identity.accepting else identity.local.rpartition(":")[0]
             group = Group(connection.side, connection.workload, local, identity.peer_network)
+            if len(self._groups) >= self._limit and _key(group) not in self._groups:
+                group.peer_network = None
+            if len(self._groups) >= 2 * self._limit and _key(group) not in self._groups:
+                group = _rest(group.side)
             connection.counted = self._groups.setdefault(_key(group), group)
             connection.counted.count += 1
 
@@ -54,6 +65,8 @@ class Census:
         others: dict[tuple[str, int, str, str | None], Group] = {}
         for group in largest[MOST:]:
             rest = Group(group.side, group.workload, group.local, None)
+            if len(others) >= MOST and _key(rest) not in others:
+                rest = _rest(group.side)
             others.setdefault(_key(rest), rest).count += group.count
         return [
             {
@@ -65,6 +78,11 @@ class Census:
             }
             for group in (*largest[:MOST], *others.values())
         ]
+
+
+def _rest(side: str) -> Group:
+    """Return the group of all that have none of their own."""
+    return Group(side, NOBODY, "", None)
 
 
 def _key(group: Group) -> tuple[str, int, str, str | None]:

@@ -34,6 +34,11 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
+def closing_ns(record: Record) -> int:
+    """Return when this end began to close, ns of CLOCK_MONOTONIC."""
+    return int(unpack(record, CLOSE_DATA)["closing_ns"] or record["ts_ns"])
+
+
 def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
     """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
 
@@ -43,15 +48,15 @@ def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS)
     data = unpack(record, CLOSE_DATA)
     error = data["error"]
     closed_by, how = _how(data["first_state"], error)
-    closing_ns = data["closing_ns"] or int(record["ts_ns"])
-    sent_us, received_us = (_since(data[name], closing_ns) for name in ("sent_ns", "received_ns"))
+    began_ns = closing_ns(record)
+    sent_us, received_us = (_since(data[name], began_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
     unacked_bytes, unanswered = data["unacked_bytes"], data["retransmits_unanswered"]
     # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
     silence_us = data["silence_ns"] // 1000 if in_vain else idle_us
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
-    brief = data["burst_bytes"] <= ALERTS_BYTES and closing_ns - data["burst_ns"] < _JUST_NS
+    brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < _JUST_NS
     killed = data["owner_exiting"] and data["first_state"] == _FIN_WAIT1
     if tls and orderly and brief and not data["burst_answers"] and not killed:
         # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence. A peer that
@@ -61,7 +66,7 @@ def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS)
         closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
         idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000 or None
     api = apis().get(data["last_api_key"])
-    return closing_ns, {
+    return began_ns, {
         "closed_by": closed_by,
         "how": how,
         "idle_us": idle_us,

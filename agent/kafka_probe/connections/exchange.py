@@ -5,6 +5,7 @@ Kafka answers in order per connection; the kernel matched the response, so the c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
@@ -13,12 +14,15 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import EXCHANGED, codec_name
+from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.errors import ERROR_NAMES
-from kafka_probe.protocol.facts import Fact, Facts, Kind, Measure, SetStatus, Shape, Status
+from kafka_probe.protocol.facts import Fact, Facts, Kind, Measure, SetStatus, Shape, Status, shape_bytes
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
+LOSSES = {"request_limit": "requests without an event, because `--memory-limit` has no place for more in flight"}
 _PRODUCE = 0
+_WAITING_BYTES = 512  # what a request takes that waits, besides its shape
 _MEASURED = {
     Kind.OFFSET: "offset",
     Kind.HIGH_WATERMARK: "high_watermark",
@@ -44,9 +48,15 @@ class Frame:
 
 
 class Exchanges:
-    """Pairs requests with responses. What waits is what clients have in flight: an answer ends what was before it."""
+    """Pairs requests with responses. What waits is what clients have in flight: an answer ends what was before it.
 
-    def __init__(self, tracker: Tracker, names: TopicNames) -> None:
+    Beyond `limit_bytes` the requests of the connection that waits longest are forgotten.
+    """
+
+    def __init__(self, tracker: Tracker, names: TopicNames, limit_bytes: int = DEFAULT.exchanges_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self._tracker = tracker
         self._names = names
         self._waiting: dict[int, dict[int, Frame]] = {}
@@ -70,23 +80,41 @@ class Exchanges:
 
     def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
         """The requests that the connection's end left unanswered, if it is known to have spoken Kafka."""
-        for correlation_id, request in self._waiting.pop(connection.identity.conn, {}).items():
+        for correlation_id, request in self._forget(connection.identity.conn).items():
             if connection.confirmed:
                 yield self._unanswered(connection, correlation_id, request)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
         facts = frame.shape.facts
-        waiting = self._waiting.setdefault(connection.identity.conn, {})
+        conn = connection.identity.conn
+        waiting = self._waiting.get(conn, {})
         if facts.response:
             if correlation_id in waiting:
                 # What was asked before it and still waits has lost its answer.
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
-                    yield self._unanswered(connection, passed, waiting.pop(passed))
-                yield frame.ts_ns, self._event(connection, correlation_id, waiting.pop(correlation_id), frame)
+                    yield self._unanswered(connection, passed, self._take_out(conn, passed))
+                yield frame.ts_ns, self._event(connection, correlation_id, self._take_out(conn, correlation_id), frame)
         elif facts.api_key == _PRODUCE and facts.acks == 0:
             yield self._unanswered(connection, correlation_id, frame)
         else:
-            waiting[correlation_id] = frame
+            if correlation_id in waiting:
+                self._take_out(conn, correlation_id)
+            self._waiting.setdefault(conn, {})[correlation_id] = frame
+            self._held_bytes += _size(frame)
+            while self._held_bytes > self._limit_bytes:
+                self.losses["request_limit"] += len(self._forget(next(iter(self._waiting))))
+
+    def _take_out(self, conn: int, correlation_id: int) -> Frame:
+        request = self._waiting[conn].pop(correlation_id)
+        self._held_bytes -= _size(request)
+        if not self._waiting[conn]:
+            del self._waiting[conn]
+        return request
+
+    def _forget(self, conn: int) -> dict[int, Frame]:
+        waiting = self._waiting.pop(conn, {})
+        self._held_bytes -= sum(map(_size, waiting.values()))
+        return waiting
 
     def _unanswered(self, connection: Connection, correlation_id: int, request: Frame) -> tuple[int, Event]:
         return request.ts_ns, self._event(connection, correlation_id, request, None)
@@ -136,6 +164,10 @@ class Exchanges:
                     row = rows[*resolved[record_set.topic], record_set.partition]
                     row["codec"], row["transactional"] = codec_name(record_set.codec), record_set.transactional
         return list(rows.values())
+
+
+def _size(frame: Frame) -> int:
+    return _WAITING_BYTES + shape_bytes(frame.shape)
 
 
 def _row(topic: str | None, topic_id: str | None, partition: int | None) -> Event:

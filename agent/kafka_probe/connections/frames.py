@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, Flag
 from kafka_probe.connections import joining
+from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.decoder import Walks
 from kafka_probe.protocol.facts import Kind, Shape, Status
 from kafka_probe.protocol.measures import Bytes, Integers
@@ -49,10 +50,10 @@ class Frames:
 class FrameReader:
     """Reads frames out of batches of frame records; remembers their shapes, and what a batch left unfinished."""
 
-    def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
+    def __init__(self, kinds: Iterable[Kind] = Kind, bounds: Bounds = DEFAULT) -> None:
         """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
-        self._table = ShapeTable(partial(decode_code, walks=Walks(kinds)))
-        self._joiner = joining.Joiner()
+        self._table = ShapeTable(partial(decode_code, walks=Walks(kinds)), bounds.shapes_bytes)
+        self._joiner = joining.Joiner(bounds.unfinished_bytes)
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 
     def ask(self, kinds: Iterable[Kind] = Kind) -> None:
@@ -80,6 +81,14 @@ class FrameReader:
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
         self._joiner.forget(conn)
+
+    def unfinished(self) -> set[int]:
+        """Return what `keep` takes: the streams that have an unfinished frame now."""
+        return self._joiner.unfinished()
+
+    def keep(self, streams: Collection[int], conns: Iterable[int]) -> None:
+        """Forget what these streams left unfinished, unless they are of one of the connections."""
+        self._joiner.keep(streams, conns)
 
     def _read(self, records: Records) -> Iterator[Frames]:
         alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from kafka_probe.workloads import Owner
 
 Record = npt.NDArray[Any]
 
+_SHARED = 1024
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2
 
 
@@ -52,10 +54,17 @@ def endpoint(family: int, address: bytes, port: int) -> str:
 
 def network(endpoint: str) -> str:
     """The network that an endpoint is taken to be in: the first 24 bits of an IPv4 address, 64 of an IPv6 one."""
-    address = endpoint.rpartition(":")[0]
+    return _network(endpoint.rpartition(":")[0])
+
+
+@lru_cache(_SHARED)  # equal texts of many connections are one
+def _network(address: str) -> str:
     if address.startswith("["):
         return str(ipaddress.ip_network((address.strip("[]"), 64), strict=False))
     return f"{address.rpartition('.')[0]}.0/24"
+
+
+_local = lru_cache(_SHARED)(endpoint)  # those of accepting ends are mostly the same
 
 
 def read_open(record: Record) -> tuple[Identity, Owner]:
@@ -67,7 +76,7 @@ def read_open(record: Record) -> tuple[Identity, Owner]:
         accepting=accepting,
         from_start=bool(data["from_start"]),
         flow_id=flow_id(accepting, data["tx_base"], data["rx_base"]),
-        local=endpoint(family, data["local_address"].tobytes(), data["local_port"]),
+        local=_local(family, data["local_address"].tobytes(), data["local_port"]),
         peer=(peer := endpoint(family, data["peer_address"].tobytes(), data["peer_port"])),
         peer_network=network(peer),
         netns=data["netns"],

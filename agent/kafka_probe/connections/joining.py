@@ -7,6 +7,7 @@ is put together one by one and may wait for its end. No frame is lost here witho
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
+from kafka_probe.memory import DEFAULT
 
 Records = npt.NDArray[Any]
 Integers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
-LOSSES = {"frame_incomplete": "frames that lost one of their records, and are not counted: see ring_full"}
+LOSSES = {
+    "frame_incomplete": "frames that lost one of their records, and are not counted: see ring_full",
+    "frame_limit": "unfinished frames that `--memory-limit` has no place for, the oldest first; not counted",
+}
+_BEGUN_BYTES = 768  # what an unfinished frame takes besides its data
 
 # As plain numbers: an enum's own operators take longer than all that is done with a record.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
@@ -52,16 +58,29 @@ class _Begun:
 
 
 class Joiner:
-    """Joins batch after batch; remembers what a batch left unfinished."""
+    """Joins batch after batch; remembers what a batch left unfinished, up to `limit_bytes`."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = DEFAULT.unfinished_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
         self._begun: dict[int, _Begun] = {}  # by stream: connection and direction
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
         for direction in (0, _RESPONSE):
-            if self._begun.pop(conn << 1 & _STREAM | direction, None):
+            if self._take(conn << 1 & _STREAM | direction):
+                self.losses["frame_incomplete"] += 1
+
+    def unfinished(self) -> set[int]:
+        """Return the streams that have an unfinished frame."""
+        return set(self._begun)
+
+    def keep(self, streams: Collection[int], conns: Iterable[int]) -> None:
+        """Forget what these streams left unfinished, unless they are of one of the connections."""
+        followed = {conn << 1 & _STREAM | direction for conn in conns for direction in (0, _RESPONSE)}
+        for stream in streams:
+            if stream not in followed and self._take(stream):
                 self.losses["frame_incomplete"] += 1
 
     def join(self, records: Records) -> Joined:
@@ -91,7 +110,7 @@ class Joiner:
     def _complete(self, stream: int, first: Any, last: Any, data: bytes) -> _Begun | None:
         """The frame that a run of records completes, by its first and its last record and the data of all."""
         more = last["flags"] & _MORE
-        begun = self._begun.pop(stream, None)
+        begun = self._take(stream)
         if begun and begun.first["tcp_seq"] != last["tcp_seq"]:
             # Its end was lost, and perhaps the beginning of this one.
             self.losses["frame_incomplete"] += 1
@@ -106,7 +125,17 @@ class Joiner:
         begun.part = int(last["part"])
         if more:
             self._begun[stream] = begun
+            self._held_bytes += _BEGUN_BYTES + len(begun.data)
+            while self._held_bytes > self._limit_bytes:
+                self._take(next(iter(self._begun)))
+                self.losses["frame_limit"] += 1
             return None
+        return begun
+
+    def _take(self, stream: int) -> _Begun | None:
+        begun = self._begun.pop(stream, None)
+        if begun:
+            self._held_bytes -= _BEGUN_BYTES + len(begun.data)
         return begun
 
 

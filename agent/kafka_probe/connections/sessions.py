@@ -22,9 +22,27 @@ from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
 FETCH, SHARE_FETCH = 1, 78
 
 Topic = tuple[str | None, str | None]
+Asked = tuple[int, Topic, int]
+"""API version, topic, and requests of the session that asked for it."""
 
-# Far more than one client reads, far less than a hostile one could name.
-_PARTITIONS = 1 << 17
+
+class PartitionBudget:
+    """How many partitions all fetch sessions may hold together; one may hold a quarter. `refused`: found no place."""
+
+    __slots__ = ("free", "most", "refused")
+
+    def __init__(self, limit: int) -> None:
+        self.free = limit
+        self.most = limit // 4
+        self.refused = 0
+
+    def take(self, wanted: int, held: int) -> bool:
+        """Whether there is a place for all that are wanted beside those that the session holds; then they have it."""
+        if wanted > min(self.free, self.most - held):
+            self.refused += wanted
+            return False
+        self.free -= wanted
+        return True
 
 
 class Role(Enum):
@@ -74,9 +92,10 @@ Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
 class FetchSession:
     """The session of a connection, and how often its topics were asked for since `take`."""
 
-    __slots__ = ("_asked", "_held", "_known", "_pending", "_size")
+    __slots__ = ("_asked", "_held", "_known", "_partitions", "_pending", "_size")
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: PartitionBudget) -> None:
+        self._partitions = partitions
         self._held: dict[Topic, set[int]] = {}
         self._size = 0
         self._known = False  # all of it, from a full request on
@@ -95,12 +114,17 @@ class FetchSession:
                 self._change(said)
             self._ask(said, 1)
 
-    def take(self) -> Iterator[tuple[int, Topic, int]]:
-        """(API version, topic, requests of the session that asked for it) since the last time."""
+    def take(self) -> Iterator[Asked]:
+        """What was asked for since the last time."""
         self._settle()
         for (version, topic), times in self._asked.items():
             yield version, topic, times
         self._asked.clear()
+
+    def forget(self) -> None:
+        """Hold nothing, and know nothing."""
+        self._partitions.free += self._size
+        self._held, self._size, self._known = {}, 0, False
 
     def _ask(self, frame: Naming, times: int) -> None:
         if frame.by_session:
@@ -132,16 +156,19 @@ class FetchSession:
 
     def _change(self, frame: Naming) -> None:
         if frame.role in (Role.ALONE, Role.FULL):
-            self._held, self._size, self._known = {}, 0, frame.complete
+            self.forget()
+            self._known = frame.complete
         if frame.role is not Role.ALONE:
             for topic, partitions in frame.added.items():
-                if partitions and self._size < _PARTITIONS:
-                    held = self._held.setdefault(topic, set())
-                    self._size += len(partitions - held)
-                    held |= partitions
+                new = len(partitions - self._held.get(topic, set()))
+                if partitions and self._partitions.take(new, self._size):
+                    self._held.setdefault(topic, set()).update(partitions)
+                    self._size += new
         for topic, partitions in frame.forgotten.items():
             held = self._held.get(topic, set())
-            self._size -= len(partitions & held)
+            left = len(partitions & held)
+            self._size -= left
+            self._partitions.free += left
             held -= partitions
             if not held:
                 self._held.pop(topic, None)

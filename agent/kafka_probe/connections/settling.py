@@ -7,47 +7,72 @@ several threads, and a client ends some milliseconds after its last connection.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import Flag
-from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.capture.record import RECORD, Flag
+from kafka_probe.connections.closing import closing_ns
+from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
+if TYPE_CHECKING:
+    from kafka_probe.connections.tracker import Connection
+
 Record = npt.NDArray[Any]
-Event = dict[str, object]
 
 SETTLED_NS = 1_000_000_000
 _ANY = "0.0.0.0", "[::]"  # listens for every address
+_PORTS, _ADDRESSES = 4096, 64  # most ports of closed listeners that are remembered, and addresses of each
 
 
-@dataclass(frozen=True, slots=True)
-class _Closed:
+@dataclass(slots=True)
+class Closed:
+    """A closed connection with its CLOSE record, packed: an event takes ten times the memory.
+
+    owner_ended: whether its process had ended when it was settled. listener_closed_us: how long before the connection
+    its listener was closed; None if it was not.
+    """
+
+    connection: Connection
     ended_ns: int
-    closing_ns: int
-    identity: Identity
-    workload: Mapping[str, object]
-    event: Event
+    packed: bytes
+    owner_ended: bool | None = None
+    listener_closed_us: int | None = None
+
+    @property
+    def record(self) -> Record:
+        record: Record = np.frombuffer(self.packed, RECORD)[0]
+        return record
 
 
 class Settling:
-    """The `close` events of connections, in the order in which they ended; times are of CLOCK_MONOTONIC."""
+    """Closed connections, in the order in which they ended; times are of CLOCK_MONOTONIC."""
 
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
-        self._waiting: deque[_Closed] = deque()
-        self._settled: list[tuple[int, Event]] = []
+        self._waiting: deque[Closed] = deque()
+        self._settled: deque[Closed] = deque()
+        self._taken: list[deque[Closed]] = []  # by reports that go on
         # When listening sockets were closed, by network namespace and port, and by address.
         self._listeners: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        """Return how many are kept."""
+        return len(self._waiting) + len(self._settled) + sum(map(len, self._taken))
 
     def listen(self, record: Record) -> None:
         """A LISTEN record."""
         identity, _ = read_open(record)
         address, _, port = identity.local.rpartition(":")
         closed = self._listeners[identity.netns, port]
+        if len(self._listeners) > _PORTS:
+            del self._listeners[next(iter(self._listeners))]
+        if len(closed) > _ADDRESSES:
+            del closed[next(iter(closed))]
         if record["flags"] & Flag.CLOSED:
             closed[address] = int(record["ts_ns"])
         elif address in _ANY:
@@ -56,35 +81,33 @@ class Settling:
             for listened in (address, *_ANY):
                 closed.pop(listened, None)
 
-    def add(
-        self, ended_ns: int, closing_ns: int, identity: Identity, workload: Mapping[str, object], event: Event
-    ) -> None:
-        """The `close` event of a connection, as far as it is known when it ends."""
-        self._waiting.append(_Closed(ended_ns, closing_ns, identity, workload, event))
+    def add(self, connection: Connection, record: Record) -> None:
+        """Keep a connection with its CLOSE record."""
+        self._waiting.append(Closed(connection, int(record["ts_ns"]), record.tobytes()))
 
     def settle(self, until_ns: int) -> None:
         """What ended until then has waited long enough, and what is to be seen is what is there now."""
         ended: dict[int, bool | None] = {}  # of the owners, each asked for once: a broker may be that of thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
-            if id(closed.workload) not in ended:
-                ended[id(closed.workload)] = self._resolver.ended(closed.workload)
-            company = {
-                "owner_ended": ended[id(closed.workload)],
-                "listener_closed_us": self._listener_closed_us(closed),
-            }
-            self._settled.append((closed.ended_ns, {**closed.event, **company}))
+            workload = closed.connection.workload
+            if id(workload) not in ended:
+                ended[id(workload)] = self._resolver.ended(workload)
+            closed.owner_ended = ended[id(workload)]
+            closed.listener_closed_us = self._listener_closed_us(closed)
+            self._settled.append(closed)
 
-    def take(self) -> list[tuple[int, Event]]:
-        """(ts_ns, event) of those that were settled since the last call."""
-        settled, self._settled = self._settled, []
-        return settled
+    def take(self) -> Iterator[Closed]:
+        """Return those that are settled now, one by one: each is kept until the iterator has reached it."""
+        taken, self._settled = self._settled, deque()
+        self._taken = [*filter(None, self._taken), taken]
+        return (taken.popleft() for _ in range(len(taken)))
 
-    def _listener_closed_us(self, closed: _Closed) -> int | None:
-        """How long before the connection its listener was closed; None if it was not."""
-        address, _, port = closed.identity.local.rpartition(":")
-        listeners = self._listeners.get((closed.identity.netns, port), {})
+    def _listener_closed_us(self, closed: Closed) -> int | None:
+        identity = closed.connection.identity
+        address, _, port = identity.local.rpartition(":")
+        listeners = self._listeners.get((identity.netns, port), {})
         closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
-        if not (closed_ns and closed.identity.accepting):
+        if not (closed_ns and identity.accepting):
             return None
-        return max(closed.closing_ns - max(closed_ns), 0) // 1000
+        return max(closing_ns(closed.record) - max(closed_ns), 0) // 1000

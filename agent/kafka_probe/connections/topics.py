@@ -7,17 +7,21 @@ clusters have is an id's only where the cluster is known.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
+from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import Facts, TopicFacts
 
-_LIMIT = 1 << 17
+LOSSES = {"topic_name_limit": "topic ids whose names were forgotten, the oldest first: see `--memory-limit`"}
 
 
 class TopicNames:
-    """Names by topic id, the newest `_LIMIT` of them. `learned` counts them since the start."""
+    """Names by topic id, the newest `limit` of them. `learned` counts them since the start."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = DEFAULT.topic_names) -> None:
+        self._limit = limit
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self._names: dict[str, str] = {}
         self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
         self._unreported: dict[str, str] = {}
@@ -31,7 +35,8 @@ class TopicNames:
         """Whether that was new. `gone`: the topic is known to be deleted, another one may have its name by now."""
         if topic_id in self._names:
             return False
-        if len(self._names) >= _LIMIT:
+        if len(self._names) >= self._limit:
+            self.losses["topic_name_limit"] += 1
             self._forget(next(iter(self._names)))
         self._names[topic_id] = self._unreported[topic_id] = name
         ids = self._ids.setdefault(name, {})

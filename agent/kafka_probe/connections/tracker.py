@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy.typing as npt
@@ -16,9 +17,10 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.sessions import FetchSession, Naming, naming
-from kafka_probe.connections.settling import Settling
+from kafka_probe.connections.sessions import FetchSession, Naming, PartitionBudget, naming
+from kafka_probe.connections.settling import Closed, Settling
 from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver
 
@@ -32,6 +34,11 @@ LOSSES = {
     "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
     "close_unknown": "connections that are gone and did not say how, because that record was lost: see ring_full",
     "frame_unconfirmed": "frames, if they were any, of connections that ended before they proved to speak Kafka",
+    "connection_limit": "connections that `--memory-limit` has no place for; their frames are `connection_unknown`",
+    "open_limit": "opened connections without an event, for the same reason: `other` of `agent` counts them",
+    "close_limit": "closed connections without an event, likewise",
+    "reset_limit": "resets without an event, likewise",
+    "partition_limit": "partitions of fetch sessions, likewise: requests that do not name them do not count for them",
 }
 
 
@@ -58,7 +65,7 @@ class Connection:
     closed: bool = False
     client: Client | None = None
     counted: Group | None = None
-    sessions: dict[int, FetchSession] = field(default_factory=dict)  # by API key
+    sessions: dict[int, FetchSession] | None = None  # by API key
 
     @property
     def side(self) -> str:
@@ -89,10 +96,19 @@ class Connection:
             return self.client.group
         return next(iter(named)) if len(named) == 1 else None
 
-    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
+    def fetch(self, facts: Facts, partitions: PartitionBudget) -> tuple[FetchSession, Naming] | None:
         """Whose session a frame is about, and what it says of it."""
         said = naming(facts)
-        return (self.sessions.setdefault(facts.api_key, FetchSession()), said) if said else None
+        if said is None:
+            return None
+        self.sessions = {} if self.sessions is None else self.sessions
+        return self.sessions.setdefault(facts.api_key, FetchSession(partitions)), said
+
+    def forget_sessions(self) -> None:
+        """Free what fetch sessions hold; they begin anew with the next frame that names partitions."""
+        for session in (self.sessions or {}).values():
+            session.forget()
+        self.sessions = None
 
     def common(self) -> Event:
         """The fields that all events of the connection share."""
@@ -121,8 +137,10 @@ _Ends = tuple[int, str, str]
 class Tracker:
     """Connections by the kernel's id. `losses` counts what could not be given to one."""
 
-    def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None) -> None:
+    def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None, bounds: Bounds = DEFAULT) -> None:
         """nat: who is asked what this host's NAT makes of new connections; None: nobody."""
+        self._bounds = bounds
+        self.partitions = PartitionBudget(bounds.partitions)
         self._resolver = resolver
         self._nat = nat
         self._clients = Clients()
@@ -130,11 +148,12 @@ class Tracker:
         # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
         self._listed: dict[_Ends, Connection] = {}
         self._seen: set[_Ends] | None = set()
-        self._unreported: list[Connection] = []
-        self._resets: list[tuple[int, Event]] = []
+        self._unreported: dict[int, Connection] = {}  # by id()
+        self._resets: deque[Record] = deque()
         self._closings = Settling(resolver)
+        self._other: Counter[str] = Counter()
         self._open = 0
-        self._census = Census()
+        self._census = Census(bounds.groups)
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def __len__(self) -> int:
@@ -172,16 +191,17 @@ class Tracker:
             case Kind.LISTEN:
                 self._closings.listen(record)
             case Kind.RESET:
-                self._resets.append((int(record["ts_ns"]), _reset(record)))
+                if self._has_place("reset_limit", "reset"):
+                    self._resets.append(record.copy())
 
     def add_listed(self, listed: Iterable[tuple[Identity, Owner]], now_ns: int) -> None:
         """Connections that were open when capture began, listed since then, or some of them."""
         seen = self._seen or set()
         for identity, owner in listed:
             ends = identity.netns, identity.local, identity.peer
-            if ends not in seen:
-                self._listed[ends] = self._add(identity, self._resolver.resolve(owner), now_ns)
-                self._unreported.append(self._listed[ends])
+            if ends not in seen and self._has_place_for_connection():
+                self._listed[ends] = added = self._add(identity, self._resolver.resolve(owner), now_ns)
+                self._unreported[id(added)] = added
 
     def end_list(self) -> None:
         """All that were open have been listed, or no list will come."""
@@ -194,10 +214,9 @@ class Tracker:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
-        ended_ns, (closing_ns, facts) = int(record["ts_ns"]), read_close(record, tls=connection.opaque == "tls")
-        more = {"age_us": (ended_ns - connection.opened_ns) // 1000, "auth_error": connection.auth_error}
-        event = _event(connection, "close", {**facts, **more, "closing_ts": closing_ns})
-        self._closings.add(ended_ns, closing_ns, connection.identity, connection.workload, event)
+        _, facts = read_close(record, tls=connection.opaque == "tls")
+        if self._has_place("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}"):
+            self._closings.add(connection, record)
 
     def gone(self, conn: int) -> Connection | None:
         """Nothing more can follow of the connection: it is forgotten, and returned if it was known."""
@@ -206,6 +225,7 @@ class Tracker:
             connection.confirmed |= connection.identity.from_start and not (connection.doubtful or connection.opaque)
             if not connection.closed:
                 self._lose(connection)
+            connection.forget_sessions()
         return connection
 
     def known(self) -> set[int]:
@@ -234,17 +254,49 @@ class Tracker:
         self._closings.settle(until_ns)
 
     def report(self) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) of what was opened, reset, and settled after its close, since the last report."""
-        opened, self._unreported = self._unreported, []
-        for connection, nat in zip(opened, self._translations(opened), strict=True):
-            identity = connection.identity
-            facts: Event = {"handshake_us": identity.handshake_us, "cookie": identity.cookie, "nat": nat}
-            yield connection.opened_ns, _event(connection, "open", facts)
-        resets, self._resets = self._resets, []
-        yield from resets
-        yield from self._closings.take()
+        """(ts_ns, event) of what was opened, reset, and settled after its close, until now.
 
-    def _translations(self, opened: Sequence[Connection]) -> Sequence[conntrack.Translation | None]:
+        Each is kept until the iterator has reached it, and counts towards the bounds so long.
+        """
+        opened, self._unreported = deque(self._unreported.values()), {}
+        nats = iter(self._translations(opened))
+        resets, self._resets = self._resets, deque()
+        return chain(
+            (_opened(opened.popleft(), next(nats)) for _ in range(len(opened))),
+            ((int(record["ts_ns"]), _reset(record)) for record in resets),
+            map(_closed, self._closings.take()),
+        )
+
+    def other(self) -> dict[str, int]:
+        """Return and forget how many opens, closes and resets have no event of their own: `other` of `agent`."""
+        other, self._other = dict(self._other), Counter()
+        return other
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no place for one more connection."""
+        return len(self._connections) + len(self._listed) >= self._bounds.connections
+
+    @property
+    def free(self) -> int:
+        """How many connections more there is a place for; below 0 where ended ones take that of `ends`."""
+        kept = len(self._connections) + len(self._listed) + len(self._closings) + len(self._resets)
+        return self._bounds.connections - kept
+
+    def _has_place_for_connection(self) -> bool:
+        if self.full:
+            self.losses["connection_limit"] += 1
+        return not self.full
+
+    def _has_place(self, loss: str, kind: str) -> bool:
+        """Whether one more end can wait for the report. Ends may take what connections leave free."""
+        if self.free + self._bounds.ends > 0:
+            return True
+        self.losses[loss] += 1
+        self._other[kind] += 1
+        return False
+
+    def _translations(self, opened: Collection[Connection]) -> list[conntrack.Translation | None]:
         if self._nat is None:
             return [None] * len(opened)
         translations = self._nat.translations([connection.identity for connection in opened])
@@ -260,17 +312,19 @@ class Tracker:
             self._census.count(known)
             return
         ends = identity.netns, identity.local, identity.peer
-        if self._seen is not None:
+        if self._seen is not None and len(self._seen) < self._bounds.connections:
             self._seen.add(ends)
         connection = self._listed.pop(ends, None)
         if connection:
             connection.identity = identity
             connection.workload = workload if owner.pid else connection.workload
             self._census.count(connection)
-        else:
+        elif self._has_place_for_connection():
             connection = self._add(identity, workload, int(record["ts_ns"]))
+        else:
+            return
         self._connections[identity.conn] = connection
-        self._unreported.append(connection)
+        self._unreported[id(connection)] = connection
 
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1
@@ -281,6 +335,8 @@ class Tracker:
     def _lose(self, connection: Connection) -> None:
         self._end(connection)
         self.losses["close_unknown"] += 1
+        if id(connection) in self._unreported and not self._has_place("open_limit", f"open/{connection.side}"):
+            del self._unreported[id(connection)]
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1
@@ -290,6 +346,25 @@ class Tracker:
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:
     return {"kind": kind, **connection.common(), "found": connection.found, **facts}
+
+
+def _opened(connection: Connection, nat: conntrack.Translation | None) -> tuple[int, Event]:
+    identity = connection.identity
+    facts: Event = {"handshake_us": identity.handshake_us, "cookie": identity.cookie, "nat": nat}
+    return connection.opened_ns, _event(connection, "open", facts)
+
+
+def _closed(closed: Closed) -> tuple[int, Event]:
+    connection = closed.connection
+    began_ns, facts = read_close(closed.record, tls=connection.opaque == "tls")
+    more = {
+        "age_us": (closed.ended_ns - connection.opened_ns) // 1000,
+        "auth_error": connection.auth_error,
+        "closing_ts": began_ns,
+        "owner_ended": closed.owner_ended,
+        "listener_closed_us": closed.listener_closed_us,
+    }
+    return closed.ended_ns, _event(connection, "close", {**facts, **more})
 
 
 def _reset(record: Record) -> Event:

@@ -24,6 +24,9 @@ from kafka_probe.protocol.found import Block, Located, Said, Skipped
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
 
+TEXT_BYTES = 256
+"""What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
+
 
 class Place(NamedTuple):
     """What a line is about: the path of its field, or of neighbours that are skipped as one, with their sizes; and
@@ -142,7 +145,7 @@ class _Writer:
 
     def string(self, step: Step) -> None:
         self._length(step.size)
-        text = "data[at : at + n].decode('utf-8', 'replace')"
+        text = f"data[at : at + (n if n < {TEXT_BYTES} else {TEXT_BYTES})].decode('utf-8', 'replace')"
         match step.role:
             case None:
                 self._skip_n()

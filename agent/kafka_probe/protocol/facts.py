@@ -285,6 +285,13 @@ class Shape(NamedTuple):
     used_bytes: int
 
 
+def shape_bytes(shape: Shape) -> int:
+    """Return about how much memory a shape takes, rounded up: of few bytes many topics without names can be made."""
+    facts = shape.facts
+    parts = facts.values, facts.errors, facts.topics, facts.forgotten, facts.record_sets, shape.measures
+    return 512 + 12 * len(shape.mask) + 128 * sum(map(len, parts))
+
+
 def measure_values(shape: Shape, data: bytes) -> list[int]:
     """The values of the shape's measures in the data of one frame that fits it, in their order."""
     return [_value(measure, data) for measure in shape.measures]

@@ -15,8 +15,9 @@ from itertools import groupby, pairwise, zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.decoder import Walks, decode
-from kafka_probe.protocol.facts import POSITIVE, Shape, measure_values
+from kafka_probe.protocol.facts import POSITIVE, Shape, measure_values, shape_bytes
 from kafka_probe.protocol.measures import WORD_BYTES, Bytes, Integers, Numbers, Words, windows
 
 Codes = npt.NDArray[np.uint64]
@@ -27,7 +28,7 @@ Matched = tuple[Shape, Integers, Integers]
 _LAYOUTS_PER_GROUP = 64
 _LENGTH_BITS = 24  # a frame comes in 65,536 records at most
 _LEAST_WIDTH = 32
-_SHAPE_BYTES = 1024  # what a shape takes besides its mask and its key
+_ENTRY_BYTES = 512  # what the table takes of a shape, besides its key
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
 _UNKNOWN = -1
@@ -50,7 +51,7 @@ class ShapeTable:
     It starts anew, counted in `resets`, at a `match` after what it holds has passed `limit_bytes`.
     """
 
-    def __init__(self, decode: Decode = decode_code, limit_bytes: int = 4 << 20) -> None:
+    def __init__(self, decode: Decode = decode_code, limit_bytes: int = DEFAULT.shapes_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.resets = 0
         self.start_anew(decode)
@@ -137,7 +138,7 @@ class ShapeTable:
         shape_id = new[self._key(layout, data, width)] = len(self._shapes)
         self._shapes.append(shape)
         self._measures.add(shape.measures)
-        self._held_bytes += _SHAPE_BYTES + len(data) + width
+        self._held_bytes += _ENTRY_BYTES + width + shape_bytes(shape)
         return shape_id
 
     def _layout(self, group: list[int], shape: Shape, width: int) -> int:

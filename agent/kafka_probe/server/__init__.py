@@ -4,3 +4,5 @@ It is fed by the events that go to the sink and owns all that it sums from them;
 open connections and the time of the loop's last turn. It never changes anything, and the capture loop never waits for
 it. The libraries behind it are imported where a server is made, so that nobody else pays for them.
 """
+
+LOSSES = {"server_behind": "events that the HTTP server's sums lack, because its thread fell behind: see `--cpu-limit`"}

@@ -13,11 +13,12 @@ from enum import Flag
 from functools import cache
 from typing import Any, NamedTuple
 
+from kafka_probe.memory import DEFAULT
 from kafka_probe.server.traffic import used_topics
 
-KEPT = 16384  # of about 1 KB each
 SILENT_US = 3600 * 1_000_000
 TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
+TOPICS_PER_CLIENT = 8  # on average, see memory.py
 
 
 class Role(Flag):
@@ -83,7 +84,8 @@ class Client:
         self.response_bytes += flow["response_bytes"]
         for topic in used_topics(flow):
             self.records += topic["records"]
-            if len(self.topics) < TOPICS_KEPT:
+            unnamed = topic["topic"] is None and topic["topic_id"] is None  # topics that found no place in the event
+            if not unnamed and len(self.topics) < TOPICS_KEPT:
                 self.topics.add(topic["topic"] or topic["topic_id"] or "")
 
     @property
@@ -98,15 +100,17 @@ class Client:
 
 
 class Clients:
-    """Clients that spoke in the last hour, at most KEPT of them."""
+    """Clients that spoke in the last hour, at most `limit` of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = DEFAULT.clients) -> None:
+        self.limit = limit
+        self._topics = 0  # of all of them
         self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
         self._passed_us = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
         for event in events:
-            if event["kind"] == "flow":
+            if event["kind"] == "flow" and event["conn_id"]:
                 self._add(event)
             elif event["kind"] == "agent":
                 self._passed_us += event["ts"] - event["since"]
@@ -119,17 +123,23 @@ class Clients:
         key = _key(flow)
         client = self._clients.get(key)
         if client is None:
-            if len(self._clients) == KEPT:
-                self._clients.popitem(last=False)
             client = self._clients[key] = Client(flow["workload"], flow["since"])
         else:
             self._clients.move_to_end(key)
+        before = len(client.topics)
         client.add(flow)
+        self._topics += len(client.topics) - before
         client.heard_us = self._passed_us
+        while len(self._clients) > self.limit or self._topics > TOPICS_PER_CLIENT * self.limit:
+            self._drop_oldest()
 
     def _forget(self, before_us: int) -> None:
         while self._clients and next(iter(self._clients.values())).heard_us < before_us:
-            self._clients.popitem(last=False)
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        _, client = self._clients.popitem(last=False)
+        self._topics -= len(client.topics)
 
 
 def _key(flow: Mapping[str, Any]) -> Key:

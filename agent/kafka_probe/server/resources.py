@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kafka_probe.connections.tracker import Connection
 from kafka_probe.events import CLIENT, COMMON, FLOW, FLOW_TOPIC, OPEN, Counts, Field, ListOf, Struct
-from kafka_probe.server.clients import KEPT, Client, Key
+from kafka_probe.server.clients import Client, Key
 from kafka_probe.server.query import Resource, Row
 from kafka_probe.server.traffic import Labels, Named
 from kafka_probe.server.view import View
@@ -89,7 +89,7 @@ RESOURCES = (
     ),
     Resource(
         "/api/v1/clients",
-        f"Who writes and reads what: the last {KEPT:,} clients that spoke within the last hour; none by TLS.",
+        "Who writes and reads what: the last clients that spoke within the last hour; none by TLS.",
         (
             Field("since", "long", "start of the first interval in which it was heard, µs since epoch"),
             Field("ts", "long", "end of the last interval in which it was heard, µs since epoch"),

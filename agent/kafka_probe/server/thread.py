@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -18,6 +19,8 @@ import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.memory import DEFAULT
+from kafka_probe.server.clients import Clients
 from kafka_probe.server.connection import Connection, Listener
 from kafka_probe.server.http import application
 from kafka_probe.server.limits import PacedSelector
@@ -31,6 +34,7 @@ log = logging.getLogger("kafka_probe")
 _GRACE_S = 1
 _JOIN_S = 5.0
 _TURN_S = 1.0
+_ROWS_WAITING = 8192  # events, and topics in them
 _BACKLOG = 128  # as many are accepted in one turn of the loop
 
 
@@ -71,9 +75,15 @@ class Server:
         self._pace = PacedSelector()
         self._running: tuple[_Uvicorn, asyncio.AbstractEventLoop, threading.Thread] | None = None
 
-    def start(self, agent: Watched, sink: Sink) -> Callable[[Sequence[Mapping[str, Any]]], object]:
-        """Answer from now on; returns what takes the agent's events, in their order and at once."""
-        view = View(agent, sink, Traffic(self._config.metrics_series))
+    def start(
+        self, agent: Watched, sink: Sink, clients: int = DEFAULT.clients
+    ) -> Callable[[Sequence[Mapping[str, Any]]], int]:
+        """Answer from now on; returns what takes the agent's events, in their order and at once, see Agent.listener.
+
+        clients: how many are kept.
+        """
+        view = View(agent, sink, Traffic(self._config.metrics_series), Clients(clients))
+        waiting: deque[int] = deque()  # the rows of each list of events that is not added yet
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
             application(
@@ -103,10 +113,16 @@ class Server:
         def add(events: Sequence[Mapping[str, Any]]) -> None:
             with self._pace.uncounted():
                 view.add(events)
+            waiting.popleft()
 
-        def hand_over(events: Sequence[Mapping[str, Any]]) -> None:
+        def hand_over(events: Sequence[Mapping[str, Any]]) -> int:
+            rows = len(events) + sum(len(event.get("topics", ())) for event in events)
+            if waiting and sum(waiting) + rows > _ROWS_WAITING:
+                return len(events)
             with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
+                waiting.append(rows)
                 loop.call_soon_threadsafe(add, events)
+            return 0
 
         return hand_over
 

@@ -156,6 +156,8 @@ class Table(Generic[Row]):
             return row
         if self._size >= self._limit:
             return self._others[owner.side, OTHER, OTHER, *others]
+        if owner.workload == OTHER:
+            return self._others[(*owner, *others)]
         self._size += 1
         row = self._rows.setdefault(owner, {})[labels] = self._make()
         return row
@@ -229,7 +231,7 @@ class Traffic:
         self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
         self.workloads.row(owner, (api,), (api,)).add(flow)
         for topic in used_topics(flow):
-            name = printable(topic["topic"] or topic["topic_id"] or "")
+            name = printable(topic["topic"] or topic["topic_id"] or OTHER)
             named = self.topics.row(owner, (api, name), (api, OTHER))
             named.add(flow, topic)
             named.used_us = self._passed_us
@@ -242,6 +244,7 @@ class Traffic:
 
     def _end_interval(self, agent: Mapping[str, Any]) -> None:
         self.agent = agent
+        self._add_other(agent.get("other", {}))
         open_now: Counter[Owner] = Counter()
         for entry in agent["open"]:
             open_now[_owner(entry)] += entry["count"]
@@ -251,6 +254,20 @@ class Traffic:
             self.topics.keep(lambda named: self._passed_us - named.used_us < UNUSED_US)
         self._spoke = set()
         self.open = _largest(open_now, self.limit)
+
+    def _add_other(self, counts: Mapping[str, int]) -> None:
+        """Count what has no event of its own, by KIND/SIDE/HOW/CLOSED_BY."""
+        for name, count in counts.items():
+            kind, *which = name.split("/")
+            match kind, which:
+                case "close", [side, how, closed_by]:
+                    self.closed[side, how, closed_by] += count
+                    end = how, closed_by
+                    self.closes.row(Owner(side, OTHER, OTHER), end, end).count += count
+                case "open", [side]:
+                    self.opened[side,] += count
+                case "reset", []:
+                    self.resets += count
 
     def _forget_ended(self, there: AbstractSet[Owner]) -> None:
         tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
@@ -268,6 +285,8 @@ def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _owner(event: Mapping[str, Any]) -> Owner:
+    if event.get("conn_id", "") is None:
+        return Owner(event["side"], OTHER, OTHER)
     workload = event["workload"]
     # What runs a pod outlives it: a rollout makes no new label sets.
     if named := workload["owner_name"] or workload["pod"]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from kafka_probe.events import WORKLOAD
+from kafka_probe.memory import DEFAULT
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
@@ -20,19 +21,23 @@ from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, h
 
 __all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
 
-CACHED_OWNERS = 16384
-"""About 2 KB each: on a host of short-lived clients the memory fills up, and has to stay small beside the agent's."""
-
-
 NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fields)
 """The workload of a socket whose owner is not known."""
 
 
 class WorkloadResolver:
-    """Owners to workloads, the most recently used ones remembered."""
+    """Owners to workloads, the `limit` most recently used ones remembered."""
 
-    def __init__(self, proc: Path = PROC, pods: Pods | None = None, *, command_lines: bool = True) -> None:
+    def __init__(
+        self,
+        proc: Path = PROC,
+        pods: Pods | None = None,
+        *,
+        command_lines: bool = True,
+        limit: int = DEFAULT.workloads,
+    ) -> None:
         """command_lines: False leaves `cmdline` null."""
+        self._limit = limit
         self.cgroups = Cgroups(proc)
         self._proc = proc
         self._pods = pods or Pods()
@@ -48,7 +53,7 @@ class WorkloadResolver:
         workload = self._remembered.get(owner)
         if workload is None:
             workload = self._remembered[owner] = self._resolve(owner)
-            if len(self._remembered) > CACHED_OWNERS:
+            if len(self._remembered) > self._limit:
                 self._remembered.popitem(last=False)
         else:
             self._remembered.move_to_end(owner)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.record import RECORD
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, PartitionBudget, naming
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
 
 FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
@@ -38,7 +38,7 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
 
 def asked(*batches: list[Facts]) -> dict[str | None, int]:
     """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are."""
-    session, now = FetchSession(), 0
+    session, now = FetchSession(PartitionBudget(1000)), 0
     for batch in batches:
         records = np.zeros(len(batch), RECORD)
         # A clock that cannot tell one from the next.

@@ -28,6 +28,7 @@ def topic(name: str | None = "orders", **fields: object) -> dict[str, object]:
 def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
     return {
         "kind": "flow",
+        "conn_id": "0000000000000001",
         "since": ts - 5 * SECOND_US,
         "ts": ts,
         "side": "connecting",

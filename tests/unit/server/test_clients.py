@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.server import clients as room
-from kafka_probe.server.clients import SILENT_US, Client, Clients, Key
+from kafka_probe.server.clients import SILENT_US, TOPICS_PER_CLIENT, Client, Clients, Key
 from tests.unit.server.builders import NOW_US, SECOND_US, flow, passed, topic, workload
 
 
@@ -95,10 +95,22 @@ def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_
     assert [key.address for key, _ in found] == ["10.0.0.8"]
 
 
-def test_of_too_many_clients_those_that_spoke_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "KEPT", 2)
-    hosts = [flow(local=f"10.0.0.{n}:1") for n in (1, 2, 1, 3)]
-    assert [key.address for key, _ in clients(*hosts)] == ["10.0.0.1", "10.0.0.3"]
+def test_of_too_many_clients_those_that_spoke_last_are_kept() -> None:
+    found = Clients(2)
+    found.add([flow(local=f"10.0.0.{n}:1") for n in (1, 2, 1, 3)])
+    assert [key.address for key, _ in found] == ["10.0.0.1", "10.0.0.3"]
+
+
+def test_topics_of_all_clients_together_are_bounded() -> None:
+    found = Clients(100)
+    for host in range(50):
+        found.add([flow(local=f"10.0.0.{host}:1", topics=[topic(f"t{host}-{n}") for n in range(100)])])
+    assert sum(len(client.topics) for _, client in found) == 100 * TOPICS_PER_CLIENT
+    assert [key.address for key, _ in found][-1] == "10.0.0.49"
+
+
+def test_flows_that_found_no_place_are_no_client() -> None:
+    assert list(clients(flow(conn_id=None, local=None, peer=None))) == []
 
 
 def test_a_client_that_names_topics_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,20 @@ def test_flows_add_up_by_side_and_api() -> None:
     assert summed.apis.keys() == {("connecting", "Produce"), ("accepting", "Produce"), ("connecting", "Fetch")}
 
 
+def test_what_found_no_place_in_the_agent_is_counted_under_other() -> None:
+    nowhere: dict[str, Any] = {"conn_id": None, "local": None, "peer": None}
+    summed = traffic(
+        flow(**nowhere, topics=[topic(None, requests=7)]),
+        agent(other={"close/accepting/fin/peer": 3, "open/accepting": 2, "reset": 4}),
+    )
+    assert by_workload(summed) == {("connecting", OTHER, OTHER, "Produce"): 10}
+    assert [(labels, row.requests) for labels, row in summed.topics] == [
+        (("connecting", OTHER, OTHER, "Produce", OTHER), 7)
+    ]
+    assert (summed.closed["accepting", "fin", "peer"], summed.opened["accepting",], summed.resets) == (3, 2, 4)
+    assert [(labels, row.count) for labels, row in summed.closes] == [(("accepting", OTHER, OTHER, "fin", "peer"), 3)]
+
+
 @pytest.mark.parametrize(
     ("fields", "label"),
     [

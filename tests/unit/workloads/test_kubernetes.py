@@ -378,7 +378,7 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     def report(*records: Any) -> list[dict[str, Any]]:
         agent._consume(stream(*records))
         sink.events.clear()
-        agent._report(0, time.time_ns(), time.time_ns())
+        list(agent._report(0, time.time_ns(), time.time_ns()))
         for event in sink.events:
             assert_valid(event)
         return [event for event in sink.events if event["kind"] != "agent"]

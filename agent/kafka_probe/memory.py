@@ -1,0 +1,123 @@
+"""The memory of the agent: what `--memory-limit` is divided into, and the bounds of every table that input can fill.
+
+The limit holds for the cgroup of the agent, with its BPF maps: memory.peak, max_usage_in_bytes in version 1. Fixed
+parts come first; what is left is shared out by `_SHARES`. Sizes per item are measured, rounded up, and checked by
+tests/unit/test_memory.py. This module never measures while the agent runs: bounds depend on the settings alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from kafka_probe.errors import StartError
+
+if TYPE_CHECKING:
+    from kafka_probe.config import Config
+
+MIB = 1 << 20
+
+INTERPRETER_BYTES = 96 * MIB  # Python, the libraries, their code in the page cache, and maps of fixed size
+LEAST_TABLES_BYTES = 32 * MIB
+IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed
+SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
+COMPILER_BYTES = 384 * MIB  # at the start only: LLVM, with its code in the page cache
+
+KERNEL_CONNECTION_BYTES = 1168  # an entry of `conns`, its bucket, and an eighth of an entry of `unfinished`
+BORROWED_BYTES = 256  # that counts of an interval may take in the place of a connection that there is not
+CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 1024
+
+# Shares of what is left for tables, in percent. The rest is for fragmentation.
+_SHARES = {
+    "connections": 60,
+    "counts": 9,
+    "shapes": 5,
+    "ends": 5,
+    "workloads": 3,
+    "topic_names": 3,
+    "clients": 3,
+    "partitions": 2,
+    "unfinished": 2,
+    "exchanges": 2,
+    "groups": 1,
+}
+# Of one item each; those of counts, unfinished frames and exchanges are counted in bytes.
+_ITEM_BYTES = {
+    "connections": CONNECTION_BYTES,
+    "ends": 1536,  # a closed connection with the record of its end
+    "workloads": 3072,
+    "topic_names": 512,
+    "clients": 1280 + 8 * 160,
+    "partitions": 128,
+    "groups": 512,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The most of each that the agent keeps. What does not fit is counted under `other`, and as a loss by its name."""
+
+    connections: int  # open ones, in the kernel and here; what they leave free, those that ended may take
+    counts_bytes: int  # counts of frames by connection and shape, of the running interval and of the one being sent
+    shapes_bytes: int  # forms of frames that the decoder knows
+    ends: int  # closed connections and resets that are not reported yet, beside the connections
+    workloads: int
+    topic_names: int
+    clients: int  # that the HTTP server shows; of topics of theirs eight times as many
+    partitions: int  # held by fetch sessions, of all connections
+    unfinished_bytes: int  # frames of which records are missing
+    exchanges_bytes: int  # requests that wait for their response
+    groups: int  # of open connections, by owner and network
+
+    @classmethod
+    def within(cls, tables_bytes: int) -> Self:
+        """Share out so many bytes."""
+
+        def share(name: str) -> int:
+            return tables_bytes * _SHARES[name] // 100 // _ITEM_BYTES.get(name, 1)
+
+        return cls(
+            connections=share("connections"),
+            counts_bytes=share("counts"),
+            shapes_bytes=share("shapes"),
+            ends=share("ends"),
+            workloads=share("workloads"),
+            topic_names=share("topic_names"),
+            clients=share("clients"),
+            partitions=share("partitions"),
+            unfinished_bytes=share("unfinished"),
+            exchanges_bytes=share("exchanges"),
+            groups=share("groups"),
+        )
+
+
+DEFAULT = Bounds.within(352 * MIB)
+"""What the default settings leave."""
+
+
+def bounds_of(config: Config) -> Bounds:
+    """Return the bounds that the settings leave.
+
+    Raises:
+        StartError: the limit is below what the settings need.
+    """
+    fixed = {
+        "interpreter, libraries and fixed maps": INTERPRETER_BYTES,
+        "ring (--ring-size-bytes)": config.ring_size_bytes,
+        "events that wait (--sink-buffer-bytes)": config.sink_buffer_bytes,
+        "events in transit": IN_TRANSIT_BYTES,
+        "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
+    }
+    needed = sum(fixed.values()) + LEAST_TABLES_BYTES
+    if config.memory_limit < max(needed, COMPILER_BYTES):
+        parts = ", ".join(f"{part} {_mib(size)}" for part, size in (*fixed.items(), ("tables", LEAST_TABLES_BYTES)))
+        raise StartError(
+            f"--memory-limit {_mib(config.memory_limit)} is too low: running takes {_mib(needed)} MiB at least "
+            f"({parts}), and compiling the programs {_mib(COMPILER_BYTES)} MiB for a moment at the start. "
+            "Raise it, or lower the settings named here."
+        )
+    return Bounds.within(config.memory_limit - sum(fixed.values()))
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{-(-size_bytes // MIB)}"

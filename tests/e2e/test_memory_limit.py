@@ -1,0 +1,79 @@
+"""The agent stays below `--memory-limit` while many short connections, each with names of its own, flood it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.lab.cgroups import memory_cgroup
+from tests.lab.network import Namespace
+from tests.lab.processes import LabError, free_port
+from tests.lab.product import COULD_NOT_START, Agent
+
+pytestmark = pytest.mark.root
+
+ROOT = Path(__file__).parents[2]
+MIB = 1 << 20
+LIMIT_MIB = 384
+CONNECTIONS, SECONDS = 20_000, 7
+INTERVAL_S = 1.0
+
+
+class Events:
+    """What an agent writes, read through a pipe: of a file its cgroup would have the page cache."""
+
+    def __init__(self, fifo: Path) -> None:
+        os.mkfifo(fifo)
+        self.agents: list[dict[str, Any]] = []
+        self.requests: Counter[str] = Counter()  # by whether the flow has a connection
+        self.closes = 0
+        self._thread = Thread(target=self._read, args=(fifo,))
+        self._thread.start()
+
+    def _read(self, fifo: Path) -> None:
+        with fifo.open() as lines:
+            for event in map(json.loads, lines):
+                match event["kind"]:
+                    case "agent":
+                        self.agents.append(event)
+                        self.closes += sum(n for name, n in event["other"].items() if name.startswith("close/"))
+                    case "flow":
+                        self.requests["known" if event["conn_id"] else "other"] += event["requests"]
+                    case "close":
+                        self.closes += 1
+
+    def join(self) -> None:
+        self._thread.join()
+
+
+def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tmp_path: Path) -> None:
+    events = Events(tmp_path / "agent.out")
+    flags = ("--ports", "9092", "--side", "accepting", "--sink", "stdout", "--interval-s", str(INTERVAL_S))
+    server = ("--listen", f"127.0.0.1:{free_port()}", "--memory-limit", f"{LIMIT_MIB}MiB")
+    with closing(Namespace()) as inside, memory_cgroup("agent-memory") as (group, peak):
+        with Agent(tmp_path, *flags, "--netns", inside.path, *server, inside=group), inside.inside():
+            flood = (sys.executable, "-m", "tests.attack.flood", "connections", "127.0.0.7", "9092")
+            said = subprocess.check_output([*flood, str(CONNECTIONS), str(SECONDS)], cwd=ROOT)
+        assert peak.read() < LIMIT_MIB * MIB
+    events.join()
+    done = json.loads(said)["done"]
+    losses, counters = events.agents[-1]["losses"], events.agents[-1]["counters"]
+    assert events.requests["other"] > 0
+    # What the agent read is counted, and the rest by reason.
+    unread = sum(losses[name] for name in ("ring_full", "connection_unknown", "frame_incomplete", "frame_unconfirmed"))
+    assert counters["requests"] - unread <= events.requests.total() <= counters["requests"] <= done
+    assert events.closes >= done - losses["ring_full"] - losses["connection_unknown"] - losses["map_full"]
+
+
+def test_a_limit_that_the_settings_exceed_is_refused_with_what_to_lower(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=rf"status {COULD_NOT_START}:(?s:.*)--memory-limit 100 is too low.*lower"):
+        Agent(tmp_path, "--sink", "stdout", "--memory-limit", "100MiB").__enter__()

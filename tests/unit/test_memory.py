@@ -1,0 +1,281 @@
+"""`--memory-limit`: what it is divided into, and what every table does at its bound."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from kafka_probe.config import Config
+from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.joining import Joiner
+from kafka_probe.connections.sessions import PartitionBudget
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.errors import StartError
+from kafka_probe.events import bucket_of
+from kafka_probe.flows import SUMMED, TOPICS, Flows
+from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
+from kafka_probe.protocol.facts import Fact, shape_bytes
+from kafka_probe.protocol.shapes import code_of, decode_code
+from kafka_probe.workloads import WorkloadResolver
+from tests.unit.connections.records import (
+    Records,
+    by_hand,
+    closed,
+    fetch,
+    message,
+    opened,
+    request,
+    response,
+    stream,
+)
+from tests.unit.protocol.messages import case
+from tests.unit.schema import assert_body_valid
+from tests.unit.test_agent import Fed
+
+PRODUCE, FETCH, METADATA = 0, 1, 3
+RESOLVER = WorkloadResolver()
+FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
+
+
+def limited(**fields: object) -> Config:
+    return Config(node="node-1", **fields)  # type: ignore[arg-type]  # read by pydantic
+
+
+def test_the_default_limit_has_a_place_for_a_hundred_thousand_connections() -> None:
+    assert bounds_of(limited()).connections >= 100_000
+    assert bounds_of(limited(memory_limit="1GiB")).connections > 200_000
+
+
+def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
+    with pytest.raises(StartError, match=r"--memory-limit 100 is too low: running takes 192 MiB.*ring .* 8, "):
+        bounds_of(limited(memory_limit="100MiB"))
+    needed = bounds_of(limited(memory_limit="512MiB", ring_size_bytes="256MiB"))
+    assert 0 < needed.connections < DEFAULT.connections
+    with pytest.raises(StartError, match="running takes 696 MiB"):
+        bounds_of(limited(ring_size_bytes="512MiB"))
+
+
+def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
+    bounds = bounds_of(limited())
+    in_bytes = (
+        bounds.counts_bytes + bounds.shapes_bytes + bounds.unfinished_bytes + bounds.exchanges_bytes,
+        bounds.connections * CONNECTION_BYTES,
+    )
+    assert sum(in_bytes) < 512 * MIB - (96 + 8 + 32) * MIB
+
+
+def grown_by(make: Callable[[], object], times: int) -> float:
+    """Bytes that Python allocates for each of so many, while they are kept."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = make()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] / times if made else 0.0
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_connection_takes_no_more_than_was_reckoned() -> None:
+    """What its group takes is reckoned apart."""
+    tracker = Tracker(RESOLVER)
+    records = [
+        opened(conn, peer=(f"10.0.{conn >> 8}.{conn & 255}", 1024 + conn), netns=1 << 31, cookie=conn, tgid=7)[0]
+        for conn in range(1, 2001)
+    ]
+
+    def open_all() -> Tracker:
+        for record in records:
+            tracker.take(record)
+        list(tracker.report())
+        return tracker
+
+    tracker.take(opened(1 << 20, tgid=7)[0])
+    assert grown_by(open_all, len(records)) < CONNECTION_BYTES - KERNEL_CONNECTION_BYTES
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "data"),
+    [
+        (METADATA, 4, b"\0\1c" + (100).to_bytes(4, "big") + b"\0\0" * 100 + b"\0"),
+        (METADATA, 4, b"\0\1c" + (60).to_bytes(4, "big") + b"".join(b"\0\1%c" % n for n in range(60)) + b"\0"),
+        (PRODUCE, 9, case(PRODUCE, 9, response=False).data),
+        (FETCH, 13, case(FETCH, 13, response=False).data),
+    ],
+)
+def test_a_shape_takes_no_more_than_was_reckoned(api_key: int, version: int, data: bytes) -> None:
+    code = code_of(False, api_key, version, copied_all=True)
+    shape = decode_code(code, data)
+    grown = grown_by(lambda: [decode_code(code, data) for _ in range(100)], 100)
+    assert grown < shape_bytes(shape)
+
+
+def test_a_text_keeps_256_bytes() -> None:
+    name = b"x" * 32_000
+    shape = decode_code(code_of(False, METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5))
+    (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
+    assert client_id == "x" * 256
+
+
+class Watched:
+    """Connections with a place for few counts."""
+
+    def __init__(self, connections: int) -> None:
+        self.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, connections=300))
+        self.reader = FrameReader(SUMMED)
+        names = TopicNames()
+        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER), FEW)
+        for conn in range(1, 1 + connections):
+            self.tracker.take(opened(conn)[0])
+
+    def see(self, *records: Records) -> None:
+        self.flows.add(self.reader.read(stream(*records)))
+
+    def report(self) -> list[dict[str, object]]:
+        events = list(self.flows.report())
+        for event in events:
+            assert_body_valid(event)
+        return events
+
+
+def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
+    watched = Watched(30)
+    for conn in range(1, 31):
+        watched.see(
+            request(PRODUCE, 9, conn, client_id=f"client-{conn}", frame_bytes=100),
+            response(PRODUCE, 9, conn, frame_bytes=50, latency_us=300),
+        )
+    events = watched.report()
+    other = [event for event in events if event["conn_id"] is None]
+    assert 2 <= len(events) - 1 < 30
+    assert [(event["side"], event["api"], event["api_version"]) for event in other] == [("connecting", "Produce", None)]
+    for name, total in (("requests", 30), ("responses", 30), ("request_bytes", 3000), ("response_bytes", 1500)):
+        assert sum(int(str(event[name])) for event in events) == total
+    latencies: list[dict[str, int]] = [event["latency"] for event in events]  # type: ignore[misc]
+    assert sum((Counter(latency) for latency in latencies), Counter()) == {str(bucket_of(300)): 30}
+    records = [sum(topic["records"] for topic in event["topics"]) for event in events]  # type: ignore[attr-defined]
+    whole = Watched(1)
+    whole.see(request(PRODUCE, 9), response(PRODUCE, 9))
+    (one,) = whole.report()
+    assert sum(records) == 30 * sum(topic["records"] for topic in one["topics"])  # type: ignore[attr-defined]
+    lost = watched.flows.losses["flow_limit"]
+    assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
+
+
+def test_many_new_connections_leave_a_place_to_older_ones() -> None:
+    watched = Watched(0)
+    watched.tracker.take(opened(1)[0])
+    watched.report()
+    for conn in range(2, 200):
+        watched.tracker.take(opened(conn, ts_ns=1 << 62)[0])
+        watched.see(request(METADATA, 12, conn, client_id=f"client-{conn}"))
+    watched.see(request(METADATA, 12, 1))
+    assert watched.flows.losses["flow_limit"] > 0
+    assert f"{1:016x}" in [event["conn_id"] for event in watched.report()]
+
+
+def test_the_next_interval_has_the_place_again() -> None:
+    watched = Watched(2)
+    for _ in range(20):
+        watched.see(request(METADATA, 12, 1), request(METADATA, 11, 2))
+        assert [event["conn_id"] for event in watched.report()] == [f"{1:016x}", f"{2:016x}"]
+
+
+def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
+    watched = Watched(1)
+    watched.flows._place = 100 * MIB
+    names = [f"topic-{n}" for n in range(TOPICS + 10)]
+    watched.see(by_hand("Metadata", 4, {"Topics": [{"Name": name} for name in names]}))
+    (event,) = watched.report()
+    topics = event["topics"]
+    assert isinstance(topics, list)
+    assert len(topics) == TOPICS + 1
+    assert (topics[-1]["topic"], topics[-1]["topic_id"], topics[-1]["requests"]) == (None, None, 1)
+    assert watched.flows.losses["topic_limit"] == 10
+
+
+def test_connections_beyond_the_bound_are_not_followed() -> None:
+    tracker = Tracker(RESOLVER, bounds=FEW)
+    for conn in range(1, 6):
+        tracker.take(opened(conn)[0])
+    assert tracker.known() == {1, 2, 3}
+    assert tracker.losses["connection_limit"] == 2
+    assert tracker.full
+    tracker.gone(2)
+    tracker.take(opened(6)[0])
+    assert tracker.known() == {1, 3, 6}
+
+
+def test_closes_and_resets_beyond_the_bound_are_counted_by_how() -> None:
+    fed = Fed()
+    fed.agent._tracker._bounds = FEW
+    for conn in range(1, 9):
+        fed.see(opened(conn), closed(conn, ts_ns=conn))
+        fed.agent._tracker.gone(conn)
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert len(fed.events("close")) == 4
+    assert agent["other"] == {"close/connecting/fin/local": 4}
+    assert agent["losses"]["close_limit"] == 4
+    assert agent["complete_since"] == agent["ts"]
+    fed.report()
+    assert fed.events("agent")[-1]["other"] == {}
+
+
+def test_of_too_many_unfinished_frames_the_oldest_go() -> None:
+    joiner = Joiner(limit_bytes=3000)
+    whole = case(METADATA, 12, response=True)
+    begun = {conn: message(whole, conn, record_bytes=20) for conn in range(1, 11)}
+    for records in begun.values():
+        joiner.join(records[:1])
+    assert 0 < len(joiner.unfinished()) < 5
+    assert joiner.losses["frame_limit"] == 10 - len(joiner.unfinished())
+    assert len(joiner.join(begun[10][1:]).firsts) == 1
+    assert len(joiner.join(begun[1][1:]).firsts) == 0
+
+
+def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() -> None:
+    tracker, reader = Tracker(RESOLVER), FrameReader()
+    exchanges = Exchanges(tracker, TopicNames(), limit_bytes=20_000)
+    for conn in range(1, 41):
+        tracker.take(opened(conn)[0])
+        assert not list(exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5)))))
+    assert 0 < exchanges.losses["request_limit"] < 40
+
+    def answered(conn: int) -> int:
+        return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))))))
+
+    assert (answered(1), answered(40)) == (0, 1)
+
+
+def test_partitions_of_all_fetch_sessions_together_are_bounded_and_given_back() -> None:
+    watched = Watched(4)
+    watched.flows._place = MIB
+    budget = watched.tracker.partitions = PartitionBudget(12)
+    for conn in range(1, 5):
+        watched.see(fetch(0, ("a", "b", "c", "d"), conn=conn))
+    assert (budget.free, budget.refused) == (0, 4)
+    watched.report()
+    for conn in range(1, 5):
+        watched.tracker.gone(conn)
+    assert budget.free == 12
+
+
+def test_groups_of_open_connections_are_bounded() -> None:
+    tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, groups=2))
+    for conn in range(1, 50):
+        tracker.take(opened(conn, peer=(f"10.{conn}.0.1", 9092), local=(f"10.0.{conn}.1", 40001))[0])
+    groups = tracker.open_now()
+    assert len(groups) <= 2 * 2 + 1
+    assert sum(int(str(group["count"])) for group in groups) == 49
+    for conn in range(1, 50):
+        tracker.close(closed(conn)[0])
+    assert tracker.open_now() == []
