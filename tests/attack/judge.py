@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, TopicPartition
 
 from tests.attack.lab import Phase, suspicious
+from tests.attack.topic import values
 from tests.golden.wire import MARKER
 from tests.lab.times import Times
 
@@ -80,7 +80,7 @@ class Reported:
 def read_reported(bootstrap: str, topic: str, honest_port: int, attacked: str) -> Reported:
     """Read all events of the nodes whose name begins with `attacked`; of others it counts how many there are."""
     reported, port, node = Reported(), f":{honest_port}".encode(), f'"node":"{attacked}'.encode()
-    for value in _values(bootstrap, topic):
+    for value in values(bootstrap, topic):
         for line in value.splitlines():
             if node in line:
                 reported.take(line, port)
@@ -147,27 +147,3 @@ def faults_of_logs(logs: Iterable[Path]) -> Iterator[str]:
             yield from (f"{log.parent.name}/{log.name}: {what}" for what in suspicious(text))
         lines = [line for line in text.decode(errors="replace").splitlines() if any(word in line for word in _TROUBLE)]
         yield from (f"{log.parent.name}/{log.name}: {line[:200]}" for line in lines[:3])
-
-
-def _values(bootstrap: str, topic: str) -> Iterator[bytes]:
-    """The values of all records that are in the topic now; kafka-python would take minutes for gigabytes."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False})
-    try:
-        metadata = consumer.list_topics(topic, timeout=30).topics[topic]
-        ends = {}
-        for partition in metadata.partitions:
-            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
-            if high > low:
-                ends[partition] = high
-        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in ends])
-        while ends:
-            message = consumer.poll(30)
-            if message is None or (error := message.error()):
-                raise KafkaException(error if message else f"no more of {topic}")
-            partition, offset, value = message.partition(), message.offset(), message.value()
-            if partition in ends and value is not None:
-                yield value
-            if partition in ends and offset is not None and offset + 1 >= ends[partition]:
-                del ends[partition]
-    finally:
-        consumer.close()

@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPException
@@ -19,8 +19,9 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any, Self
 
-import psutil
+import orjson
 
+from tests.attack.topic import last_values
 from tests.golden.wire import MARKER
 from tests.hostile import unsafe
 from tests.lab.broker import Broker
@@ -29,7 +30,7 @@ from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, free_port, start, stop, tail, wait_until
-from tests.lab.product import Agent
+from tests.lab.product import EVENTS, Agent
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, warm_up
 
@@ -38,9 +39,8 @@ RATE = 50.0  # records per second of each honest producer
 _WITHOUT_END = 1 << 30
 _HEALTH_S, _SCRAPE_S = 0.5, 5.0
 _PAGES = ("metrics", "api/v1/clients", "api/v1/connections")
-# Until the agent has reported all of a flood: an interval of its own, and what it is behind.
-_INTERVAL_S = 5.0
-_BUSY_SHARE, _LONGEST_BUSY_S = 0.5, 90
+# Until the agent has reported all of a flood.
+_LONGEST_REPORT_S = 180
 # Of agents older than --memory-limit, so that the machine goes on.
 _MOST_MEMORY_BYTES = 8 << 30
 
@@ -114,8 +114,10 @@ class Lab:
         self._phase = phase = Phase(name, _now_us())
         yield phase
         phase.ended_us = _now_us()
-        if self._agent.is_running():
-            self._settle(psutil.Process(self._agent.pid))
+        try:
+            wait_until(self._has_reported, "the agent to report", timeout_s=_LONGEST_REPORT_S, every_s=0.5)
+        except LabError as error:
+            phase.problems.append(str(error))
         phase.peak_bytes = self._peak.read()
         if not self._agent.is_running():
             phase.restarts += 1
@@ -190,21 +192,21 @@ class Lab:
         spool = self.directory / "spool"
         server = ("--listen", f"127.0.0.1:{self._listen_port}")
         flags = ("--ports", ports, "--spool-dir", str(spool), *server)
-        return self.agent(f"attacked-{len(self.logs)}", *flags, inside=self._cgroup).__enter__()
+        self._node = f"attacked-{len(self.logs)}"
+        return self.agent(self._node, *flags, inside=self._cgroup).__enter__()
 
-    def _settle(self, agent: psutil.Process) -> None:
-        """Return when the agent has nothing left to do of a flood, and an interval has ended since."""
+    def _has_reported(self) -> bool:
+        """Return True if an interval that began after the flood is in the topic, or the agent has ended."""
+        since = (self._interval_began_us(value) for value in last_values(self.sink.bootstrap, EVENTS))
+        return not self._agent.is_running() or max(since, default=0) >= self._phase.ended_us
 
-        def idle() -> bool:
-            return bool(agent.cpu_percent(1.0) < 100 * _BUSY_SHARE)
-
-        try:
-            wait_until(idle, "the agent to be idle", timeout_s=_LONGEST_BUSY_S)
-        except LabError as error:
-            self._phase.problems.append(str(error))
-        except psutil.NoSuchProcess:
-            return
-        time.sleep(_INTERVAL_S + 1)
+    def _interval_began_us(self, value: bytes) -> int:
+        """Of the last event in a record, if it is the attacked agent's of an interval: it is the interval's last."""
+        with suppress(ValueError):  # forged
+            event = orjson.loads(value.splitlines()[-1])
+            if isinstance(event, dict) and event.get("node") == self._node and event["kind"] == "agent":
+                return int(event["since"])
+        return 0
 
     def _ask_health(self) -> None:
         while not self._over.wait(_HEALTH_S):
