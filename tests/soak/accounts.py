@@ -4,6 +4,9 @@ Every request is told once, by its flow id and correlation id, or it was on its 
 last word of a killed agent and the moment when its successor was attached. The same is true of every end. What a broker
 never read, because its client had closed, no agent at the broker's end can have seen; an answer that broke off for the
 same reason is counted as one of which too little was there.
+
+A flood has a port of its own. What agents report of it is held against how many requests it sent: each is reported, or
+a loss that only floods cause counts it.
 """
 
 from __future__ import annotations
@@ -25,13 +28,18 @@ Requests = Counter[tuple[str, int, str | None]]
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
 # Of an agent before it is killed: several intervals, and what its sink waits for.
 _LONGEST_SILENCE_US = 15_000_000
+# What only a flood causes: that its peer had its share of the ring, and that the agent's bounds were reached.
+OF_FLOODS = {"peer_limited"}
 # What an agent finds on connections that are older than itself.
 _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
 
 @dataclass(slots=True)
 class Told:
-    """What one agent told. told_until_us: its last exchange's time; complete_until_us: the same for ends."""
+    """What one agent told. told_until_us: its last exchange's time; complete_until_us: the same for ends.
+
+    flood_port: the broker's port of floods; `flooded` are requests to it, as flows count them.
+    """
 
     exchanges: Counter[tuple[str, int]] = field(default_factory=Counter)
     closes: Counter[str] = field(default_factory=Counter)
@@ -47,11 +55,18 @@ class Told:
     complete_until_us: int = 0
     events: int = 0
     gaps: int = 0
+    flood_port: int = 0
+    flooded: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
         """An event, in its agent's order."""
         self.gaps += event["seq"] != self.events
         self.events = event["seq"] + 1
+        if event["kind"] == "flow":
+            self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
+        if (event.get("local") or "").endswith(f":{self.flood_port}"):
+            self.flooded += event.get("requests", 0)
+            return
         match event["kind"]:
             case "request":
                 self.exchanges[event["flow_id"], event["correlation_id"]] += 1
@@ -61,7 +76,6 @@ class Told:
             case "flow":
                 self.responses[event["flow_id"]] += event["responses"]
                 self.asked[event["flow_id"]] += event["requests"]
-                self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
             case "close":
                 self.closes[event["flow_id"]] += 1
             case "agent":
@@ -75,9 +89,9 @@ class Told:
         return median(size for time_us, size in self.memory if start_us <= time_us <= end_us)
 
 
-def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str]) -> list[Told]:
+def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str], flood_port: int) -> list[Told]:
     """What each agent told, by the name of its node: each has one of its own."""
-    told = {node: Told() for node in nodes}
+    told = {node: Told(flood_port=flood_port) for node in nodes}
     for event in map(json.loads, lines):
         told[event["node"]].take(event)
     return list(told.values())
@@ -119,6 +133,15 @@ class Account:
         ]
 
 
+def account_flood(kept: Account, told: Sequence[Told], sent: int) -> None:
+    """Hold what the agents report of floods against how many requests these sent while an agent watched."""
+    reported = sum(one.flooded for one in told)
+    counted = sum(one.losses.get(name, 0) for one in told for name in OF_FLOODS)
+    kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}
+    if not sent - counted <= reported <= sent:
+        kept.unexplained.append(f"floods: {reported} of {sent} requests were told, and {counted} losses are counted")
+
+
 def never_read(times: Times) -> frozenset[tuple[str, int]]:
     """The requests without an answer behind one that was answered when the client had closed, or never: a broker reads
     a connection's next request when it has answered the one before (Kafka's Selector mutes the channel)."""
@@ -156,7 +179,7 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
     for number, (one, since_us, end_us) in enumerate(zip(told, attached_us, [*killed_us, math.inf], strict=True), 1):
         broken_off = sum(since_us <= us <= end_us for us in times.broken_off)
         losses = Counter(one.losses) - Counter(frame_truncated=broken_off)
-        expected = _OF_YOUTH if number > 1 else set()
+        expected = OF_FLOODS | (_OF_YOUTH if number > 1 else set())
         kept.equal(f"losses of agent {number}", {k: n for k, n in losses.items() if k not in expected}, {})
         kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
     return kept

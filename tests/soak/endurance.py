@@ -1,5 +1,7 @@
 """`make soak MINUTES=45`: two thousand connections come and go for so long, while sink, agent and pipeline fail.
 
+Twice a flood of short connections hits the agent from an address of its own.
+
 Then all is accounted for: requests by the broker's own count, by a frame walker and by the agents, one by one; the
 pipeline's table; the agent's memory early and late. Writes build/soak.json. Exit status 0: nothing is unexplained, and
 memory is flat.
@@ -15,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -26,12 +28,13 @@ from kafka_probe.protocol.schemas import api_name
 from tests.lab.broker import COUNTED, Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get
+from tests.lab.network import Namespace
 from tests.lab.processes import LabError, free_port, kill_family, start, stop, tail, wait_until
 from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic, warm_up
 from tests.lab.walker import walk
-from tests.soak.accounts import Account, Interval, Requests, Told, account, told_by_nodes
+from tests.soak.accounts import Account, Interval, Requests, Told, account, account_flood, told_by_nodes
 
 RESULT = ROOT / "build" / "soak.json"
 FLAT_PERCENT = 5
@@ -49,7 +52,9 @@ AGENTS = 3  # of which two are killed
 SCRAPE_S = 5.0
 # Between two failures at least: on a busy machine they are late.
 CALM_S = 12.0
-FIRST_ROUND = 4  # failures
+FIRST_ROUND = 5  # failures
+FLOOD_ADDRESS = "10.66.0.1"  # in its namespace
+FLOOD_S, FLOOD_RATE = 8.0, 1_000
 
 
 class Soak:
@@ -59,7 +64,7 @@ class Soak:
     failed; pages: what their servers answered, by status.
     """
 
-    def __init__(self, directory: Path, watched: Broker, sink: Broker, seconds: float) -> None:
+    def __init__(self, directory: Path, watched: Broker, sink: Broker, flooded_from: Namespace, seconds: float) -> None:
         self.attached_us: list[int] = []
         self.killed_us: list[int] = []
         self.calm_us: list[Interval] = []
@@ -71,6 +76,9 @@ class Soak:
         self.nodes: list[str] = []
         self.pages: Counter[int] = Counter()
         self._address = f"127.0.0.1:{free_port()}"
+        self.flood_port = free_port()
+        self.flooded = 0
+        self._flooded_from = flooded_from
         self._agent = self._new_agent()
         self._pipeline = self._new_pipeline()
         self._failures: tuple[tuple[float, Callable[[], None]], ...] = (
@@ -78,8 +86,10 @@ class Soak:
             (0.10, self._kill_agent),
             (0.20, self._stop_sink),
             (0.32, self._kill_pipeline),
+            (0.45, self._flood),
             (0.60, self._stop_sink),
             (0.72, self._kill_pipeline),
+            (0.85, self._flood),
         )
 
     def run(self) -> None:
@@ -151,7 +161,7 @@ class Soak:
         spool: Sequence[str] = ()
         if len(self.nodes) == AGENTS:  # of one that is killed a successor would send some events again
             spool = ("--spool-dir", str(self._directory / "spool"))
-        flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", str(self._watched.port))
+        flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", f"{self._watched.port},{self.flood_port}")
         more = ("--node", self.nodes[-1], "--side", "accepting", "--requests", "all", "--interval-s", str(INTERVAL_S))
         server = ("--listen", self._address)
         agent = Agent(self._directory / self.nodes[-1], *flags, *more, *server, *spool).__enter__()
@@ -191,17 +201,34 @@ class Soak:
         self._over.wait(min(LONGEST_OUTAGE_S, OUTAGE * self._seconds))
         self._sink.start()
 
+    def _flood(self) -> None:
+        """Short connections flood the agent."""
+        flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(FLOOD_S * FLOOD_RATE), FLOOD_S)
+        command = (sys.executable, "-m", "tests.attack.flood", *map(str, flood))
+        log, output = self._directory / "flood.log", self._directory / "flood.out"
+        output.unlink(missing_ok=True)
+        with self._flooded_from.inside():
+            process = start(command, log=log, stdout=output, cwd=ROOT)
+        try:
+            if process.wait(10 * FLOOD_S):
+                raise LabError(f"the flood failed:\n{tail(log)}")
+        finally:
+            stop(process)
+        self.flooded += json.loads(output.read_text())["done"]
+
 
 def endure(minutes: float, directory: Path) -> dict[str, Any]:
     """The whole; returns what build/soak.json says."""
     with ExitStack() as stack:
         watched = stack.enter_context(Broker(directory / "watched", properties=COUNTED))
         sink = stack.enter_context(Broker(directory / "sink", heap_mb=256, keep=True))
+        flooded_from = stack.enter_context(closing(Namespace()))
+        flooded_from.run("ip", "address", "add", f"{FLOOD_ADDRESS}/32", "dev", "lo")
         create_topics(watched.bootstrap, [*topics(clients("", directory, records=0, rate=1)), VISITED], partitions=3)
         warm_up(watched.bootstrap)
         before = watched.settled_request_counts()
         capture = stack.enter_context(Capture(directory / "lo.pcap", watched.port))
-        soak = Soak(directory, watched, sink, minutes * 60)
+        soak = Soak(directory, watched, sink, flooded_from, minutes * 60)
         stack.callback(soak.kill)
         soak.run()
         after = watched.settled_request_counts()
@@ -211,8 +238,9 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
         answered = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key)}
         wire = walk(capture.file, watched.port)
         lines = (line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
-        told = told_by_nodes(lines, soak.nodes)
+        told = told_by_nodes(lines, soak.nodes, soak.flood_port)
         kept = account(wire.times, told, soak.attached_us, soak.killed_us)
+        account_flood(kept, told, soak.flooded)
         unread = (wire.times.asked[request] for request in kept.unread)
         read = Counter(wire.by_api) - Counter((str(api_name(key)), version) for key, version in unread)
         kept.equal("requests by the broker's own count", answered, read)

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.lab.times import Times
-from tests.soak.accounts import Told, account
+from tests.soak.accounts import Account, Told, account, account_flood
 
 SECOND_US = 1_000_000
 FLOW = "ab"
@@ -82,3 +82,38 @@ def test_an_answer_that_broke_off_while_an_agent_watched_is_what_it_told(broke_o
     kept = account(times, [first, second], [0, 20 * SECOND_US + 1], [20 * SECOND_US])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["frames that broke off"] == 1
+
+
+FLOOD_PORT = 9999
+
+
+def flooded(requests: int, **losses: int) -> Told:
+    """What an agent reports whose client sent so many requests in a flood."""
+    found = Told(losses=losses, flood_port=FLOOD_PORT)
+    shape = {"api": "Metadata", "api_version": 4, "client": {"id": "client-1"}, "responses": requests}
+    found.take({"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "requests": requests, **shape})
+    found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("reported", "words"),
+    [
+        (flooded(10), []),
+        (flooded(7, peer_limited=3), []),
+        (flooded(7), ["floods: 7 of 10 requests were told, and 0 losses are counted"]),
+        (flooded(11), ["floods: 11 of 10 requests were told, and 0 losses are counted"]),
+    ],
+    ids=["all", "counted", "missing", "made up"],
+)
+def test_a_flood_is_reported_or_counted(reported: Told, words: list[str]) -> None:
+    kept = Account()
+    account_flood(kept, [reported], 10)
+    assert kept.unexplained == words
+
+
+def test_a_flood_is_nothing_of_the_honest_clients() -> None:
+    reported = flooded(10)
+    assert not reported.closes
+    assert not reported.asked
+    assert reported.requests.total() == 10  # the pipeline's table has them, too
