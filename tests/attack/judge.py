@@ -26,6 +26,8 @@ LEAST_PERCENT = 99.0
 UNEXPLAINED = 0.01
 LONGEST_INTERVAL_S = 10.0  # twice what an interval is
 LONGEST_HEALTH_S = 5.0
+# Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.
+UNHEALTHY_IN_A_ROW = 3
 AGENT_LOG = "agent.log"
 _TROUBLE = ("Traceback", " ERROR ", " CRITICAL ")
 
@@ -111,6 +113,7 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
         "longest_interval_s": round(max(lengths, default=0) / 1e6, 1),
         "slowest_health_s": round(phase.slowest_health_s, 2),
         "unhealthy": dict(phase.unhealthy),
+        "unhealthy_in_a_row": phase.unhealthy_in_a_row,
         "restarts": phase.restarts,
         "pages": dict(phase.pages),
         "problems": [*phase.problems, *sorted({*phase.bad_pages})],
@@ -131,7 +134,7 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
         yield f"{name}: {row['missing']} honest requests missing, losses explain {sum(row['losses'].values())}"
     if row["restarts"]:
         yield f"{name}: the agent ended"
-    if row["unhealthy"] or row["slowest_health_s"] > LONGEST_HEALTH_S:
+    if row["unhealthy_in_a_row"] >= UNHEALTHY_IN_A_ROW or row["slowest_health_s"] > LONGEST_HEALTH_S:
         yield f"{name}: health answered by {row['unhealthy']}, slowest {row['slowest_health_s']} s"
     if row["longest_interval_s"] > LONGEST_INTERVAL_S:
         yield f"{name}: an interval of {row['longest_interval_s']} s"

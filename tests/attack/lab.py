@@ -55,6 +55,7 @@ class Phase:
     done: dict[str, Any] = field(default_factory=dict)
     peak_bytes: int = 0
     restarts: int = 0
+    unhealthy_in_a_row: int = 0
     slowest_health_s: float = 0.0
     unhealthy: Counter[str] = field(default_factory=Counter)  # health by what was answered instead of 200
     pages: Counter[str] = field(default_factory=Counter)  # by status
@@ -209,14 +210,19 @@ class Lab:
         return 0
 
     def _ask_health(self) -> None:
+        in_a_row = 0
         while not self._over.wait(_HEALTH_S):
             phase, asked_s = self._phase, time.monotonic()
             try:
                 said = str(get(f"http://127.0.0.1:{self._listen_port}/healthz").status)
             except (OSError, HTTPException) as error:
                 said = repr(error)
-            if said != str(HTTPStatus.OK.value):
+            if said == str(HTTPStatus.OK.value):
+                in_a_row = 0
+            else:
+                in_a_row += 1
                 phase.unhealthy[said] += 1
+                phase.unhealthy_in_a_row = max(phase.unhealthy_in_a_row, in_a_row)
             phase.slowest_health_s = max(phase.slowest_health_s, time.monotonic() - asked_s)
 
     def _scrape(self) -> None:
