@@ -61,7 +61,11 @@ class Capture:
             deque(packets, maxlen=0)  # those that cannot be of the last connection
             with socket.create_connection(("127.0.0.1", self._port)) as last:
                 mark: Address = last.getsockname()
-            wait_until(lambda: any(_segment(*each).source == mark for each in packets), "tcpdump to catch up")
+
+            def has_ended() -> bool:
+                return any(one.source == mark and one.ends for one in (_segment(*each) for each in packets))
+
+            wait_until(has_ended, "tcpdump to catch up")
         self._end()
         dropped = _DROPPED.search(self._log.read_text())
         if dropped is None or int(dropped[1]):
