@@ -6,6 +6,7 @@ A composition root: it owns the loop, the clock and the numbering of events; wha
 from __future__ import annotations
 
 import logging
+import math
 import platform
 import resource
 import time
@@ -131,7 +132,7 @@ class Agent:
         return {"losses": self._losses(), "counters": self._counters()}
 
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
-        since = time.monotonic_ns()
+        since = read_ns = time.monotonic_ns()  # read_ns: all that was written to the buffer before has been read
         due = time.monotonic() + self._config.interval_s
         reports: deque[Iterator[None]] = deque()
         if listing is None:
@@ -142,8 +143,9 @@ class Agent:
             programs.buffer.wait(max(0.0, min(_PAUSE_S if reports else _BATCH_S, due - self.turned_s)))
             # Before the buffer is read: what ends after this moment may still be in it.
             now = time.monotonic_ns()
-            self._drain(programs.buffer)
-            self._tracker.settle(now - SETTLED_NS)
+            if self._drain(programs.buffer, due):
+                read_ns = now
+            self._tracker.settle(read_ns - SETTLED_NS)
             if listing and self._take_listed(listing, programs.buffer):
                 listing, due = None, time.monotonic()  # who is there is told at once
             if reports and next(reports[0], _DONE) is _DONE:
@@ -153,7 +155,8 @@ class Agent:
                     _finish(reports.popleft())
                 self._look(programs)
                 self._forget_lost(programs)
-                reports.append(self._report(since, now, now - SETTLED_NS))
+                now = time.monotonic_ns()
+                reports.append(self._report(since, now, read_ns - SETTLED_NS))
                 since = now
                 due += self._config.interval_s
             if self._reloaded:
@@ -162,8 +165,8 @@ class Agent:
         programs.detach()
         now = time.monotonic_ns()
         self._look(programs)
-        while not self._drain(programs.buffer):
-            pass
+        while len(records := programs.buffer.take(_BATCH_RECORDS)):
+            self._consume(records)
         _finish(chain(*reports, self._report(since, now, now)))
 
     def _look(self, programs: Programs) -> None:
@@ -197,10 +200,11 @@ class Agent:
             self._drain(buffer)
         return False
 
-    def _drain(self, buffer: Buffer) -> bool:
-        """What waits now, at most what the buffer holds: it may fill as fast as it is read. Whether that was all.
+    def _drain(self, buffer: Buffer, due: float = math.inf) -> bool:
+        """Read all that the buffer holds now. Return False if `due`, by time.monotonic, came before its end.
 
-        What arrives meanwhile is for the next time: else batches would shrink to few records.
+        What arrives meanwhile is for the next time: else batches would shrink to few records. It may fill as fast as it
+        is read.
         """
         for _ in range(1 + self._config.ring_size_bytes // (SLOT.itemsize * _BATCH_RECORDS)):
             records = buffer.take(_BATCH_RECORDS)
@@ -208,7 +212,9 @@ class Agent:
                 self._consume(records)
             if len(records) < _BATCH_RECORDS:
                 return True
-        return False
+            if time.monotonic() >= due:
+                return False
+        return True
 
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""

@@ -134,7 +134,8 @@ def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> No
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
     fed, ring = Fed(), FloodedRing()
-    assert not fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert not fed.agent._drain(ring, due=0.0)  # type: ignore[arg-type]  # stands in for the kernel
     assert ring.records < 2 * (8 << 20) // SLOT.itemsize
 
 
