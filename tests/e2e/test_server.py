@@ -86,7 +86,7 @@ def seen(lab: Lab) -> Seen:
     with closing(producer), closing(consumer):
         assert len(list(islice(consumer, RECORDS))) == RECORDS
         wait_until(lambda: bool(lab.rows("/api/v1/clients?type=consumer&records=50")), "the consumer and its records")
-        clients, connections = lab.rows("/api/v1/clients?limit=1000"), lab.rows("/api/v1/connections")
+        clients, connections = lab.rows("/api/v1/clients?limit=1000&internal=true"), lab.rows("/api/v1/connections")
     wait_until(lambda: not any(_of_clients(row) for row in lab.rows("/api/v1/connections")), "the clients to be gone")
     gone_at = lab.metrics()[_LAST]
     wait_until(lambda: lab.metrics()[_LAST] > gone_at + 1.5, "the rest to be told: closes settle for a second")

@@ -82,6 +82,7 @@ def _list(resource: Resource, guarded: bool) -> Schema:
             {"enum": [f"{sign}{path}" for path in resource.orders for sign in ("", "-")]},
             "order of the rows; with a dash the largest first",
         ),
+        _parameter("internal", {"type": "boolean", "default": False}, "also kafka-probe's own"),
         *filters,
     ]
     return _get(resource.doc, responses, guarded, parameters)

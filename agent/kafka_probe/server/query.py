@@ -42,6 +42,8 @@ class Resource:
     fields: tuple[Field, ...]
     items: Callable[[View], Sequence[Any]]
     row: Callable[[Any], Row]
+    is_own: Callable[[Any], bool] = lambda _: False
+    """An item is kafka-probe's own: left out unless `internal=true` asks for it."""
 
     @property
     def filters(self) -> dict[str, Scalar]:
@@ -63,6 +65,7 @@ class Query:
     descending: bool = False
     limit: int = LIMIT
     offset: int = 0
+    internal: bool = False
 
     def fits(self, row: Row) -> bool:
         return all(any(value in given for value in _values(row, path)) for path, given in self.wanted.items())
@@ -76,7 +79,7 @@ class Query:
 async def page(resource: Resource, view: View, query: Query) -> dict[str, object]:
     """The rows that the query asks for, as JSON, and how many there are in all. Lets others run every 10 ms."""
     turns = Turns()
-    found = resource.items(view)
+    found = [item for item in resource.items(view) if query.internal or not resource.is_own(item)]
     if query.wanted:
         fitting = []
         for item in found:
@@ -104,7 +107,7 @@ async def page(resource: Resource, view: View, query: Query) -> dict[str, object
 
 
 def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
-    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`.
+    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`, `internal`.
 
     BadQueryError: what is wrong with them.
     """
@@ -114,6 +117,8 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
     for name, text in parameters:
         if name in ("limit", "offset"):
             shape[name] = _number(name, text, MOST if name == "limit" else None)
+        elif name == "internal":
+            shape[name] = _value(name, text, "boolean")
         elif name == "sort":
             path = text.removeprefix("-")
             if path not in resource.orders:
@@ -124,7 +129,8 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
             if sum(map(len, wanted.values())) > FILTERS:
                 raise BadQueryError(f"A request may filter by {FILTERS} values; ask several times for more.")
         else:
-            raise BadQueryError(f"There is no parameter {name}; there are limit, offset, sort, {', '.join(filters)}.")
+            known = ", ".join(("limit", "offset", "sort", "internal", *filters))
+            raise BadQueryError(f"There is no parameter {name}; there are {known}.")
     return Query(wanted, **shape)
 
 

@@ -86,6 +86,7 @@ RESOURCES = (
         ),
         lambda view: view.agent.connections(),
         _connection,
+        lambda connection: connection.internal,
     ),
     Resource(
         "/api/v1/clients",
@@ -105,6 +106,7 @@ RESOURCES = (
         ),
         lambda view: tuple(view.clients),
         _client,
+        lambda item: item[1].internal,
     ),
     Resource(
         "/api/v1/topics",

@@ -9,6 +9,7 @@ import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
+from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.server import openapi
 from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, BadQueryError, page, read
 from kafka_probe.server.resources import RESOURCES
@@ -50,6 +51,20 @@ CLIENT_FLOWS = (
 
 def names(answer: dict[str, Any]) -> list[str | None]:
     return [row["client"]["id"] for row in answer["rows"]]
+
+
+def test_its_own_clients_and_connections_are_left_out_unless_asked_for() -> None:
+    clients = view(*CLIENT_FLOWS, flow(internal=True, api=None, workload=workload("python", pid=5)))
+    assert [ask(CLIENTS, clients, *more)["total"] for more in ([], [("internal", "true")])] == [3, 4]
+    fed = Fed()
+    fed.see(
+        opened_record(1),
+        opened_record(2),
+        request(METADATA, 12, 1),
+        request(METADATA, 12, 2, client_id=f"{INTERNAL_CLIENT}x"),
+    )
+    connections = view(connections=fed.agent.connections())
+    assert [ask(CONNECTIONS, connections, *more)["total"] for more in ([], [("internal", "true")])] == [1, 2]
 
 
 def test_a_client_is_told_with_all_that_is_known_of_it() -> None:
@@ -112,7 +127,7 @@ def test_a_page_says_how_many_rows_there_are_in_all() -> None:
         ("sort", "topics.topic", "Rows cannot be sorted by topics.topic; choose one of since, "),
         ("sort", "", "Rows cannot be sorted by ; choose one of since, "),
         ("workload.pid", "java", "workload.pid must be a number, not 'java'."),
-        ("workload", "java", "There is no parameter workload; there are limit, offset, sort, since, "),
+        ("workload", "java", "There is no parameter workload; there are limit, offset, sort, internal, since, "),
         ("client", "x", "There is no parameter client; "),
     ],
 )
