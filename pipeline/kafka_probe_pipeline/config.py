@@ -108,6 +108,8 @@ class Config(BaseSettings):
     """process what is there, then exit"""
     console: bool = False
     """print the sums of each micro-batch"""
+    internal: bool = False
+    """print kafka-probe's own traffic and connections, too"""
     max_records_per_trigger: int = Field(10_000, gt=0)
     """most Kafka records in one micro-batch: bounds its memory when there is a backlog"""
     skip_lost: bool = False

@@ -114,7 +114,7 @@ class Step:
         self.malformed.update(counts)
         log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), _listed("malformed", counts))
         if self.config.console:
-            report.print_tables(report.totals(rows).collect(), sys.stdout)
+            report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
 
 
 def known(table: Table) -> DataFrame:
@@ -250,7 +250,7 @@ def run(**given: object) -> None:
 
 
 @cli.command()
-@flags("output", "master")
+@flags("output", "master", "internal")
 @click.option(
     "--table",
     "name",
@@ -278,11 +278,11 @@ def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) 
     """
     rows = _rows(spark, config, name).collect()
     if as_json:
-        report.print_json(rows, sys.stdout)
+        report.print_json(rows if config.internal else report.of_others(rows), sys.stdout)
     elif name == "traffic":
-        report.print_tables(rows, sys.stdout)
+        report.print_tables(rows, sys.stdout, internal=config.internal)
     else:
-        report.print_table(name, rows, sys.stdout)
+        report.print_table(name, rows, sys.stdout, internal=config.internal)
 
 
 def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:

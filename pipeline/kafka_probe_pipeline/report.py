@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.text import printable
 from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles
 
@@ -34,33 +35,49 @@ def totals(rows: DataFrame) -> DataFrame:
     )
 
 
+def of_others(rows: Iterable[Row]) -> list[Row]:
+    """Return the rows of traffic, connections or verdicts that are not kafka-probe's own."""
+    return [row for row in rows if not _is_own(row)]
+
+
 def print_json(totals: Iterable[Row], output: TextIO) -> None:
     """One JSON object per row and line."""
     output.writelines(json.dumps(row.asDict(recursive=True), separators=(",", ":")) + "\n" for row in totals)
 
 
-def print_tables(totals: Iterable[Row], output: TextIO) -> None:
-    """A table of APIs and a table of topics; as wide as the terminal, or `FILE_WIDTH` where there is none."""
+def print_tables(totals: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
+    """A table of APIs and a table of topics; as wide as the terminal, or `FILE_WIDTH` where there is none.
+
+    internal: also kafka-probe's own traffic; else the number of its rows stands below.
+    """
     rows = list(totals)
     for level, numbers in (("api", _API), ("topic", _TOPIC)):
-        _print(f"Traffic by {level}", _WHO, numbers, [row for row in rows if row["level"] == level], output)
+        _print(f"Traffic by {level}", _WHO, numbers, [row for row in rows if row["level"] == level], output, internal)
 
 
-def print_table(name: str, rows: Iterable[Row], output: TextIO) -> None:
-    """The connections, verdicts or storms, one row each."""
+def print_table(name: str, rows: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
+    """The connections, verdicts or storms, one row each; internal: also kafka-probe's own."""
     texts, numbers = TABLES[name]
-    _print(name.capitalize(), texts, numbers, rows, output)
+    _print(name.capitalize(), texts, numbers, list(rows), output, internal)
 
 
-def _print(title: str, texts: Cells, numbers: Cells, rows: Iterable[Row], output: TextIO) -> None:
-    table = Table(title=title, title_justify="left")
+def _print(title: str, texts: Cells, numbers: Cells, rows: list[Row], output: TextIO, internal: bool) -> None:
+    shown = rows if internal else of_others(rows)
+    left_out = f"{len(rows) - len(shown)} of kafka-probe itself left out, see --internal" if rows != shown else None
+    table = Table(title=title, title_justify="left", caption=left_out, caption_justify="left")
     for name in texts:
         table.add_column(name, overflow="fold")
     for name in numbers:
         table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
+    for row in shown:
         table.add_row(*(Text(_text(cell(row))) for cell in ({**texts, **numbers}).values()))
     Console(file=output, width=None if output.isatty() else FILE_WIDTH).print(table)
+
+
+def _is_own(row: Row) -> bool:
+    if "internal" in row:
+        return bool(row["internal"])
+    return "connecting" in row and str(_client(row) or "").startswith(INTERNAL_CLIENT)
 
 
 def _workload(row: Row | Mapping[str, Any]) -> str:
@@ -130,8 +147,8 @@ def _of_either(name: str) -> Callable[[Row], Any]:
 
 
 def _client(row: Row) -> object:
-    client = _of_either("client")(row)
-    return client["id"] if client else None
+    clients = (row[side]["client"] for side in ("connecting", "accepting") if row[side])
+    return next((client["id"] for client in clients if client and client["id"]), None)
 
 
 def _seconds(microseconds: int | None) -> str:

@@ -111,10 +111,12 @@ class Run:
         for query in job.start(spark, config, step, Diagnosis(config)):
             query.awaitTermination()
 
-    def shown(self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True) -> str:
+    def shown(
+        self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False
+    ) -> str:
         """What `show` prints of a table, by this process."""
         with redirect_stdout(StringIO()) as output:
-            job.print_one(spark, load(self._settings), table, as_json=as_json)
+            job.print_one(spark, load({**self._settings, "internal": internal}), table, as_json=as_json)
         return output.getvalue()
 
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:

@@ -1,0 +1,42 @@
+"""What kafka-probe itself does is left out of every view, its rows are counted, and --internal shows them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.lab.broker import Broker
+from tests.pipeline.builders import BROKER, CLIENT, closed, flow, opened, word
+from tests.pipeline.runs import Run
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+OWN, OTHER = "kafka-probe-agent-node-1", "client-1"
+
+
+def test_console_and_show_leave_out_its_own_traffic_and_connections(
+    broker: Broker, tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(broker, tmp_path)
+    own = {"client": {"id": OWN}}
+    run.send_events(
+        flow(0),
+        flow(1, **own, internal=True, api=None),
+        *(opened(end, 1, client={"id": OTHER}) for end in (CLIENT, BROKER)),
+        # Of its own sockets an agent sees nothing; a broker's end has the name.
+        *(opened(CLIENT, 2), opened(BROKER, 2, **own)),
+        *(closed(end, number) for number in (1, 2) for end in (CLIENT, BROKER)),
+        word(CLIENT, until_s=100),
+        word(BROKER, until_s=100),
+    )
+    run.once(spark, console=True)
+    views = {table: run.shown(spark, table, as_json=False) for table in ("traffic", "connections", "verdicts")}
+    for text in (capsys.readouterr().out, *views.values()):
+        assert "1 of kafka-probe itself left out, see --internal" in text
+    for table in views:
+        assert OWN not in views[table] + run.shown(spark, table)
+        assert OWN in run.shown(spark, table, internal=True)
+    assert all(OTHER in run.shown(spark, table) for table in views)
+    assert "left out" not in run.shown(spark, as_json=False, internal=True)
