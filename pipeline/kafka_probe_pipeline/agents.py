@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import Clock, spark_schema
+from kafka_probe_pipeline.source import SEEN, Clock, seen, spark_schema
 
 # Per agent the newest are kept: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
@@ -23,7 +23,7 @@ SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
         T.StructField("node", _STRING),
-        T.StructField("last_seq", _LONG),
+        T.StructField("seen", SEEN),
         T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
         T.StructField("heard_us", _LONG),
@@ -39,25 +39,28 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
     new = events.select(
         "agent_id",
         "node",
-        F.col("seq").alias("last_seq"),
+        F.col("seq").alias("number"),
         "complete_since",
         "complete_until",
         F.col("received_us").alias("heard_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(F.col("kind") == "reset", F.array(reset)).alias("resets"),
     )
+    # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
+    older = before.drop("seen").withColumn("number", F.lit(-1).cast("long"))
     resets = F.array_distinct(F.flatten(F.collect_list("resets")))
     return (
-        before.unionByName(new)
+        older.unionByName(new)
         .groupBy("agent_id")
         .agg(
             F.max("node").alias("node"),
-            F.max("last_seq").alias("last_seq"),
             F.max("complete_since").alias("complete_since"),
             F.max("complete_until").alias("complete_until"),
             F.max("heard_us").alias("heard_us"),
-            F.max_by("open", F.when(F.col("open").isNotNull(), F.col("last_seq"))).alias("open"),
+            F.max_by("open", F.when(F.col("open").isNotNull(), F.col("number"))).alias("open"),
             F.slice(F.sort_array(resets, asc=False), 1, RESETS_KEPT).alias("resets"),
         )
         .where(F.col("heard_us") > clock.now_us - config.open_limit * 1e6)
+        .join(seen(events, before), "agent_id")
+        .select(*SCHEMA.names)
     )

@@ -139,11 +139,11 @@ def start(
                 f"{path} has batches, but its checkpoint {checkpoint} is gone: "
                 "move the table away or choose another --output, else every event would count twice."
             )
-    events = source.records(spark, config)
-    # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt.
-    bounded = events.withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
+    # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
+    # record from the future would else make all agents silent for long.
+    events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
     traffic_query = _start(events, step, config.checkpoint, config.trigger_interval, config)
-    return traffic_query, _start(bounded, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+    return traffic_query, _start(events, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
 
 
 def _start(

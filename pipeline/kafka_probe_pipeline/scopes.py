@@ -8,6 +8,10 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from kafka_probe_pipeline.source import MOST
+
+NAME_CHARACTERS = 512
+"""Of a scope. An alert has up to 15, and must stay below what Kafka takes as a record."""
 BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
 
 
@@ -36,7 +40,7 @@ def open_by_agents(agents: DataFrame) -> DataFrame:
         counted.select(F.explode(scopes).alias("of"), "count")
         .where(F.col("of.name").isNotNull())
         .groupBy("of.scope", "of.name")
-        .agg(F.sum("count").alias("open_said"))
+        .agg(F.least(F.sum(F.col("count").cast("decimal(38)")), F.lit(MOST)).cast("long").alias("open_said"))
     )
 
 
@@ -69,7 +73,7 @@ def _first_64_bits(v6: Column) -> Column:
 
 
 def _scope(scope: str, name: Column) -> Column:
-    return F.struct(F.lit(scope).alias("scope"), name.alias("name"))
+    return F.struct(F.lit(scope).alias("scope"), F.substring(name, 1, NAME_CHARACTERS).alias("name"))
 
 
 def _behind(address: Column) -> Column:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -19,6 +20,24 @@ SCALARS: dict[schema.Scalar, T.DataType] = {"string": T.StringType(), "long": T.
 REQUIRED = ("kind", "agent_id", "seq", "ts")
 YEAR_9999_US = 253_370_764_800_000_000
 RECORD = ("topic", "partition", "offset", "timestamp")
+
+# Bounds of what an event may hold. Beyond them it would stop the job, or its sums could wrap.
+TEXT_CHARACTERS = 32_767  # as Kafka's own strings; in the line, where an escape has up to six
+CUT_CHARACTERS = 4096  # of a name in a row of traffic
+MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
+MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
+KEYS = r"^(-?[0-9]{1,3}|none|gzip|snappy|lz4|zstd)$"  # an error code, a bucket of latency, a codec
+COUNTS = ("requests", "responses", "request_bytes", "response_bytes")
+SPANS = ("throttle_ms", "age_us", "idle_us", "silence_us", "received_idle_us", "listener_closed_us")
+TIMES = ("since", "closing_ts", "complete_since", "complete_until")
+MAPS = ("errors", "latency", "latency_empty")
+COUNTS_OF_TOPIC = ("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes")
+MAPS_OF_TOPIC = ("errors", "codecs")
+
+SEEN = T.ArrayType(T.StructType([T.StructField("first", T.LongType()), T.StructField("last", T.LongType())]))
+SEEN_KEPT = 64
+"""Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
+_BLOCK = 1024
 
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
 
@@ -54,7 +73,7 @@ def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFram
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
         .withColumn("event", F.from_json("line", _with_misfit(event), {"columnNameOfCorruptRecord": _MISFIT}))
-        .withColumn("reason", _reason(F.col("line"), F.col("event")))
+        .withColumn("reason", _reason(F.col("line"), F.col("event"), event.names))
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))
         .withColumn("line", F.when(F.col("reason").isNotNull(), F.col("line")))
     )
@@ -81,11 +100,54 @@ def received(parsed: DataFrame) -> DataFrame:
 def once(events: DataFrame, heard: DataFrame) -> DataFrame:
     """Without the flows, which add up, that an earlier batch had: an agent that starts again may send some once more.
 
-    heard: the `last_seq` of each agent by then. Within the batch they are still twice.
+    heard: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
     """
-    before = F.broadcast(heard.select("agent_id", "last_seq"))
-    known = (F.col("kind") == "flow") & F.coalesce(F.col("seq") <= F.col("last_seq"), F.lit(False))
-    return events.join(before, "agent_id", "left").where(~known).drop("last_seq")
+    before = F.broadcast(heard.select("agent_id", "seen"))
+    known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
+    return events.join(before, "agent_id", "left").where(~known).drop("seen")
+
+
+def seen(events: DataFrame, heard: DataFrame) -> DataFrame:
+    """`agent_id` and `seen`: the ranges of `seq` of all events so far, by agent.
+
+    Not the greatest alone: else one event with a forged `seq` would make repetitions of all that its agent sends later.
+    """
+    before = heard.select("agent_id", "seen")
+    block = F.floor(F.col("seq") / _BLOCK)  # few enough at once for an array, however many there are
+    numbers = F.collect_set(F.struct(F.col("seq").alias("first"), F.col("seq").alias("last")))
+    new = (
+        events.select("agent_id", "seq")
+        .join(F.broadcast(before), "agent_id", "left")
+        .where(~_is_seen(F.col("seq")))
+        .groupBy("agent_id", block.alias("block"))
+        .agg(F.sort_array(numbers).alias("ranges"))
+        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
+    )
+    return (
+        before.unionByName(new)
+        .groupBy("agent_id")
+        .agg(F.sort_array(F.flatten(F.collect_list("seen"))).alias("ranges"))
+        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
+    )
+
+
+def _is_seen(seq: Column) -> Column:
+    return F.coalesce(F.exists("seen", lambda known: seq.between(known["first"], known["last"])), F.lit(False))
+
+
+def _joined(ranges: str) -> Column:
+    """Ranges that do not overlap, in ascending order: those that touch each other as one."""
+    begins = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i - 1)["last"] < one["first"] - 1, F.lit(True)))
+    ends = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i + 1)["first"] > one["last"] + 1, F.lit(True)))
+    return F.zip_with(
+        begins, ends, lambda begin, end: F.struct(begin["first"].alias("first"), end["last"].alias("last"))
+    )
+
+
+def _widest(ranges: Column) -> Column:
+    by_width = F.transform(ranges, lambda one: F.struct((one["first"] - one["last"]).alias("width"), one.alias("one")))
+    kept = F.transform(F.slice(F.sort_array(by_width), 1, SEEN_KEPT), lambda wide: wide["one"])
+    return F.sort_array(kept)
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
@@ -93,19 +155,70 @@ def malformed(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")
 
 
-def _reason(line: Column, event: Column) -> Column:
-    """Why a line is no event; null if it is one."""
+def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
+    """Why a line is no event; null if it is one. fields: those that were read."""
     # from_json reads the first value of a line and forgets the rest: one line must be one value.
     one_value = F.coalesce(F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))), F.lit(0)) == 1
     reasons = {
+        f"a text of more than {TEXT_CHARACTERS} characters": (F.length(line) > TEXT_CHARACTERS) & _has_long_text(line),
         "not a JSON object": ~one_value | ~F.ltrim(line).startswith("{"),
         "a value of another type than the schema's": event[_MISFIT].isNotNull(),
         f"schema version other than {schema.SCHEMA_VERSION}": ~event["v"].eqNullSafe(schema.SCHEMA_VERSION),
         **{f"no {name}": event[name].isNull() for name in REQUIRED},
         "unknown kind": ~event["kind"].isin(list(schema.KINDS)),
         "ts before 1970 or after 9999": ~event["ts"].between(0, YEAR_9999_US),
+        "seq below 0 or above 2^48": ~event["seq"].between(0, MOST_SEQ),
+        "another time before 1970 or after 9999": _any(
+            ~event[name].between(0, YEAR_9999_US) for name in TIMES if name in fields
+        ),
+        "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
+        "counts by a key that is no error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
+
+
+def _has_long_text(line: Column) -> Column:
+    """Between two quotes: what an escape stands for is none, and as long."""
+    plain = F.replace(F.replace(line, F.lit("\\\\"), F.lit("..")), F.lit('\\"'), F.lit(".."))
+    return F.exists(F.split(plain, '"'), lambda part: F.length(part) > TEXT_CHARACTERS)
+
+
+def _out_of_bounds(event: Column, fields: Container[str]) -> Column:
+    def beyond(number: Column) -> Column:
+        return ~number.between(-MOST, MOST)  # brokers name some of these, and may name nonsense
+
+    def out(number: Column) -> Column:
+        return ~number.between(0, MOST)
+
+    def out_of_map(counts: Column) -> Column:
+        return F.exists(F.map_values(counts), out)
+
+    def of_topic(topic: Column) -> Column:
+        return _any((*(beyond(topic[n]) for n in COUNTS_OF_TOPIC), *(out_of_map(topic[n]) for n in MAPS_OF_TOPIC)))
+
+    found = [out(event[name]) for name in COUNTS if name in fields]
+    found += [beyond(event[name]) for name in SPANS if name in fields]
+    found += [out_of_map(event[name]) for name in MAPS if name in fields]
+    if "topics" in fields:
+        found.append(F.exists(event["topics"], of_topic))
+    if "open" in fields:
+        found.append(F.exists(event["open"], lambda group: out(group["count"])))
+    return _any(found)
+
+
+def _strange_keys(event: Column, fields: Container[str]) -> Column:
+    def strange(counts: Column) -> Column:
+        return F.exists(F.map_keys(counts), lambda key: ~key.rlike(KEYS))
+
+    found = [strange(event[name]) for name in MAPS if name in fields]
+    if "topics" in fields:
+        found.append(F.exists(event["topics"], lambda topic: _any(strange(topic[name]) for name in MAPS_OF_TOPIC)))
+    return _any(found)
+
+
+def _any(conditions: Iterable[Column]) -> Column:
+    """Whether one of them holds; those that are unknown do not."""
+    return reduce(Column.__or__, (F.coalesce(condition, F.lit(False)) for condition in conditions), F.lit(False))
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import struct_of
+from kafka_probe_pipeline.source import CUT_CHARACTERS, SEEN, seen, struct_of
 
 # Output column: where an event carries it.
 DIMENSIONS = {
@@ -34,6 +34,7 @@ DIMENSIONS = {
     **{name: name for name in ("api", "api_key", "api_version", "acks", "group", "transactional_id")},
     **{name: name for name in ("internal", "opaque")},
 }
+NOT_TEXTS = ("pid", "start_time", "api_key", "api_version", "acks", "internal")
 LEVEL = ("level", "topic", "topic_id")
 WINDOW = ("window_start", "window_end")
 KEYS = (*WINDOW, *DIMENSIONS, *LEVEL)
@@ -60,14 +61,15 @@ HISTOGRAMS = {
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
 
 
-HEARD = struct_of({"agent_id": T.StringType(), "last_seq": T.LongType(), "heard_us": T.LongType()})
+HEARD = struct_of({"agent_id": T.StringType(), "seen": SEEN, "heard_us": T.LongType()})
 _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
 
 
 def heard(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Up to which `seq` each agent was heard, and when, by Kafka's clock: columns `HEARD`; without those long gone."""
-    new = events.select("agent_id", F.col("seq").alias("last_seq"), F.col("received_us").alias("heard_us"))
-    rows = before.unionByName(new).groupBy("agent_id").agg(*(F.max(name).alias(name) for name in HEARD.names[1:]))
+    """What was `seen` of each agent, and when it was heard, by Kafka's clock: `HEARD`, without those long gone."""
+    new = events.select("agent_id", F.col("received_us").alias("heard_us"))
+    times = before.select(*new.columns).unionByName(new).groupBy("agent_id").agg(F.max("heard_us").alias("heard_us"))
+    rows = times.join(seen(events, before), "agent_id")
     return (
         rows.crossJoin(rows.agg(F.max("heard_us").alias("now_us")))
         .where(F.col("heard_us") > F.col("now_us") - _REMEMBERED_US)
@@ -91,8 +93,13 @@ def levels(flows: DataFrame) -> DataFrame:
         F.array(_api_row()),
         F.coalesce(F.transform("topics", _topic_row), F.array()),
     )
-    dimensions = [F.col(path).alias(name) for name, path in DIMENSIONS.items()]
+    dimensions = [_cut(F.col(path), name).alias(name) for name, path in DIMENSIONS.items()]
     return flows.select("ts", *dimensions, F.explode(rows).alias("row")).select("*", "row.*").drop("row")
+
+
+def _cut(value: Column, name: str) -> Column:
+    """A row must stay below what Kafka takes as a record, 1 MiB, also with a hostile text in every dimension."""
+    return value if name in NOT_TEXTS else F.substring(value, 1, CUT_CHARACTERS)
 
 
 def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
@@ -141,8 +148,8 @@ def _topic_row(topic: Column) -> Column:
 
     return F.struct(
         F.lit("topic").alias("level"),
-        topic["topic"].alias("topic"),
-        topic["topic_id"].alias("topic_id"),
+        _cut(topic["topic"], "topic").alias("topic"),
+        _cut(topic["topic_id"], "topic_id").alias("topic_id"),
         *(measure(of_topic, "long").alias(name) for name, (_, of_topic) in COUNTS.items()),
         *(measure(of_topic, "map<string,long>").alias(name) for name, (_, of_topic) in HISTOGRAMS.items()),
     )

@@ -81,7 +81,10 @@ class Run:
         producer.close()
 
     def send_events(self, *events: Event) -> None:
-        producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
+        """One record, which may be larger than what a broker takes uncompressed."""
+        producer = KafkaProducer(
+            bootstrap_servers=self.broker.bootstrap, compression_type="gzip", max_request_size=64 << 20
+        )
         producer.send(self.events, value=lines(*events).encode()).get(10)
         producer.close()
 

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_probe_pipeline import job
 from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
+from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.traffic import summed
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, tail
@@ -105,6 +106,29 @@ def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark
     run.once(spark)
     (total,) = spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == 5
+
+
+def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark: SparkSession) -> None:
+    """Until now each of the first four did, also after a restart."""
+    forged = [
+        flow(2**63 - 1),
+        flow(2**48),
+        flow(10, client={"id": "x" * 10_000_000}),
+        flow(11, client={"id": "\x01" * 30_000}),
+        flow(12, requests=2**63 - 1),
+    ]
+    run.send_events(flow(0), *forged)
+    run.once(spark)
+    run.send_events(flow(0), flow(1), flow(2))
+    run.once(spark)
+    (total,) = spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").transform(summed, ()).collect()
+    assert total["requests"] == 4  # with that of 2^48, which an agent may have sent
+    dead = {str(row["reason"]): len(str(row["line"])) for _, row in run.received(run.dead)}
+    assert dead == {
+        "seq below 0 or above 2^48": len(json.dumps(forged[0])),
+        "a text of more than 32767 characters": DEAD_LETTER_CHARACTERS,
+        "a count below 0 or beyond 2^48": len(json.dumps(forged[4])),
+    }
 
 
 def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -14,7 +15,9 @@ from tests.pipeline.builders import Event, events, flow, lines, records
 
 pytestmark = pytest.mark.spark
 
-SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": 2**62, "boolean": True}
+_SEEN = T.StructField("seen", source.SEEN)
+_HEARD = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
+SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
 
 
 def sample(kind: schema.Type) -> object:
@@ -103,6 +106,22 @@ BAD_LINES = {
     json.dumps(flow(kind="flood")): "unknown kind",
     json.dumps(flow(ts=-1)): "ts before 1970 or after 9999",
     json.dumps(flow(ts=2**63 - 1)): "ts before 1970 or after 9999",
+    json.dumps(flow(seq=-1)): "seq below 0 or above 2^48",
+    json.dumps(flow(seq=2**63 - 1)): "seq below 0 or above 2^48",
+    json.dumps(flow(kind="agent", complete_until=2**62)): "another time before 1970 or after 9999",
+    json.dumps(flow(requests=-5)): "a count below 0 or beyond 2^48",
+    json.dumps(flow(requests=2**63 - 1)): "a count below 0 or beyond 2^48",
+    json.dumps(flow(latency={"3": -(2**60)})): "a count below 0 or beyond 2^48",
+    json.dumps(flow(topics=[{"bytes": 1}, {"bytes": 2**49}])): "a count below 0 or beyond 2^48",
+    json.dumps(flow(topics=[{"codecs": {"gzip": 2**49}}])): "a count below 0 or beyond 2^48",
+    json.dumps(flow(kind="close", age_us=-(2**63))): "a count below 0 or beyond 2^48",
+    json.dumps(flow(kind="agent", open=[{"count": 2**62}])): "a count below 0 or beyond 2^48",
+    json.dumps(flow(latency={"1e9": 1})): "counts by a key that is no error code, bucket or codec",
+    json.dumps(flow(errors={"12345": 1})): "counts by a key that is no error code, bucket or codec",
+    json.dumps(flow(topics=[{"codecs": {"x" * 99: 1}}])): "counts by a key that is no error code, bucket or codec",
+    json.dumps(flow(client={"id": "x" * 40_000})): "a text of more than 32767 characters",
+    json.dumps(flow(workload={"labels": {'\\"' * 20_000: ""}})): "a text of more than 32767 characters",
+    json.dumps(flow(topics=[{"topic": '"' * 20_000}])): "a text of more than 32767 characters",
 }
 
 
@@ -113,6 +132,34 @@ def test_a_line_that_is_no_event_keeps_its_text_and_has_a_reason(spark: SparkSes
         (number, line, reason) for number, (line, reason) in enumerate(BAD_LINES.items())
     ]
     assert [event["seq"] for event in source.events(parsed).collect()] == [1]
+
+
+def test_a_long_line_of_texts_that_are_not_long_is_an_event(spark: SparkSession) -> None:
+    texts = ("\\" * 10_000, '"' * 10_000, "x" * source.TEXT_CHARACTERS, "\u00fc" * 1000)
+    long = flow(client={"id": texts[0]}, topics=[{"topic": text} for text in texts])
+    assert [row["client"]["id"] for row in events(spark, long).collect()] == [texts[0]]
+
+
+def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkSession) -> None:
+    def after(before: list[tuple[str, list[tuple[int, int]]]], *numbers: int) -> list[tuple[str, list[Any]]]:
+        heard = spark.createDataFrame(before, _HEARD)
+        rows = source.seen(events(spark, *map(flow, numbers)), heard).collect()
+        return [(row["agent_id"], [tuple(one) for one in row["seen"]]) for row in rows]
+
+    assert after([], 0, 1, 2, 2, 1) == [("agent-1", [(0, 2)])]
+    assert after([("agent-1", [(0, 2)])], 3, 1) == [("agent-1", [(0, 3)])]
+    assert after([("agent-1", [(0, 2), (9, 9)])], 4, source.MOST_SEQ) == [
+        ("agent-1", [(0, 2), (4, 4), (9, 9), (source.MOST_SEQ, source.MOST_SEQ)])
+    ]
+    assert after([("agent-1", [(0, 2), (4, 4), (6, 9)])], 5, 3) == [("agent-1", [(0, 9)])]
+    assert after([("agent-1", [(0, 1021)])], *range(1022, 3100)) == [("agent-1", [(0, 3099)])]
+
+
+def test_of_an_agent_with_many_holes_the_widest_ranges_are_kept(spark: SparkSession) -> None:
+    forged = range(10_000, 10_000 + 4 * source.SEEN_KEPT, 2)
+    (row,) = source.seen(events(spark, *map(flow, (*range(20), *forged))), spark.createDataFrame([], _HEARD)).collect()
+    assert len(row["seen"]) == source.SEEN_KEPT
+    assert tuple(row["seen"][0]) == (0, 19)
 
 
 def test_bytes_that_are_no_text_are_malformed_and_nothing_more(spark: SparkSession) -> None:

@@ -1,17 +1,22 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
-from kafka_probe.events import bucket_of
-from kafka_probe_pipeline.source import spark_schema
+from kafka_probe.events import CLIENT, COMMON, FLOW, WORKLOAD, Field, bucket_of
+from kafka_probe_pipeline import source
+from kafka_probe_pipeline.sinks import traffic_letters
+from kafka_probe_pipeline.source import MOST, spark_schema
+from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
 from kafka_probe_pipeline.traffic import (
     COUNTS,
     DIMENSIONS,
@@ -24,7 +29,7 @@ from kafka_probe_pipeline.traffic import (
     traffic,
     with_percentiles,
 )
-from tests.pipeline.builders import MINUTE_US, NOON_US, Event, events, flow
+from tests.pipeline.builders import MINUTE_US, NOON_US, Event, events, flow, records
 
 pytestmark = pytest.mark.spark
 
@@ -122,10 +127,14 @@ def test_who_was_not_heard_for_a_month_is_forgotten(spark: SparkSession) -> None
     def at(day: int, *of: Event) -> DataFrame:
         return events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
 
-    first = heard(at(0, flow(3), flow(7, agent_id="gone")), spark.createDataFrame([], HEARD))
-    later = heard(at(29, flow(5, kind="agent")), first)
-    assert {row["agent_id"]: row["last_seq"] for row in later.collect()} == {"agent-1": 5, "gone": 7}
-    assert [row["agent_id"] for row in heard(at(31, flow(4)), later).collect()] == ["agent-1"]
+    def after(events: DataFrame, *before: Row) -> list[Row]:
+        return heard(events, spark.createDataFrame(before, HEARD)).collect()
+
+    first = after(at(0, flow(3), flow(7, agent_id="gone")))
+    later = after(at(29, flow(5, kind="agent")), *first)
+    seen = {row["agent_id"]: [tuple(one) for one in row["seen"]] for row in later}
+    assert seen == {"agent-1": [(3, 3), (5, 5)], "gone": [(7, 7)]}
+    assert [row["agent_id"] for row in after(at(31, flow(4)), *later)] == ["agent-1"]
 
 
 def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
@@ -134,10 +143,30 @@ def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
 
 
 def test_counts_too_large_to_add_become_unknown_and_do_not_stop_the_job(spark: SparkSession) -> None:
-    huge = 2**63 - 1
-    absurd = {"requests": huge, "errors": {"3": huge}, "topics": [{"topic": "t", "bytes": huge}] * 2}
-    (api,) = events(spark, flow(0, **absurd), flow(1, **absurd)).transform(traffic, 60).where("level = 'api'").collect()
-    assert (api["requests"], api["record_bytes"], api["errors"]) == (None, None, {"3": None})
+    absurd = flow(topics=[{"bytes": MOST}] * 2**15)
+    rows = events(spark, absurd).transform(traffic, 60).collect()
+    assert {(row["level"], row["record_bytes"]) for row in rows} == {("api", None), ("topic", None)}
+    counted = {"requests": MOST, "errors": {"3": MOST}}
+    (api,) = events(spark, flow(0, **counted), flow(1, **counted)).transform(traffic, 60).collect()
+    assert (api["requests"], api["errors"]) == (2 * MOST, {"3": 2 * MOST})
+
+
+def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(spark: SparkSession) -> None:
+    def strings(fields: Iterable[Field], text: str) -> dict[str, Any]:
+        return {field.name: text for field in fields if field.type == "string"}
+
+    by_code = {str(code): MOST for code in range(-999, 1000)}
+    for text in ("\x01" * (TEXT_LIMIT // 6), "€" * TEXT_LIMIT, "\U0001f600" * (TEXT_LIMIT // 2)):
+        fields = strings((*COMMON, *FLOW), text) | dict.fromkeys(("errors", "latency", "latency_empty"), by_code)
+        fields |= {"workload": strings(WORKLOAD.fields, text), "client": strings(CLIENT.fields, text)}
+        fields["topics"] = [{"topic": text, "topic_id": text, "errors": by_code, "codecs": by_code}]
+        worst = flow(**{**fields, "kind": "flow"})
+        line = json.dumps(worst, ensure_ascii=False)
+        rows = records(spark, line).transform(source.parsed).persist().transform(source.events).transform(traffic, 60)
+        letters = traffic_letters(rows.withColumn("batch_id", F.lit(0)))
+        sizes = [len(row["value"].encode()) for row in letters.collect()]
+        assert len(sizes) == 2
+        assert max(sizes) < 1_000_000
 
 
 def test_partial_rows_of_two_batches_sum_to_what_one_batch_would_have_given(spark: SparkSession) -> None:
