@@ -94,7 +94,7 @@ static inline void lay_down(void *ctx, struct conn *conn, struct cursor *c, u8 d
 	if (inside && !kept) {
 		count(LOST_LIMIT, 1);
 		if (conn->announced)
-			send_cut(ctx, c);
+			send_cut(ctx, conn, c);
 	}
 	if (place->inside && !kept)
 		unfinished.delete(&key);

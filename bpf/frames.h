@@ -246,7 +246,7 @@ static inline void send_held(void *ctx, struct conn *conn)
 	u64 key = conn->sk + HELD;
 	struct cursor *held = unfinished.lookup(&key);
 	if (held)
-		send_record(ctx, &held->out);
+		send_record(ctx, &conn->peer, &held->out);
 	drop_held(conn);
 }
 
@@ -260,7 +260,7 @@ static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 		count(LOST_BEFORE_PROOF, conn->unheld);
 		conn->unheld = 0;
 	}
-	send_record(ctx, &c->out);
+	send_record(ctx, &conn->peer, &c->out);
 }
 
 // The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so

@@ -14,10 +14,10 @@
 #define SHUTDOWN_MASK 3
 
 // Sends off what was copied of a frame that will never be whole.
-static inline void send_cut(void *ctx, struct cursor *c)
+static inline void send_cut(void *ctx, struct conn *conn, struct cursor *c)
 {
 	c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
-	send_record(ctx, &c->out);
+	send_record(ctx, &conn->peer, &c->out);
 }
 
 static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
@@ -26,7 +26,7 @@ static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 	struct place *place = &conn->places[direction];
 	struct cursor *c = place->inside ? unfinished.lookup(&key) : 0;
 	if (c)
-		send_cut(ctx, c);
+		send_cut(ctx, conn, c);
 	else if (place->have && !conn->rejected)
 		count(LOST_HEADER_INCOMPLETE, 1);
 }
@@ -74,7 +74,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->last_api_version = conn->last_api_version;
 	close->no_response = conn->no_response;
 	record->size = sizeof(*close);
-	send_record(ctx, record);
+	send_record(ctx, &conn->peer, record);
 }
 
 // A connection that moved no byte since it is watched. Its owner is known if it is the one who ends it.
@@ -100,7 +100,8 @@ static inline void reset_sent(void *ctx, u64 skb)
 	if (segment(skb, open) & TCP_SYN || role_of(open->local_port, open->peer_port) < 0 || (NETNS && open->netns != NETNS))
 		return;
 	record.size = sizeof(*open);
-	send_record(ctx, &record);
+	struct peer peer = peer_at(open);
+	send_record(ctx, &peer, &record);
 }
 
 // A socket of a watched port listens, or was closed. By the end of its process all sockets are: that is no word of its own.
@@ -112,7 +113,8 @@ static inline void listening(void *ctx, u64 sk, int closed)
 	struct record record = { .ts_ns = bpf_ktime_get_ns(), .kind = RECORD_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
 	fill_addresses(sk, (struct open_data *)record.data);
 	record.size = sizeof(struct open_data);
-	send_record(ctx, &record);
+	struct peer peer = { .network = bpf_get_current_pid_tgid() >> 32 };
+	send_record(ctx, &peer, &record);
 }
 
 static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)
@@ -154,7 +156,7 @@ static inline void forget(void *ctx, u64 sk)
 			count(LOST_GAP, 1);
 		send_unfinished(ctx, conn, SEND);
 		send_unfinished(ctx, conn, RECEIVE);
-		send_record(ctx, notice(conn, RECORD_GONE));
+		send_record(ctx, &conn->peer, notice(conn, RECORD_GONE));
 	}
 	drop_unfinished(conn, SEND);
 	drop_unfinished(conn, RECEIVE);

@@ -149,5 +149,6 @@ enum counter {
 	LOST_OVERFLOW,          // requests in flight that were forgotten
 	LOST_BEFORE_PROOF,      // with every port watched: frames before the one that proved their connection to be Kafka's
 	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
+	LOST_PEER_LIMITED,      // records of a peer that had used its share of a buffer more than half full
 	COUNTERS,
 };

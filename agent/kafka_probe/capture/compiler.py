@@ -17,13 +17,14 @@ from typing import Any, Self
 
 import kafka_probe
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.link import CALLS
+from kafka_probe.capture.link import CALLS, EVENTS
 from kafka_probe.capture.options import RULES, WALK_OPS, Options
 from kafka_probe.errors import StartError
 
 # How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
 RUNS = 1200
 STEPS = 24
+_RINGBUF_QUERY = 134  # BPF_FUNC_ringbuf_query
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
 # all of it beforehand: then there is room for fewer.
@@ -211,6 +212,8 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "WALK_OPS": WALK_OPS,
         "RUNS": RUNS,
         "STEPS": STEPS,
+        "RING": f"((void *)bpf_pseudo_fd(1, {EVENTS}))",
+        "RING_QUERY": _RINGBUF_QUERY,
         **{f"CALL_{name.upper()}": number for name, number in CALLS.items()},
     }
 

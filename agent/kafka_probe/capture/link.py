@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 # Helper numbers that the kernel does not have, by the function that is meant.
 CALLS = {"run_send": 0x4B500001, "run_receive": 0x4B500002}
+EVENTS = 0x4B500003  # the number, in the code, of the map `events` where C names the map itself
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18

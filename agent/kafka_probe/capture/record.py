@@ -159,4 +159,5 @@ LOSSES = {
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
     "before_proof": "frames between the first request and the first answer of a connection found by `--ports auto`",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
+    "peer_limited": "records of clients at one address, or of one process, beyond their share of a ring half full: see Limits",
 }
