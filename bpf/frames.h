@@ -216,16 +216,55 @@ static inline int begin(struct cursor *c, u8 direction, u32 end, s32 result)
 	return (s32)(end - c->next) > 0;
 }
 
-// The verifier's limit. Inside a frame the rest of the frame is skipped; else the rest of the call, and the next frame searched for.
-static inline void out_of_steps(struct cursor *c)
+// The steps of a call are used up: nothing more of the frame leaves than was copied, its rest is skipped.
+static inline void stop_copying(struct cursor *c)
 {
-	count(LOST_LIMIT, 1);
 	if (c->leaving)
 		left(c);
-	if (c->state != HEAD && (s32)(c->frame_end - c->call.end) >= 0)
+	if (c->state != HEAD && c->state != FINISHED)
 		finish(c, FLAG_CUT);
-	else if ((s32)(c->call.end - c->next) > 0)
-		abandon(c);
+}
+
+// Hops over one frame by its size, of which it reads what the current segment of the buffer holds. LEAVES when the cursor has to take a
+// step instead, for what it finds is no frame or cannot be read.
+static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
+{
+	struct call *call = &c->call;
+	u32 position = c->next - call->start, left = call->end - c->next;
+	if ((s32)left <= 0)
+		return DONE;
+	if (!call->readable || (s32)position < 0)
+		return LEAVES;
+	if (position - call->segment >= call->segment_bytes) {
+		call->readable = next_segment(call);
+		return MORE;
+	}
+	if (c->have < 4) {
+		u64 at = c->have, want = 4 - at, there = call->segment_bytes - (position - call->segment);
+		if (there > left)
+			there = left;
+		if (want > there)
+			want = there;
+		PINNED(at);
+		PINNED(want);
+		if (at > 3 || want > 4)
+			return LEAVES;
+		if (bpf_probe_read_user(c->element + at, want, (void *)(call->buffer + position - call->segment))) {
+			call->readable = 0;
+			return LEAVES;
+		}
+		c->next += want;
+		c->have = at + want;
+		c->need = head_bytes(conn, c, direction);
+		if (c->have < 4)
+			return MORE;
+	}
+	u32 size = be32(c->element), least = conn->sasl_raw ? 0 : is_request(conn, direction) ? REQUEST_HEAD - 4 : 4;
+	if (size < least || size >= MAX_FRAME_BYTES)
+		return LEAVES;
+	c->next += 4 - c->have + size;
+	c->have = 0;
+	return MORE;
 }
 
 // A connection's first request may turn out to be one; it waits if it fits into a record. What comes between it and an answer is
@@ -302,17 +341,72 @@ int run_receive(u64 sk)
 static int (*call_run_send)(u64 sk) = (void *)CALL_RUN_SEND;
 static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
 
+// Frames of a call beyond its steps are hopped over by their lengths alone, so that the next one is found.
+static inline int hop_on(u64 sk, u8 direction)
+{
+	u32 which = direction;
+	struct conn *conn = conns.lookup(&sk);
+	struct cursor *c = running.lookup(&which);
+	if (!conn || !c)
+		return DONE;
+	u32 hopped = 0;
+	int outcome = MORE;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < HOPS && outcome == MORE; i++) {
+		outcome = hop(conn, c, direction);
+		hopped += outcome == MORE && !c->have;
+	}
+	count(LOST_LIMIT, hopped);
+	return outcome;
+}
+
+int hop_send(u64 sk)
+{
+	return hop_on(sk, SEND);
+}
+
+int hop_receive(u64 sk)
+{
+	return hop_on(sk, RECEIVE);
+}
+
+static int (*call_hop_send)(u64 sk) = (void *)CALL_HOP_SEND;
+static int (*call_hop_receive)(u64 sk) = (void *)CALL_HOP_RECEIVE;
+
+static inline int run_once(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+{
+	int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
+	if (PERF_BUFFER && outcome == LEAVES)
+		leave(ctx, conn, c);
+	return outcome;
+}
+
+// What the steps of a call did not come to.
+static inline void follow_lengths(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+{
+	int outcome = MORE;
+	count(LOST_LIMIT, c->state != HEAD && c->state != FINISHED);
+	for (int i = 0; i < HOP_RUNS; i++) {
+		stop_copying(c);
+		if (c->state == HEAD && c->lock == LOCKED && outcome != LEAVES)
+			outcome = direction == SEND ? call_hop_send(sk) : call_hop_receive(sk);
+		else
+			outcome = run_once(ctx, sk, conn, c, direction) == DONE ? DONE : MORE;
+		if (outcome == DONE)
+			return;
+	}
+	count(LOST_LIMIT, 1);
+	c->next = c->call.end;
+	seek(c);
+}
+
 // The frames in the call that the cursor has begun.
 static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
-	for (int i = 0; i < RUNS; i++) {
-		int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
-		if (outcome == DONE)
+	for (int i = 0; i < RUNS; i++)
+		if (run_once(ctx, sk, conn, c, direction) == DONE)
 			return;
-		if (PERF_BUFFER && outcome == LEAVES)
-			leave(ctx, conn, c);
-	}
-	out_of_steps(c);
+	follow_lengths(ctx, sk, conn, c, direction);
 }
 
 // A call moved [end - result, end).

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.attaching import rules
-from kafka_probe.capture.compiler import RUNS, STEPS, sources
+from kafka_probe.capture.compiler import HOP_RUNS, HOPS, RUNS, STEPS, sources
 from kafka_probe.capture.options import RULES, WALK_OPS, map_contents
 from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD
 
@@ -40,7 +40,8 @@ class Classifier:
     def __init__(self, folder: Path, *, any_port: bool) -> None:
         self.any_port = any_port
         library = folder / f"classifier-{any_port:d}.so"
-        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "WALK_OPS": WALK_OPS, "RUNS": RUNS, "STEPS": STEPS}
+        limits = {"RUNS": RUNS, "STEPS": STEPS, "HOP_RUNS": HOP_RUNS, "HOPS": HOPS}
+        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "WALK_OPS": WALK_OPS, **limits}
         subprocess.run(
             [
                 *("gcc", "-O2", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-Wl,-Bsymbolic", *_WARNINGS),

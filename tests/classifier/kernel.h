@@ -79,6 +79,8 @@ struct sock {
 #define CONNECTIONS_FLAGS 0
 #define CALL_RUN_SEND run_send
 #define CALL_RUN_RECEIVE run_receive
+#define CALL_HOP_SEND hop_send
+#define CALL_HOP_RECEIVE hop_receive
 #define BPF_RB_NO_WAKEUP 0
 #define BPF_RB_FORCE_WAKEUP 0
 #define BPF_RB_AVAIL_DATA 0

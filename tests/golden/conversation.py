@@ -27,6 +27,10 @@ def send_all(sock: socket.socket, data: bytes) -> None:
     sock.sendall(data)
 
 
+def send_at_once(sock: socket.socket, data: bytes) -> None:
+    assert sock.send(data) == len(data)
+
+
 def receive_all(sock: socket.socket, size: int) -> None:
     while size:
         received = len(sock.recv(min(size, 1 << 20)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,17 @@ from kafka_probe.capture.record import RECORD
 from kafka_probe.protocol.facts import Facts, Status
 from tests.golden import wire
 from tests.golden.capture import RING_BYTES, Capture
-from tests.golden.conversation import Read, conversation, exchange, receive_all, receive_pieces, send_pieces, transfer
+from tests.golden.conversation import (
+    Read,
+    conversation,
+    exchange,
+    receive_all,
+    receive_at_once,
+    receive_pieces,
+    send_at_once,
+    send_pieces,
+    transfer,
+)
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
@@ -24,6 +35,7 @@ from tests.golden.wire import (
     header_only,
     joined,
     produce,
+    records_of,
     request,
     response,
     some_records,
@@ -35,6 +47,8 @@ pytestmark = pytest.mark.root
 
 RAW_TOKENS = (SASL_HANDSHAKE, 0)  # opens another kind of conversation: test_records.py
 FRAMES_PER_CALL = 1024  # the kernel's limit lies a little above
+HOPPED = 1 << 16  # so many more are found by their lengths
+ORDERS = {"orders": {0: records_of(3)}}
 
 
 def frame_like(facts: Facts, correlation_id: int) -> Frame:
@@ -173,16 +187,27 @@ def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int
     assert capture.saw(talk)
 
 
-def test_more_frames_than_one_call_can_show_are_counted_and_the_next_call_is_right(capture: Capture, port: int) -> None:
+@pytest.mark.kernel
+@pytest.mark.parametrize("by_server", [False, True], ids=["requests", "answers"])
+def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
+    capture: Capture, port: int, by_server: bool
+) -> None:
+    tiny = struct.pack(">ii", 4, 7) if by_server else struct.pack(">ihhih", 10, API_VERSIONS, 0, 7, -1)
+    last = fetched(12, ORDERS) if by_server else produce(9, ORDERS)
     with conversation(port) as talk:
-        talk.ask(*(request(API_VERSIONS, 3, n) for n in range(1500)))
-        talk.ask(request(METADATA, 12, 1500))
-        talk.ask(request(METADATA, 12, 1501))
+        talk.widen()
+        exchange(talk)
+        sender, receiver = (talk.server, talk.client)[:: 1 if by_server else -1]
+        transfer(sender, receiver, tiny * HOPPED + last.wire[:100], send_at_once, receive_at_once)
+        transfer(sender, receiver, last.wire[100:])
+        talk.said.clear()
+        exchange(talk, range(100, 103))
+    hopped = 0
     for end in capture.ends_of(talk):
-        seen = [frame.correlation_id for frame in end.frames]
-        assert seen[:FRAMES_PER_CALL] == list(range(FRAMES_PER_CALL))
-        assert seen[-2:] == [1500, 1501]
-    assert capture.lost() == {"limit_reached": 2, "frame_truncated": 2}
+        assert end.frames[-6:] == talk.said
+        shown = [frame.facts.status for frame in end.frames[4:-6]]
+        hopped += HOPPED + 1 - len(shown) + shown.count(Status.TRUNCATED)
+    assert capture.lost()["limit_reached"] == hopped
 
 
 @pytest.mark.kernel

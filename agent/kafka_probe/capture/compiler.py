@@ -24,6 +24,9 @@ from kafka_probe.errors import StartError
 # How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
 RUNS = 1200
 STEPS = 24
+# What the steps do not come to is hopped over by its lengths: so many runs of so many hops, of a frame each.
+HOP_RUNS = 160
+HOPS = 512
 _RINGBUF_QUERY = 134  # BPF_FUNC_ringbuf_query
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
@@ -214,6 +217,8 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "STEPS": STEPS,
         "RING": f"((void *)bpf_pseudo_fd(1, {EVENTS}))",
         "RING_QUERY": _RINGBUF_QUERY,
+        "HOP_RUNS": HOP_RUNS,
+        "HOPS": HOPS,
         **{f"CALL_{name.upper()}": number for name, number in CALLS.items()},
     }
 

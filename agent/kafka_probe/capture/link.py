@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 # Helper numbers that the kernel does not have, by the function that is meant.
-CALLS = {"run_send": 0x4B500001, "run_receive": 0x4B500002}
-EVENTS = 0x4B500003  # the number, in the code, of the map `events` where C names the map itself
+CALLS = {
+    name: 0x4B500001 + number for number, name in enumerate(("run_send", "run_receive", "hop_send", "hop_receive"))
+}
+EVENTS = 0x4B500005  # the number, in the code, of the map `events` where C names the map itself
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18
