@@ -79,6 +79,7 @@ static inline void take_up(struct conn *conn, struct cursor *c, u8 direction)
 		bpf_probe_read_kernel(c->element, sizeof(place->header), place->header);
 		c->next = place->next;
 		c->proves = 0;
+		c->withheld = 0;
 		c->out.correlation_id = place->correlation_id;
 		c->out.kind = place->kind;
 	}
@@ -93,8 +94,7 @@ static inline void lay_down(void *ctx, struct conn *conn, struct cursor *c, u8 d
 	int inside = c->state != HEAD, kept = inside && !unfinished.update(&key, c);
 	if (inside && !kept) {
 		count(LOST_LIMIT, 1);
-		if (conn->announced)
-			send_cut(ctx, conn, c);
+		send_cut(ctx, conn, c);
 	}
 	if (place->inside && !kept)
 		unfinished.delete(&key);

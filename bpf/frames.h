@@ -155,7 +155,6 @@ static inline int step(struct conn *conn, struct cursor *c, struct ahead *ahead,
 	} else if (c->state == FINISHED && c->proves) {
 		c->proves = 0;
 		conn->is_kafka = 1;
-		c->out.flags &= ~FLAG_UNPROVEN;
 	}
 	if (c->lost) {
 		count(c->lost, 1);
@@ -264,17 +263,20 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 		return LEAVES;
 	c->next += 4 - c->have + size;
 	c->have = 0;
+	c->out.kind = 0; // the frame behind it does not go on from the one before
 	return MORE;
 }
 
-// A connection's first request may turn out to be one; it waits if it fits into a record. What comes between it and an answer is
-// lost: counted, once it is known to have been Kafka.
+// Nothing leaves of a connection that has not proven yet to speak Kafka. Its first request waits if it fits into a record; what comes
+// between it and the proof is lost, and counted.
 static inline void hold(struct conn *conn, struct cursor *c)
 {
-	u64 key = conn->sk + HELD;
-	if (c->out.flags & FLAG_MORE)
+	u64 sk = conn->sk;
+	if (c->out.flags & FLAG_MORE) {
+		c->withheld = 1;
 		return;
-	if (conn->holding || c->out.part || (c->out.flags & FLAG_RESYNC) || unfinished.update(&key, c))
+	}
+	if (conn->is_kafka || conn->holding || c->out.part || (c->out.flags & FLAG_RESPONSE) || held.update(&sk, &c->out))
 		conn->unheld++;
 	else
 		conn->holding = 1;
@@ -282,10 +284,10 @@ static inline void hold(struct conn *conn, struct cursor *c)
 
 static inline void send_held(void *ctx, struct conn *conn)
 {
-	u64 key = conn->sk + HELD;
-	struct cursor *held = unfinished.lookup(&key);
-	if (held)
-		send_record(ctx, &conn->peer, &held->out);
+	u64 sk = conn->sk;
+	struct record *first = held.lookup(&sk);
+	if (first)
+		send_record(ctx, &conn->peer, first);
 	drop_held(conn);
 }
 
@@ -293,9 +295,9 @@ static inline void send_held(void *ctx, struct conn *conn)
 static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 {
 	announce(ctx, conn);
-	if (ANY_PORT && conn->holding)
+	if (conn->holding)
 		send_held(ctx, conn);
-	if (ANY_PORT && conn->unheld) {
+	if (conn->unheld) {
 		count(LOST_BEFORE_PROOF, conn->unheld);
 		conn->unheld = 0;
 	}
@@ -319,7 +321,7 @@ static inline int run(u64 sk, u8 direction)
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < STEPS && outcome == MORE; i++)
 		outcome = step(conn, c, ahead, direction);
-	if (ANY_PORT && outcome == LEAVES && !conn->is_kafka) {
+	if (outcome == LEAVES && c->out.kind == RECORD_FRAME && (!conn->is_kafka || c->withheld)) {
 		hold(conn, c);
 		return MORE;
 	}
@@ -381,23 +383,26 @@ static inline int run_once(void *ctx, u64 sk, struct conn *conn, struct cursor *
 	return outcome;
 }
 
-// What the steps of a call did not come to.
+// What the steps of a call did not come to. What was copied of the current frame leaves, the frames behind it do not.
 static inline void follow_lengths(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
 	int outcome = MORE;
-	count(LOST_LIMIT, c->state != HEAD && c->state != FINISHED);
-	for (int i = 0; i < HOP_RUNS; i++) {
+	stop_copying(c);
+	if (c->state == FINISHED) {
+		count(LOST_LIMIT, 1);
+		run_once(ctx, sk, conn, c, direction);
 		stop_copying(c);
-		if (c->state == HEAD && c->lock == LOCKED && outcome != LEAVES)
-			outcome = direction == SEND ? call_hop_send(sk) : call_hop_receive(sk);
-		else
-			outcome = run_once(ctx, sk, conn, c, direction) == DONE ? DONE : MORE;
-		if (outcome == DONE)
-			return;
 	}
-	count(LOST_LIMIT, 1);
-	c->next = c->call.end;
-	seek(c);
+	for (int i = 0; i < HOP_RUNS && outcome == MORE && c->lock == LOCKED; i++)
+		outcome = direction == SEND ? call_hop_send(sk) : call_hop_receive(sk);
+	if (outcome == LEAVES) {
+		run_once(ctx, sk, conn, c, direction);
+		stop_copying(c);
+	} else if (outcome == MORE) {
+		count(LOST_LIMIT, 1);
+		c->next = c->call.end;
+		seek(c);
+	}
 }
 
 // The frames in the call that the cursor has begun.

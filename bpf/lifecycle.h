@@ -16,6 +16,10 @@
 // Sends off what was copied of a frame that will never be whole.
 static inline void send_cut(void *ctx, struct conn *conn, struct cursor *c)
 {
+	if (!conn->is_kafka || !conn->announced || c->withheld) {
+		conn->unheld++;
+		return;
+	}
 	c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
 	send_record(ctx, &conn->peer, &c->out);
 }
@@ -35,7 +39,7 @@ static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 static inline int sent_unseen(struct conn *conn)
 {
 	struct place *place = &conn->places[SEND];
-	return place->lock != SEEKING && (s32)(conn->write_end - 1 - place->next) > 0;
+	return place->lock == LOCKED && (s32)(conn->write_end - 1 - place->next) > 0;
 }
 
 static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner)
@@ -69,10 +73,10 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the caller may have read it, or a close of its own have set one
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;
-	close->last_api_key = conn->last_api_key;
+	close->last_api_key = conn->is_kafka ? conn->last_api_key : NO_API;
 	close->last_request_bytes = conn->last_request_bytes;
-	close->last_api_version = conn->last_api_version;
-	close->no_response = conn->no_response;
+	close->last_api_version = conn->is_kafka ? conn->last_api_version : 0;
+	close->no_response = conn->is_kafka && conn->no_response;
 	record->size = sizeof(*close);
 	send_record(ctx, &conn->peer, record);
 }
@@ -135,9 +139,9 @@ static inline void drop_unfinished(struct conn *conn, u8 direction)
 
 static inline void drop_held(struct conn *conn)
 {
-	u64 key = conn->sk + HELD;
+	u64 sk = conn->sk;
 	if (conn->holding)
-		unfinished.delete(&key);
+		held.delete(&sk);
 	conn->holding = 0;
 }
 
@@ -156,6 +160,8 @@ static inline void forget(void *ctx, u64 sk)
 			count(LOST_GAP, 1);
 		send_unfinished(ctx, conn, SEND);
 		send_unfinished(ctx, conn, RECEIVE);
+		if (!conn->rejected)
+			count(LOST_BEFORE_PROOF, conn->holding + conn->unheld);
 		send_record(ctx, &conn->peer, notice(conn, RECORD_GONE));
 	}
 	drop_unfinished(conn, SEND);

@@ -15,7 +15,8 @@ struct in_flight {
 	u32 ts_us;
 	u8 api_key;
 	u8 api_version;
-	u16 pad;
+	u8 unsure; // where the request starts is a guess: see finding.h
+	u8 pad;
 };
 
 // Where the bytes of the running call are.
@@ -71,13 +72,14 @@ struct cursor {
 	u8 bulk_then;
 	u8 shift;
 	u8 flexible;
-	u8 depth;   // of arrays and tag sections around the cursor
-	u8 lost;    // enum counter: to be counted at the end of the step
-	u8 leaving; // `out` was sent off
-	u8 proves;  // the frame, if it is whole, goes on from the one before it: this is Kafka
-	u16 at_op;  // the op of `walks` at which the cursor is; 0: the body is copied as it is
-	u16 op;     // that op
-	u16 need;   // size of the element being collected in `element`, and how much of it is there
+	u8 depth;    // of arrays and tag sections around the cursor
+	u8 lost;     // enum counter: to be counted at the end of the step
+	u8 leaving;  // `out` was sent off
+	u8 withheld; // a record of the frame was not
+	u8 proves;   // the frame, if it is whole, goes on from the one before it: this is Kafka
+	u16 at_op;   // the op of `walks` at which the cursor is; 0: the body is copied as it is
+	u16 op;      // that op
+	u16 need;    // size of the element being collected in `element`, and how much of it is there
 	u16 have;
 	u16 take; // what the current step reads, and to where
 	u16 at;
@@ -129,12 +131,17 @@ struct conn {
 	u8 last_api_version;
 	u8 no_response; // it was a Produce with acks=0
 	u8 from_start;  // seen from its first byte
-	u8 holding;     // with every port watched: the first request waits in `unfinished` until its answer proves it to be one
+	u8 holding;     // the first request waits in `held` until it is proven to be one
+	u8 chaining;    // what follows is of the search for a lost position: see finding.h
+	u8 confirmations;
+	u8 answered;
+	u32 chain; // in_flight from here on is of the chain
+	u32 mark;  // answers to what was in flight before prove nothing
 	u16 client_id_bytes;
 	u32 last_request_bytes;
 	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
 	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
-	u32 unheld;             // with every port watched: frames that came before the proof and did not wait
+	u32 unheld;             // frames that came before the proof and did not wait
 	struct place places[2]; // of the cursors, by enum direction
 	struct peer peer;
 	struct record notice; // scratch: opened, owned, closed
@@ -198,10 +205,12 @@ BPF_HASH(own, u64, u8, 1024);
 BPF_PERCPU_ARRAY(running, struct cursor, 2);
 // What was read ahead of their callers' buffers, by enum direction. Never leaves: what may is copied from it.
 BPF_PERCPU_ARRAY(aheads, struct ahead, 2);
-// sock address + enum direction, or + HELD → cursor. Inserted when a call ends inside a frame, and when a request is held; deleted
-// when a call ends behind the frame, when the request leaves or is none, and with the connection.
-#define HELD 2
+// sock address + enum direction → cursor. Inserted when a call ends inside a frame; deleted when one ends behind it, and with the
+// connection.
 BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_FLAGS);
+// sock address → first request of a connection that has not proven yet to speak Kafka. Deleted when it leaves or is none, and with the
+// connection. As many as there may be unfinished frames: connections beyond these lose it.
+BPF_F_TABLE("hash", u64, struct record, held, MAX_UNFINISHED, CONNECTIONS_FLAGS);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(blank, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that

@@ -19,12 +19,10 @@ enum record_kind {
 };
 
 enum record_flag {
-	FLAG_RESPONSE = 1,  // else a request
-	FLAG_MORE = 2,      // the frame goes on in the connection's next record of this direction
-	FLAG_CUT = 4,       // the frame has bytes that were not copied
-	FLAG_RESYNC = 8,    // the position was found again in mid-stream and is not confirmed yet
-	FLAG_UNPROVEN = 16, // the connection has not proven yet to speak Kafka
-	FLAG_CLOSED = 32    // of a listening socket
+	FLAG_RESPONSE = 1, // else a request
+	FLAG_MORE = 2,     // the frame goes on in the connection's next record of this direction
+	FLAG_CUT = 4,      // the frame has bytes that were not copied
+	FLAG_CLOSED = 8    // of a listening socket
 };
 
 #define NO_API 255 // a response to a request that was not seen
@@ -138,16 +136,16 @@ enum counter {
 	LOST_RING_FULL,         // records
 	LOST_MAP_FULL,          // connections that could not be followed
 	LOST_GAP,               // bytes that no hook saw, across the start of a frame
-	LOST_RESYNC,            // calls skipped while searching for a frame's start
+	LOST_RESYNC,            // calls and frames skipped while searching for a frame's start
 	LOST_HEADER_INCOMPLETE, // the connection ended inside what was being copied
 	LOST_UNREADABLE,        // the caller's buffer could not be read where it held a header
-	LOST_LIMIT,             // more frames or partitions in one call than a run of the program can follow
+	LOST_LIMIT,             // frames cut short or hopped over: more in one call than a run of the program can follow
 	LOST_UNKNOWN_VERSION,   // frames of an API or version that the rules do not have: header only
 	LOST_MALFORMED,         // lengths that contradict each other
 	LOST_UNMATCHED,         // responses whose request was not seen
 	LOST_UNANSWERED,        // requests whose response was not seen
 	LOST_OVERFLOW,          // requests in flight that were forgotten
-	LOST_BEFORE_PROOF,      // with every port watched: frames before the one that proved their connection to be Kafka's
+	LOST_BEFORE_PROOF,      // frames before the one that proved their connection to be Kafka's, if they were any
 	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
 	LOST_PEER_LIMITED,      // records of a peer that had used its share of a buffer more than half full
 	COUNTERS,

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Frame headers: is it Kafka, which API is it, and which request does a response answer.
 #pragma once
+#include "finding.h"
 
-#define REQUEST_HEAD 14           // size, API key and version, correlation id, length of the client id
-#define SHORT_HEAD 12             // the same without a client id: ControlledShutdown 0
-#define RESPONSE_HEAD 8           // size, correlation id
-#define TLS_HEAD 5                // of a record: type, version, length
-#define SASL_REQUESTS 64          // raw tokens end with a request whose correlation id is this close to the one expected
-#define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
-#define CLOSE_BY 64               // consecutive requests: the client may have asked other brokers in between
+#define REQUEST_HEAD 14  // size, API key and version, correlation id, length of the client id
+#define SHORT_HEAD 12    // the same without a client id: ControlledShutdown 0
+#define RESPONSE_HEAD 8  // size, correlation id
+#define TLS_HEAD 5       // of a record: type, version, length
+#define SASL_REQUESTS 64 // raw tokens end with a request whose correlation id is this close to the one expected
+#define CLOSE_BY 64      // consecutive requests: the client may have asked other brokers in between
 #define MAX_CLIENT_ID 512
 #define NO_CLIENT_ID 0xffff
 #define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
@@ -26,7 +26,7 @@ static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
 	out->kind = kind;
-	out->flags = (c->lock == LOCKED ? 0 : FLAG_RESYNC) | (conn->is_kafka ? 0 : FLAG_UNPROVEN);
+	c->withheld = 0;
 }
 
 static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u32 correlation_id)
@@ -58,6 +58,7 @@ static inline void reject(struct conn *conn, struct cursor *c)
 {
 	conn->rejected = 1;
 	drop_held(conn);
+	conn->unheld = 0;
 	if (ANY_PORT)
 		return;
 	count(COUNT_REJECTED, 1);
@@ -101,6 +102,10 @@ static inline void remember(struct conn *conn, struct record *request)
 				   .ts_us = request->ts_ns / 1000,
 				   .api_key = request->api_key,
 				   .api_version = request->api_version };
+	if (conn->places[answer_direction(conn)].lock != LOCKED) { // many may stay unanswered
+		conn->overflowed = 0;
+		forget_oldest(conn);
+	}
 	if (conn->tail - conn->head < IN_FLIGHT && !conn->overflowed) {
 		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
 		return;
@@ -110,13 +115,6 @@ static inline void remember(struct conn *conn, struct record *request)
 		count(LOST_OVERFLOW, 1);
 	else
 		conn->overflowed++;
-}
-
-// Nothing of the frame leaves: it is skipped by its length. So are raw SASL tokens (SaslHandshake 0), which are no requests.
-static inline void skip_frame(struct cursor *c)
-{
-	c->next = c->frame_end;
-	expect_head(c);
 }
 
 // Correlation ids behind a SASL exchange go on from the handshake's, or start at 0 (Java reserves its highest ids for SASL).
@@ -138,10 +136,10 @@ static inline int names_client(u16 client_id_bytes)
 
 // Whether the client id fits into the frame. Where the frame's start is a guess it needs one: what holds many zeros or small numbers
 // else looks like a request in many places.
-static inline int client_id_fits(struct cursor *c, u32 size)
+static inline int client_id_fits(struct conn *conn, struct cursor *c, u32 size)
 {
 	u16 bytes = client_id_length(c);
-	if (c->lock != LOCKED && !names_client(bytes))
+	if (c->lock != LOCKED && !conn->is_kafka && !names_client(bytes))
 		return 0;
 	return bytes == NO_CLIENT_ID || bytes + REQUEST_HEAD <= size + 4;
 }
@@ -156,9 +154,10 @@ static inline int continues(struct conn *conn, struct cursor *c, u32 correlation
 static inline void request_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
+	int raw = conn->sasl_raw && c->lock == LOCKED;
 	c->frame_end = c->next - c->have + 4 + size;
 	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
-		if (conn->sasl_raw && size < MAX_FRAME_BYTES)
+		if (raw && size < MAX_FRAME_BYTES)
 			skip_frame(c);
 		else
 			not_a_frame(conn, c, 1);
@@ -175,7 +174,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	u32 api_key = be16(c->element + 4), api_version = be16(c->element + 6), correlation_id = be32(c->element + 8);
 	struct rule *rule = rule_of(api_key, api_version);
 	u32 flags = rule ? rule->flags : 0;
-	if (conn->sasl_raw) {
+	if (raw) {
 		if (!flags || !ends_sasl(conn, correlation_id)) {
 			skip_frame(c);
 			return;
@@ -190,20 +189,18 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		skip_frame(c);
 		return;
 	}
-	if (!known || !(conn->is_kafka || client_id_fits(c, size))) {
+	if (!known || !((c->lock == LOCKED && conn->is_kafka) || client_id_fits(conn, c, size))) {
 		not_a_frame(conn, c, 1);
 		return;
 	}
+	int found = c->lock == LOCKED && conn->places[answer_direction(conn)].lock == LOCKED;
+	if (!found && !request_found(conn, c, api_key, correlation_id))
+		return;
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
 	// Where the role is a guess two consistent frames prove nothing, for responses with low correlation ids look like Produce
 	// requests: it takes an answer.
-	int goes_on = !ANY_PORT && continues(conn, c, correlation_id);
-	c->proves = goes_on && c->lock == LOCKED; // in mid-stream the third request does
-	if (c->lock == SEEKING)
-		c->lock = TENTATIVE;
-	else if (c->lock == TENTATIVE && (goes_on || conn->is_kafka))
-		c->lock = LOCKED;
+	c->proves = !ANY_PORT && continues(conn, c, correlation_id);
 	conn->client_id_bytes = client_id_length(c);
 	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
 		conn->rejected = 1;
@@ -224,13 +221,9 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
-	c->at_op = rule && c->lock == LOCKED ? rule->request_walk : 0;
+	c->at_op = rule ? rule->request_walk : 0;
 	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
 		remember(conn, &c->out);
-	if (c->lock != LOCKED) {
-		finish(c, 0);
-		return;
-	}
 	append(c, c->element + SHORT_HEAD, 2);
 	expect_bulk(c, conn->client_id_bytes == NO_CLIENT_ID ? 0 : conn->client_id_bytes, BODY);
 }
@@ -269,7 +262,7 @@ static inline int match(struct conn *conn, u32 correlation_id, struct in_flight 
 // Whether the request is still on its way, or has ended too early: then nothing answers it.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
-	u8 direction = conn->role == ROLE_ACCEPTING ? RECEIVE : SEND;
+	u8 direction = request_direction(conn);
 	struct place *place = &conn->places[direction];
 	int whole = !place->inside && !place->have && (s32)(place->next - sequence_end(conn->sk, direction)) <= 0;
 	return place->correlation_id == correlation_id && !whole;
@@ -279,7 +272,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
-	if (conn->sasl_raw && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
+	if (conn->sasl_raw && c->lock == LOCKED && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
 		skip_frame(c);
 		return;
 	}
@@ -293,11 +286,17 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	u32 correlation_id = be32(c->element + 4);
 	struct in_flight request = { .api_key = NO_API };
+	struct place *asked = &conn->places[request_direction(conn)];
+	u32 place = conn->head;
+	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // nobody answers half a request
+		asked->lock = SEEKING;
 	int matched = match(conn, correlation_id, &request);
 	s32 ahead = correlation_id - request.correlation_id;
 	if (!matched && request.api_key != NO_API && ahead > 0 && ahead < IN_ORDER_WINDOW) {
+		if (request.unsure && request.api_key != API_PRODUCE && asked->lock == TENTATIVE)
+			asked->lock = SEEKING;
 		conn->head++;
-		lost(c, conn->is_kafka ? LOST_UNANSWERED : LOST_RESYNC);
+		lost(c, conn->is_kafka && !request.unsure ? LOST_UNANSWERED : LOST_RESYNC);
 		c->next -= 4; // reads the correlation id once more, against the next request in flight
 		c->have -= 4;
 		return;
@@ -306,8 +305,14 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
-	if (c->lock != LOCKED)
-		c->lock = LOCKED; // a request and its answer
+	if (matched && (c->lock != LOCKED || asked->lock != LOCKED))
+		answer_matched(conn, c, place);
+	else if (!matched && asked->lock == TENTATIVE && place == conn->tail) // it answers nothing of the chain
+		asked->lock = SEEKING;
+	if (c->lock != LOCKED || request.unsure) {
+		withhold(c, correlation_id);
+		return;
+	}
 	count(COUNT_RESPONSES, 1);
 	// Zeros answer each other anywhere; only a first request has the correlation id 0.
 	conn->is_kafka |= matched && (correlation_id || (conn->from_start && names_client(conn->client_id_bytes)));

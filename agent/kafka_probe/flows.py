@@ -15,7 +15,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.capture.record import NO_API
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, Asked, FetchSession, Group, Naming
@@ -110,9 +110,6 @@ class Flows:
         starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
         ends = np.append(starts[1:], len(order)).tolist()
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
-        flags = frames.column("flags")[order]
-        confirmed = np.logical_or.reduceat(flags & (Flag.RESYNC | Flag.UNPROVEN) == 0, starts).tolist()
-        guessed = np.logical_or.reduceat(flags & Flag.RESYNC != 0, starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         for i, start in enumerate(starts.tolist()):
@@ -121,10 +118,8 @@ class Flows:
                 self._tracker.losses["connection_unknown"] += ends[i] - start
                 continue
             count = self._count(connection, int(conns[start]), shape)
-            if count.frames == 0 or (confirmed[i] and not count.connection.confirmed):
-                count.connection.confirmed |= confirmed[i]
+            if count.frames == 0:
                 self._brokers.see(count.connection, shape.facts)
-            count.connection.doubtful |= guessed[i]
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
@@ -164,9 +159,6 @@ class Flows:
     def _count_other(self, count: _Count) -> None:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
-        if not connection.confirmed:
-            self._tracker.losses["frame_unconfirmed"] += count.frames
-            return
         if facts.api_key in (FETCH, SHARE_FETCH):
             connection.forget_sessions()  # they miss this frame
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
@@ -183,20 +175,12 @@ class Flows:
     def report(self, *, with_topics: bool = True) -> Iterator[Event]:
         """The `flow` events of the interval, without their common times; a new interval begins at once.
 
-        A connection that is not confirmed yet keeps its counts; they are lost if it ends so. Counts are freed while
-        the iterator goes on.
+        Counts are freed while the iterator goes on.
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
         self._shapes, self._held_bytes, self._began_ns = set(), 0, time.monotonic_ns()
         self._place = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
-        for (conn, shape_id), count in list(counts.items()):
-            if not count.connection.confirmed:
-                del counts[conn, shape_id]
-                if self._tracker.get(conn) and self._held_bytes < self._limit_bytes // 4:
-                    self._keep(conn, count)
-                else:
-                    self._tracker.losses["frame_unconfirmed"] += count.frames
         asked = {
             (conn, api_key): list(session.take())
             for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items()

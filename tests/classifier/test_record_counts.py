@@ -39,8 +39,10 @@ def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus
     """Status and count of a Produce request's record set, and how many batches were counted as a loss."""
     before = cursor.losses().get("record_count", 0)
     cursor.connect(accepting=True)
-    cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}).wire, WHOLE)
-    (record,) = (each for each in cursor.records() if each["kind"] == Kind.FRAME)
+    cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)
+    cursor.move(Direction.SEND, response(METADATA, 12, 1).wire, WHOLE)
+    cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}, correlation_id=2).wire, WHOLE)
+    (record,) = (each for each in cursor.records() if each["kind"] == Kind.FRAME and each["correlation_id"] == 2)
     data = record["data"][: record["size"]].tobytes()
     shape = decode(False, 0, version, data, copied_all=not record["flags"] & Flag.CUT).shape()
     found = dict(zip((measure.kind for measure in shape.measures), measure_values(shape, data), strict=True))

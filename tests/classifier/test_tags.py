@@ -83,8 +83,10 @@ def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, by
 def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
     before = cursor.losses()
     cursor.connect(accepting=True)
+    cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
+    cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, PRODUCE_9, WHOLE)
-    (produced,) = cursor.records()[1:]
+    produced = cursor.records()[-1]
     data = produced["data"][: produced["size"]].tobytes()
     facts = decode(False, 0, 9, data, copied_all=not produced["flags"] & Flag.CUT).facts
     assert (facts.status, facts.acks, [topic.name for topic in facts.topics]) == (Status.COMPLETE, 1, ["good"])

@@ -69,7 +69,7 @@ def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tm
     losses, counters = events.agents[-1]["losses"], events.agents[-1]["counters"]
     assert events.requests["other"] > 0
     # What the agent read is counted, and the rest by reason.
-    unread = sum(losses[name] for name in ("ring_full", "connection_unknown", "frame_incomplete", "frame_unconfirmed"))
+    unread = sum(losses[name] for name in ("ring_full", "connection_unknown", "frame_incomplete", "before_proof"))
     assert counters["requests"] - unread <= events.requests.total() <= counters["requests"] <= done
     assert events.closes >= done - losses["ring_full"] - losses["connection_unknown"] - losses["map_full"]
 

@@ -48,14 +48,14 @@ def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(tmp_p
     assert len({event["flow_id"] for event in (*opened, *closed)}) == 1
 
 
-def test_one_exchange_is_enough_to_be_counted(tmp_path: Path) -> None:
+def test_the_third_exchange_is_counted(tmp_path: Path) -> None:
     port = free_port()
     watched = Watched(tmp_path, port)
     with conversation(port) as talk:
         exchange(talk, [1])
         with watched.agent:
             watched.wait_for(2, "both ends to be listed", kind="open")
-            exchange(talk, [2])
+            exchange(talk, [2, 3, 4])
             talk.client.close()
             talk.server.close()
             watched.wait_for(2, "both ends to close", kind="close")

@@ -202,6 +202,5 @@ def _seen(frames: Frames) -> Iterator[tuple[int, int, Seen]]:
             int(record["correlation_id"]),
             int(record["frame_bytes"]),
             tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
-            unsure=bool(record["flags"] & Flag.RESYNC),
         )
         yield place, int(record["conn"]), seen

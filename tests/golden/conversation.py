@@ -141,6 +141,14 @@ def accepted_by(
             connected.close()
 
 
+@contextmanager
+def kafka(port: int, **ends: str) -> Iterator[Conversation]:
+    """A conversation whose first exchange has proven that it is Kafka; it is the first that was said."""
+    with conversation(port, **ends) as talk:
+        exchange(talk, [0])
+        yield talk
+
+
 def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> None:
     """Metadata requests, each answered before the next."""
     for correlation_id in correlation_ids:

@@ -10,7 +10,7 @@ import pytest
 from kafka_probe.capture.compiler import CONNECTIONS_PER_UNFINISHED
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, exchange, receive_pieces, send_pieces, transfer
+from tests.golden.conversation import Conversation, conversation, exchange, kafka, receive_pieces, send_pieces, transfer
 from tests.golden.wire import METADATA, request, response
 from tests.lab.processes import free_port, wait_until
 
@@ -65,20 +65,20 @@ def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest()
     frame, at = request(METADATA, 12), REQUEST_HEAD + 4
     with (
         closing(Capture(port, max_connections=2 * CONNECTIONS_PER_UNFINISHED)) as capture,
-        conversation(port) as waiting,
-        conversation(port) as talk,
+        kafka(port) as waiting,
+        kafka(port) as talk,
     ):
         transfer(waiting.client, waiting.server, frame.wire[:at])  # both its ends now take the room
         talk.ask(frame, write=send_pieces(at), read=receive_pieces(at))
         talk.answer(response(METADATA, 12))
         transfer(waiting.client, waiting.server, frame.wire[at:])
-        assert [end.frames for end in capture.ends_of(waiting)] == [[frame.seen]] * 2
+        assert [end.frames for end in capture.ends_of(waiting)] == [[*waiting.said, frame.seen]] * 2
         for end in capture.ends_of(talk):
-            asked, answered = end.frames
+            *_, asked, answered = end.frames
             assert (asked.facts.api_key, asked.facts.status, asked.facts.stopped_at) == (
                 METADATA,
                 Status.TRUNCATED,
                 "ClientId",
             )
-            assert answered == talk.said[1]
+            assert answered == talk.said[-1]
         assert capture.lost() == {"limit_reached": 2, "frame_truncated": 2}

@@ -16,6 +16,7 @@ from tests.golden.conversation import (
     Read,
     conversation,
     exchange,
+    kafka,
     receive_all,
     receive_at_once,
     receive_pieces,
@@ -93,7 +94,7 @@ def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: R
 @pytest.mark.kernel
 @pytest.mark.long
 def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> None:
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         for at in range(1, 17):
             talk.ask(request(METADATA, 12, at), write=send_pieces(at), read=receive_pieces(at))
             talk.ask(request(API_VERSIONS, 3, at + 100), read=receive_pieces(at))
@@ -104,14 +105,14 @@ def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> No
 
 def test_a_record_set_split_at_each_of_its_bytes(capture: Capture, port: int) -> None:
     frame = produce(9, {"orders": {0: some_records(9), 1: some_records(9)}})
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         for at in range(16, len(frame), 5):
             talk.ask(frame, write=send_pieces(at), read=receive_pieces(at, 3))
     assert capture.saw(talk)
 
 
 def test_a_broker_of_any_number_says_that_it_shuts_down(capture: Capture, port: int) -> None:
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         for correlation_id, broker in enumerate((3, 1 << 17, 1 << 20)):
             asked, answered = (
                 frame_of(message_of("ControlledShutdown", response, 0, {"BrokerId": broker}), correlation_id)
@@ -179,7 +180,7 @@ def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: i
 @pytest.mark.long
 def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int) -> None:
     records = some_records(9)
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         talk.ask(
             produce(9, {"orders": dict.fromkeys(range(600), records), "clicks": dict.fromkeys(range(500), records)})
         )
@@ -208,6 +209,7 @@ def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
         shown = [frame.facts.status for frame in end.frames[4:-6]]
         hopped += HOPPED + 1 - len(shown) + shown.count(Status.TRUNCATED)
     assert capture.lost()["limit_reached"] == hopped
+    capture.begin()  # how many are shown depends on how a backend sees a call
 
 
 @pytest.mark.kernel

@@ -11,7 +11,7 @@ import pytest
 from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
 from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, receive_pieces, send_pieces
+from tests.golden.conversation import kafka, receive_pieces, send_pieces
 from tests.golden.wire import (
     FETCH,
     MARKER,
@@ -85,7 +85,7 @@ HIDING = [
 
 @pytest.mark.parametrize("rule", HIDING, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
 def test_hidden_fields_leave_empty_and_all_around_them_as_it_is(capture: Capture, port: int, rule: CopyRule) -> None:
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         for seed in SEEDS:
             pieces = seed, seed % 4
             talk.ask(secretive(rule, seed, response=False), write=send_pieces(*pieces), read=receive_pieces(*pieces))
@@ -96,7 +96,7 @@ def test_hidden_fields_leave_empty_and_all_around_them_as_it_is(capture: Capture
 @pytest.mark.parametrize("api", SECRET_APIS, ids=lambda api: api.name)
 def test_secret_bodies_leave_by_their_header(capture: Capture, port: int, api: Api) -> None:
     tokens = TOKENS if api.key == SASL_AUTHENTICATE else (MARKER, bytes(8) + MARKER)
-    with conversation(port) as talk:
+    with kafka(port) as talk:
         for version in api.versions:
             for correlation_id, token in enumerate(tokens):
                 body = struct.pack(">i", len(token)) + token

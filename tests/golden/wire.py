@@ -29,13 +29,12 @@ PRODUCE, FETCH, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A frame as the capture tells it. values: (kind, topic, partition, value); unsure: found in mid-stream."""
+    """A frame as the capture tells it. values: (kind, topic, partition, value)."""
 
     facts: Facts
     correlation_id: int
     frame_bytes: int
     values: tuple[tuple[Kind, int, int, int], ...] = ()
-    unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,7 @@ def test_every_loss_and_counter_is_there_from_the_start() -> None:
     (agent,) = fed.events("agent")
     assert set(agent["losses"]) >= {
         *LOSSES,
-        *("frame_incomplete", "connection_unknown", "frame_unconfirmed"),
+        *("frame_incomplete", "connection_unknown"),
         *("kubernetes_failed", "sink_refused"),
     }
     assert not any(agent["losses"].values())

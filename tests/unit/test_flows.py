@@ -182,15 +182,6 @@ def test_a_share_consumer_has_a_session_too(watched: Watched) -> None:
     assert flow["group"] == "share"
 
 
-def test_a_session_waits_for_its_connection_to_be_confirmed_like_all_that_was_counted(watched: Watched) -> None:
-    unsure = stream(fetch(0, ("orders",)), fetch(1))
-    unsure["flags"] |= Flag.RESYNC
-    watched.see(unsure)
-    assert watched.report() == []
-    watched.see(fetch(2))
-    assert asked(watched.flow()) == {"orders": 3}
-
-
 def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_told_later(watched: Watched) -> None:
     watched.see(fetch(0, ("orders",)), *(fetch(epoch) for epoch in range(1, 10)))
     (shed,) = watched.flows.report(with_topics=False)
@@ -293,46 +284,6 @@ def test_answers_in_the_interval_after_their_requests_have_the_group(watched: Wa
 def test_a_flow_that_names_several_groups_has_none(watched: Watched) -> None:
     watched.see(request(OFFSET_FETCH, 8))
     assert watched.flow()["group"] is None
-
-
-def test_frames_after_a_resync_count_only_when_the_connection_is_confirmed(watched: Watched) -> None:
-    watched.see(request(METADATA, 12, flags=Flag.RESYNC))
-    assert watched.report() == []
-    watched.see(response(METADATA, 12))
-    flow = watched.flow()
-    assert (flow["requests"], flow["responses"]) == (1, 1)
-    assert watched.tracker.losses["frame_unconfirmed"] == 0
-
-
-def test_a_confirmed_connection_stays_so(watched: Watched) -> None:
-    watched.see(request(METADATA, 12))
-    watched.see(request(METADATA, 12, flags=Flag.RESYNC))
-    assert watched.flow()["requests"] == 2
-
-
-def test_frames_of_a_connection_that_ended_unconfirmed_are_counted_as_lost(watched: Watched) -> None:
-    watched.see(*(request(METADATA, 12, flags=Flag.RESYNC) for _ in range(3)))
-    watched.close(1)
-    assert watched.report() == []
-    assert watched.tracker.losses["frame_unconfirmed"] == 3
-    assert watched.report() == []
-    assert watched.tracker.losses["frame_unconfirmed"] == 3
-
-
-def test_a_connection_that_said_nothing_but_kafka_and_ended_before_an_answer_spoke_kafka(watched: Watched) -> None:
-    watched.see(request(METADATA, 12, flags=Flag.UNPROVEN))
-    assert watched.report() == []
-    watched.close(1)
-    assert watched.flow()["requests"] == 1
-    assert watched.tracker.losses["frame_unconfirmed"] == 0
-
-
-def test_one_whose_words_are_not_all_kafka_did_not(watched: Watched) -> None:
-    watched.see(request(METADATA, 12, flags=Flag.UNPROVEN))
-    watched.see(frame(data=b"\xff\xff\x00", api_key=HEARTBEAT, api_version=0, flags=Flag.UNPROVEN))
-    watched.close(1)
-    assert watched.report() == []
-    assert watched.tracker.losses["frame_unconfirmed"] == 2
 
 
 def test_frames_of_a_connection_that_ended_in_the_interval_are_reported(watched: Watched) -> None:

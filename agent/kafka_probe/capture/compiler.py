@@ -25,8 +25,8 @@ from kafka_probe.errors import StartError
 RUNS = 1200
 STEPS = 24
 # What the steps do not come to is hopped over by its lengths: so many runs of so many hops, of a frame each.
-HOP_RUNS = 160
-HOPS = 512
+HOP_RUNS = 640
+HOPS = 128
 _RINGBUF_QUERY = 134  # BPF_FUNC_ringbuf_query
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want

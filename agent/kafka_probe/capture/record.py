@@ -130,9 +130,7 @@ class Flag(IntFlag):
     RESPONSE = 1
     MORE = 2
     CUT = 4
-    RESYNC = 8
-    UNPROVEN = 16
-    CLOSED = 32
+    CLOSED = 8
 
 
 class Protocol(IntEnum):
@@ -148,16 +146,16 @@ LOSSES = {
     "ring_full": "records that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
     "map_full": "connections beyond the most that are followed at once: narrow `--ports` or `--side`",
     "gap": "stretches that no hook saw, with the start of a frame in them; the frames in them are missing",
-    "resync": "calls skipped in search of a frame's start: expected on connections older than the agent",
+    "resync": "calls and frames skipped in search of a frame's start: expected on connections older than the agent",
     "header_incomplete": "connections that ended inside what is copied of a frame: a client or broker that died",
     "buffer_unreadable": "frames whose header could not be read in the program's memory: see Limits",
-    "limit_reached": "more than can be followed, as thousands of partitions, or too many connections inside a frame",
+    "limit_reached": "frames cut short or hopped over: thousands in one call or of partitions, or too many unfinished",
     "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
     "malformed": "frames whose lengths contradict each other: not Kafka, or a bug worth a report if it goes on",
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
-    "before_proof": "frames between the first request and the first answer of a connection found by `--ports auto`",
+    "before_proof": "frames, if they were any, before their connection proved to speak Kafka, or of one that never did",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
-    "peer_limited": "records of clients at one address, or of one process, beyond their share of a ring half full: see Limits",
+    "peer_limited": "records of clients at one address, or of one process, beyond their share of the ring: see Limits",
 }

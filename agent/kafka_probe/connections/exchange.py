@@ -79,10 +79,9 @@ class Exchanges:
                 yield from self._take(connection, int(record["correlation_id"]), frame)
 
     def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
-        """The requests that the connection's end left unanswered, if it is known to have spoken Kafka."""
+        """The requests that the connection's end left unanswered."""
         for correlation_id, request in self._forget(connection.identity.conn).items():
-            if connection.confirmed:
-                yield self._unanswered(connection, correlation_id, request)
+            yield self._unanswered(connection, correlation_id, request)
 
     def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
         facts = frame.shape.facts

@@ -21,7 +21,7 @@ from kafka_probe.connections.sessions import FetchSession, Naming, PartitionBudg
 from kafka_probe.connections.settling import Closed, Settling
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
-from kafka_probe.protocol.facts import Facts, Status
+from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
@@ -33,7 +33,6 @@ LOSSES = {
     **conntrack.LOSSES,
     "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
     "close_unknown": "connections that are gone and did not say how, because that record was lost: see ring_full",
-    "frame_unconfirmed": "frames, if they were any, of connections that ended before they proved to speak Kafka",
     "connection_limit": "connections that `--memory-limit` has no place for; their frames are `connection_unknown`",
     "open_limit": "opened connections without an event, for the same reason: `other` of `agent` counts them",
     "close_limit": "closed connections without an event, likewise",
@@ -44,11 +43,7 @@ LOSSES = {
 
 @dataclass(slots=True)
 class Connection:
-    """One end of a connection.
-
-    confirmed: it speaks Kafka, by two consistent frames or a request and its answer; or it ended before, and all that
-    was said from its first byte on was Kafka. doubtful: something was not, or where it began was a guess.
-    """
+    """One end of a connection. The kernel sends no frame of one that has not proven to speak Kafka."""
 
     identity: Identity
     workload: Mapping[str, object]
@@ -60,8 +55,6 @@ class Connection:
     cluster_id: str | None = None
     opaque: str | None = None
     auth_error: int | None = None
-    confirmed: bool = False
-    doubtful: bool = False
     closed: bool = False
     client: Client | None = None
     counted: Group | None = None
@@ -81,8 +74,7 @@ class Connection:
         return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
 
     def learn(self, facts: Facts) -> None:
-        """What a frame says of its connection. A response is matched, so a connection that has one speaks Kafka."""
-        self.doubtful |= facts.status is not Status.COMPLETE
+        """What a frame says of its connection."""
         self.client_id = facts.client_id if facts.client_id is not None else self.client_id
         self.cluster_id = facts.cluster_id or self.cluster_id
         if facts.api_key == SASL_HANDSHAKE and facts.errors:
@@ -222,7 +214,6 @@ class Tracker:
         """Nothing more can follow of the connection: it is forgotten, and returned if it was known."""
         connection = self._connections.pop(conn, None)
         if connection:
-            connection.confirmed |= connection.identity.from_start and not (connection.doubtful or connection.opaque)
             if not connection.closed:
                 self._lose(connection)
             connection.forget_sessions()

@@ -70,13 +70,11 @@ class Host:
         topic_id: str,
         *,
         accepting: bool = True,
-        confirmed: bool = True,
         pid: int | None = None,
         nobody: bool = False,
     ) -> None:
         """A Fetch of the topic on a connection of a process, or of none that is known, and a step of reading."""
         connection = self._connection(pid or os.getpid(), accepting)
-        connection.confirmed = confirmed
         if nobody:
             connection.workload = NOBODY
         self.files.see(connection, asking_for(topic_id))
@@ -108,10 +106,9 @@ def test_all_topics_of_a_broker_have_their_names_once_it_is_seen(host: Host) -> 
     assert host.files.counters == {"topics_named": 2, "brokers_refused": 0}
 
 
-def test_a_clients_files_and_those_of_who_is_not_known_to_speak_kafka_are_not_read(host: Host) -> None:
+def test_a_clients_files_are_not_read(host: Host) -> None:
     orders = host.create("orders")
     host.see(orders, accepting=False)
-    host.see(orders, confirmed=False)
     assert host.name(orders) is None
 
 

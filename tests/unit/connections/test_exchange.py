@@ -43,15 +43,13 @@ class Watched:
             self.tracker.take(opened(conn)[0])
 
     def see(self, *records: Frames) -> list[dict[str, Any]]:
-        """The events of a batch, in their order; the frames of a connection confirm it as they do for flows."""
+        """The events of a batch, in their order."""
         batch = list(self.reader.read(stream(*records)))
         for group in batch:
-            for conn, flags in zip(group.column("conn").tolist(), group.column("flags").tolist(), strict=True):
+            for conn in group.column("conn").tolist():
                 connection = self.tracker.get(conn)
                 assert connection
                 connection.learn(group.shape.facts)
-                connection.confirmed |= not flags & Flag.RESYNC
-                connection.doubtful |= bool(flags & Flag.RESYNC)
         return valid([event for _, event in self.exchanges.pair(batch)])
 
     def close(self, conn: int) -> list[dict[str, Any]]:
@@ -138,11 +136,6 @@ def test_what_the_end_of_a_connection_left_unanswered_is_told(watched: Watched) 
     watched.see(response(METADATA, 12, correlation_id=1))
     left = watched.close(1)
     assert [(event["correlation_id"], event["response_bytes"]) for event in left] == [(2, None), (3, None)]
-
-
-def test_what_looked_like_requests_on_a_connection_that_never_proved_to_be_kafka_is_not_told(watched: Watched) -> None:
-    assert watched.see(request(METADATA, 12, flags=Flag.RESYNC)) == []
-    assert watched.close(1) == []
 
 
 def test_our_own_traffic_is_not_told(watched: Watched) -> None:

@@ -18,7 +18,7 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 # Losses about which no rule fires: they are expected now and then, or KafkaProbeSheds tells of them.
 UNASKED = {
     *("resync", "header_incomplete", "response_unmatched", "request_unanswered", "before_proof", "frame_truncated"),
-    *("frame_unconfirmed", "nat_not_asked", "topics_shed", "request_shed"),
+    *("nat_not_asked", "topics_shed", "request_shed"),
 }
 # What the scrape adds.
 OF_THE_SCRAPE = {"instance", "node", "job"}

@@ -1,0 +1,187 @@
+"""Frames planted in records, with the very correlation ids and client id in use: nothing of them leaves the kernel.
+
+However the position in the stream is lost, wherever the calls are split. The capture refuses any record with MARKER.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from itertools import product
+
+import pytest
+
+from tests.golden.capture import Capture
+from tests.golden.conversation import (
+    Conversation,
+    exchange,
+    kafka,
+    receive_at_once,
+    receive_pieces,
+    send_all,
+    send_at_once,
+    send_pieces,
+    transfer,
+)
+from tests.golden.test_calls import sendfile, splice_out
+from tests.golden.wire import (
+    API_VERSIONS,
+    FETCH,
+    MARKER,
+    Set,
+    answer,
+    batch,
+    fetched,
+    frame_of,
+    produce,
+    request,
+)
+from tests.lab.processes import free_port
+from tests.unit.protocol.trees import message_of
+
+pytestmark = pytest.mark.root
+
+CARRIER = 3  # the correlation id of the frame with the plants; those planted go on from it
+PLANTED = range(CARRIER, CARRIER + 6)
+BEYOND_ALL_HOPS = 90_000
+TINY = struct.pack(">ihhih", 10, API_VERSIONS, 0, 1, -1)
+TINY_ANSWER = struct.pack(">ii", 4, 1)
+TOPIC = MARKER.decode()
+
+
+def planted(*, response: bool) -> list[bytes]:
+    """Frames of a conversation as it might go on, with MARKER in each."""
+    tree = {"Topics": [{"Name": TOPIC}]}
+    frames = [frame_of(message_of("Metadata", response, 1, tree), number).wire for number in PLANTED]
+    assert all(MARKER in frame for frame in frames)
+    return frames
+
+
+@dataclass(frozen=True, slots=True)
+class Carrier:
+    """A frame with plants in a record. start: where the first begins; lengths: of each, the last to the frame's end."""
+
+    wire: bytes
+    start: int
+    lengths: list[int]
+
+
+def carrier(*, by_server: bool) -> Carrier:
+    """A Produce request, or a Fetch response, of one record: its value is frames, and its last bytes."""
+    plants = planted(response=by_server)
+    topics = {"orders": {0: Set(batch(1, magic=1, value=b"".join(plants)), 1)}}
+    frame = fetched(2, topics, correlation_id=CARRIER) if by_server else produce(2, topics, correlation_id=CARRIER)
+    start = frame.wire.index(plants[0])
+    assert frame.wire.endswith(plants[-1])
+    return Carrier(frame.wire, start, [len(plant) for plant in plants])
+
+
+Lose = Callable[[Conversation, bytes, bool], None]
+"""Moves the bytes up to the first plant, by the server or not, and loses the position at one end or both."""
+
+
+def ends(talk: Conversation, by_server: bool) -> tuple[socket.socket, socket.socket]:
+    return (talk.server, talk.client) if by_server else (talk.client, talk.server)
+
+
+def by_a_malformed_length(talk: Conversation, head: bytes, by_server: bool) -> None:
+    transfer(*ends(talk, by_server), b"\xff" * 20)
+    transfer(*ends(talk, by_server), head)
+
+
+def by_too_many_frames(talk: Conversation, head: bytes, by_server: bool) -> None:
+    tiny = TINY_ANSWER if by_server else TINY
+    talk.widen()
+    transfer(*ends(talk, by_server), BEYOND_ALL_HOPS * tiny + head, send_at_once, receive_at_once)
+
+
+def by_unseen_bytes(talk: Conversation, head: bytes, by_server: bool) -> None:
+    transfer(*ends(talk, by_server), head, send_all, splice_out)
+
+
+def by_an_unreadable_buffer(talk: Conversation, head: bytes, by_server: bool) -> None:
+    transfer(*ends(talk, by_server), head, sendfile)
+
+
+WAYS: dict[str, Lose] = {
+    "malformed length": by_a_malformed_length,
+    "too many frames": by_too_many_frames,
+    "unseen bytes": by_unseen_bytes,
+    "unreadable buffer": by_an_unreadable_buffer,
+}
+
+
+def pieces(of: Carrier, aligned: bool) -> list[int]:
+    """Sizes of the calls behind the carrier's head: those of the plants, or others."""
+    return of.lengths[:-1] if aligned else [7, 60, 33]
+
+
+def move_plants(talk: Conversation, of: Carrier, by_server: bool, aligned: bool, answered: bool) -> None:
+    """The rest of the carrier, answered if it is a request and somebody wants that, then a conversation as usual."""
+    sizes = pieces(of, aligned)
+    transfer(*ends(talk, by_server), of.wire[of.start :], send_pieces(*sizes), receive_pieces(*sizes))
+    if answered and not by_server:
+        transfer(talk.server, talk.client, answer(0, 2, CARRIER, bytes(8)).wire)
+    talk.said.clear()
+    exchange(talk, range(CARRIER + 1, CARRIER + 8))
+
+
+def assert_found(capture: Capture, talk: Conversation) -> None:
+    """The conversation after the plants is found again within its exchanges, and nothing else is shown."""
+    seen = capture.ends_of(talk)
+    assert len(seen) == 2
+    for end in seen:
+        after = [frame for frame in end.frames if frame.correlation_id > CARRIER + 3]
+        assert after == talk.said[-len(after) :]
+        assert len(after) >= 6
+
+
+@pytest.mark.kernel
+@pytest.mark.long
+@pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "answered"])
+@pytest.mark.parametrize("aligned", [False, True], ids=["split anywhere", "split at the frames"])
+@pytest.mark.parametrize("by_server", [False, True], ids=["Produce", "Fetch"])
+@pytest.mark.parametrize("way", WAYS)
+def test_no_planted_frame_leaves(
+    capture: Capture, port: int, way: str, by_server: bool, aligned: bool, answered: bool
+) -> None:
+    of = carrier(by_server=by_server)
+    with kafka(port) as talk:
+        if by_server and answered:
+            talk.ask(request(FETCH, 4, CARRIER))
+        WAYS[way](talk, of.wire[: of.start], by_server)
+        move_plants(talk, of, by_server, aligned, answered)
+    assert_found(capture, talk)
+    capture.begin()  # which exchange is the first to be shown depends on how a backend sees the calls
+
+
+Case = tuple[bool, ...]
+CASES = list(product((False, True), repeat=3))
+
+
+@pytest.fixture(scope="module")
+def attached_in_mid_record() -> Iterator[tuple[Capture, dict[Case, Conversation]]]:
+    port = free_port()
+    with ExitStack() as stack:
+        talks = {case: stack.enter_context(kafka(port)) for case in CASES}
+        for (by_server, _, answered), talk in talks.items():
+            of = carrier(by_server=by_server)
+            if by_server and answered:
+                talk.ask(request(FETCH, 4, CARRIER))
+            transfer(*ends(talk, by_server), of.wire[: of.start])
+        with closing(Capture(port)) as capture:
+            yield capture, talks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_planted_frame_leaves_of_a_connection_found_in_mid_record(
+    attached_in_mid_record: tuple[Capture, dict[Case, Conversation]], case: Case
+) -> None:
+    capture, talks = attached_in_mid_record
+    capture.begin()
+    by_server, aligned, answered = case
+    move_plants(talks[case], carrier(by_server=by_server), by_server, aligned, answered)
+    assert_found(capture, talks[case])
