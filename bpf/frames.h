@@ -287,7 +287,7 @@ static inline void send_held(void *ctx, struct conn *conn)
 	u64 sk = conn->sk;
 	struct record *first = held.lookup(&sk);
 	if (first)
-		send_record(ctx, &conn->peer, first);
+		send_record(ctx, first);
 	drop_held(conn);
 }
 
@@ -301,7 +301,7 @@ static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 		count(LOST_BEFORE_PROOF, conn->unheld);
 		conn->unheld = 0;
 	}
-	send_record(ctx, &conn->peer, &c->out);
+	send_record(ctx, &c->out);
 }
 
 // The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so

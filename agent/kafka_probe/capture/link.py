@@ -15,7 +15,6 @@ from dataclasses import dataclass
 CALLS = {
     name: 0x4B500001 + number for number, name in enumerate(("run_send", "run_receive", "hop_send", "hop_receive"))
 }
-EVENTS = 0x4B500005  # the number, in the code, of the map `events` where C names the map itself
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18
