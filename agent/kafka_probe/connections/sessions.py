@@ -122,7 +122,8 @@ class FetchSession:
         self._asked.clear()
 
     def forget(self) -> None:
-        """Hold nothing, and know nothing."""
+        """Hold nothing, and know nothing. What was asked for until now stays, for `take`."""
+        self._settle()
         self._partitions.free += self._size
         self._held, self._size, self._known = {}, 0, False
 

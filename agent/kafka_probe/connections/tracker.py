@@ -100,7 +100,6 @@ class Connection:
         """Free what fetch sessions hold; they begin anew with the next frame that names partitions."""
         for session in (self.sessions or {}).values():
             session.forget()
-        self.sessions = None
 
     def common(self) -> Event:
         """The fields that all events of the connection share."""

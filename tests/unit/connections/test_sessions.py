@@ -36,8 +36,11 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
     return tuple(TopicFacts(name, None, partitions, ()) for name, partitions in (named or {}).items())
 
 
-def asked(*batches: list[Facts]) -> dict[str | None, int]:
-    """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are."""
+def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, int]:
+    """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are.
+
+    forgotten: the connection ends before the counts are taken.
+    """
     session, now = FetchSession(PartitionBudget(1000)), 0
     for batch in batches:
         records = np.zeros(len(batch), RECORD)
@@ -56,6 +59,8 @@ def asked(*batches: list[Facts]) -> dict[str | None, int]:
                 if (said := naming(facts)) and len(members := np.arange(len(places)))
             ]
         )
+    if forgotten:
+        session.forget()
     counts: Counter[str | None] = Counter()
     for _, (name, _), times in session.take():
         counts[name] += times
@@ -80,6 +85,10 @@ def one_by_one(frames: list[Facts]) -> dict[str | None, int]:
             held -= {(topic.name, partition) for topic in facts.forgotten for partition in topic.partitions}
             counts.update({name for name, _ in held | named})
     return counts
+
+
+def test_requests_before_the_end_of_a_connection_count() -> None:
+    assert asked([request(FULL, {"orders": (0,)}), *[request(INCREMENTAL)] * 3], forgotten=True) == {"orders": 4}
 
 
 def test_an_idle_consumer_asks_for_all_topics_of_its_session() -> None:
