@@ -173,8 +173,12 @@ def speak_again(stage: Stage, crowd: Herd) -> Storm:
 def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
     """Print who does what; returns what is missing."""
     lines, losses = tables.traffic(seen, topics(lab)), seen.losses
+    # A connection that ends before its first answer proves nothing, as where the firewall drops the answer.
+    unproven = losses.pop("before_proof", 0)
     print(f"\n{tables.text(lines, tables.TRAFFIC_COLUMNS)}")
     print(f"\nLost: {'nothing' if not any(losses.values()) else losses}.")
+    if unproven:
+        print(f"Not shown: {unproven} frames of connections that ended before an answer proved them to be Kafka's.")
     lost = [f"{count} lost: {reason}" for reason, count in losses.items() if count]
     return tables.missing_traffic(lines, started, RECORDS) + lost
 
