@@ -76,6 +76,7 @@ struct sock {
 #define RING_PAGES 0
 #define MAX_CONNECTIONS 1
 #define MAX_UNFINISHED 3
+#define MAX_HELD 2
 #define CONNECTIONS_FLAGS 0
 #define CALL_RUN_SEND run_send
 #define CALL_RUN_RECEIVE run_receive

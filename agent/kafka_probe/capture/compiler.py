@@ -33,6 +33,8 @@ HOPS = 128
 MOST_CONNECTIONS_BEFOREHAND = 32768
 # Of so many connections one may be inside a frame between two calls.
 CONNECTIONS_PER_UNFINISHED = 8
+# Of so many one may hold its first request until it has proven to speak Kafka; at least both ends of one.
+CONNECTIONS_PER_HELD, LEAST_HELD = 32, 2
 
 # Every struct member that the programs read, as OFFSET_<STRUCT>_<MEMBER>.
 _MEMBERS = {
@@ -209,6 +211,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "RING_PAGES": options.ring_bytes // 4096,
         "MAX_CONNECTIONS": most,
         "MAX_UNFINISHED": most // CONNECTIONS_PER_UNFINISHED,
+        "MAX_HELD": max(most // CONNECTIONS_PER_HELD, LEAST_HELD),
         "CONNECTIONS_FLAGS": 0 if beforehand else "BPF_F_NO_PREALLOC",
         "RULES": RULES,
         "WALK_OPS": WALK_OPS,
