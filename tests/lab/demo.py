@@ -173,7 +173,7 @@ def speak_again(stage: Stage, crowd: Herd) -> Storm:
 def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
     """Print who does what; returns what is missing."""
     lines, losses = tables.traffic(seen, topics(lab)), seen.losses
-    # A connection that ends before its first answer proves nothing, as where the firewall drops the answer.
+    # A client that closes a connection before it reads the first answer has proven nothing at its own end.
     unproven = losses.pop("before_proof", 0)
     print(f"\n{tables.text(lines, tables.TRAFFIC_COLUMNS)}")
     print(f"\nLost: {'nothing' if not any(losses.values()) else losses}.")
