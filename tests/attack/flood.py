@@ -20,6 +20,7 @@ from tests.attack.planted import endless, plant
 from tests.hostile import LONE_SURROGATE, NAMES
 
 TOPICS = 20  # of each request
+REQUESTS = 2  # of each step of `connections`
 BACKLOG = 4096
 PAIRS = 50  # of a flood by requests
 WRITERS = 500  # at a time, one byte after the other
@@ -59,11 +60,16 @@ class Pair:
 
 
 def connections(listener: socket.socket) -> Step:
-    """Each step opens a connection with a client id and topics that no other has, asks once, and closes it."""
+    """Each step opens a connection with a client id and topics that no other has, asks twice, and closes it.
+
+    The first request is short, as that of real clients: its answer proves the connection.
+    """
 
     def step(number: int) -> None:
+        client_id = b"client-%d" % number
         pair = Pair(listener)
-        pair.exchange(metadata(number, b"client-%d" % number, _topics(number)))
+        pair.exchange(metadata(1, client_id, []))
+        pair.exchange(metadata(2, client_id, _topics(number)))
         pair.close()
 
     return step

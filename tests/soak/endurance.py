@@ -25,6 +25,7 @@ from threading import Event
 from typing import Any
 
 from kafka_probe.protocol.schemas import api_name
+from tests.attack.flood import REQUESTS
 from tests.lab.broker import COUNTED, Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get
@@ -214,7 +215,7 @@ class Soak:
                 raise LabError(f"the flood failed:\n{tail(log)}")
         finally:
             stop(process)
-        self.flooded += json.loads(output.read_text())["done"]
+        self.flooded += REQUESTS * json.loads(output.read_text())["done"]
 
 
 def endure(minutes: float, directory: Path) -> dict[str, Any]:
