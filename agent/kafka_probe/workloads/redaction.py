@@ -19,7 +19,8 @@ _SECRET = (
 _OPTION = rb"(?<![^\s\"'])--?[\w.-]*" + _SECRET
 _VALUE = re.compile(rb"(?:%b\s*[=:]|%b\s)\s*(?=\S)" % (_SECRET, _OPTION), re.IGNORECASE)
 _NEXT = re.compile(rb"(?:%b\s*[=:]|%b)\s*\Z" % (_SECRET, _OPTION), re.IGNORECASE)
-_HOST = re.compile(rb"://[^\s/]*\Z")
+# What stands before the port of an address: a host that looks like a name of a secret, as `auth:9092`.
+_HOST = re.compile(rb"://[^\s/?#;&,=\"'\\]*\Z")
 _PORT = re.compile(rb"\d{1,5}(?![\w@])")
 _URL_PASSWORD = re.compile(rb"(://[^\s/:\[]*:)\S*(?=@)")
 _URL_CUT = re.compile(rb"(://[^\s/:\[]*:)\S+\Z")
@@ -47,7 +48,9 @@ def _shown(arguments: list[bytes]) -> Iterator[bytes]:
 def _without_secrets(argument: bytes) -> bytes:
     argument = _URL_PASSWORD.sub(rb"\1" + HIDDEN, argument)
     for found in _VALUE.finditer(argument):
-        is_address = _HOST.search(argument, 0, found.start()) and _PORT.match(argument, found.end())
+        is_address = (
+            found[0].endswith(b":") and _HOST.search(argument, 0, found.start()) and _PORT.match(argument, found.end())
+        )
         if not is_address:
             return argument[: found.end()] + HIDDEN
     return argument
