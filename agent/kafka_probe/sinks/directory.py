@@ -31,17 +31,14 @@ def open_directory(directory: Path) -> int:
     Raises `NotPrivateError` if another user could, and `OSError` if it cannot be made or opened.
     """
     directory = directory.absolute()
-    for missing in reversed([one for one in directory.parents if not one.exists()]):
-        missing.mkdir(0o755, exist_ok=True)
+    missing = [one for one in directory.parents if not one.exists()]
+    # Before anything is made: a link of another user may lead anywhere.
+    _require_own_path((missing or [directory])[-1])
+    for one in reversed(missing):
+        one.mkdir(0o755, exist_ok=True)
     directory.mkdir(0o700, exist_ok=True)
     target, me = directory.resolve(), os.geteuid()
-    for above in _above(directory, target):
-        found = above.lstat()
-        if found.st_uid not in (0, me):
-            reason = f"user {found.st_uid} owns {above} and can exchange what is below it"
-            raise NotPrivateError(reason, "name a directory below those of root, or of the agent's user")
-        if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-            raise NotPrivateError(f"others can write {above}", f"`chmod go-w {above}`, or name another directory")
+    _require_own_path(directory)
     # By the path that was checked: a link to it may lead elsewhere by now.
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (owner := os.fstat(opened).st_uid) != me:
@@ -49,6 +46,17 @@ def open_directory(directory: Path) -> int:
         reason = f"user {owner} owns it, the agent is user {me}"
         raise NotPrivateError(reason, f"`chown -R {me} {directory}` if nobody else uses it, or name another directory")
     return opened
+
+
+def _require_own_path(directory: Path) -> None:
+    """Raise `NotPrivateError` if another user could exchange the directory, which need not be there yet."""
+    for above in _above(directory, directory.resolve()):
+        found = above.lstat()
+        if found.st_uid not in (0, os.geteuid()):
+            reason = f"user {found.st_uid} owns {above} and can exchange what is below it"
+            raise NotPrivateError(reason, "name a directory below those of root, or of the agent's user")
+        if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
+            raise NotPrivateError(f"others can write {above}", f"`chmod go-w {above}`, or name another directory")
 
 
 def _above(directory: Path, target: Path) -> Iterator[Path]:

@@ -99,6 +99,16 @@ def test_a_link_is_followed_only_if_nobody_else_can_exchange_it(tmp_path: Path) 
     assert f"others can write {tmp_path}/target" in refusal(tmp_path / "outer" / "spool")
 
 
+@pytest.mark.root
+def test_nothing_is_made_where_a_link_of_another_user_leads(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere")
+    os.chown(link, STRANGER, STRANGER, follow_symlinks=False)
+    assert f"user {STRANGER} owns {link}" in refusal(link / "kafka-probe" / "spool")
+    assert [*(tmp_path / "elsewhere").iterdir()] == []
+
+
 def fifo(file: Path) -> None:
     os.mkfifo(file)
 
