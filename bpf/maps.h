@@ -195,8 +195,8 @@ BPF_PERCPU_ARRAY(aheads, struct ahead, 2);
 // connection.
 BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_FLAGS);
 // sock address → first request of a connection that has not proven yet to speak Kafka. Deleted when it leaves or is none, and with the
-// connection. Where there is no room, the request is lost and counted.
-BPF_F_TABLE("hash", u64, struct record, held, MAX_HELD, CONNECTIONS_FLAGS);
+// connection. LRU: many connections that are never answered must not keep out the others.
+BPF_TABLE("lru_hash", u64, struct record, held, MAX_HELD);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(blank, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that
