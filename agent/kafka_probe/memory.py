@@ -109,12 +109,15 @@ def bounds_of(config: Config) -> Bounds:
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
     }
     needed = sum(fixed.values()) + LEAST_TABLES_BYTES
-    if config.memory_limit < max(needed, COMPILER_BYTES):
+    limit = f"--memory-limit {_mib(config.memory_limit)} MiB is too low"
+    if config.memory_limit < needed:
         parts = ", ".join(f"{part} {_mib(size)}" for part, size in (*fixed.items(), ("tables", LEAST_TABLES_BYTES)))
         raise StartError(
-            f"--memory-limit {_mib(config.memory_limit)} is too low: running takes {_mib(needed)} MiB at least "
-            f"({parts}), and compiling the programs {_mib(COMPILER_BYTES)} MiB for a moment at the start. "
-            "Raise it, or lower the settings named here."
+            f"{limit}: {_mib(needed)} MiB are needed ({parts}). Raise it, or lower the settings named here."
+        )
+    if config.memory_limit < COMPILER_BYTES:
+        raise StartError(
+            f"{limit}: compiling the programs takes {_mib(COMPILER_BYTES)} MiB for a moment at the start. Raise it."
         )
     return Bounds.within(config.memory_limit - sum(fixed.values()))
 

@@ -76,5 +76,5 @@ def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tm
 
 
 def test_a_limit_that_the_settings_exceed_is_refused_with_what_to_lower(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match=rf"status {COULD_NOT_START}:(?s:.*)--memory-limit 100 is too low.*lower"):
+    with pytest.raises(LabError, match=rf"status {COULD_NOT_START}:(?s:.*)--memory-limit 100 MiB is too low.*lower"):
         Agent(tmp_path, "--sink", "stdout", "--memory-limit", "100MiB").__enter__()

@@ -55,12 +55,17 @@ def test_the_default_limit_has_a_place_for_a_hundred_thousand_connections() -> N
 
 
 def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
-    with pytest.raises(StartError, match=r"--memory-limit 100 is too low: running takes 192 MiB.*ring .* 8, "):
+    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 192 MiB are needed .*ring .* 8, "):
         bounds_of(limited(memory_limit="100MiB"))
     needed = bounds_of(limited(memory_limit="512MiB", ring_size_bytes="256MiB"))
     assert 0 < needed.connections < DEFAULT.connections
-    with pytest.raises(StartError, match="running takes 696 MiB"):
+    with pytest.raises(StartError, match="696 MiB are needed"):
         bounds_of(limited(ring_size_bytes="512MiB"))
+
+
+def test_a_limit_below_what_the_compiler_takes_is_refused() -> None:
+    with pytest.raises(StartError, match=r"--memory-limit 256 MiB is too low: compiling the programs takes 384 MiB"):
+        bounds_of(limited(memory_limit="256MiB"))
 
 
 def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
