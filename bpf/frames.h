@@ -190,6 +190,7 @@ static inline int gap(struct cursor *c)
 static inline void abandon(struct cursor *c)
 {
 	c->lock = SEEKING;
+	c->proves = 0;
 	if (c->state == HEAD)
 		expect_head(c);
 	else
@@ -220,8 +221,10 @@ static inline void stop_copying(struct cursor *c)
 {
 	if (c->leaving)
 		left(c);
-	if (c->state != HEAD && c->state != FINISHED)
+	if (c->state != HEAD && c->state != FINISHED) {
+		c->proves = 0;
 		finish(c, FLAG_CUT);
+	}
 }
 
 // Hops over one frame by its size, of which it reads what the current segment of the buffer holds. LEAVES when the cursor has to take a

@@ -145,5 +145,7 @@ def test_a_client_that_asks_for_no_answers_is_not_found_and_counted(capture: Cap
         lose_the_position(talk)
         for number in range(10, 20):
             talk.ask(produce(9, {"orders": {0: records_of(1)}}, correlation_id=number, acks=0))
-    assert [end.frames for end in capture.ends_of(talk)] == [before, before]
+    ends = capture.ends_of(talk)
+    assert [end.frames for end in ends] == [before, before]
+    assert [end.closed and end.closed["in_flight"] for end in ends] == [0, 0]
     assert capture.lost() == {"malformed": 4, "resync": 20}
