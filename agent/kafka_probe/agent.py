@@ -158,7 +158,8 @@ class Agent:
                 now = time.monotonic_ns()
                 reports.append(self._report(since, now, read_ns - SETTLED_NS))
                 since = now
-                due += self._config.interval_s
+                # After a stall no burst of short intervals makes up for it.
+                due = max(due, time.monotonic() - self._config.interval_s / 2) + self._config.interval_s
             if self._reloaded:
                 self._take_over(self._reloaded)
                 due = min(due, time.monotonic() + self._config.interval_s)
