@@ -194,7 +194,7 @@ def _configured(
 
 def _warn_of_other_variables() -> None:
     for name in other_variables():
-        log.warning("The variable %s is no setting and has no effect; kafka-probe run --help lists the settings.", name)
+        log.warning("The variable %s is not a setting and is ignored; kafka-probe run --help lists the settings.", name)
 
 
 def _to_stderr(line: str) -> None:

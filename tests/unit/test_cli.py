@@ -84,7 +84,7 @@ def test_a_misspelt_variable_is_wrong_use_and_an_unknown_one_a_warning() -> None
         "kafka-probe: Unknown variable KAFKA_PROBE_PROTS: did you mean KAFKA_PROBE_PORTS?\n",
     )
     result = probe("run", KAFKA_PROBE_IMAGE_TAG="1")
-    assert "WARNING The variable KAFKA_PROBE_IMAGE_TAG is no setting and has no effect" in result.stderr
+    assert "WARNING The variable KAFKA_PROBE_IMAGE_TAG is not a setting and is ignored" in result.stderr
     assert "Name the brokers" in result.stderr
 
 

@@ -33,7 +33,7 @@ class Json(Response):
 
 def busy() -> Response:
     """The answer to one request too many."""
-    return Json({"error": "The agent answers as much as it may; ask again in a second."}, 429, {"Retry-After": "1"})
+    return Json({"error": "Too many requests; try again in a second."}, 429, {"Retry-After": "1"})
 
 
 class Guard:
@@ -71,7 +71,7 @@ class Guard:
         if scope["path"].startswith("/") and all(map(self._knows, named)):
             return None
         advice = "Ask by an IP address or localhost, or give the agent this name with --http-host."
-        return Json({"error": f"The Host of this request is not one of the agent's. {advice}"}, 421)
+        return Json({"error": f"The agent does not answer to this host name. {advice}"}, 421)
 
     def _knows(self, host: str) -> bool:
         found = _HOST.fullmatch(host)

@@ -87,7 +87,7 @@ def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
             continue
         if not expected(name) or not _is_own_file(found):
             remedy = "move it away if it is not the agent's, or name an empty directory"
-            raise NotPrivateError(f"it holds {name!r}, which is no file of a spool of this user", remedy)
+            raise NotPrivateError(f"it holds {name!r}, which is not one of this user's spool files", remedy)
 
 
 def _is_own_file(found: os.stat_result) -> bool:

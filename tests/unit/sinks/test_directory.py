@@ -144,7 +144,7 @@ def test_what_others_planted_before_the_start_is_refused_and_named(
     directory.chmod(0o777)
     plant(directory / NAME)
     assert refusal(directory) == (
-        f"The spool {directory} cannot be used (it holds '{NAME}', which is no file of a spool of this user): "
+        f"The spool {directory} cannot be used (it holds '{NAME}', which is not one of this user's spool files): "
         "move it away if it is not the agent's, or name an empty directory."
     )
     assert mode_of(directory) == 0o777  # it may be /tmp
