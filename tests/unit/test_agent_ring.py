@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
@@ -190,7 +191,9 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
     agent._loop(NoPrograms(BusyRing(6, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
     agents = [event for event in sink.events if event["kind"] == "agent"]
-    assert [event["since"] for event in agents[2:]] == [event["ts"] for event in agents[1:-1]]
+    # Each report reads the wall clock's offset anew.
+    ends_us = pytest.approx([event["ts"] for event in agents[1:-1]], rel=0, abs=1000)
+    assert [event["since"] for event in agents[2:]] == ends_us
     assert [event["seq"] for event in sink.events] == list(range(len(sink.events)))
 
 
