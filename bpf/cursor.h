@@ -33,6 +33,9 @@ enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = R
 #define UNSUPPORTED_VERSION 35 // error code
 #define INSIDE 0xffffffff      // no tag: the cursor is in the fields of a tag of the version, or behind them
 
+// Of a step or hop: the call has nothing more for the cursor, it goes on, or something else is to be done first.
+enum outcome { DONE, MORE, LEAVES };
+
 static inline u32 be32(const u8 *p)
 {
 	return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];

@@ -5,19 +5,8 @@
 // in O(1); inside it, it collects one small element after the other. So body bytes that no hook saw (sendfile, splice) cost
 // nothing, an element may be split over any number of calls, and one call may hold a thousand frames.
 #pragma once
-#include "iov.h"
-#include "cursor.h"
-#include "requests.h"
+#include "hops.h"
 #include "walk.h"
-
-// While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
-// TLS.
-static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
-{
-	if (c->lock == SEEKING && !conn->is_kafka)
-		return TLS_HEAD;
-	return conn->sasl_raw ? 4 : is_request(conn, direction) ? REQUEST_HEAD : RESPONSE_HEAD;
-}
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
 {
@@ -133,8 +122,6 @@ static inline int wants_bytes(struct cursor *c)
 	return c->state == BULK ? c->bulk != 0 : c->state != FINISHED && c->state != NEXT;
 }
 
-enum outcome { DONE, MORE, LEAVES };
-
 // One step of the cursor through the running call. DONE when the call has nothing more for it, LEAVES when the record shall leave:
 // the frame's last, or one that is full.
 static inline int step(struct conn *conn, struct cursor *c, struct ahead *ahead, u8 direction)
@@ -227,49 +214,6 @@ static inline void stop_copying(struct cursor *c)
 	}
 }
 
-// Hops over one frame by its size, of which it reads what the current segment of the buffer holds. LEAVES when the cursor has to take a
-// step instead, for what it finds is no frame or cannot be read.
-static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
-{
-	struct call *call = &c->call;
-	u32 position = c->next - call->start, left = call->end - c->next;
-	if ((s32)left <= 0)
-		return DONE;
-	if (!call->readable || (s32)position < 0)
-		return LEAVES;
-	if (position - call->segment >= call->segment_bytes) {
-		call->readable = next_segment(call);
-		return MORE;
-	}
-	if (c->have < 4) {
-		u64 at = c->have, want = 4 - at, there = call->segment_bytes - (position - call->segment);
-		if (there > left)
-			there = left;
-		if (want > there)
-			want = there;
-		PINNED(at);
-		PINNED(want);
-		if (at > 3 || want > 4)
-			return LEAVES;
-		if (bpf_probe_read_user(c->element + at, want, (void *)(call->buffer + position - call->segment))) {
-			call->readable = 0;
-			return LEAVES;
-		}
-		c->next += want;
-		c->have = at + want;
-		c->need = head_bytes(conn, c, direction);
-		if (c->have < 4)
-			return MORE;
-	}
-	u32 size = be32(c->element), least = conn->sasl_raw ? 0 : is_request(conn, direction) ? REQUEST_HEAD - 4 : 4;
-	if (size < least || size >= MAX_FRAME_BYTES)
-		return LEAVES;
-	c->next += 4 - c->have + size;
-	c->have = 0;
-	c->out.kind = 0; // the frame behind it does not go on from the one before
-	return MORE;
-}
-
 // Nothing leaves of a connection that has not proven yet to speak Kafka. Its first request waits if it fits into a record; what comes
 // between it and the proof is lost, and counted.
 static inline void hold(struct conn *conn, struct cursor *c)
@@ -291,6 +235,8 @@ static inline void send_held(void *ctx, struct conn *conn)
 	struct record *first = held.lookup(&sk);
 	if (first)
 		send_record(ctx, first);
+	else // evicted
+		conn->unheld++;
 	drop_held(conn);
 }
 
@@ -345,38 +291,6 @@ int run_receive(u64 sk)
 
 static int (*call_run_send)(u64 sk) = (void *)CALL_RUN_SEND;
 static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
-
-// Frames of a call beyond its steps are hopped over by their lengths alone, so that the next one is found.
-static inline int hop_on(u64 sk, u8 direction)
-{
-	u32 which = direction;
-	struct conn *conn = conns.lookup(&sk);
-	struct cursor *c = running.lookup(&which);
-	if (!conn || !c)
-		return DONE;
-	u32 hopped = 0;
-	int outcome = MORE;
-#pragma clang loop unroll(disable)
-	for (int i = 0; i < HOPS && outcome == MORE; i++) {
-		outcome = hop(conn, c, direction);
-		hopped += outcome == MORE && !c->have;
-	}
-	count(LOST_LIMIT, hopped);
-	return outcome;
-}
-
-int hop_send(u64 sk)
-{
-	return hop_on(sk, SEND);
-}
-
-int hop_receive(u64 sk)
-{
-	return hop_on(sk, RECEIVE);
-}
-
-static int (*call_hop_send)(u64 sk) = (void *)CALL_HOP_SEND;
-static int (*call_hop_receive)(u64 sk) = (void *)CALL_HOP_RECEIVE;
 
 static inline int run_once(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {

@@ -13,6 +13,15 @@
 #define NO_CLIENT_ID 0xffff
 #define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
 
+// While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
+// TLS.
+static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
+{
+	if (c->lock == SEEKING && !conn->is_kafka)
+		return TLS_HEAD;
+	return conn->sasl_raw ? 4 : is_request(conn, direction) ? REQUEST_HEAD : RESPONSE_HEAD;
+}
+
 static inline struct rule *rule_of(u32 api_key, u32 api_version)
 {
 	u32 index = api_key << 5 | api_version;

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+// Hops over frames by their lengths alone, far more in one call than the cursor can follow step by step.
+#pragma once
+#include "iov.h"
+#include "requests.h"
+
+// Hops over one frame by its size, of which it reads what the current segment of the buffer holds. LEAVES when the cursor has to take a
+// step instead, for what it finds is no frame or cannot be read.
+static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
+{
+	struct call *call = &c->call;
+	u32 position = c->next - call->start, left = call->end - c->next;
+	if ((s32)left <= 0)
+		return DONE;
+	if (!call->readable || (s32)position < 0)
+		return LEAVES;
+	if (position - call->segment >= call->segment_bytes) {
+		call->readable = next_segment(call);
+		return MORE;
+	}
+	if (c->have < 4) {
+		u64 at = c->have, want = 4 - at, there = call->segment_bytes - (position - call->segment);
+		if (there > left)
+			there = left;
+		if (want > there)
+			want = there;
+		PINNED(at);
+		PINNED(want);
+		if (at > 3 || want > 4)
+			return LEAVES;
+		if (bpf_probe_read_user(c->element + at, want, (void *)(call->buffer + position - call->segment))) {
+			call->readable = 0;
+			return LEAVES;
+		}
+		c->next += want;
+		c->have = at + want;
+		c->need = head_bytes(conn, c, direction);
+		if (c->have < 4)
+			return MORE;
+	}
+	u32 size = be32(c->element), least = conn->sasl_raw ? 0 : is_request(conn, direction) ? REQUEST_HEAD - 4 : 4;
+	if (size < least || size >= MAX_FRAME_BYTES)
+		return LEAVES;
+	c->next += 4 - c->have + size;
+	c->have = 0;
+	c->out.kind = 0; // the frame behind it does not go on from the one before
+	return MORE;
+}
+
+// Frames of a call beyond its steps are hopped over by their lengths alone, so that the next one is found.
+static inline int hop_on(u64 sk, u8 direction)
+{
+	u32 which = direction;
+	struct conn *conn = conns.lookup(&sk);
+	struct cursor *c = running.lookup(&which);
+	if (!conn || !c)
+		return DONE;
+	u32 hopped = 0;
+	int outcome = MORE;
+#pragma clang loop unroll(disable)
+	for (int i = 0; i < HOPS && outcome == MORE; i++) {
+		outcome = hop(conn, c, direction);
+		hopped += outcome == MORE && !c->have;
+	}
+	count(LOST_LIMIT, hopped);
+	return outcome;
+}
+
+int hop_send(u64 sk)
+{
+	return hop_on(sk, SEND);
+}
+
+int hop_receive(u64 sk)
+{
+	return hop_on(sk, RECEIVE);
+}
+
+static int (*call_hop_send)(u64 sk) = (void *)CALL_HOP_SEND;
+static int (*call_hop_receive)(u64 sk) = (void *)CALL_HOP_RECEIVE;
