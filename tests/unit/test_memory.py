@@ -219,7 +219,7 @@ def test_connections_beyond_the_bound_are_not_followed() -> None:
     assert tracker.known() == {1, 3, 6}
 
 
-def test_closes_and_resets_beyond_the_bound_are_counted_by_how() -> None:
+def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
     fed = Fed()
     fed.agent._tracker._bounds = FEW
     for conn in range(1, 9):
@@ -227,9 +227,9 @@ def test_closes_and_resets_beyond_the_bound_are_counted_by_how() -> None:
         fed.agent._tracker.gone(conn)
     fed.report()
     (agent,) = fed.events("agent")
-    assert len(fed.events("close")) == 4
-    assert agent["other"] == {"close/connecting/fin/local": 4}
-    assert agent["losses"]["close_limit"] == 4
+    assert (len(fed.events("open")), len(fed.events("close"))) == (4, 4)
+    assert agent["other"] == {"close/connecting/fin/local": 4, "open/connecting": 4}
+    assert (agent["losses"]["close_limit"], agent["losses"]["open_limit"]) == (4, 4)
     assert agent["complete_since"] == agent["ts"]
     fed.report()
     assert fed.events("agent")[-1]["other"] == {}

@@ -208,6 +208,8 @@ class Tracker:
         _, facts = read_close(record, tls=connection.opaque == "tls")
         if self._has_place("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}"):
             self._closings.add(connection, record)
+        else:
+            self._drop_open(connection)
 
     def gone(self, conn: int) -> Connection | None:
         """Nothing more can follow of the connection: it is forgotten, and returned if it was known."""
@@ -270,8 +272,9 @@ class Tracker:
     @property
     def free(self) -> int:
         """How many connections more there is a place for; below 0 where ended ones take that of `ends`."""
-        kept = len(self._connections) + len(self._listed) + len(self._closings) + len(self._resets)
-        return self._bounds.connections - kept
+        kept = len(self._connections) + len(self._listed) + len(self._closings)
+        # Those whose end was lost are kept by their open event only.
+        return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
 
     def _has_place_for_connection(self) -> bool:
         if self.full:
@@ -325,8 +328,14 @@ class Tracker:
     def _lose(self, connection: Connection) -> None:
         self._end(connection)
         self.losses["close_unknown"] += 1
-        if id(connection) in self._unreported and not self._has_place("open_limit", f"open/{connection.side}"):
-            del self._unreported[id(connection)]
+        if self.free + self._bounds.ends <= 0:
+            self._drop_open(connection)
+
+    def _drop_open(self, connection: Connection) -> None:
+        """Count the open of an ended connection instead of an event, which would keep the connection until then."""
+        if self._unreported.pop(id(connection), None):
+            self.losses["open_limit"] += 1
+            self._other[f"open/{connection.side}"] += 1
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1
