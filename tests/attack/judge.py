@@ -24,6 +24,11 @@ SIDES = ("connecting", "accepting")
 LEAST_PERCENT = 99.0
 # What is answered as an interval ends may count in the next one.
 UNEXPLAINED = 0.01
+# Losses that can be of honest requests: the others are only of what a flood makes, as frames that are not Kafka.
+EXPLAINING = (
+    *("ring_full", "map_full", "gap", "program_skipped", "connection_unknown", "connection_limit"),
+    *("frame_incomplete", "frame_limit", "flow_limit", "sink_buffer_full", "sink_refused", "sink_send_failed"),
+)
 LONGEST_INTERVAL_S = 10.0  # twice what an interval is
 LONGEST_HEALTH_S = 5.0
 # Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.
@@ -130,8 +135,9 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
         yield f"{name}: honest clients did nothing"
     elif row["reported_percent"] < LEAST_PERCENT and not may_lose:
         yield f"{name}: {row['reported_percent']} % of honest requests reported"
-    if row["missing"] - sum(row["losses"].values()) > UNEXPLAINED * (row["honest_requests"] or 0):
-        yield f"{name}: {row['missing']} honest requests missing, losses explain {sum(row['losses'].values())}"
+    explained = sum(row["losses"].get(loss, 0) for loss in EXPLAINING)
+    if row["missing"] - explained > UNEXPLAINED * (row["honest_requests"] or 0):
+        yield f"{name}: {row['missing']} honest requests missing, losses explain {explained}"
     if row["restarts"]:
         yield f"{name}: the agent ended"
     if row["unhealthy_in_a_row"] >= UNHEALTHY_IN_A_ROW or row["slowest_health_s"] > LONGEST_HEALTH_S:

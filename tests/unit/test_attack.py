@@ -55,6 +55,12 @@ def test_losses_have_to_explain_what_is_missing() -> None:
     assert found[1:] == ["topics: 20 honest requests missing, losses explain 18"]
 
 
+def test_losses_that_only_a_flood_has_explain_nothing() -> None:
+    row = figures(FLOOD, NEXT_US, reported(50, 30, 50, 50, 50), WIRE, LIMIT_BYTES)
+    row["losses"] = {"before_proof": 200_000}
+    assert list(faults(row, may_lose=True)) == ["topics: 20 honest requests missing, losses explain 0"]
+
+
 def test_memory_above_the_limit_is_a_fault() -> None:
     row = figures(
         Phase("topics", 6 * SECOND_US, 14 * SECOND_US, peak_bytes=LIMIT_BYTES + (1 << 20)),
