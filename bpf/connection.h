@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Connections while they last: first seen, used, used by another process.
 #pragma once
-#include "sock.h"
+#include "share.h"
 
 static inline struct record *notice(struct conn *conn, u8 kind)
 {
@@ -11,15 +11,6 @@ static inline struct record *notice(struct conn *conn, u8 kind)
 	record->conn = conn->id;
 	record->kind = kind;
 	return record;
-}
-
-// Whether there was room for the record.
-static inline int send_record(void *ctx, struct record *record)
-{
-	int full = emit(ctx, record) != 0;
-	if (full)
-		count(LOST_RING_FULL, 1);
-	return !full;
 }
 
 // Fills the notice of the connection and its owner, the calling process; an OPEN waits there until it is announced.
@@ -34,6 +25,7 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	open->tx_base = conn->tx_base;
 	open->handshake_us = handshake_us(sk);
 	open->accepting = conn->role == ROLE_ACCEPTING;
+	conn->peer = open->accepting ? peer_at(open) : peer_process(conn->tgid);
 	open->from_start = conn->from_start;
 	record->size = sizeof(*open);
 }
@@ -46,7 +38,7 @@ static inline void announce(void *ctx, struct conn *conn)
 		return;
 	struct open_data *open = (struct open_data *)conn->notice.data;
 	open->accepting = conn->role == ROLE_ACCEPTING; // no longer a guess
-	conn->announced = send_record(ctx, &conn->notice);
+	conn->announced = send_notice(ctx, conn->peer, &conn->notice);
 	count(COUNT_CONNECTIONS, conn->announced);
 }
 
@@ -56,7 +48,7 @@ static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
 	conn->tgid = tgid;
 	describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
 	if (conn->announced)
-		send_record(ctx, &conn->notice);
+		send_notice(ctx, conn->peer, &conn->notice);
 }
 
 // Both cursors, before the bytes of a call that moved those from `start` on.

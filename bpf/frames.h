@@ -234,7 +234,7 @@ static inline void send_held(void *ctx, struct conn *conn)
 	u64 sk = conn->sk;
 	struct record *first = held.lookup(&sk);
 	if (first)
-		send_record(ctx, first);
+		send_frame(ctx, conn, first);
 	else // evicted
 		conn->unheld++;
 	drop_held(conn);
@@ -250,7 +250,7 @@ static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
 		count(LOST_BEFORE_PROOF, conn->unheld);
 		conn->unheld = 0;
 	}
-	send_record(ctx, &c->out);
+	send_frame(ctx, conn, &c->out);
 }
 
 // The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so

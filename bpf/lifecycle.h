@@ -21,7 +21,7 @@ static inline void send_cut(void *ctx, struct conn *conn, struct cursor *c)
 		return;
 	}
 	c->out.flags = (c->out.flags & ~FLAG_MORE) | FLAG_CUT;
-	send_record(ctx, &c->out);
+	send_frame(ctx, conn, &c->out);
 }
 
 static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
@@ -80,7 +80,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->last_api_version = conn->is_kafka ? conn->last_api_version : 0;
 	close->no_response = conn->is_kafka && conn->no_response;
 	record->size = sizeof(*close);
-	send_record(ctx, record);
+	send_notice(ctx, conn->peer, record);
 }
 
 // A connection that moved no byte since it is watched. Its owner is known if it is the one who ends it.
@@ -106,7 +106,7 @@ static inline void reset_sent(void *ctx, u64 skb)
 	if (segment(skb, open) & TCP_SYN || role_of(open->local_port, open->peer_port) < 0 || (NETNS && open->netns != NETNS))
 		return;
 	record.size = sizeof(*open);
-	send_record(ctx, &record);
+	send_notice(ctx, peer_at(open), &record);
 }
 
 // A socket of a watched port listens, or was closed. By the end of its process all sockets are: that is no word of its own.
@@ -118,7 +118,7 @@ static inline void listening(void *ctx, u64 sk, int closed)
 	struct record record = { .ts_ns = bpf_ktime_get_ns(), .kind = RECORD_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
 	fill_addresses(sk, (struct open_data *)record.data);
 	record.size = sizeof(struct open_data);
-	send_record(ctx, &record);
+	send_notice(ctx, peer_process(bpf_get_current_pid_tgid() >> 32), &record);
 }
 
 static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)
@@ -162,7 +162,7 @@ static inline void forget(void *ctx, u64 sk)
 		send_unfinished(ctx, conn, RECEIVE);
 		if (!conn->rejected)
 			count(LOST_BEFORE_PROOF, conn->holding + conn->unheld);
-		send_record(ctx, notice(conn, RECORD_GONE));
+		send_notice(ctx, conn->peer, notice(conn, RECORD_GONE));
 	}
 	drop_unfinished(conn, SEND);
 	drop_unfinished(conn, RECEIVE);

@@ -7,7 +7,8 @@
 #define WALK_DEPTH 8 // power of two
 #define CHUNK 64     // bytes moved by one step of the cursor at most
 #define AHEAD 128    // bytes read of the caller's buffer at once: the elements that follow are in them, too
-#define LOT 64       // records that a CPU writes between two looks at how full the buffer is; power of two
+#define MAX_PEERS 16384
+#define LOT 64 // records that a CPU writes between two looks at how full the buffer is; power of two
 
 struct in_flight {
 	u32 correlation_id;
@@ -87,6 +88,12 @@ struct cursor {
 	struct record out;      // the record being filled
 };
 
+// What a peer has taken of the buffer: see share.h.
+struct usage {
+	u64 clock; // when `debt` was last reduced, in what a token comes by: bytes that were read, or nanoseconds
+	u64 debt;
+};
+
 struct conn {
 	u64 id; // at the beginning, for the agent to read it here, too
 	u64 sk;
@@ -130,6 +137,7 @@ struct conn {
 	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
 	u32 unheld;             // frames that came before the proof and did not wait
 	struct place places[2]; // of the cursors, by enum direction
+	u64 peer;               // see share.h
 	struct record notice;   // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];
 };
@@ -204,6 +212,9 @@ BPF_ARRAY(blank, struct conn, 1);
 BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 // thread → position in the vector of a running sendmmsg or recvmmsg. LRU: rare, and a thread may end in mid-call.
 BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
+// peer → what it has used. Inserted by the first record of a peer while the buffer is more than half full; LRU: a peer that is forgotten
+// begins anew.
+BPF_TABLE("lru_hash", u64, struct usage, peers, MAX_PEERS);
 BPF_ARRAY(rules, struct rule, RULES);
 // Filled with them. The first op is of no walk.
 BPF_ARRAY(walks, u16, WALK_OPS);

@@ -147,5 +147,6 @@ enum counter {
 	LOST_OVERFLOW,          // requests in flight that were forgotten
 	LOST_BEFORE_PROOF,      // frames before the one that proved their connection to be Kafka's, if they were any
 	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
+	LOST_PEER_LIMITED,      // records of a peer that had used its share of a buffer more than half full
 	COUNTERS,
 };

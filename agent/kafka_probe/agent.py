@@ -58,7 +58,7 @@ _PAUSE_S = 0.05
 _REPORTS = 2  # that are handed on at the same time, at most
 _TOPICS_PER_EVENT = 1000
 # What was lost may have been a close or a reset; so may what the sink lost.
-_MAY_HIDE_ENDS = ("ring_full", "program_skipped")
+_MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
 _ENDS_LIMITED = ("close_limit", "reset_limit")
 _DONE = object()
 

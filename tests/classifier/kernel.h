@@ -82,8 +82,20 @@ struct sock {
 #define CALL_RUN_RECEIVE run_receive
 #define CALL_HOP_SEND hop_send
 #define CALL_HOP_RECEIVE hop_receive
+#define CALL_SHARE_FRAME share_frame
+#define CALL_SHARE_NOTICE share_notice
 #define BPF_RB_NO_WAKEUP 0
 #define BPF_RB_FORCE_WAKEUP 0
+#define BPF_RB_AVAIL_DATA 0
+#define RING 0
+#define RING_QUERY waiting
+#define BPF_RB_CONS_POS 2
+
+// The ring is never half full.
+static u64 waiting(void *ring, u64 what)
+{
+	return 0;
+}
 
 struct bpf_raw_tracepoint_args {
 	u64 args[3];
@@ -111,6 +123,8 @@ static u64 now_ns;
 #define bpf_get_current_cgroup_id() 0
 #define bpf_get_current_task() 0
 #define bpf_ntohs __builtin_bswap16
+#define bpf_htonl __builtin_bswap32
+#define bpf_ntohl __builtin_bswap32
 
 #define TABLE(key_type, value_type, name, places)                                                                                \
 	static struct {                                                                                                          \

@@ -116,17 +116,29 @@ class Conversation:
 def conversation(port: int, *, server: str = "127.0.0.1", client: str | None = None) -> Iterator[Conversation]:
     """A new connection to a listener of our own; both ends are closed at the end, the client's first."""
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    with socket.create_server((server, port), family=family, dualstack_ipv6=server == "::") as listener:
-        listener.settimeout(TIMEOUT_S)
-        with socket.create_connection((client or server, port), TIMEOUT_S) as connected:
-            accepted, _ = listener.accept()
+    with (
+        socket.create_server((server, port), family=family, dualstack_ipv6=server == "::") as listener,
+        accepted_by(listener, client or server, then_close=True) as talk,
+    ):
+        yield talk
+
+
+@contextmanager
+def accepted_by(
+    listener: socket.socket, server: str, *, source: str = "", then_close: bool = False
+) -> Iterator[Conversation]:
+    """A new connection to this listener; server: its address for the client, source: the client's own."""
+    listener.settimeout(TIMEOUT_S)
+    with socket.create_connection((server, listener.getsockname()[1]), TIMEOUT_S, (source, 0)) as connected:
+        accepted, _ = listener.accept()
+        if then_close:
             listener.close()
-            with accepted:
-                for sock in (connected, accepted):
-                    sock.settimeout(TIMEOUT_S)
-                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                yield Conversation(connected, accepted, (_name(connected), _name(accepted)))
-                connected.close()
+        with accepted:
+            for sock in (connected, accepted):
+                sock.settimeout(TIMEOUT_S)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield Conversation(connected, accepted, (_name(connected), _name(accepted)))
+            connected.close()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import kafka_probe
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.link import CALLS
+from kafka_probe.capture.link import CALLS, EVENTS
 from kafka_probe.capture.options import RULES, WALK_OPS, Options
 from kafka_probe.errors import StartError
 
@@ -27,6 +27,7 @@ STEPS = 24
 # What the steps do not come to is hopped over by its lengths: so many runs of so many hops, of a frame each.
 HOP_RUNS = 640
 HOPS = 128
+_RINGBUF_QUERY = 134  # BPF_FUNC_ringbuf_query
 
 # With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
 # all of it beforehand: then there is room for fewer.
@@ -219,6 +220,8 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "STEPS": STEPS,
         "HOP_RUNS": HOP_RUNS,
         "HOPS": HOPS,
+        "RING": f"((void *)bpf_pseudo_fd(1, {EVENTS}))",
+        "RING_QUERY": _RINGBUF_QUERY,
         **{f"CALL_{name.upper()}": number for name, number in CALLS.items()},
     }
 

@@ -23,7 +23,7 @@ from kafka_probe.capture.backends import BACKENDS, RefusedError, attach, refusal
 from kafka_probe.capture.backends import load as load_program
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import Map, compile_programs
-from kafka_probe.capture.link import link
+from kafka_probe.capture.link import EVENTS, link
 from kafka_probe.capture.options import Options, Rule, map_contents
 from kafka_probe.errors import StartError
 
@@ -54,7 +54,7 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
         bpf.write_map(maps[name], struct.pack("<I", place), value)
     for cpu, fd in options.perf_buffers.items():
         bpf.write_map(maps["events"], struct.pack("<I", cpu), struct.pack("<I", fd))
-    descriptors = {number: fd for number, (_, fd) in created.items()}
+    descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
     programs = []
     for hook in BACKENDS[backend]:
         linked = link(compiled.functions[hook.program], compiled.functions, descriptors)

@@ -157,4 +157,5 @@ LOSSES = {
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
     "before_proof": "frames, if they were any, before their connection proved to speak Kafka, or of one that never did",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
+    "peer_limited": "records of clients at one address, or of one process, beyond their share of the ring: see Limits",
 }

@@ -1,0 +1,91 @@
+"""A ring that nobody reads: one peer cannot take what the others need of it."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing
+from itertools import count
+
+import pytest
+
+from tests.golden.capture import BUFFER, Capture
+from tests.golden.conversation import Conversation, accepted_by, exchange
+from tests.lab.processes import free_port, wait_until
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.kernel,
+    pytest.mark.skipif(BUFFER == "perf", reason="perf buffers do not show how full they are"),
+]
+
+RING_BYTES = 64 << 10  # 256 records, 32 of them a peer's share above half
+FLOOD = 200
+HONEST = range(1, 6)
+PORT = free_port()
+ADDRESSES = (f"127.0.1.{number}" for number in count(1))  # what one has used is not forgotten
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Capture]:
+    """A capture of the accepting ends alone."""
+    with closing(Capture(PORT, connecting=False, ring_bytes=RING_BYTES)) as capture:
+        yield capture
+
+
+@pytest.fixture(params=["127.0.0.1", "::"])
+def server(small: Capture, request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    """A listener for IPv4, by a socket of IPv4 or of IPv6; the ring is empty."""
+    family = socket.AF_INET6 if request.param == "::" else socket.AF_INET
+    any_address = "::" if request.param == "::" else "0.0.0.0"
+    with socket.create_server((any_address, PORT), family=family, dualstack_ipv6=request.param == "::") as listener:
+        small.begin()
+        yield listener
+
+
+def connection(server: socket.socket, source: str) -> AbstractContextManager[Conversation]:
+    return accepted_by(server, "127.0.0.1", source=source)
+
+
+def saw_all(capture: Capture, talk: Conversation) -> bool:
+    (end,) = capture.ends_of(talk) or [None]
+    return bool(end and end.frames == talk.said and end.closed and end.gone)
+
+
+@pytest.mark.parametrize("connections", [1, FLOOD])
+def test_a_flood_from_another_address_leaves_room(small: Capture, server: socket.socket, connections: int) -> None:
+    stranger, honest = next(ADDRESSES), next(ADDRESSES)
+    for _ in range(connections):
+        with connection(server, stranger) as flood:
+            exchange(flood, range(FLOOD // connections))
+    with connection(server, honest) as talk:
+        exchange(talk, HONEST)
+    wait_until(lambda: saw_all(small, talk), "all of the honest client")
+    assert small.lost().keys() - {"connection_unknown", "close_unknown", "frame_incomplete"} == {"peer_limited"}
+
+
+def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket.socket) -> None:
+    shared = next(ADDRESSES)
+    with connection(server, shared) as talk, connection(server, shared) as flood:
+        exchange(talk, HONEST)
+        exchange(flood, range(FLOOD))
+        exchange(talk, HONEST)
+        (end,) = small.ends_of(talk)
+        assert end.frames == talk.said[: 2 * len(HONEST)]
+        assert small.lost()["peer_limited"] > 2 * len(HONEST)
+
+
+def test_what_is_read_gives_room_again(small: Capture, server: socket.socket) -> None:
+    with connection(server, next(ADDRESSES)) as talk:
+        exchange(talk, range(FLOOD))
+        read = len(small.ends_of(talk)[0].frames)
+        assert read < 2 * FLOOD
+        exchange(talk, HONEST)
+        assert small.ends_of(talk)[0].frames[read:] == talk.said[2 * FLOOD :]
+
+
+def test_a_ring_below_half_is_open_to_one_peer_alone(small: Capture, server: socket.socket) -> None:
+    with connection(server, next(ADDRESSES)) as talk:
+        exchange(talk, range(RING_BYTES // 256 // 2 // 4))
+    wait_until(lambda: saw_all(small, talk), "all of it")
+    assert not small.lost()
