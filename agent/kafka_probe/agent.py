@@ -13,6 +13,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -55,6 +56,7 @@ _ROWS_AT_ONCE = 1024  # events and their topics that are made at once
 _LISTED_AT_ONCE = 4096
 # Between the parts of a report, for the sink to keep up.
 _PAUSE_S = 0.05
+_TURN_S = 0.25  # to read at a time while a report is handed on, which gets as much time
 _REPORTS = 2  # that are handed on at the same time, at most
 _TOPICS_PER_EVENT = 1000
 # What was lost may have been a close or a reset; so may what the sink lost.
@@ -63,6 +65,17 @@ _ENDS_LIMITED = ("close_limit", "reset_limit")
 _DONE = object()
 
 log = logging.getLogger("kafka_probe")
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspects:
+    """What the kernel did not follow any more at `since_ns`; it is lost unless the buffer held its end then."""
+
+    since_ns: int
+    conns: set[int]
+    streams: set[int]  # with unfinished frames
+    followed: set[int]
+    orphans: list[tuple[int, str, str]]
 
 
 class Agent:
@@ -104,7 +117,10 @@ class Agent:
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
+        # Records that may be unread of those written before _marked_ns; all that were written before _read_ns are read.
+        self._unread, self._marked_ns, self._read_ns = 0, 0, time.monotonic_ns()
         self._looked_at = 0  # losses when it was last looked for connections whose ends are lost
+        self._suspects: _Suspects | None = None
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read what is attached, and the list of older connections when it is there, until it is told to stop."""
@@ -132,7 +148,7 @@ class Agent:
         return {"losses": self._losses(), "counters": self._counters()}
 
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
-        since = read_ns = time.monotonic_ns()  # read_ns: all that was written to the buffer before has been read
+        since = self._read_ns = time.monotonic_ns()
         due = time.monotonic() + self._config.interval_s
         reports: deque[Iterator[None]] = deque()
         if listing is None:
@@ -140,23 +156,23 @@ class Agent:
         _finish(self._report(since, since, since))  # the agent is here; and a sink that cannot deliver says so at once
         while not self._stopping:
             self.turned_s = time.monotonic()
-            programs.buffer.wait(max(0.0, min(_PAUSE_S if reports else _BATCH_S, due - self.turned_s)))
-            # Before the buffer is read: what ends after this moment may still be in it.
-            now = time.monotonic_ns()
-            if self._drain(programs.buffer, due):
-                read_ns = now
-            self._tracker.settle(read_ns - SETTLED_NS)
+            pause_s = 0.0 if self._unread else _PAUSE_S if reports else _BATCH_S
+            programs.buffer.wait(max(0.0, min(pause_s, due - self.turned_s)))
+            began = time.monotonic()
+            self._drain(programs.buffer, min(due, began + _TURN_S) if reports else due)
+            took_s = time.monotonic() - began
+            self._forget_suspects()
+            self._tracker.settle(self._read_ns - SETTLED_NS)
             if listing and self._take_listed(listing, programs.buffer):
                 listing, due = None, time.monotonic()  # who is there is told at once
-            if reports and next(reports[0], _DONE) is _DONE:
-                reports.popleft()
+            _hand_on(reports, took_s)
             if time.monotonic() >= due:
                 if len(reports) == _REPORTS:
                     _finish(reports.popleft())
                 self._look(programs)
-                self._forget_lost(programs)
+                self._suspect_lost(programs)
                 now = time.monotonic_ns()
-                reports.append(self._report(since, now, read_ns - SETTLED_NS))
+                reports.append(self._report(since, now, self._read_ns - SETTLED_NS))
                 since = now
                 # After a stall no burst of short intervals makes up for it.
                 due = max(due, time.monotonic() - self._config.interval_s / 2) + self._config.interval_s
@@ -176,20 +192,27 @@ class Agent:
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
-    def _forget_lost(self, programs: Programs) -> None:
-        """Free what is kept of connections that the kernel does not follow any more, if records of ends were lost."""
+    def _suspect_lost(self, programs: Programs) -> None:
+        """If records of ends were lost, note what is kept of connections that the kernel does not follow any more."""
         lost_records = sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
-        if lost_records == self._looked_at and not self._tracker.full:
+        if self._suspects or (lost_records == self._looked_at and not self._tracker.full):
             return
+        self._looked_at = lost_records
         # In this order: what is opened from now on stays.
         known, streams, orphans = self._tracker.known(), self._reader.unfinished(), self._tracker.orphans()
         followed = programs.followed()
-        self._drain(programs.buffer)  # all that it held: ends that were not lost are read
-        for conn in known - followed:
+        self._suspects = _Suspects(time.monotonic_ns(), known - followed, streams, followed, orphans)
+
+    def _forget_suspects(self) -> None:
+        """Forget them once all that the buffer held then has been read: ends that were not lost are known by now."""
+        suspects = self._suspects
+        if suspects is None or self._read_ns < suspects.since_ns:
+            return
+        self._suspects = None
+        for conn in suspects.conns:
             self._forget(conn)
-        self._reader.keep(streams, followed)
-        self._tracker.forget_listed(orphans)
-        self._looked_at = lost_records
+        self._reader.keep(suspects.streams, suspects.followed)
+        self._tracker.forget_listed(suspects.orphans)
 
     def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
         """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
@@ -201,21 +224,23 @@ class Agent:
             self._drain(buffer)
         return False
 
-    def _drain(self, buffer: Buffer, due: float = math.inf) -> bool:
-        """Read all that the buffer holds now. Return False if `due`, by time.monotonic, came before its end.
+    def _drain(self, buffer: Buffer, due: float = math.inf) -> None:
+        """Read what the buffer holds, or what was left of that the last time, until `due` by time.monotonic.
 
         What arrives meanwhile is for the next time: else batches would shrink to few records. It may fill as fast as it
         is read.
         """
-        for _ in range(1 + self._config.ring_size_bytes // (SLOT.itemsize * _BATCH_RECORDS)):
+        if not self._unread:
+            self._unread, self._marked_ns = self._config.ring_size_bytes // SLOT.itemsize, time.monotonic_ns()
+        while self._unread:
             records = buffer.take(_BATCH_RECORDS)
             if len(records):
                 self._consume(records)
-            if len(records) < _BATCH_RECORDS:
-                return True
+            self._unread = max(0, self._unread - len(records)) if len(records) == _BATCH_RECORDS else 0
             if time.monotonic() >= due:
-                return False
-        return True
+                break
+        if not self._unread:
+            self._read_ns = self._marked_ns
 
     def _consume(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
@@ -363,6 +388,16 @@ class Agent:
         self._sink.send(batch)
         if self.listener:
             self._listener_losses["server_behind"] += self.listener(batch) or 0
+
+
+def _hand_on(reports: deque[Iterator[None]], seconds: float) -> None:
+    """Hand on parts of the oldest reports for so long, but one at least."""
+    until = time.monotonic() + seconds
+    while reports:
+        if next(reports[0], _DONE) is _DONE:
+            reports.popleft()
+        if time.monotonic() >= until:
+            return
 
 
 def _finish(parts: Iterable[None]) -> None:

@@ -92,7 +92,9 @@ class Following(NoPrograms):
 def forget_lost(fed: Fed, ring: object) -> None:
     programs = Following(ring)
     fed.agent._look(programs)  # type: ignore[arg-type]  # stands in for the kernel
-    fed.agent._forget_lost(programs)  # type: ignore[arg-type]  # stands in for the kernel
+    fed.agent._suspect_lost(programs)  # type: ignore[arg-type]  # stands in for the kernel
+    fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    fed.agent._forget_suspects()
 
 
 def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
@@ -134,10 +136,14 @@ def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> No
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
-    fed, ring = Fed(), FloodedRing()
-    assert fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
-    assert not fed.agent._drain(ring, due=0.0)  # type: ignore[arg-type]  # stands in for the kernel
-    assert ring.records < 2 * (8 << 20) // SLOT.itemsize
+    fed, ring, capacity = Fed(), FloodedRing(), (8 << 20) // SLOT.itemsize
+    began = time.monotonic_ns()
+    fed.agent._drain(ring, due=0.0)  # type: ignore[arg-type]  # stands in for the kernel
+    assert ring.records < capacity
+    assert fed.agent._read_ns < began
+    fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert ring.records == capacity
+    assert began <= fed.agent._read_ns
 
 
 def test_a_long_report_is_handed_on_in_parts_and_what_comes_meanwhile_is_of_the_next_interval() -> None:
