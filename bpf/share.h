@@ -3,8 +3,8 @@
 //
 // A ring up to half full takes everything: the agent is woken at a quarter, so a peer at full speed stays below. Above that each peer
 // has a token bucket whose tokens come from what the agent reads: a peer may write a quarter as much, whatever the agent's speed is, and
-// an eighth of the ring besides. So one peer cannot hold the ring above half for long. Frames are refused where less than an eighth is
-// free: that is for records of the beginnings and ends of connections, of which a peer may write another eighth of the ring.
+// a sixteenth of the ring besides. So one peer cannot hold the ring above half for long. Frames are refused where less than an eighth is
+// free: that is for records of the beginnings and ends of connections, of which a peer may write another sixteenth of the ring.
 // Perf buffers do not show how full they are: there the rate is fixed, and always in force.
 #pragma once
 #include "sock.h"
@@ -18,7 +18,7 @@
 // BCC has no word for this helper (kernel 5.8), nor for the map itself: capture/link.py knows its number.
 static u64 (*query_ring)(void *ring, u64 what) = (void *)RING_QUERY;
 #define PEER_COST (4 * (sizeof(struct record) + 8))
-#define PEER_BURST (4 * RING_BYTES / 8)
+#define PEER_BURST (4 * RING_BYTES / 16)
 #endif
 
 // A peer is one number: the clients of an IPv6 /64 at an accepting end, by that network. The networks of 0000::/8 are reserved
