@@ -5,7 +5,6 @@ What a shape says is looked at once per interval, so that a frame costs only its
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.protocol.errors import ERROR_NAMES
 from kafka_probe.protocol.facts import Kind, Measure, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
+from kafka_probe.shares import Shares
 from kafka_probe.workloads import NOBODY
 
 Event = dict[str, object]
@@ -87,8 +87,8 @@ class Flows:
         self._brokers = brokers
         self._limit_bytes = bounds.counts_bytes // 2  # the other half is that of the interval being reported
         self._held_bytes = 0
-        self._began_ns = time.monotonic_ns()
-        self._place = self._limit_bytes + tracker.free * BORROWED_BYTES
+        self._place_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
+        self._shares = Shares(self._place_bytes)
         self._counts: dict[tuple[int, int], _Count] = {}
         self._shapes: set[int] = set()  # of the counts, by id()
         self._other: dict[tuple[str, int], _Flow] = {}
@@ -141,14 +141,14 @@ class Flows:
             sums = np.zeros(len(shape.measures), np.int64)
             count = _Count(connection, shape, 0, 0, sums, Counter(), None)
             needed = _COUNT_BYTES + (0 if id(shape) in self._shapes else shape_bytes(shape))
-            if self._held_bytes + needed <= self._place_bytes(connection):
+            if self._has_place(connection, needed):
                 count.fetch = connection.fetch(shape.facts, self._tracker.partitions)
                 self._keep(conn, count)
         return count
 
-    def _place_bytes(self, connection: Connection) -> int:
-        """A quarter is for connections that are older than the interval: many new ones do not take it."""
-        return self._place if connection.opened_ns < self._began_ns else self._place * 3 // 4
+    def _has_place(self, connection: Connection, needed: int) -> bool:
+        held = self._held_bytes
+        return held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
 
     def _keep(self, conn: int, count: _Count) -> None:
         shape = count.shape
@@ -179,8 +179,9 @@ class Flows:
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
-        self._shapes, self._held_bytes, self._began_ns = set(), 0, time.monotonic_ns()
-        self._place = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
+        self._shapes, self._held_bytes = set(), 0
+        self._place_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
+        self._shares = Shares(self._place_bytes)
         asked = {
             (conn, api_key): list(session.take())
             for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items()

@@ -102,7 +102,7 @@ def run(lab: Lab, name: str) -> dict[str, Any]:
     host, port = lab.listen
     match name:
         case "calm":
-            time.sleep(SECONDS / 3)
+            time.sleep(SECONDS)
             return {}
         case "connections":
             return lab.flood("connections", RATES[name], _CONNECTIONS_S)

@@ -175,15 +175,17 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
 
 
-def test_many_new_connections_leave_a_place_to_older_ones() -> None:
+@pytest.mark.parametrize("flood", ["address", "network", "process"])
+def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
     watched = Watched(0)
-    watched.tracker.take(opened(1)[0])
-    watched.report()
     for conn in range(2, 200):
-        watched.tracker.take(opened(conn, ts_ns=1 << 62)[0])
+        accepting, address = flood != "process", f"2001:db8::{conn:x}" if flood == "network" else "10.0.0.1"
+        local = ("2001:db8:1::1" if flood == "network" else "10.0.0.7", 9092)
+        watched.tracker.take(opened(conn, accepting=accepting, peer=(address, conn), local=local, tgid=7)[0])
         watched.see(request(METADATA, 12, conn, client_id=f"client-{conn}"))
-    watched.see(request(METADATA, 12, 1))
     assert watched.flows.losses["flow_limit"] > 0
+    watched.tracker.take(opened(1, accepting=True, peer=("10.0.0.2", 40001), local=("10.0.0.7", 9092))[0])
+    watched.see(request(METADATA, 12, 1))
     assert f"{1:016x}" in [event["conn_id"] for event in watched.report()]
 
 
@@ -196,7 +198,7 @@ def test_the_next_interval_has_the_place_again() -> None:
 
 def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
     watched = Watched(1)
-    watched.flows._place = 100 * MIB
+    watched.flows._place_bytes = 100 * MIB
     names = [f"topic-{n}" for n in range(TOPICS + 10)]
     watched.see(by_hand("Metadata", 4, {"Topics": [{"Name": name} for name in names]}))
     (event,) = watched.report()
@@ -263,7 +265,7 @@ def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() 
 
 def test_partitions_of_all_fetch_sessions_together_are_bounded_and_given_back() -> None:
     watched = Watched(4)
-    watched.flows._place = MIB
+    watched.flows._place_bytes = MIB
     budget = watched.tracker.partitions = PartitionBudget(12)
     for conn in range(1, 5):
         watched.see(fetch(0, ("a", "b", "c", "d"), conn=conn))

@@ -22,6 +22,7 @@ from kafka_probe.connections.settling import Closed, Settling
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts
+from kafka_probe.shares import peer_of
 from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
@@ -63,6 +64,11 @@ class Connection:
     @property
     def side(self) -> str:
         return "accepting" if self.identity.accepting else "connecting"
+
+    @property
+    def sharing_peer(self) -> str:
+        """With whom it shares places that fill, see shares.py."""
+        return peer_of(self.side, self.identity.peer, self.workload)
 
     @property
     def found(self) -> str:

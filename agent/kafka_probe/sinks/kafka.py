@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ByteSize
 
 from kafka_probe.config import written_size
+from kafka_probe.shares import peer_of_event
 from kafka_probe.sinks.outbox import BATCH_BYTES, RETRY_S, Batch, Outbox, Worker, batches, encode
 from kafka_probe.sinks.spool import Spool
 
@@ -61,7 +62,8 @@ class KafkaSink:
     def send(self, events: Sequence[Event]) -> None:
         if events:
             self._worker.start()
-            self._outbox.put([encode(event) for event in events], key=str(events[0]["agent_id"]))
+            lines, peers = [encode(event) for event in events], [peer_of_event(event) for event in events]
+            self._outbox.put(lines, str(events[0]["agent_id"]), peers)
 
     def close(self, timeout_s: float) -> None:
         self._worker.stop(timeout_s)

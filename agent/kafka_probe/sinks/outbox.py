@@ -2,7 +2,8 @@
 
 What waits longer than it takes to deliver goes to the disk, if there is a spool, by a thread of its own. When there is
 no room left, the newest events are dropped: the beginning of an outage is what explains it, and the `agent` events
-carry totals since the start, so the gap shows in the first one that follows.
+carry totals since the start, so the gap shows in the first one that follows. Above half of the bound peers share what
+is left, and the last eighth is for events that are not about one connection, as `agent`.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import TYPE_CHECKING
 
 import orjson
 
+from kafka_probe.shares import Shares
 from kafka_probe.text import printable_json
 
 if TYPE_CHECKING:
@@ -29,7 +32,8 @@ RETRY_S = 1.0
 EXIT_S = 10.0
 
 LOSSES = {
-    "sink_buffer_full": "events that found no room while the sink was away: see `--spool-dir`, `--sink-buffer-bytes`",
+    "sink_buffer_full": "events that found no room, or no share of their peer, while the sink was away or slow: see "
+    "`--spool-dir`, `--sink-buffer-bytes`",
     "sink_refused": "events that the brokers refused, as those too large for the topic; the log says why",
     "sink_send_failed": "events that could not be sent, or whose reader went away",
     "sink_unsent_at_exit": "events that waited when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
@@ -75,6 +79,8 @@ class Outbox:
 
     def __init__(self, limit_bytes: int, spool: Spool | None = None) -> None:
         self._limit_bytes = limit_bytes
+        self._shares = Shares(limit_bytes)
+        self._gone_bytes = 0  # that have left the memory
         self._spool = spool
         self._on_disk: deque[Segment] = spool.left if spool else deque()
         self._waiting: deque[Batch] = deque()
@@ -88,21 +94,28 @@ class Outbox:
         self.bytes_delivered = 0
         self.lost = dict.fromkeys(LOSSES, 0)
 
-    def put(self, events: Sequence[bytes], key: str = "") -> None:
-        """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`."""
+    def put(self, events: Sequence[bytes], key: str = "", peers: Iterable[str | None] = repeat(None)) -> None:
+        """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`. peers: whose they are."""
         if self._spool and not self._writer:
             self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
             self._writer.start()
         with self._changed:
-            for batch in batches(events, key=key):
-                if self._closed:
-                    self.lost["sink_unsent_at_exit"] += batch.events
-                elif self.waiting_bytes + len(batch.lines) > self._limit_bytes:
-                    self.lost["sink_buffer_full"] += batch.events
-                else:
-                    self.waiting_bytes += len(batch.lines)
-                    self._waiting.append(batch)
+            if self._closed:
+                self.lost["sink_unsent_at_exit"] += len(events)
+                return
+            taken = [event for event, peer in zip(events, peers, strict=False) if self._take(len(event), peer)]
+            self.lost["sink_buffer_full"] += len(events) - len(taken)
+            self._waiting += batches(taken, key=key)
             self._changed.notify_all()
+
+    def _take(self, size: int, peer: str | None) -> bool:
+        """Count the bytes of an event as waiting; False if there is no room for it."""
+        room_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
+        fits = self.waiting_bytes + size <= room_bytes and (
+            peer is None or self._shares.take(peer, size, self.waiting_bytes, self._gone_bytes)
+        )
+        self.waiting_bytes += size * fits
+        return fits
 
     def head(self) -> Batch | None:
         """The oldest batch, which stays until it is settled; waits for one; None when closed and empty."""
@@ -127,8 +140,7 @@ class Outbox:
                 self.spooled_bytes -= segment.size_bytes
                 self.lost["sink_spool_damaged"] += segment.events - batch.events
             elif self._waiting:
-                self._waiting.popleft()
-                self.waiting_bytes -= len(batch.lines)
+                self._take_out()
             else:  # abandoned meanwhile
                 return
             self.events_delivered += batch.events - sum(part.events for part, _ in lost)
@@ -185,11 +197,15 @@ class Outbox:
         with self._changed:
             if not self._waiting or self._waiting[0] is not batch:
                 return False
-            self._waiting.popleft()
-            self.waiting_bytes -= len(batch.lines)
+            self._take_out()
             self._on_disk.append(segment)
             self.spooled_bytes += segment.size_bytes
             return True
+
+    def _take_out(self) -> None:
+        batch = self._waiting.popleft()
+        self.waiting_bytes -= len(batch.lines)
+        self._gone_bytes += len(batch.lines)
 
 
 class Worker:

@@ -40,6 +40,30 @@ def test_the_newest_events_are_dropped_when_the_bound_is_reached() -> None:
     assert outbox.waiting_bytes == 6
 
 
+def test_a_peer_that_sends_much_leaves_room_to_others() -> None:
+    outbox, line = Outbox(limit_bytes=8000), b"x" * 99 + b"\n"
+    outbox.put([line] * 80, peers=["flood"] * 80)
+    assert outbox.waiting_bytes == 4000 + 100 + 1000
+    outbox.put([line] * 9, peers=["honest"] * 9)
+    assert outbox.waiting_bytes == 6000
+    for number in range(100):
+        outbox.put([line], peers=[f"peer {number}"])
+    assert outbox.waiting_bytes == 7000
+    outbox.put([line] * 20)
+    assert outbox.waiting_bytes == 8000
+    assert outbox.lost["sink_buffer_full"] == 29 + 90 + 10
+
+
+def test_a_peer_gets_a_quarter_of_what_leaves_as_its_share() -> None:
+    outbox, line = Outbox(limit_bytes=8000), b"x" * 99 + b"\n"
+    outbox.put([line] * 20, peers=["flood"] * 20)
+    outbox.put([line] * 60, peers=["flood"] * 60)
+    assert outbox.waiting_bytes == 5100
+    outbox.settle(oldest(outbox))
+    outbox.put([line] * 60, peers=["flood"] * 60)
+    assert outbox.waiting_bytes == 4100 + 2000 // 4
+
+
 def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
     outbox = Outbox(limit_bytes=8)
     outbox.put([b"12345\n"])
