@@ -21,6 +21,8 @@ NAMES = (
     "line\u2028paragraph\u2029",
     "zero\u200bwidth\u200d\ufeff",
     "\U000e0041tag",
+    "\u115f\u1160\u3164\uffa0\u2800\ufe0fblank",
+    "stacked" + "\u0336\u0489" * 50,
     "<script>alert(1)</script>",
     "{subject} {0.__class__} %s %(name)s",
     "\N{REPLACEMENT CHARACTER}",
@@ -31,7 +33,8 @@ NAMES = (
 )
 LONE_SURROGATE = "a\ud800\udfff"  # such as a file's name may have; no JSON encoder takes it
 UNSAFE = re.compile(
-    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xa0\u200b-\u200f\u2028-\u202f\u2060-\u206f\ufeff\ud800-\udfff\U000e0000-\U000e007f]"
+    "[\x00-\x09\x0b-\x1f\x7f-\x9f\xa0\u115f\u1160\u200b-\u200f\u2028-\u202f\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff"
+    "\uffa0\ud800-\udfff\U000e0000-\U000e01ef]|[\u0300-\u036f\u0483-\u0489]{5}"
 )
 """What no output may contain; line feeds are looked at apart."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Callable
+from unicodedata import category
 
 NAME_LIMIT = 256
 """Most characters of a name: Kafka's topics have up to 249."""
@@ -16,19 +18,24 @@ MESSAGE_LIMIT = 8192
 """Most characters of a log message or of one line of an error."""
 
 _CUT = "…"
-_NOT_PLAIN_ASCII = re.compile("[\x7f-\U0010ffff]")
+_NOT_PLAIN_ASCII = re.compile("[\x7f-\U0010ffff]+")
+_BLANK = frozenset(
+    map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x16FE4, 0x1D159))
+) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
+"""Letters, marks and symbols without a visible form, such as fillers and variation selectors."""
+_MARKS_IN_A_ROW = 4
+"""Most marks above and below one character: Vietnamese has two, Hebrew three."""
 
 
 def printable(value: object, limit: int = NAME_LIMIT) -> str:
     r"""Return the value as one line of at most `limit` visible characters; `…` ends a text that was cut.
 
     Escaped as in Python (`\x1b`, `\u202e`) are all characters of Unicode's categories Other and Separator but the
-    space: control characters (C0, DEL, C1), line separators, bidirectional overrides, zero-width characters and
-    lone surrogates. A backslash stays as it is; JSON output has the exact text.
+    space (control characters, line separators, bidirectional overrides, zero-width characters, lone surrogates), blank
+    letters and symbols, and the marks on one character from the fifth on. A backslash stays as it is; JSON output has
+    the exact text.
     """
-    text = str(value)[: limit + 1]
-    if not text.isprintable():
-        text = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    text = _escaped(str(value)[: limit + 1], lambda char: ascii(char)[1:-1])
     return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
@@ -44,13 +51,21 @@ def printable_json(line: bytes) -> bytes:
     """
     if line.isascii() and b"\x7f" not in line:
         return line
-    return _NOT_PLAIN_ASCII.sub(_json_escape, line.decode()).encode()
+    return _NOT_PLAIN_ASCII.sub(lambda found: _escaped(found[0], _json_escape), line.decode()).encode()
 
 
-def _json_escape(found: re.Match[str]) -> str:
-    char = found[0]
-    if char.isprintable():
-        return char
+def _escaped(text: str, escape: Callable[[str], str]) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    shown, marks = [], 0
+    for char in text:
+        marks = marks + 1 if category(char) in ("Mn", "Me") else 0
+        visible = char.isprintable() and char not in _BLANK and marks <= _MARKS_IN_A_ROW
+        shown.append(char if visible else escape(char))
+    return "".join(shown)
+
+
+def _json_escape(char: str) -> str:
     units = char.encode("utf-16-be")
     return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
 

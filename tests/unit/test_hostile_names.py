@@ -27,7 +27,7 @@ from tests.unit.server.served import serving
 from tests.unit.test_top import agent, flow
 from tests.unit.test_trace import request
 
-PLAIN = [name for name in NAMES if name.strip() and name.isprintable() and len(name) <= 20]
+PLAIN = [name for name in NAMES if name.strip() and name.isprintable() and not unsafe(name) and len(name) <= 20]
 """Names that every output shows as they are."""
 
 OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {

@@ -25,6 +25,10 @@ from tests.hostile import LONE_SURROGATE, NAMES, unsafe
         ("\u202eb\u2028", r"\u202eb\u2028"),
         ("a\u200bb", r"a\u200bb"),
         (LONE_SURROGATE, r"a\ud800\udfff"),
+        ("a\u115f\u1160\u3164\uffa0\u2800", r"a\u115f\u1160\u3164\uffa0\u2800"),
+        ("a\u034f\ufe0f\U000e0100", r"a\u034f\ufe0f\U000e0100"),
+        ("Việt שָּׁ", "Việt שָּׁ"),
+        ("a" + "\u0336" * 6, "a" + "\u0336" * 4 + r"\u0336\u0336"),
         (None, "None"),
         (7, "7"),
     ],
@@ -53,6 +57,7 @@ def test_json_stays_the_same_json_without_anything_invisible(value: dict[str, ob
     line = printable_json(orjson.dumps(value))
     assert orjson.loads(line) == value
     assert line.decode().isprintable()
+    assert not unsafe(line)
 
 
 @pytest.mark.parametrize("name", [*NAMES, LONE_SURROGATE])
