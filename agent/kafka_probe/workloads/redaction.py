@@ -12,13 +12,17 @@ from collections.abc import Iterator
 
 HIDDEN = b"***"
 
+# Words that end in `pass` and name no secret: `--bypass`, `compass=`.
+_NO_PASS = (b"by", b"com", b"tres", b"sur", b"over", b"under", b"low", b"high", b"band", b"multi", b"single", b"two")
+_PASS = b"".join(rb"(?<!%b)" % word for word in _NO_PASS) + rb"pass(?![a-z])"
 _SECRET = (
-    rb"(?:pass(?:word|wd|phrase|code|in|out)|(?<![a-z])(?:pass|pwd|auth)(?![a-z])|(?-i:(?<=[a-z])(?:Pass|Pwd)(?![a-z]))"
-    rb"|secret|token|credential|authorization|jaas|(?:api|access|private)[-_.]?key)[\w.-]*+[\\\"']*+"
-)
+    rb"(?:pass(?:word|wd|phrase|code|in|out)|%b|pwd(?![a-z])|(?<![a-z])auth(?![a-z])|secret|token|credential|authorization"
+    rb"|jaas|(?:api|access|account|private)[-_.]?key)[\w.\[\]\\\"'-]*+(?:%%(?:25)?(?:2[27]|5[bcd]))*"
+) % _PASS
+_IS = rb"\s*(?:[=:]|%(?:25)?3[ad])"  # also as in URLs
 _OPTION = rb"(?<![^\s\"'])--?[\w.-]*" + _SECRET
-_VALUE = re.compile(rb"(?:%b\s*[=:]|%b\s)\s*(?=\S)" % (_SECRET, _OPTION), re.IGNORECASE)
-_NEXT = re.compile(rb"(?:%b\s*[=:]|%b)\s*\Z" % (_SECRET, _OPTION), re.IGNORECASE)
+_VALUE = re.compile(rb"(?:%b%b|%b\s)\s*(?=\S)" % (_SECRET, _IS, _OPTION), re.IGNORECASE)
+_NEXT = re.compile(rb"(?:%b%b|%b)\s*\Z" % (_SECRET, _IS, _OPTION), re.IGNORECASE)
 # What stands before the port of an address: a host that looks like a name of a secret, as `auth:9092`.
 _HOST = re.compile(rb"://[^\s/?#;&,=\"'\\]*\Z")
 _PORT = re.compile(rb"\d{1,5}(?![\w@])")
