@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from kafka_probe.sinks import Event
 
 
+ROWS_KEPT = 16_384
+"""Most rows that are summed: requests of further ones are counted in one sum."""
+ROWS_SHOWN = 1000
+"""Most rows of a table: with names of any length they fit into the buffer of the output."""
+
+
 class Key(NamedTuple):
     """What makes two flows the same row."""
 
@@ -63,8 +69,8 @@ class Row:
 class Traffic:
     """Rows summed from `flow` events, and the seconds that they cover.
 
-    internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `ended` counts
-    connections that ended and were not decoded, by `opaque`.
+    internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `beyond` counts requests
+    of rows beyond ROWS_KEPT, `ended` connections that ended and were not decoded, by `opaque`.
     """
 
     def __init__(self, *, internal: bool = False) -> None:
@@ -72,6 +78,7 @@ class Traffic:
         self.seconds = 0.0
         self.lost = 0
         self.left_out = 0
+        self.beyond = 0
         self.ended: Counter[str] = Counter()
         self._internal = internal
 
@@ -96,8 +103,12 @@ class Traffic:
         frame_bytes = (flow.get("request_bytes") or 0) + (flow.get("response_bytes") or 0)
         for topic in topics:
             whole = len(topics) == 1
-            row = self.rows.setdefault(_key(flow, topic), Row())
-            row.requests += (flow if whole else topic).get("requests") or 0
+            key, requests = _key(flow, topic), (flow if whole else topic).get("requests") or 0
+            if key not in self.rows and len(self.rows) >= ROWS_KEPT:
+                self.beyond += requests
+                continue
+            row = self.rows.setdefault(key, Row())
+            row.requests += requests
             row.bytes += frame_bytes if whole else topic.get("bytes") or 0
             row.records += topic.get("records") or 0
             row.errors += sum(((flow if whole else topic).get("errors") or {}).values())
@@ -179,22 +190,27 @@ def _short(container: str) -> str:
 
 
 def plain_table(traffic: Traffic, connections: Iterable[Connection] = ()) -> bytes:
-    """Return the rows as text in aligned columns, with a header, and what the open connections add to them."""
+    """Return the busiest rows as aligned text with a header, and what the open connections add to them."""
     seconds = traffic.seconds or 1.0
-    table = [[column.name for column in COLUMNS], *(cells(key, row, seconds) for key, row in traffic.busiest())]
+    rows = traffic.busiest()[:ROWS_SHOWN]
+    table = [[column.name for column in COLUMNS], *(cells(key, row, seconds) for key, row in rows)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     alignment = ["<" if column.align == "left" else ">" for column in COLUMNS]
     lines = [
         "  ".join(f"{cell:{align}{width}}" for cell, align, width in zip(line, alignment, widths, strict=True)).rstrip()
         for line in table
     ]
-    return ("\n".join([*lines, _footer(traffic, connections)]) + "\n").encode()
+    return ("\n".join([*lines, _footer(traffic, len(rows), connections)]) + "\n").encode()
 
 
 def json_lines(traffic: Traffic) -> Iterator[bytes]:
-    """One JSON object per row; keys as in the events where the meaning is the same."""
+    """Yield a JSON object per row of the busiest; keys as in the events where the meaning is the same.
+
+    One more object has `rows_left_out` and their `requests`, if any are left out.
+    """
     seconds = traffic.seconds or 1.0
-    for key, row in traffic.busiest():
+    rows = traffic.busiest()
+    for key, row in rows[:ROWS_SHOWN]:
         yield encode(
             {
                 **key._asdict(),
@@ -207,11 +223,18 @@ def json_lines(traffic: Traffic) -> Iterator[bytes]:
                 "latency_p99_us": row.quantile_us(0.99),
             }
         )
+    if left_out := rows[ROWS_SHOWN:]:
+        requests = sum(row.requests for _, row in left_out) + traffic.beyond
+        yield encode({"rows_left_out": len(left_out), "requests": requests})
 
 
-def _footer(traffic: Traffic, connections: Iterable[Connection]) -> str:
-    """Return what the rows cover, and why there may be none of a connection."""
+def _footer(traffic: Traffic, shown_rows: int, connections: Iterable[Connection]) -> str:
+    """Return what the rows cover, what is left out, and why there may be none of a connection."""
     parts = [f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"]
+    if left_out := len(traffic.rows) - shown_rows:
+        parts.append(f"{_counted(left_out, 'row')} with fewer requests left out")
+    if traffic.beyond:
+        parts.append(f"{_counted(traffic.beyond, 'request')} of further rows not counted")
     found = Counter(connection.opaque for connection in connections if not connection.internal)
     if not traffic.rows:
         parts.append(f"no requests on {_counted(found.total(), 'open connection')}")
@@ -306,10 +329,11 @@ class LiveTop:
         from rich.table import Table
         from rich.text import Text
 
+        rows = traffic.busiest()[: max(self._console.height - 4, 1)]
         table = Table(
             box=None,
             expand=True,
-            caption=Text(_footer(traffic, self.connections())),
+            caption=Text(_footer(traffic, len(rows), self.connections())),
             caption_justify="left",
             pad_edge=False,
         )
@@ -317,7 +341,7 @@ class LiveTop:
         for column in compress(COLUMNS, shown_columns):
             least = len(column.name) if column.align == "right" else None
             table.add_column(column.name, justify=column.align, no_wrap=True, overflow="ellipsis", min_width=least)
-        for key, row in traffic.busiest()[: max(self._console.height - 4, 1)]:
+        for key, row in rows:
             table.add_row(*map(Text, compress(cells(key, row, traffic.seconds or 1.0), shown_columns)))
         return table
 

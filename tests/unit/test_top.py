@@ -10,7 +10,20 @@ import pytest
 
 from kafka_probe.capture.record import Protocol
 from kafka_probe.events import bucket_of
-from kafka_probe.top import COLUMNS, WIDE, LiveTop, PlainTop, Traffic, cells, plain_table, top_sink
+from kafka_probe.sinks.stdout import BUFFER_BYTES
+from kafka_probe.top import (
+    COLUMNS,
+    ROWS_KEPT,
+    ROWS_SHOWN,
+    WIDE,
+    LiveTop,
+    PlainTop,
+    Traffic,
+    cells,
+    json_lines,
+    plain_table,
+    top_sink,
+)
 from tests.unit.connections import records
 from tests.unit.test_agent import Fed
 
@@ -194,6 +207,22 @@ def test_json_has_one_object_per_row() -> None:
         5.0,
     )
     assert row["latency_p99_us"] == pytest.approx(2000, rel=0.05)
+
+
+def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() -> None:
+    topics = [{"topic": f"{number}" + "\U0001f600" * 256, "requests": number} for number in range(22_000)]
+    table = traffic(flow(topics=topics), agent(5))
+    lines = plain_table(table).decode().splitlines()
+    assert len(lines) == 1 + ROWS_SHOWN + 1
+    beyond = sum(range(ROWS_KEPT, 22_000))
+    assert lines[-1] == (
+        f"{ROWS_KEPT} rows over 5.0 s, lost: nothing; {ROWS_KEPT - ROWS_SHOWN} rows with fewer requests left out; "
+        f"{beyond} requests of further rows not counted"
+    )
+    *rows, rest = map(orjson.loads, json_lines(table))
+    assert (len(rows), rest["rows_left_out"]) == (ROWS_SHOWN, ROWS_KEPT - ROWS_SHOWN)
+    assert sum(row["requests"] for row in rows) + rest["requests"] == sum(range(22_000))
+    assert len(plain_table(table)) < BUFFER_BYTES
 
 
 @pytest.mark.parametrize(
