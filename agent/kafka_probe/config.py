@@ -245,7 +245,7 @@ class DaemonConfig(SinkConfig):
     listen_clientcafile: Path | None = None
     """PEM file of the authorities whose client certificates `listen` asks for; without one it tells its health only"""
     http_host: Names = Field((), json_schema_extra={"metavar": "NAME,..."})
-    """host names in requests to `listen` that it answers, beside IP addresses and localhost; else it answers 421"""
+    """names that a request to `listen` may have as its Host, beside IP addresses and localhost; others get 421"""
     metrics_series: int = Field(1000, gt=0)
     """most label sets of each metric of workloads and topics, of errors for each one; what exceeds them is `other`"""
     kernel_time: bool = False
@@ -265,8 +265,8 @@ class Config(DaemonConfig):
     """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
     kubernetes: Literal["auto", "on", "off"] = "auto"
     """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
-    cmdline: bool = True
-    """whether events and pages have command lines, without the secrets that a name precedes; false, or off: null"""
+    cmdline: bool = Field(True, json_schema_extra={"metavar": "on|off"})
+    """whether events and pages show command lines, with *** for secrets that follow a known name; off: null"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """how to hook the kernel; auto: the first of them that it takes"""
     buffer: Literal["auto", "ring", "perf"] = "auto"
@@ -282,7 +282,7 @@ class Config(DaemonConfig):
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """which exchanges become events of their own"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
-    """CPU, without that of `listen`, above which detail is left out, request events first, then topics, in cores"""
+    """CPU of capture and delivery, in cores, above which the agent leaves out request events, then topics"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """least level that is logged"""
     log_format: Literal["text", "json"] = "text"
@@ -338,6 +338,8 @@ def default_of(field: FieldInfo) -> str:
             return ",".join(map(str, items))
         case None:
             return ""
+        case bool() as yes:
+            return metavar_of(field).split("|")[0 if yes else 1]
         case value:
             return "" if field.default_factory else f"{value:g}" if isinstance(value, float) else str(value)
 

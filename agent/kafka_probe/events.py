@@ -103,8 +103,8 @@ COMMON = (
     Field(
         "conn_id",
         "string",
-        "this end's own id of the connection, unique within agent_id; null: a flow of all connections of a side and API"
-        " that found no place, see flow_limit, without what tells them apart",
+        "id of this end of the connection, unique within agent_id; null: the flow sums all connections of one side and "
+        "API that are beyond the bound of the table, see flow_limit",
     ),
     Field("local", "string", "address:port of the watched end"),
     Field("peer", "string", "address:port of the far end as the watched end sees it"),
@@ -128,12 +128,12 @@ LATENCY = "in exponential buckets, see `bucket_of`: bucket to count, in µs"
 
 FLOW_TOPIC = Struct(
     (
-        Field("topic", "string", "topic name; null while only the id is known, or with topic_id: see topic_limit"),
+        Field("topic", "string", "topic name; null: only the id is known, or the entry sums topics, see topic_id"),
         Field(
             "topic_id",
             "string",
-            "topic id, 32 hexadecimal digits, where the version carries it; null with topic: all topics that found no "
-            "place",
+            "topic id, 32 hexadecimal digits, where the version carries it; if topic is null, too, the entry sums all "
+            "topics beyond the bound of the table, see topic_limit",
         ),
         Field("requests", "long", "requests that asked for the topic, by name or by its fetch session (KIP-227)"),
         Field("partitions", "long", "distinct partitions named in the interval"),

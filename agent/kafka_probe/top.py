@@ -242,7 +242,7 @@ def _footer(traffic: Traffic, shown_rows: int, connections: Iterable[Connection]
         if count := found[opaque] + traffic.ended[opaque]:
             parts.append(f"{_counted(count, 'connection')} {'is' if count == 1 else 'are'} {name} and not decoded")
     if traffic.left_out:
-        parts.append(f"{_counted(traffic.left_out, 'request')} of kafka-probe itself left out, see --internal")
+        parts.append(f"{traffic.left_out} of kafka-probe's own requests are left out; --internal shows them")
     return "; ".join(parts)
 
 

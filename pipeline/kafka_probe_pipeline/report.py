@@ -63,7 +63,8 @@ def print_table(name: str, rows: Iterable[Row], output: TextIO, *, internal: boo
 
 def _print(title: str, texts: Cells, numbers: Cells, rows: list[Row], output: TextIO, internal: bool) -> None:
     shown = rows if internal else of_others(rows)
-    left_out = f"{len(rows) - len(shown)} of kafka-probe itself left out, see --internal" if rows != shown else None
+    own = len(rows) - len(shown)
+    left_out = f"{own} of kafka-probe's own rows are left out; --internal shows them" if own else None
     table = Table(title=title, title_justify="left", caption=left_out, caption_justify="left")
     for name in texts:
         table.add_column(name, overflow="fold")

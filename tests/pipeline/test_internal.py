@@ -34,7 +34,7 @@ def test_console_and_show_leave_out_its_own_traffic_and_connections(
     run.once(spark, console=True)
     views = {table: run.shown(spark, table, as_json=False) for table in ("traffic", "connections", "verdicts")}
     for text in (capsys.readouterr().out, *views.values()):
-        assert "1 of kafka-probe itself left out, see --internal" in text
+        assert "1 of kafka-probe's own rows are left out; --internal shows them" in text
     for table in views:
         assert OWN not in views[table] + run.shown(spark, table)
         assert OWN in run.shown(spark, table, internal=True)

@@ -142,7 +142,7 @@ def test_its_own_traffic_is_left_out_and_counted() -> None:
     own = flow(internal=True, api=None, requests=7)
     assert [row["API"] for row in shown(flow(), own, agent())] == ["Produce v9"]
     assert plain_table(traffic(flow(), own, agent(5))).decode().splitlines()[-1] == (
-        "1 rows over 5.0 s, lost: nothing; 7 requests of kafka-probe itself left out, see --internal"
+        "1 rows over 5.0 s, lost: nothing; 7 of kafka-probe's own requests are left out; --internal shows them"
     )
 
 

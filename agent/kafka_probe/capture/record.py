@@ -155,7 +155,7 @@ LOSSES = {
     "response_unmatched": "responses whose request was not seen: expected just after the agent's start",
     "request_unanswered": "requests passed over by the answer to a later one: expected just after the start; see gap",
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
-    "before_proof": "frames, if they were any, before their connection proved to speak Kafka, or of one that never did",
+    "before_proof": "possible frames of connections that had not proven to speak Kafka, or never did: see Limits",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
     "peer_limited": "records of clients at one address, or of one process, beyond their share of the ring: see Limits",
 }
