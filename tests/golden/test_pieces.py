@@ -168,7 +168,8 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
 def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: int) -> None:
     quarter = RING_BYTES // 4 // RECORD.itemsize
     with conversation(port) as talk:
-        for first in range(0, quarter // 4 + 100, 100):  # four records each: requests and responses, at both ends
+        # Ten records each: a request of one and a response of four, at both ends.
+        for first in range(0, quarter // 10 + 100, 100):
             talk.ask(*(request(API_VERSIONS, 3, n) for n in range(first, first + 100)))
             talk.answer(*(response(API_VERSIONS, 3, n) for n in range(first, first + 100)))
         assert capture.fills()
