@@ -11,6 +11,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 CERTIFIED = "certified"
 """Of a request's `state`: whether its client has shown a certificate, which is one of the authority then."""
 MOST = 64
+AT_ONCE = MOST // 4
+"""Accepted in one turn of the loop: so a request that came with its connection is read before others displace it."""
 PATIENCE_S = 10.0
 """For the first whole request and for each that follows; an answer that is not taken has at least as long."""
 
@@ -25,8 +27,13 @@ class Listener(socket.socket):
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
         self._open: list[socket.socket] = []
+        self._accepted = 0
 
     def accept(self) -> tuple[socket.socket, object]:
+        if self._accepted == AT_ONCE:
+            self._accepted = 0
+            raise BlockingIOError  # the loop asks again in its next turn
+        self._accepted += 1
         connection, address = super().accept()
         self._open = [*(older for older in self._open if older.fileno() >= 0), connection]
         if len(self._open) > MOST:

@@ -7,7 +7,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
-from tests.unit.server.builders import agent, flow
+from tests.unit.server.builders import StillAgent, StillSink, agent, flow
 from tests.unit.server.served import Served, serving
 
 TOKEN = "0123456789abcdef"
@@ -305,6 +305,18 @@ def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: py
             wait_ended(peer)
         assert served.get("/healthz", tls=trusting).status == 200
         wait_ended(silent[2])
+
+
+def test_who_asks_is_answered_before_those_behind_displace_it() -> None:
+    address = Address("127.0.0.1", free_port())
+    server = Server(Config(listen=address), address)
+    with closing(server), ExitStack() as stack:
+        asking, *_ = (
+            stack.enter_context(socket.create_connection((address.host, address.port), timeout=10)) for _ in range(101)
+        )
+        asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        server.start(StillAgent(()), StillSink())
+        assert asking.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def wait_ended(peer: socket.socket) -> None:
