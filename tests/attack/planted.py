@@ -13,7 +13,7 @@ from itertools import cycle
 from threading import Thread
 
 from tests.attack.frames import answer, framed, heartbeat, metadata, produce
-from tests.golden.wire import MARKER
+from tests.golden.wire import FETCH, MARKER, Set, batch, fetched, request
 
 CLIENT_ID, TOPIC = b"planter", b"plants"
 TINY = (0, 100, 2_000, 70_000)  # requests in one send, before the one with the records
@@ -37,6 +37,19 @@ def plants() -> list[list[bytes]]:
 
 PLANTS = plants()
 _VALUE = b"".join(each for some in PLANTS for each in some)
+_FETCH_VERSION = 4
+
+
+def _fetched() -> bytes:
+    """Return the answer to _FETCH up to the record's value, which is its last bytes."""
+    records = {TOPIC.decode(): {0: Set(batch(1, magic=1, value=_VALUE), 1)}}
+    whole = fetched(_FETCH_VERSION, records, correlation_id=_IN_USE.start).wire
+    assert whole.endswith(_VALUE)
+    return whole.removesuffix(_VALUE)
+
+
+_FETCH = request(FETCH, _FETCH_VERSION, _IN_USE.start).wire
+_FETCHED = _fetched()
 
 
 def plant(client: socket.socket, server: socket.socket, number: int) -> None:
@@ -51,14 +64,14 @@ def plant(client: socket.socket, server: socket.socket, number: int) -> None:
     carrier = produce(_IN_USE.stop + tiny, CLIENT_ID, [TOPIC], _VALUE)
     head = carrier[: -len(_VALUE)]
     client.sendall(b"".join(asked) + b"".join(unanswered) + (_OVERSIZE if way == len(TINY) else b"") + head)
-    for of_one, request in zip(PLANTS, asked, strict=True):
+    for of_one, one in zip(PLANTS, asked, strict=True):
         for planted in of_one:
             client.sendall(planted)
         if answered:  # while the records still are on their way
-            _answer(client, server, request)
+            _answer(client, server, one)
     if not answered:
-        for request in asked:
-            _answer(client, server, request)
+        for one in asked:
+            _answer(client, server, one)
     _answer(client, server, carrier)
     _fetch(client, server)
     client.shutdown(socket.SHUT_WR)
@@ -67,26 +80,25 @@ def plant(client: socket.socket, server: socket.socket, number: int) -> None:
 
 def _fetch(client: socket.socket, server: socket.socket) -> None:
     """The same in values that a client fetches, while its other requests are not answered yet."""
-    client.sendall(b"".join(heartbeat(each, CLIENT_ID, TOPIC) for each in _IN_USE))
-    fetched = framed(struct.pack(">i", _IN_USE.start) + _VALUE)
-    server.sendall(fetched[:8])
+    client.sendall(_FETCH + b"".join(heartbeat(each, CLIENT_ID, TOPIC) for each in _IN_USE[1:]))
+    server.sendall(_FETCHED)
     received = 0
     for planted in (each for some in PLANTS for each in some):
         server.sendall(planted)
         received += len(client.recv(1 << 16))
-    while received < len(fetched):
+    while received < len(_FETCHED) + len(_VALUE):
         received += len(client.recv(1 << 16))
 
 
 def endless(client: socket.socket, server: socket.socket) -> Iterator[None]:
     """Begin a record in either direction that never ends; each `next` sends frames in it, and reads them."""
     _exchange(client, server, metadata(1, CLIENT_ID, [TOPIC]), read=True)
-    carrier = produce(_IN_USE.start, CLIENT_ID, [TOPIC], _VALUE)
+    carrier = produce(_IN_USE.stop, CLIENT_ID, [TOPIC], _VALUE)
     head = _ENDLESS + carrier[4 : -len(_VALUE)]
-    client.sendall(head)
-    server.recv(len(head), socket.MSG_WAITALL)
-    server.sendall(_ENDLESS + carrier[8:12])
-    client.recv(8, socket.MSG_WAITALL)
+    client.sendall(_FETCH + head)
+    server.recv(len(_FETCH + head), socket.MSG_WAITALL)
+    server.sendall(_ENDLESS + _FETCHED[4:])
+    client.recv(len(_FETCHED), socket.MSG_WAITALL)
     for of_one in cycle(PLANTS):
         for planted in of_one:
             for sender, receiver in ((client, server), (server, client)):
