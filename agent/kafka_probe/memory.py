@@ -23,7 +23,7 @@ IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what 
 SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
 COMPILER_BYTES = 384 * MIB  # at the start only: LLVM, with its code in the page cache
 
-KERNEL_CONNECTION_BYTES = 1184  # of `conns` and its bucket, an eighth of `unfinished`, a 32nd of `held`
+KERNEL_CONNECTION_BYTES = 1190  # of `conns` and its bucket, an eighth of `unfinished`, a 32nd of `held`
 BORROWED_BYTES = 256  # that counts of an interval may take in the place of a connection that there is not
 CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 1024
 

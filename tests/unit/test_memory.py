@@ -10,6 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.compiler import Map, compile_programs
+from kafka_probe.capture.options import Options
 from kafka_probe.config import Config
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
@@ -75,6 +78,29 @@ def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
         bounds.connections * CONNECTION_BYTES,
     )
     assert sum(in_bytes) < 512 * MIB - (96 + 8 + 32) * MIB
+
+
+SLAB_BYTES = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # kernel/bpf/memalloc.c
+ELEMENT_BYTES = 48  # struct htab_elem, before the key
+BUCKET_BYTES = 16  # struct bucket
+LIST_NODE_BYTES = 8  # before an element that is allocated when it is used
+
+
+def kernel_bytes(of: Map, *, beforehand: bool) -> int:
+    """Of a full hash map, by kernel/bpf/hashtab.c; values are on 8 bytes."""
+    element = ELEMENT_BYTES + of.key_bytes + -(-of.value_bytes // 8) * 8
+    allocated = element if beforehand else min(slab for slab in SLAB_BYTES if slab >= element + LIST_NODE_BYTES)
+    return of.entries * allocated + BUCKET_BYTES * (1 << (of.entries - 1).bit_length())
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("limit", ["384MiB", "512MiB", "1GiB"])
+def test_maps_take_no_more_of_a_connection_than_was_reckoned(limit: str) -> None:
+    most = bounds_of(limited(memory_limit=limit)).connections
+    options = Options((9092,), True, True, agent_tgid=0, ring_bytes=8 * MIB, max_connections=most)
+    maps = dict(compile_programs("tracepoint", options, Btf()).maps.values())
+    growing = sum(kernel_bytes(maps[name], beforehand=False) for name in ("conns", "unfinished"))
+    assert growing + kernel_bytes(maps["held"], beforehand=True) <= most * KERNEL_CONNECTION_BYTES
 
 
 def grown_by(make: Callable[[], object], times: int) -> float:
