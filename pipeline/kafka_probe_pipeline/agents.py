@@ -18,6 +18,7 @@ RESETS_KEPT = 5_000
 
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
+_AHEAD_US = 3600 * 1_000_000  # a clock further ahead of Kafka's is wrong, or the event is forged
 # What the agent is complete for is of its own clock, `heard_us` of Kafka's.
 SCHEMA = T.StructType(
     [
@@ -41,7 +42,9 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         "node",
         F.col("seq").alias("number"),
         "complete_since",
-        "complete_until",
+        F.when(F.col("complete_until") <= F.col("received_us") + _AHEAD_US, F.col("complete_until")).alias(
+            "complete_until"
+        ),
         F.col("received_us").alias("heard_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(F.col("kind") == "reset", F.array(reset)).alias("resets"),

@@ -42,6 +42,11 @@ OF_BROKERS_AWAY = re.compile(
     r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"
 )
 
+TIMES_OF_WRITERS = (
+    "The records of %s have the times that their writers name: a forged one can stop the job. Let the brokers set "
+    "them: kafka-configs.sh --alter --topic ... --add-config message.timestamp.type=LogAppendTime"
+)
+
 log = logging.getLogger("kafka_probe_pipeline")
 
 
@@ -236,6 +241,8 @@ def run(**given: object) -> None:
     try:
         session.require_connector(spark)
         created = topics.create_missing(spark, config)
+        if topics.has_times_of_writers(spark, config):
+            log.warning(TIMES_OF_WRITERS, config.events_topic)
         step = Step.of(spark, config)
         urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:

@@ -25,6 +25,7 @@ RECORD = ("topic", "partition", "offset", "timestamp")
 TEXT_CHARACTERS = 32_767  # as Kafka's own strings; in the line, where an escape has up to six
 CUT_CHARACTERS = 4096  # of a name in a row of traffic
 MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
+MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 KEYS = r"^(-?[0-9]{1,3}|none|gzip|snappy|lz4|zstd)$"  # an error code, a bucket of latency, a codec
 COUNTS = ("requests", "responses", "request_bytes", "response_bytes")
@@ -172,6 +173,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
             ~event[name].between(0, YEAR_9999_US) for name in TIMES if name in fields
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
+        **({f"more than {MOST_TOPICS} topics": F.size(event["topics"]) > MOST_TOPICS} if "topics" in fields else {}),
         "counts by a key that is no error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))

@@ -5,6 +5,8 @@ Uses the Java client that comes with Spark's connector, so that one set of optio
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -16,6 +18,8 @@ from kafka_probe_pipeline.errors import StartError
 # As many as the agent creates its topic with.
 PARTITIONS = 4
 ANSWER_WITHIN_MS = 10_000
+# By default a record has the time that its writer names, and Spark's reader fails at one that no 64 bits of µs hold.
+TIMES_OF_BROKER = {"message.timestamp.type": "LogAppendTime"}
 
 
 def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
@@ -25,25 +29,52 @@ def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
         StartError: no broker answers, or it refuses.
     """
     jvm: Any = spark.sparkContext._jvm
-    limits = {"default.api.timeout.ms": str(ANSWER_WITHIN_MS), "request.timeout.ms": str(ANSWER_WITHIN_MS)}
-    try:
-        admin = jvm.org.apache.kafka.clients.admin.Admin.create({**limits, **config.kafka})
-    except Py4JJavaError as error:
-        raise _refusal(config, error) from None
-    try:
+    with _admin(jvm, config) as admin:
         there = set(admin.listTopics().names().get())
         needed = (config.events_topic, config.traffic_topic, config.dead_letter_topic, config.alerts_topic)
         missing = tuple(name for name in needed if name not in there)
         default_replication = jvm.java.util.Optional.empty()
         partitions = jvm.java.util.Optional.of(PARTITIONS)
         new = [jvm.org.apache.kafka.clients.admin.NewTopic(name, partitions, default_replication) for name in missing]
+        for topic in new:
+            if topic.name() == config.events_topic:
+                topic.configs(TIMES_OF_BROKER)
         for created in admin.createTopics(new).values().values():
             _wait(created)
+    return missing
+
+
+def has_times_of_writers(spark: SparkSession, config: Config) -> bool:
+    """Whether records of the events topic have the times that their writers name, as far as the brokers tell.
+
+    Raises:
+        StartError: no broker answers.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    kinds = jvm.org.apache.kafka.common.config.ConfigResource
+    topic = kinds(kinds.Type.TOPIC, config.events_topic)
+    with _admin(jvm, config) as admin:
+        try:
+            settings = admin.describeConfigs([topic]).all().get().get(topic)
+        except Py4JJavaError as error:
+            if "AuthorizationException" in str(error.java_exception):
+                return False
+            raise
+        return any(settings.get(name).value() != value for name, value in TIMES_OF_BROKER.items())
+
+
+@contextmanager
+def _admin(jvm: Any, config: Config) -> Iterator[Any]:
+    """Kafka's Admin; what the brokers refuse is a StartError."""
+    limits = {"default.api.timeout.ms": str(ANSWER_WITHIN_MS), "request.timeout.ms": str(ANSWER_WITHIN_MS)}
+    try:
+        admin = jvm.org.apache.kafka.clients.admin.Admin.create({**limits, **config.kafka})
+        try:
+            yield admin
+        finally:
+            admin.close(jvm.java.time.Duration.ZERO)
     except Py4JJavaError as error:
         raise _refusal(config, error) from None
-    finally:
-        admin.close(jvm.java.time.Duration.ZERO)
-    return missing
 
 
 def _wait(created: Any) -> None:

@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING, Any
 import orjson
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ConfigResource,
+    ConfigResourceType,
+    ResourcePattern,
+    ResourceType,
+)
 
 from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
@@ -95,12 +103,22 @@ def test_creates_the_topic_and_delivers_all_events_in_order(broker: Broker) -> N
     assert sink.counters()["sink_waiting_bytes"] == 0
     assert set(sink.losses().values()) == {0}
     assert partitions_of(broker, "created") == 3
+    assert setting_of(broker, "created", "message.timestamp.type") == "LogAppendTime"
 
 
 def partitions_of(broker: Broker, topic: str) -> int:
     admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
     try:
         return len(admin.describe_topics([topic])[0]["partitions"])
+    finally:
+        admin.close()
+
+
+def setting_of(broker: Broker, topic: str, name: str) -> str:
+    admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
+    try:
+        found = admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
+        return str(found["topic"][topic][name]["value"])
     finally:
         admin.close()
 

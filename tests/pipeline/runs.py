@@ -80,12 +80,12 @@ class Run:
             self.seq += 3
         producer.close()
 
-    def send_events(self, *events: Event) -> None:
+    def send_events(self, *events: Event, at_ms: int | None = None) -> None:
         """One record, which may be larger than what a broker takes uncompressed."""
         producer = KafkaProducer(
             bootstrap_servers=self.broker.bootstrap, compression_type="gzip", max_request_size=64 << 20
         )
-        producer.send(self.events, value=lines(*events).encode()).get(10)
+        producer.send(self.events, value=lines(*events).encode(), timestamp_ms=at_ms).get(10)
         producer.close()
 
     def expected(self) -> dict[str, int]:
@@ -113,6 +113,10 @@ class Run:
         step = job.Step.of(spark, config)
         for query in job.start(spark, config, step, Diagnosis(config)):
             query.awaitTermination()
+
+    def has_times_of_writers(self, spark: SparkSession) -> bool:
+        """Whether the events topic has."""
+        return topics.has_times_of_writers(spark, load(self._settings))
 
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False

@@ -22,6 +22,7 @@ from kafka_probe_pipeline.traffic import summed
 from tests.lab.broker import Broker
 from tests.lab.processes import free_port, tail
 from tests.lab.spark import ACTIVE
+from tests.lab.topics import create_topics
 from tests.pipeline.builders import flow
 from tests.pipeline.runs import LIMIT_S, Moment, Run, command_line
 
@@ -131,6 +132,20 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
     }
 
 
+def test_a_forged_time_of_a_record_does_not_stop_the_job(run: Run, spark: SparkSession) -> None:
+    run.once(spark)
+    assert not run.has_times_of_writers(spark)
+    run.send_events(flow(0), at_ms=-(2**62))
+    run.once(spark)
+    assert spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").count() == 1
+
+
+def test_a_topic_with_times_of_writers_is_known(run: Run, spark: SparkSession) -> None:
+    create_topics(run.broker.bootstrap, [run.events], partitions=1)
+    run.once(spark)
+    assert run.has_times_of_writers(spark)
+
+
 def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_came_before(
     run: Run, spark: SparkSession
 ) -> None:
@@ -151,12 +166,13 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
 
 
 def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: SparkSession) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        run.send(records=2)
-        with run.job() as process:
-            run.wait_until(with_its_batch_done, process)
-            process.send_signal(number)
-            assert process.wait(LIMIT_S) == 0, tail(run.log)
+    run.send(records=2)
+    with run.job() as process:
+        run.wait_until(with_its_batch_done, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) == 0, tail(run.log)
+    run.send(records=2)
+    run.once(spark)
     assert "Traceback" not in run.log.read_text()
     table = spark.read.parquet(str(run.output / "traffic"))
     (total,) = table.where("level = 'api'").transform(summed, ()).collect()
@@ -178,6 +194,8 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
             broker.start()
             run.send(records=2)
             run.wait_until(with_another_batch_done, process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0, tail(run.log)
         run.once(spark)
         table = spark.read.parquet(str(run.output / "traffic"))
         (total,) = table.where("level = 'api'").transform(summed, ()).collect()

@@ -116,6 +116,7 @@ BAD_LINES = {
     json.dumps(flow(topics=[{"codecs": {"gzip": 2**49}}])): "a count below 0 or beyond 2^48",
     json.dumps(flow(kind="close", age_us=-(2**63))): "a count below 0 or beyond 2^48",
     json.dumps(flow(kind="agent", open=[{"count": 2**62}])): "a count below 0 or beyond 2^48",
+    json.dumps(flow(topics=[{}] * (source.MOST_TOPICS + 1))): "more than 4097 topics",
     json.dumps(flow(latency={"1e9": 1})): "counts by a key that is no error code, bucket or codec",
     json.dumps(flow(errors={"12345": 1})): "counts by a key that is no error code, bucket or codec",
     json.dumps(flow(topics=[{"codecs": {"x" * 99: 1}}])): "counts by a key that is no error code, bucket or codec",

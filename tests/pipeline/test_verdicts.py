@@ -297,6 +297,13 @@ def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_hav
     assert [row["verdict"]["judged_us"] for row in rows] == [NOON_US + 5 * SECOND_US] * 2
 
 
+def test_an_agent_is_not_complete_far_ahead_of_kafkas_clock(spark: SparkSession) -> None:
+    history = History(spark)
+    forged = word(BROKER, complete_until=NOON_US + 7200 * SECOND_US)
+    assert only(history.batch(opened(BROKER), closed(CLIENT, **RESET), forged))["verdict"] is None
+    assert only(history.batch(word(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
+
+
 def test_where_an_agent_fell_silent_the_verdict_says_since_when_and_names_only_what_the_other_end_can_know(
     spark: SparkSession,
 ) -> None:

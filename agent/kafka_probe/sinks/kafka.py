@@ -38,6 +38,8 @@ PATIENCE_S = 5.0
 # A week: as good as for ever, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20
+# The pipeline's clock are the times of the records: not what any writer names, which is Kafka's default.
+_TOPIC_SETTINGS = {"message.timestamp.type": "LogAppendTime"}
 
 
 class KafkaSink:
@@ -198,7 +200,8 @@ class KafkaSink:
             (found,) = admin.describe_topics([topic])
             if not found["error_code"]:
                 return
-            admin.create_topics({topic: {"num_partitions": self._config.topic_partitions}}, wait_for_metadata=True)
+            settings = {"num_partitions": self._config.topic_partitions, "configs": _TOPIC_SETTINGS}
+            admin.create_topics({topic: settings}, wait_for_metadata=True)
         except errors.TopicAlreadyExistsError:
             pass
         except errors.KafkaError as error:
