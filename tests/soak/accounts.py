@@ -28,8 +28,10 @@ Requests = Counter[tuple[str, int, str | None]]
 _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes may be apart
 # Of an agent before it is killed: several intervals, and what its sink waits for.
 _LONGEST_SILENCE_US = 15_000_000
-# What only a flood causes: that its peer had its share of the ring, and that the agent's bounds were reached.
-OF_FLOODS = {"peer_limited"}
+# What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections.
+OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
+# Exchanges of a connection that is older than the agent, after which its position in both streams is known.
+_FOUND_WITHIN = 3
 # What an agent finds on connections that are older than itself.
 _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_truncated"}
 
@@ -154,6 +156,21 @@ def never_read(times: Times) -> frozenset[tuple[str, int]]:
     return frozenset(found)
 
 
+def before_found(times: Times, attached_us: Sequence[int]) -> frozenset[tuple[str, int]]:
+    """The requests by which an agent finds its position in connections that are older than itself: none of them is
+    told."""
+    asked: dict[str, list[tuple[int, int]]] = {}
+    for (flow_id, correlation_id), (asked_us, _) in times.exchanges.items():
+        asked.setdefault(flow_id, []).append((asked_us, correlation_id))
+    found = set[tuple[str, int]]()
+    for flow_id, requests in asked.items():
+        for since_us in attached_us:
+            later = [number for asked_us, number in requests if asked_us >= since_us]
+            if len(later) < len(requests):
+                found.update((flow_id, number) for number in later[:_FOUND_WITHIN])
+    return frozenset(found)
+
+
 def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], killed_us: Sequence[int]) -> Account:
     """All agents, the last of which was stopped in order. attached_us: when each was attached for sure; killed_us: when
     each but the last was killed."""
@@ -164,7 +181,11 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
     }
     deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
     unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
-    kept.compare("requests", answered, (one.exchanges for one in told), unwatched, never_read(times))
+    unread = never_read(times)
+    finding = before_found(times, attached_us)
+    kept.compare("requests", answered, (one.exchanges for one in told), unwatched, unread | finding)
+    kept.counts["requests by which positions were found"] = len(kept.unread - unread)
+    kept.unread &= unread
     kept.counts["requests that the broker did not read"] = len(kept.unread)
     for number, (one, since_us, until_us) in enumerate(zip(told, attached_us, killed_us, strict=False), 1):
         if until_us - max(one.told_until_us, since_us) > _LONGEST_SILENCE_US:

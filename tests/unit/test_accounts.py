@@ -45,11 +45,15 @@ def test_what_was_told_is_held_against_the_wire(said: Told, words: list[str]) ->
 
 
 def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
+    """An older connection is found again within three exchanges."""
     first = told(1, closes=0)
     first.told_until_us = first.complete_until_us = SECOND_US
-    kept = account(wire(*ANSWERED), [first, told()], [0, 2 * SECOND_US + SECOND_US // 2], [2 * SECOND_US])
+    answered = (number * SECOND_US + 9 for number in range(1, 8))
+    kept = account(wire(*answered), [first, told(7)], [0, 2 * SECOND_US + SECOND_US // 2], [2 * SECOND_US])
     assert kept.counts["requests while no agent watched"] == 1
-    assert [words.split(" at ")[0] for words in kept.unexplained] == [f"requests: ('{FLOW}', 3)"]
+    assert kept.counts["requests by which positions were found"] == 3
+    assert kept.counts["requests that the broker did not read"] == 0
+    assert [words.split(" at ")[0] for words in kept.unexplained] == [f"requests: ('{FLOW}', 6)"]
 
 
 def test_an_agent_that_was_silent_for_long_before_it_was_killed_is_no_excuse() -> None:
