@@ -55,13 +55,14 @@ def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS)
     # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
     silence_us = data["silence_ns"] // 1000 if in_vain else idle_us
-    orderly = how == "fin" or data["first_state"] == _FIN_WAIT1
+    peers = data["burst_direction"] == _RECEIVE
+    # A close after one's own goodbye sends a reset where the peer's has come, and is not read.
+    orderly = how == "fin" or data["first_state"] == _FIN_WAIT1 or (how == "rst_sent" and not peers)
     brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < _JUST_NS
-    killed = data["owner_exiting"] and data["first_state"] == _FIN_WAIT1
+    killed = data["owner_exiting"] and data["first_state"] != _CLOSE_WAIT
     if tls and orderly and brief and not data["burst_answers"] and not killed:
         # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence. A peer that
         # said it closes at once: if we closed later, and no FIN had come, it had said something else.
-        peers = data["burst_direction"] == _RECEIVE
         something_else = peers and data["first_state"] == _FIN_WAIT1 and (received_us or 0) > at_once_ns // 1000
         closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
         idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000 or None

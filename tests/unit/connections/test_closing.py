@@ -125,12 +125,16 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
         ({**HEARD, "received_ns": 19_400_000_000, "burst_ns": 19_400_000_000}, "local", "fin", 0.6),
         ({**HEARD, "owner_exiting": 1}, "local", "fin", 0),
         ({"first_state": ESTABLISHED_TO_CLOSE, "error": errno.ECONNRESET}, "peer", "rst_received", 0),
+        ({"first_state": ESTABLISHED_TO_CLOSE}, "local", "rst_sent", 7),
+        ({"first_state": ESTABLISHED_TO_CLOSE, "burst_direction": 1}, "local", "rst_sent", 0),
+        ({"first_state": ESTABLISHED_TO_CLOSE, "owner_exiting": 1}, "local", "rst_sent", 0),
     ],
     ids=[
         "we said goodbye", "the peer did", "and was gone when we answered", "it was asked", "more was said",
         "it was said before",
         "we did and were reset", "the peer did and we were quicker", "the peer said something else a while before",
-        "the process ended", "a reset",
+        "the process ended", "a reset", "we did and closed before we read the peer's", "the peer did and more came",
+        "the process was killed",
     ],
 )  # fmt: skip
 def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, how: str, silence_s: float) -> None:
