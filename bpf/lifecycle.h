@@ -76,7 +76,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;
 	close->last_api_key = conn->is_kafka ? conn->last_api_key : NO_API;
-	close->last_request_bytes = conn->last_request_bytes;
+	close->last_request_bytes = conn->is_kafka ? conn->last_request_bytes : 0;
 	close->last_api_version = conn->is_kafka ? conn->last_api_version : 0;
 	close->no_response = conn->is_kafka && conn->no_response;
 	record->size = sizeof(*close);

@@ -119,7 +119,7 @@ static inline void remember(struct conn *conn, struct record *request)
 		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
 		return;
 	}
-	struct overflow_key key = { .conn = conn->id, .correlation_id = request->correlation_id };
+	struct overflow_key key = { .conn = conn->id, .correlation_id = (u32)request->correlation_id };
 	if (overflow.update(&key, &entry))
 		count(LOST_OVERFLOW, 1);
 	else

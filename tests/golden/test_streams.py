@@ -58,6 +58,17 @@ def test_how_long_the_handshake_took_is_known_where_nothing_was_sent_before(capt
 
 
 @pytest.mark.kernel
+def test_more_requests_in_flight_than_a_connection_holds_with_ids_below_zero(capture: Capture, port: int) -> None:
+    numbers = range(-20, 20)
+    with conversation(port) as talk:
+        for number in numbers:
+            talk.ask(request(METADATA, 12, number))
+        for number in numbers:
+            talk.answer(response(METADATA, 12, number))
+    assert capture.saw(talk)
+
+
+@pytest.mark.kernel
 def test_peeking_takes_nothing(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.ask(request(METADATA, 12, 1), produce(9, ORDERS, correlation_id=2), read=peek_at_every_step)
