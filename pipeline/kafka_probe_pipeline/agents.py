@@ -6,7 +6,7 @@ to whom its host sent an RST without a socket. Pure functions of DataFrames; thi
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -34,6 +34,11 @@ SCHEMA = T.StructType(
 )
 
 
+def _believed(time: str) -> Column:
+    """A time by the agent's clock; null where it is far ahead of Kafka's."""
+    return F.when(F.col(time) <= F.col("received_us") + _AHEAD_US, F.col(time))
+
+
 def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The rows `before`, brought up to date by the events of a batch; without agents that are silent for long."""
     reset = F.struct("ts", "local", "peer")
@@ -41,13 +46,11 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         "agent_id",
         "node",
         F.col("seq").alias("number"),
-        "complete_since",
-        F.when(F.col("complete_until") <= F.col("received_us") + _AHEAD_US, F.col("complete_until")).alias(
-            "complete_until"
-        ),
+        _believed("complete_since").alias("complete_since"),
+        _believed("complete_until").alias("complete_until"),
         F.col("received_us").alias("heard_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
-        F.when(F.col("kind") == "reset", F.array(reset)).alias("resets"),
+        F.when((F.col("kind") == "reset") & _believed("ts").isNotNull(), F.array(reset)).alias("resets"),
     )
     # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
     older = before.drop("seen").withColumn("number", F.lit(-1).cast("long"))

@@ -299,7 +299,8 @@ def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_hav
 
 def test_an_agent_is_not_complete_far_ahead_of_kafkas_clock(spark: SparkSession) -> None:
     history = History(spark)
-    forged = word(BROKER, complete_until=NOON_US + 7200 * SECOND_US)
+    ahead_us = NOON_US + 7200 * SECOND_US
+    forged = word(BROKER, complete_until=ahead_us, complete_since=ahead_us)
     assert only(history.batch(opened(BROKER), closed(CLIENT, **RESET), forged))["verdict"] is None
     assert only(history.batch(word(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
 
