@@ -131,7 +131,9 @@ def _names(value: object) -> object:
 def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
     """Each with its port: without one, Kafka's own, as kafka-python takes it."""
     for server in servers:
-        found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)
+        found = re.fullmatch(
+            r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server
+        )
         if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
             raise ValueError("must be host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
     return tuple(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)

@@ -200,6 +200,7 @@ def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
         ("bootstrap_servers", "kafka-1:", "must be host:port"),
         ("bootstrap_servers", "kafka-1:9092,kafka-2:909x", "must be host:port"),
         ("bootstrap_servers", "kafka-1:70000", "must be host:port"),
+        ("bootstrap_servers", "http://kafka-1:9092", "must be host:port"),
         ("ring_size_bytes", "3MiB", "power of two"),
         ("ring_size_bytes", "1", "power of two"),
         ("interval_s", "0", "greater than 0"),
