@@ -36,7 +36,10 @@ LOSSES = {
     "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096",
 }
 TOPICS = 4096
-_COUNT_BYTES = 800  # what a count takes besides its shape
+_COUNT_BYTES = 800  # what a count takes besides its shape, and for each measure of that,
+_MEASURE_BYTES = 8
+_BUCKET_BYTES = 128  # each bucket of latency,
+_ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # and each topic and partition that it names to a fetch session
 
 
 @dataclass(slots=True)
@@ -127,7 +130,9 @@ class Flows:
                 session, said = count.fetch
                 fetches.setdefault(session, []).append((said, frames, order[start : ends[i]]))
             if buckets is not None:
+                before = len(count.latency)
                 count.latency.update(buckets[start : ends[i]].tolist())
+                self._held_bytes += _BUCKET_BYTES * (len(count.latency) - before)
             if (int(conns[start]), id(shape)) not in self._counts:
                 self._count_other(count)
 
@@ -140,21 +145,17 @@ class Flows:
             # The shape is kept by its count, so its id stays its own.
             sums = np.zeros(len(shape.measures), np.int64)
             count = _Count(connection, shape, 0, 0, sums, Counter(), None)
-            needed = _COUNT_BYTES + (0 if id(shape) in self._shapes else shape_bytes(shape))
+            needed = _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
             if self._has_place(connection, needed):
                 count.fetch = connection.fetch(shape.facts, self._tracker.partitions)
-                self._keep(conn, count)
+                self._held_bytes += needed
+                self._shapes.add(id(shape))
+                self._counts[conn, id(shape)] = count
         return count
 
     def _has_place(self, connection: Connection, needed: int) -> bool:
         held = self._held_bytes
         return held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
-
-    def _keep(self, conn: int, count: _Count) -> None:
-        shape = count.shape
-        self._held_bytes += _COUNT_BYTES + (0 if id(shape) in self._shapes else shape_bytes(shape))
-        self._shapes.add(id(shape))
-        self._counts[conn, id(shape)] = count
 
     def _count_other(self, count: _Count) -> None:
         connection, facts = count.connection, count.shape.facts
@@ -295,6 +296,15 @@ def _others(flows: dict[tuple[str, int], _Flow]) -> Iterator[Event]:
 def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
     counted = _counted(connection.common(), api_key, api_version, flow)
     return {**counted, "group": connection.group(api_key, flow.groups)}
+
+
+def _count_bytes(shape: Shape) -> int:
+    """What a count of the shape takes, without the shape."""
+    facts = shape.facts
+    asked = (*facts.topics, *facts.forgotten) if facts.api_key in (FETCH, SHARE_FETCH) else ()
+    partitions = sum(len(topic.partitions) for topic in asked)
+    of_session = _ASKED_TOPIC_BYTES * len(asked) + _ASKED_PARTITION_BYTES * partitions
+    return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session
 
 
 def _counted(common: Event, api_key: int, api_version: int | None, flow: _Flow) -> Event:

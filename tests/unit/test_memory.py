@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import tracemalloc
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from kafka_probe.flows import SUMMED, TOPICS, Flows
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
 from kafka_probe.protocol.facts import Fact, shape_bytes
 from kafka_probe.protocol.shapes import code_of, decode_code
+from kafka_probe.shares import Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
     Records,
@@ -156,6 +158,14 @@ def test_a_text_keeps_256_bytes() -> None:
     assert client_id == "x" * 256
 
 
+def test_a_text_beyond_latin_1_takes_no_more() -> None:
+    name = ("\N{PILE OF POO}" + "x" * 252).encode()
+    shape = decode_code(code_of(False, METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5))
+    (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
+    assert client_id == "\N{PILE OF POO}" + "x" * 63
+    assert sys.getsizeof(client_id) < sys.getsizeof("x" * 256) + 64
+
+
 class Watched:
     """Connections with a place for few counts."""
 
@@ -213,6 +223,23 @@ def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
     watched.tracker.take(opened(1, accepting=True, peer=("10.0.0.2", 40001), local=("10.0.0.7", 9092))[0])
     watched.see(request(METADATA, 12, 1))
     assert f"{1:016x}" in [event["conn_id"] for event in watched.report()]
+
+
+def test_what_a_fetch_session_keeps_of_a_count_is_reckoned() -> None:
+    watched = Watched(60)
+    watched.flows._place_bytes = 100 * MIB
+    watched.flows._shares = Shares(100 * MIB)
+    names = tuple(f"topic-{n}" for n in range(300))
+    requests = [fetch(3, names, conn=conn) for conn in range(1, 42)]
+    watched.see(requests[0])
+    before = watched.flows._held_bytes
+
+    def see_all() -> bool:
+        for one in requests[1:]:
+            watched.see(one)
+        return True
+
+    assert grown_by(see_all, 1) < watched.flows._held_bytes - before < 20 * MIB
 
 
 def test_the_next_interval_has_the_place_again() -> None:

@@ -26,6 +26,13 @@ from kafka_probe.protocol.roles import Part, Scope
 
 TEXT_BYTES = 256
 """What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
+_CHARACTERS = 64
+"""The same of a text beyond Latin-1: Python takes up to four bytes for each of its characters then."""
+
+
+def _kept(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    return text if max(text, default="") <= "\xff" else text[:_CHARACTERS]
 
 
 class Place(NamedTuple):
@@ -86,6 +93,7 @@ _OF_PRODUCER = {Kind.BATCH_PRODUCER_ID: "producer_id", Kind.BATCH_PRODUCER_EPOCH
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
     "new": tuple.__new__,
+    "kept": _kept,
     "counted": lambda errors: tuple(sorted(Counter(errors).items())),
     "TopicFacts": TopicFacts,
     "RecordSet": RecordSet,
@@ -145,7 +153,7 @@ class _Writer:
 
     def string(self, step: Step) -> None:
         self._length(step.size)
-        text = f"data[at : at + (n if n < {TEXT_BYTES} else {TEXT_BYTES})].decode('utf-8', 'replace')"
+        text = f"kept(data[at : at + (n if n < {TEXT_BYTES} else {TEXT_BYTES})])"
         match step.role:
             case None:
                 self._skip_n()

@@ -12,6 +12,7 @@ import re
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from kafka_probe.workloads.process import LiveProcess
 
@@ -21,6 +22,8 @@ _HELD_OPEN = re.compile(r"(?P<log_dir>.*)/(?:\.lock|[^/]+-\d+/\d{20}\.log)")
 _PARTITION = re.compile(r"(?P<topic>.+)-\d+(?P<suffix>\.[0-9a-f]{32}-(?:delete|stray|future))?")
 _METADATA = re.compile(rb"version: 0\ntopic_id: (?P<id>[A-Za-z0-9_-]{22})\n?")
 _METADATA_MAX_BYTES = 128
+# Whose files these are may be anybody: more than a broker has, and no more than fits into memory.
+_MOST_LOG_DIRS, _MOST_ENTRIES = 64, 100_000
 # Kafka cuts the topic out of a longer name with a suffix.
 _NAME_MAX = 255
 
@@ -41,9 +44,9 @@ def stored_topics(live: LiveProcess) -> Iterator[StoredTopic | None]:
     Raises:
         PermissionError: its open files, or its directories, may not be looked at.
     """
-    log_dirs = set()
+    log_dirs = set[str]()
     for path in live.open_files():
-        if found := _HELD_OPEN.fullmatch(path):
+        if len(log_dirs) < _MOST_LOG_DIRS and (found := _HELD_OPEN.fullmatch(path)):
             log_dirs.add(found["log_dir"])
         yield None
     for log_dir in sorted(log_dirs):
@@ -56,7 +59,7 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
         return
     named = set()
     try:
-        for name in os.listdir(directory):
+        for name in _names_in(directory):
             partition = _PARTITION.fullmatch(name)
             if partition is None or len(name) >= _NAME_MAX:
                 yield None
@@ -69,6 +72,12 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
             yield StoredTopic(topic_id, topic, gone) if topic_id else None
     finally:
         os.close(directory)
+
+
+def _names_in(directory: int) -> Iterator[str]:
+    """As many as are looked at, without reading all of them first."""
+    with os.scandir(directory) as entries:
+        yield from (entry.name for entry in islice(entries, _MOST_ENTRIES))
 
 
 def _topic_id(directory: int, path: str) -> str | None:

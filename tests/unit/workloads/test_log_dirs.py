@@ -11,7 +11,7 @@ from subprocess import Popen
 
 import pytest
 
-from kafka_probe.workloads import Owner, StoredTopic, WorkloadResolver
+from kafka_probe.workloads import Owner, StoredTopic, WorkloadResolver, log_dirs
 
 Start = Callable[..., "Popen[bytes]"]
 End = Callable[["Popen[bytes]"], None]
@@ -110,6 +110,14 @@ def test_links_and_pipes_in_the_place_of_the_file_are_neither_followed_nor_waite
     pipe = partition(tmp_path, "pipe-0", None).with_name("partition.metadata")
     os.mkfifo(pipe)
     assert found(held) == set()
+
+
+def test_of_a_directory_with_very_many_names_some_are_looked_at(
+    tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, *_ = [partition(tmp_path, f"topic-{number}-0", f"{number:032x}") for number in range(5)]
+    monkeypatch.setattr(log_dirs, "_MOST_ENTRIES", 3)
+    assert len(found(held)) == 3
 
 
 def test_a_process_without_log_directories_has_no_topics(tmp_path: Path, found: Found) -> None:
