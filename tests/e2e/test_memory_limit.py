@@ -68,7 +68,8 @@ def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tm
     events.join()
     done = json.loads(said)["done"]
     losses, counters = events.agents[-1]["losses"], events.agents[-1]["counters"]
-    assert events.requests["other"] > 0
+    # Which bound comes first depends on the machine: that of the counts, or the share of the ring of one peer.
+    assert events.requests["other"] + losses["peer_limited"] > 0
     # What the agent read is counted, and the rest by reason.
     full = losses["ring_full"] + losses["peer_limited"] + losses["connection_unknown"]
     unread = full + losses["frame_incomplete"] + losses["before_proof"]
