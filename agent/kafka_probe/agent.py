@@ -32,6 +32,7 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.joining import portions
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.settling import SETTLED_NS
 from kafka_probe.connections.topics import TopicNames
@@ -39,7 +40,7 @@ from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
-from kafka_probe.memory import DEFAULT, Bounds
+from kafka_probe.memory import DECODED_AT_ONCE, DEFAULT, Bounds
 from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
@@ -51,7 +52,7 @@ Buffer = RingBuffer | PerfBuffers
 
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
-_BATCH_RECORDS = 1 << 12  # what is decoded of them at once can take 10 KB each
+_BATCH_RECORDS = 1 << 12
 _ROWS_AT_ONCE = 1024  # events and their topics that are made at once
 _LISTED_AT_ONCE = 4096
 # Between the parts of a report, for the sink to keep up.
@@ -106,7 +107,7 @@ class Agent:
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
         self._bounds = bounds
         self._resolver = resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit=bounds.workloads)
-        self._names = TopicNames(bounds.topic_names)
+        self._names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
         self._flows = Flows(self._tracker, self._names, self._brokers, bounds)
@@ -243,6 +244,10 @@ class Agent:
             self._read_ns = self._marked_ns
 
     def _consume(self, records: Records) -> None:
+        for portion in portions(records, DECODED_AT_ONCE):
+            self._consume_portion(portion)
+
+    def _consume_portion(self, records: Records) -> None:
         """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
         kinds = records["kind"]
         ends = (kinds == Kind.CLOSE) | (kinds == Kind.GONE)

@@ -147,7 +147,7 @@ class Flows:
             count = _Count(connection, shape, 0, 0, sums, Counter(), None)
             needed = _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
             if self._has_place(connection, needed):
-                count.fetch = connection.fetch(shape.facts, self._tracker.partitions)
+                count.fetch = connection.fetch(shape.facts)
                 self._held_bytes += needed
                 self._shapes.add(id(shape))
                 self._counts[conn, id(shape)] = count
@@ -184,9 +184,9 @@ class Flows:
         self._place_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
         self._shares = Shares(self._place_bytes)
         asked = {
-            (conn, api_key): list(session.take())
+            (conn, session.api_key): list(session.take())
             for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items()
-            for api_key, session in (connection.sessions or {}).items()
+            for session in connection.sessions
         }
         return chain(self._flows(counts, asked, with_topics=with_topics), _others(other))
 

@@ -17,38 +17,38 @@ if TYPE_CHECKING:
 
 MIB = 1 << 20
 
-INTERPRETER_BYTES = 96 * MIB  # Python, the libraries, their code in the page cache, and maps of fixed size
+INTERPRETER_BYTES = 80 * MIB  # Python, the libraries, their code in the page cache, and maps of fixed size
 LEAST_TABLES_BYTES = 32 * MIB
 IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed
 SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
+DECODED_BYTES = 24 * MIB  # what frames that are decoded at once become: up to 45 bytes for each of theirs,
+DECODED_AT_ONCE = MIB // 2  # so many of which are decoded at once, and one frame more
 COMPILER_BYTES = 384 * MIB  # at the start only: LLVM, with its code in the page cache
 
-KERNEL_CONNECTION_BYTES = 1190  # of `conns` and its bucket, an eighth of `unfinished`, a 32nd of `held`
+KERNEL_CONNECTION_BYTES = 1204  # of `conns` and its bucket, an eighth of `unfinished`, a 32nd of `held`
 BORROWED_BYTES = 256  # that counts of an interval may take in the place of a connection that there is not
-CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 1024
+CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 800
 
 # Shares of what is left for tables, in percent. The rest is for fragmentation.
 _SHARES = {
-    "connections": 60,
-    "counts": 9,
+    "connections": 58,
+    "counts": 8,
+    "learned": 7,
     "shapes": 5,
     "ends": 5,
     "workloads": 3,
     "topic_names": 3,
     "clients": 3,
-    "partitions": 2,
     "unfinished": 2,
     "exchanges": 2,
     "groups": 1,
 }
-# Of one item each; those of counts, unfinished frames and exchanges are counted in bytes.
+# Of one item each; the others are counted in bytes.
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
     "ends": 1536,  # a closed connection with the record of its end
     "workloads": 3072,
-    "topic_names": 512,
     "clients": 1280 + 8 * 160,
-    "partitions": 128,
     "groups": 512,
 }
 
@@ -59,12 +59,12 @@ class Bounds:
 
     connections: int  # open ones, in the kernel and here; what they leave free, those that ended may take
     counts_bytes: int  # counts of frames by connection and shape, of the running interval and of the one being sent
+    learned_bytes: int  # what connections say of themselves: ids, software, groups, and their fetch sessions
     shapes_bytes: int  # forms of frames that the decoder knows
     ends: int  # closed connections and resets that are not reported yet, beside the connections
     workloads: int
-    topic_names: int
+    topic_names_bytes: int
     clients: int  # that the HTTP server shows; of topics of theirs eight times as many
-    partitions: int  # held by fetch sessions, of all connections
     unfinished_bytes: int  # frames of which records are missing
     exchanges_bytes: int  # requests that wait for their response
     groups: int  # of open connections, by owner and network
@@ -79,19 +79,19 @@ class Bounds:
         return cls(
             connections=share("connections"),
             counts_bytes=share("counts"),
+            learned_bytes=share("learned"),
             shapes_bytes=share("shapes"),
             ends=share("ends"),
             workloads=share("workloads"),
-            topic_names=share("topic_names"),
+            topic_names_bytes=share("topic_names"),
             clients=share("clients"),
-            partitions=share("partitions"),
             unfinished_bytes=share("unfinished"),
             exchanges_bytes=share("exchanges"),
             groups=share("groups"),
         )
 
 
-DEFAULT = Bounds.within(352 * MIB)
+DEFAULT = Bounds.within(344 * MIB)
 """What the default settings leave."""
 
 
@@ -103,6 +103,7 @@ def bounds_of(config: Config) -> Bounds:
     """
     fixed = {
         "interpreter, libraries and fixed maps": INTERPRETER_BYTES,
+        "frames being decoded": DECODED_BYTES,
         "ring (--ring-size-bytes)": config.ring_size_bytes,
         "events that wait (--sink-buffer-bytes)": config.sink_buffer_bytes,
         "events in transit": IN_TRANSIT_BYTES,

@@ -8,7 +8,9 @@ clients of an IPv4 address or of an IPv6 /64, at a connecting end a process.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Mapping
+from threading import RLock
 from typing import Any
 
 PEERS = 4096
@@ -48,3 +50,35 @@ class Shares:
         if len(self._taken) > PEERS:
             del self._taken[next(iter(self._taken))]
         return fits
+
+
+class Place:
+    """Bytes that things take for as long as they are kept, shared by peers. What finds no place is counted in `losses`.
+
+    Threads may share it: what one of them drops last gives its bytes back there.
+    """
+
+    def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
+        self._limit_bytes = limit_bytes
+        self._losses = losses
+        self._shares = Shares(limit_bytes)
+        self._gone_bytes = 0
+        self._lock = RLock()
+        self.used_bytes = 0
+
+    def take(self, peer: str, size: int, loss: str, times: int = 1) -> bool:
+        """Take so many bytes for a peer; False if there is no place, which is so many losses of that name."""
+        with self._lock:
+            fits = self.used_bytes + size <= self._limit_bytes and self._shares.take(
+                peer, size, self.used_bytes, self._gone_bytes
+            )
+            self.used_bytes += size * fits
+        if not fits:
+            self._losses[loss] += times
+        return fits
+
+    def give_back(self, size: int) -> None:
+        """Free what was taken."""
+        with self._lock:
+            self.used_bytes -= size
+            self._gone_bytes += size

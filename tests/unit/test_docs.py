@@ -11,7 +11,7 @@ import pytest
 
 from kafka_probe.config import Config
 from kafka_probe.events import KINDS
-from kafka_probe.memory import DEFAULT
+from kafka_probe.memory import DEFAULT, MIB
 from kafka_probe.server.clients import TOPICS_PER_CLIENT
 
 ROOT = Path(__file__).parents[2]
@@ -64,8 +64,9 @@ def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     assert f"else {DEFAULT.connections:,}, or as `--memory-limit` says" in readme
     assert f"- {DEFAULT.connections:,} connections" in policy
     assert f"plus {DEFAULT.ends:,} places" in policy
-    assert f"- {DEFAULT.topic_names:,} names of topic ids, {DEFAULT.workloads:,} processes" in policy
-    assert f"{DEFAULT.partitions:,} partitions of fetch sessions, {DEFAULT.groups:,} groups" in policy
+    assert f"- {DEFAULT.workloads:,} processes, {DEFAULT.groups:,} groups of open connections" in policy
+    assert f"take {DEFAULT.learned_bytes // MIB} MiB" in policy
+    assert f"Names of topic ids {DEFAULT.topic_names_bytes // MIB} MiB" in policy
     assert f"- {DEFAULT.clients:,} clients in the API, with {TOPICS_PER_CLIENT * DEFAULT.clients:,} topics" in policy
 
 

@@ -6,7 +6,7 @@ import gc
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -19,22 +19,22 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.joining import Joiner
-from kafka_probe.connections.sessions import PartitionBudget
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
 from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, TOPICS, Flows
-from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
+from kafka_probe.memory import CONNECTION_BYTES, DECODED_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
 from kafka_probe.protocol.facts import Fact, shape_bytes
 from kafka_probe.protocol.shapes import code_of, decode_code
-from kafka_probe.shares import Shares
+from kafka_probe.shares import Place, Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.records import (
     Records,
     by_hand,
     closed,
     fetch,
+    frame,
     message,
     opened,
     request,
@@ -60,11 +60,11 @@ def test_the_default_limit_has_a_place_for_a_hundred_thousand_connections() -> N
 
 
 def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
-    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 192 MiB are needed .*ring .* 8, "):
+    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 200 MiB are needed .*ring .* 8, "):
         bounds_of(limited(memory_limit="100MiB"))
     needed = bounds_of(limited(memory_limit="512MiB", ring_size_bytes="256MiB"))
     assert 0 < needed.connections < DEFAULT.connections
-    with pytest.raises(StartError, match="696 MiB are needed"):
+    with pytest.raises(StartError, match="704 MiB are needed"):
         bounds_of(limited(ring_size_bytes="512MiB"))
 
 
@@ -77,9 +77,10 @@ def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
     bounds = bounds_of(limited())
     in_bytes = (
         bounds.counts_bytes + bounds.shapes_bytes + bounds.unfinished_bytes + bounds.exchanges_bytes,
+        bounds.learned_bytes + bounds.topic_names_bytes,
         bounds.connections * CONNECTION_BYTES,
     )
-    assert sum(in_bytes) < 512 * MIB - (96 + 8 + 32) * MIB
+    assert sum(in_bytes) < 512 * MIB - (80 + 24 + 8 + 32) * MIB
 
 
 SLAB_BYTES = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # kernel/bpf/memalloc.c
@@ -316,17 +317,154 @@ def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() 
     assert (answered(1), answered(40)) == (0, 1)
 
 
-def test_partitions_of_all_fetch_sessions_together_are_bounded_and_given_back() -> None:
-    watched = Watched(4)
-    watched.flows._place_bytes = MIB
-    budget = watched.tracker.partitions = PartitionBudget(12)
+def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
+    """Accepted connections, each of an address of its own, with a place of this size, and one for all counts."""
+    watched = Watched(0)
+    watched.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, learned_bytes=learned_bytes))
+    watched.flows._tracker = watched.tracker
+    watched.flows._place_bytes = 100 * MIB
+    watched.flows._shares = Shares(100 * MIB)
+    for conn in range(1, 1 + connections):
+        watched.tracker.take(opened(conn, accepting=True, peer=(f"10.0.1.{conn}", 1), local=("10.0.0.7", 9092))[0])
+    return watched
+
+
+def let_all_go(watched: Watched, connections: int) -> None:
+    for conn in range(1, 1 + connections):
+        watched.tracker.gone(conn)
+    list(watched.tracker.report())
+
+
+@pytest.mark.parametrize("char", ["x", "\u00e9", "\N{PILE OF POO}"])
+def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str) -> None:
+    watched = with_place(60)
+
+    def text(kind: str, conn: int) -> str:
+        return f"{kind}{conn:04}" + char * 250
+
+    said = [
+        (
+            by_hand("Heartbeat", 4, {"GroupId": text("group", conn)}, conn),
+            by_hand(
+                "ApiVersions",
+                3,
+                {"ClientSoftwareName": text("name", conn), "ClientSoftwareVersion": text("version", conn)},
+                conn,
+            ),
+            request(METADATA, 12, conn, client_id=text("client", conn)),
+        )
+        for conn in range(1, 61)
+    ]
+    place = watched.tracker.place
+
+    def say(some: Sequence[tuple[Records, ...]]) -> bool:
+        for records in some:
+            for one in records:
+                watched.see(one)
+        list(watched.flows.report())
+        watched.reader = FrameReader(SUMMED)
+        return True
+
+    say(said[:1])
+    before = place.used_bytes
+    assert grown_by(lambda: say(said[1:]), 1) < place.used_bytes - before < 59 * 6000
+    let_all_go(watched, 60)
+    assert place.used_bytes == 0
+
+
+def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kept() -> None:
+    watched = with_place(0, 20_000)
+    for conn in range(1, 100):
+        watched.tracker.take(opened(conn, accepting=True, peer=("10.0.0.1", conn), local=("10.0.0.7", 9092))[0])
+        watched.see(request(METADATA, 12, conn, client_id=f"{conn:0200}"))
+    watched.tracker.take(opened(100, accepting=True, peer=("10.0.0.2", 1), local=("10.0.0.7", 9092))[0])
+    watched.see(request(METADATA, 12, 100))
+    events = watched.report()
+    unknown = [event for event in events if event["client"]["id"] is None]  # type: ignore[index]
+    assert 0 < len(unknown) < 99
+    assert len(unknown) == watched.tracker.losses["text_limit"]
+    assert events[-1]["client"]["id"] is not None  # type: ignore[index]
+    assert watched.tracker.place.used_bytes <= 20_000
+
+
+@pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (1, 4), (1, 5), (1, 90), (8, 1), (200, 1)])
+def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, partitions: int) -> None:
+    watched = with_place(40)
+
+    def asked(conn: int) -> Records:
+        named = [
+            {"Topic": f"{conn}-{n}".rjust(200, "x"), "Partitions": [{"Partition": 300 + p} for p in range(partitions)]}
+            for n in range(topics)
+        ]
+        return by_hand("Fetch", 12, {"SessionEpoch": 0, "Topics": named}, conn)
+
+    requests = [asked(conn) for conn in range(1, 41)]
+    place = watched.tracker.place
+
+    def ask(some: list[Records]) -> bool:
+        for one in some:
+            watched.see(one)
+        list(watched.flows.report())
+        watched.reader = FrameReader(SUMMED)
+        return True
+
+    ask(requests[:1])
+    before = place.used_bytes
+    assert grown_by(lambda: ask(requests[1:]), 1) < place.used_bytes - before
+    let_all_go(watched, 40)
+    assert place.used_bytes == 0
+
+
+def test_partitions_of_fetch_sessions_beyond_the_bound_are_counted() -> None:
+    watched = with_place(4, 10_000)
     for conn in range(1, 5):
         watched.see(fetch(0, ("a", "b", "c", "d"), conn=conn))
-    assert (budget.free, budget.refused) == (0, 4)
+    assert 0 < watched.tracker.losses["partition_limit"] < 16
     watched.report()
-    for conn in range(1, 5):
-        watched.tracker.gone(conn)
-    assert budget.free == 12
+    let_all_go(watched, 4)
+    assert watched.tracker.place.used_bytes == 0
+
+
+@pytest.mark.parametrize("cluster_bytes", [0, 22, 256])
+def test_names_of_topics_take_no_more_than_was_reckoned(cluster_bytes: int) -> None:
+    names = TopicNames()
+
+    def learn() -> TopicNames:
+        for n in range(2000):
+            names.add(f"{n:032x}", f"{n:0249}", f"{n:0{cluster_bytes}}" if cluster_bytes else None)
+        return names
+
+    assert grown_by(learn, 1) < names._held_bytes < 2000 * 1500
+
+
+def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
+    """Each connection holds back the last record of a frame that names many topics."""
+    fed = Fed()
+    fed.agent._flows._place_bytes = 0
+    topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
+    frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
+    for conn, records in enumerate(frames, 1):
+        fed.see(opened(conn), records[:-1])
+    last = [records[-1:] for records in frames]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        fed.see(*last)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < DECODED_BYTES + DEFAULT.shapes_bytes
+    fed.report()
+    assert sum(event["requests"] for event in fed.events("flow")) == len(frames)
+
+
+def test_what_leaves_a_place_may_be_taken_again() -> None:
+    place = Place(1000, Counter())
+    assert place.take("10.0.0.1", 600, "text_limit")
+    assert not place.take("10.0.0.1", 400, "text_limit")
+    place.give_back(600)
+    assert place.used_bytes == 0
+    assert place.take("10.0.0.1", 400, "text_limit")
 
 
 def test_groups_of_open_connections_are_bounded() -> None:

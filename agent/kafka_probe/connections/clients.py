@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from kafka_probe.connections.sessions import FETCH
+from kafka_probe.protocol.facts import text_bytes
+from kafka_probe.shares import Place
 
 if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
@@ -19,20 +21,29 @@ if TYPE_CHECKING:
 # StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
 _OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))
 OF_CONSUMERS = _OF_MEMBERS | {FETCH}
+_CLIENT_BYTES = 768  # what a client takes besides texts
 
 
 class Client:
-    """What the connections of one client said of it."""
+    """What the connections of one client said of it. It gives back the bytes that were taken for it, and for groups."""
 
-    __slots__ = ("__weakref__", "_groups")
+    __slots__ = ("__weakref__", "_bytes", "_groups", "_place")
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place, size: int) -> None:
+        self._place = place
+        self._bytes = size
         self._groups: frozenset[str] = frozenset()
 
-    def add(self, group: str) -> None:
+    def __del__(self) -> None:
+        self._place.give_back(self._bytes)
+
+    def add(self, group: str, peer: str) -> None:
         # Two are as good as many: nobody can tell which one a fetch is for.
-        if len(self._groups) < 2:
-            self._groups |= {group}
+        if len(self._groups) < 2 and group not in self._groups:
+            size = text_bytes(group)
+            if self._place.take(peer, size, "text_limit"):
+                self._bytes += size
+                self._groups |= {group}
 
     @property
     def group(self) -> str | None:
@@ -43,17 +54,25 @@ class Client:
 class Clients:
     """Clients by what tells them apart. Connections hold their client, which leaves with the last of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._clients: WeakValueDictionary[tuple[object, ...], Client] = WeakValueDictionary()
 
     def learn(self, connection: Connection, facts: Facts) -> None:
         """What a request says of its client's group, or for which client it fetches."""
         if facts.response or facts.api_key not in OF_CONSUMERS:
             return
-        client = self._clients.setdefault(_key(connection), Client())
-        connection.client = client
-        if facts.group and facts.api_key in _OF_MEMBERS:
-            client.add(facts.group)
+        key = _key(connection)
+        connection.client = client = self._clients.get(key) or self._new(key, connection.sharing_peer)
+        if client and facts.group and facts.api_key in _OF_MEMBERS:
+            client.add(facts.group, connection.sharing_peer)
+
+    def _new(self, key: tuple[object, ...], peer: str) -> Client | None:
+        size = _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
+        if not self._place.take(peer, size, "text_limit"):
+            return None
+        client = self._clients[key] = Client(self._place, size)
+        return client
 
 
 def _key(connection: Connection) -> tuple[object, ...]:

@@ -7,14 +7,14 @@ is put together one by one and may wait for its end. No frame is lost here witho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
+from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag, Kind
 from kafka_probe.memory import DEFAULT
 
 Records = npt.NDArray[Any]
@@ -55,6 +55,17 @@ class _Begun:
     first: Any
     part: int
     data: bytes
+
+
+def portions(records: Records, most_bytes: int) -> Iterator[Records]:
+    """Cut records, in their order, so that the frames that end in a portion have about so many bytes together.
+
+    A connection may hold back the last record of a long frame: without this those of many could be decoded at once.
+    """
+    ends = (records["kind"] == Kind.FRAME) & (records["flags"] & _MORE == 0)
+    sizes = np.where(ends, records["part"].astype(np.int64) * DATA_BYTES + records["size"], 0)
+    cuts = np.flatnonzero(np.diff(sizes.cumsum() // most_bytes)) + 1
+    yield from np.split(records, cuts) if len(cuts) else (records,)
 
 
 class Joiner:

@@ -17,32 +17,16 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.connections.frames import Frames
-from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts
+from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_bytes
+from kafka_probe.shares import Place
 
 FETCH, SHARE_FETCH = 1, 78
+SESSION_BYTES = 512  # what a session takes that holds nothing,
+_TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # and each topic besides its texts, and each of its partitions
 
 Topic = tuple[str | None, str | None]
 Asked = tuple[int, Topic, int]
 """API version, topic, and requests of the session that asked for it."""
-
-
-class PartitionBudget:
-    """How many partitions all fetch sessions may hold together; one may hold a quarter. `refused`: found no place."""
-
-    __slots__ = ("free", "most", "refused")
-
-    def __init__(self, limit: int) -> None:
-        self.free = limit
-        self.most = limit // 4
-        self.refused = 0
-
-    def take(self, wanted: int, held: int) -> bool:
-        """Whether there is a place for all that are wanted beside those that the session holds; then they have it."""
-        if wanted > min(self.free, self.most - held):
-            self.refused += wanted
-            return False
-        self.free -= wanted
-        return True
 
 
 class Role(Enum):
@@ -90,17 +74,26 @@ Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
 
 
 class FetchSession:
-    """The session of a connection, and how often its topics were asked for since `take`."""
+    """The session of a connection, and how often its topics were asked for since `take`.
 
-    __slots__ = ("_asked", "_held", "_known", "_partitions", "_pending", "_size")
+    SESSION_BYTES of the place were taken for it; it takes more for what it holds, and gives all back in the end.
+    """
 
-    def __init__(self, partitions: PartitionBudget) -> None:
-        self._partitions = partitions
+    __slots__ = ("_asked", "_bytes", "_held", "_known", "_peer", "_pending", "_place", "_size", "api_key")
+
+    def __init__(self, api_key: int, place: Place, peer: str) -> None:
+        self.api_key = api_key
+        self._place = place
+        self._peer = peer
+        self._bytes = SESSION_BYTES
         self._held: dict[Topic, set[int]] = {}
         self._size = 0
         self._known = False  # all of it, from a full request on
         self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
         self._asked: Counter[tuple[int, Topic]] = Counter()
+
+    def __del__(self) -> None:
+        self._place.give_back(self._bytes)
 
     def see(self, groups: list[Group]) -> None:
         """The frames of one batch."""
@@ -124,7 +117,7 @@ class FetchSession:
     def forget(self) -> None:
         """Hold nothing, and know nothing. What was asked for until now stays, for `take`."""
         self._settle()
-        self._partitions.free += self._size
+        self._free(self._bytes - SESSION_BYTES)
         self._held, self._size, self._known = {}, 0, False
 
     def _ask(self, frame: Naming, times: int) -> None:
@@ -162,17 +155,23 @@ class FetchSession:
         if frame.role is not Role.ALONE:
             for topic, partitions in frame.added.items():
                 new = len(partitions - self._held.get(topic, set()))
-                if partitions and self._partitions.take(new, self._size):
+                size = _PARTITION_BYTES * new + (0 if topic in self._held else _topic_bytes(topic))
+                if new and self._place.take(self._peer, size, "partition_limit", new):
                     self._held.setdefault(topic, set()).update(partitions)
                     self._size += new
-        for topic, partitions in frame.forgotten.items():
-            held = self._held.get(topic, set())
-            left = len(partitions & held)
+                    self._bytes += size
+        for topic in frame.forgotten.keys() & self._held.keys():
+            held = self._held[topic]
+            left = len(frame.forgotten[topic] & held)
             self._size -= left
-            self._partitions.free += left
-            held -= partitions
+            held -= frame.forgotten[topic]
             if not held:
-                self._held.pop(topic, None)
+                del self._held[topic]
+            self._free(_PARTITION_BYTES * left + (0 if held else _topic_bytes(topic)))
+
+    def _free(self, size: int) -> None:
+        self._bytes -= size
+        self._place.give_back(size)
 
 
 def _in_order(groups: list[Group]) -> Iterator[Naming]:
@@ -185,6 +184,10 @@ def _in_order(groups: list[Group]) -> Iterator[Naming]:
             for time, place in zip(frames.batch["ts_ns"][places].tolist(), places.tolist(), strict=True)
         ]
     yield from (groups[n][0] for _, _, n in sorted(order))
+
+
+def _topic_bytes(topic: Topic) -> int:
+    return _TOPIC_BYTES + sum(text_bytes(text) for text in topic if text)
 
 
 def _size(topics: dict[Topic, frozenset[int]]) -> int:

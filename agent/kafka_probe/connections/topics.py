@@ -11,16 +11,21 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kafka_probe.memory import DEFAULT
-from kafka_probe.protocol.facts import Facts, TopicFacts
+from kafka_probe.protocol.facts import Facts, TopicFacts, text_bytes
 
 LOSSES = {"topic_name_limit": "topic ids whose names were forgotten, the oldest first: see `--memory-limit`"}
+_NAME_BYTES, _CLUSTER_BYTES = (
+    640,
+    64,
+)  # what an id takes besides its name, and each cluster of a name besides its own id
 
 
 class TopicNames:
-    """Names by topic id, the newest `limit` of them. `learned` counts them since the start."""
+    """Names by topic id, the newest in `limit_bytes`. `learned` counts them since the start."""
 
-    def __init__(self, limit: int = DEFAULT.topic_names) -> None:
-        self._limit = limit
+    def __init__(self, limit_bytes: int = DEFAULT.topic_names_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self._held_bytes = 0
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self._names: dict[str, str] = {}
         self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
@@ -35,14 +40,16 @@ class TopicNames:
         """Whether that was new. `gone`: the topic is known to be deleted, another one may have its name by now."""
         if topic_id in self._names:
             return False
-        if len(self._names) >= self._limit:
-            self.losses["topic_name_limit"] += 1
-            self._forget(next(iter(self._names)))
         self._names[topic_id] = self._unreported[topic_id] = name
+        self._held_bytes += _NAME_BYTES + text_bytes(name)
         ids = self._ids.setdefault(name, {})
         if not (gone and ids):
+            self._held_bytes += 0 if cluster_id in ids else _cluster_bytes(cluster_id)
             ids.pop(cluster_id, None)
             ids[cluster_id] = topic_id
+        while self._held_bytes > self._limit_bytes:
+            self.losses["topic_name_limit"] += 1
+            self._forget(next(iter(self._names)))
         self.learned += 1
         return True
 
@@ -69,6 +76,14 @@ class TopicNames:
     def _forget(self, topic_id: str) -> None:
         name = self._names.pop(topic_id)
         self._unreported.pop(topic_id, None)
-        self._ids[name] = {cluster: known for cluster, known in self._ids[name].items() if known != topic_id}
-        if not self._ids[name]:
+        self._held_bytes -= _NAME_BYTES + text_bytes(name)
+        ids = self._ids[name]
+        for cluster in [cluster for cluster, known in ids.items() if known == topic_id]:
+            del ids[cluster]
+            self._held_bytes -= _cluster_bytes(cluster)
+        if not ids:
             del self._ids[name]
+
+
+def _cluster_bytes(cluster_id: str | None) -> int:
+    return _CLUSTER_BYTES + text_bytes(cluster_id or "")

@@ -17,12 +17,12 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
 from kafka_probe.connections.closing import read_close
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.sessions import FetchSession, Naming, PartitionBudget, naming
+from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.settling import Closed, Settling
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
-from kafka_probe.protocol.facts import Facts
-from kafka_probe.shares import peer_of
+from kafka_probe.protocol.facts import Facts, text_bytes
+from kafka_probe.shares import Place, peer_of
 from kafka_probe.workloads import Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
@@ -38,6 +38,7 @@ LOSSES = {
     "open_limit": "opened connections without an event, for the same reason: `other` of `agent` counts them",
     "close_limit": "closed connections without an event, likewise",
     "reset_limit": "resets without an event, likewise",
+    "text_limit": "client ids, software, cluster ids and groups of connections, likewise: they are null",
     "partition_limit": "partitions of fetch sessions, likewise: requests that do not name them do not count for them",
 }
 
@@ -50,6 +51,7 @@ class Connection:
     workload: Mapping[str, object]
     opened_ns: int
     conn_id: int  # for events: that of the first sight
+    place: Place  # of what it learns
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
@@ -59,7 +61,11 @@ class Connection:
     closed: bool = False
     client: Client | None = None
     counted: Group | None = None
-    sessions: dict[int, FetchSession] | None = None  # by API key
+    sessions: tuple[FetchSession, ...] = ()
+    text_bytes: int = 0
+
+    def __del__(self) -> None:
+        self.place.give_back(self.text_bytes)
 
     @property
     def side(self) -> str:
@@ -81,12 +87,31 @@ class Connection:
 
     def learn(self, facts: Facts) -> None:
         """What a frame says of its connection."""
-        self.client_id = facts.client_id if facts.client_id is not None else self.client_id
-        self.cluster_id = facts.cluster_id or self.cluster_id
+        if facts.client_id is not None:
+            self.client_id = self._kept(self.client_id, facts.client_id)
+        if facts.cluster_id:
+            self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
         if facts.api_key == SASL_HANDSHAKE and facts.errors:
             self.auth_error = facts.errors[0][0]
         if facts.software_name:
-            self.software_name, self.software_version = facts.software_name, facts.software_version
+            self.software_name = self._kept(self.software_name, facts.software_name)
+            self.software_version = self._kept(self.software_version, facts.software_version)
+
+    def _kept(self, known: str | None, new: str | None) -> str | None:
+        """A text in the place of another; None if there is no place for it."""
+        if new == known:
+            return known
+        if known is not None:
+            self._take(-text_bytes(known))
+        return new if new is None or self._take(text_bytes(new)) else None
+
+    def _take(self, size: int) -> bool:
+        if size < 0:
+            self.place.give_back(-size)
+        elif not self.place.take(self.sharing_peer, size, "text_limit"):
+            return False
+        self.text_bytes += size
+        return True
 
     def group(self, api_key: int, named: Collection[str]) -> str | None:
         """The one group that requests named; where none did, as in a Fetch and in answers, that of their client."""
@@ -94,17 +119,23 @@ class Connection:
             return self.client.group
         return next(iter(named)) if len(named) == 1 else None
 
-    def fetch(self, facts: Facts, partitions: PartitionBudget) -> tuple[FetchSession, Naming] | None:
-        """Whose session a frame is about, and what it says of it."""
+    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
+        """Whose session a frame is about, and what it says of it; None also if there is no place for the session."""
         said = naming(facts)
         if said is None:
             return None
-        self.sessions = {} if self.sessions is None else self.sessions
-        return self.sessions.setdefault(facts.api_key, FetchSession(partitions)), said
+        session = next((known for known in self.sessions if known.api_key == facts.api_key), None)
+        if session is None:
+            peer = self.sharing_peer
+            if not self.place.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, said.added.values()))):
+                return None
+            session = FetchSession(facts.api_key, self.place, peer)
+            self.sessions += (session,)
+        return session, said
 
     def forget_sessions(self) -> None:
         """Free what fetch sessions hold; they begin anew with the next frame that names partitions."""
-        for session in (self.sessions or {}).values():
+        for session in self.sessions:
             session.forget()
 
     def common(self) -> Event:
@@ -137,10 +168,11 @@ class Tracker:
     def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None, bounds: Bounds = DEFAULT) -> None:
         """nat: who is asked what this host's NAT makes of new connections; None: nobody."""
         self._bounds = bounds
-        self.partitions = PartitionBudget(bounds.partitions)
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self.place = Place(bounds.learned_bytes, self.losses)
         self._resolver = resolver
         self._nat = nat
-        self._clients = Clients()
+        self._clients = Clients(self.place)
         self._connections: dict[int, Connection] = {}
         # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
         self._listed: dict[_Ends, Connection] = {}
@@ -151,7 +183,6 @@ class Tracker:
         self._other: Counter[str] = Counter()
         self._open = 0
         self._census = Census(bounds.groups)
-        self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def __len__(self) -> int:
         """Connections that are open."""
@@ -327,7 +358,7 @@ class Tracker:
 
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1
-        connection = Connection(identity, workload, opened_ns, identity.conn)
+        connection = Connection(identity, workload, opened_ns, identity.conn, self.place)
         self._census.count(connection)
         return connection
 

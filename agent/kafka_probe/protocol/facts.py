@@ -292,6 +292,12 @@ def shape_bytes(shape: Shape) -> int:
     return 512 + 12 * len(shape.mask) + 128 * sum(map(len, parts))
 
 
+def text_bytes(text: str) -> int:
+    """Return about how much memory a decoded text takes, rounded up: beyond ASCII with its UTF-8, which JSON leaves."""
+    # Of 256 characters up to U+00FF each takes one byte and two of UTF-8, of 64 others four and four.
+    return 64 + len(text) if text.isascii() else 80 + min(8 * len(text), 3 * 256)
+
+
 def measure_values(shape: Shape, data: bytes) -> list[int]:
     """The values of the shape's measures in the data of one frame that fits it, in their order."""
     return [_value(measure, data) for measure in shape.measures]

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.record import RECORD
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, PartitionBudget, naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
+from kafka_probe.memory import MIB
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
+from kafka_probe.shares import Place
 
 FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
 VERSION = 16
@@ -41,7 +43,7 @@ def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, in
 
     forgotten: the connection ends before the counts are taken.
     """
-    session, now = FetchSession(PartitionBudget(1000)), 0
+    session, now = FetchSession(FETCH, Place(MIB, Counter()), "10.0.0.1"), 0
     for batch in batches:
         records = np.zeros(len(batch), RECORD)
         # A clock that cannot tell one from the next.
