@@ -247,7 +247,7 @@ def _watch(
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
-                agent.listener = server.start(agent, sink, bounds.clients)
+                agent.listener = server.start(agent, sink, bounds.clients_bytes)
                 agent.uncounted_s = server.cpu_s
             agent.run(programs, listing)
     finally:

@@ -21,6 +21,9 @@ INTERPRETER_BYTES = 80 * MIB  # Python, the libraries, their code in the page ca
 LEAST_TABLES_BYTES = 32 * MIB
 IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed
 SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
+HTTP_BYTES = 16 * MIB  # four lists of 1 MiB under way, and two pages of metrics that are out of date and still sent
+SPOOL_FILES = 1 << 16  # most that wait in a spool directory,
+SPOOL_FILE_BYTES = 256  # and what the agent keeps of each
 DECODED_BYTES = 24 * MIB  # what frames that are decoded at once become: up to 45 bytes for each of theirs,
 DECODED_AT_ONCE = MIB // 2  # so many of which are decoded at once, and one frame more
 COMPILER_BYTES = 384 * MIB  # at the start only: LLVM, with its code in the page cache
@@ -31,7 +34,7 @@ CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 800
 
 # Shares of what is left for tables, in percent. The rest is for fragmentation.
 _SHARES = {
-    "connections": 58,
+    "connections": 59,
     "counts": 8,
     "learned": 7,
     "shapes": 5,
@@ -48,7 +51,6 @@ _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
     "ends": 1536,  # a closed connection with the record of its end
     "workloads": 3072,
-    "clients": 1280 + 8 * 160,
     "groups": 512,
 }
 
@@ -64,7 +66,7 @@ class Bounds:
     ends: int  # closed connections and resets that are not reported yet, beside the connections
     workloads: int
     topic_names_bytes: int
-    clients: int  # that the HTTP server shows; of topics of theirs eight times as many
+    clients_bytes: int  # that the HTTP server shows, with their topics
     unfinished_bytes: int  # frames of which records are missing
     exchanges_bytes: int  # requests that wait for their response
     groups: int  # of open connections, by owner and network
@@ -84,14 +86,14 @@ class Bounds:
             ends=share("ends"),
             workloads=share("workloads"),
             topic_names_bytes=share("topic_names"),
-            clients=share("clients"),
+            clients_bytes=share("clients"),
             unfinished_bytes=share("unfinished"),
             exchanges_bytes=share("exchanges"),
             groups=share("groups"),
         )
 
 
-DEFAULT = Bounds.within(344 * MIB)
+DEFAULT = Bounds.within(328 * MIB)
 """What the default settings leave."""
 
 
@@ -108,7 +110,10 @@ def bounds_of(config: Config) -> Bounds:
         "events that wait (--sink-buffer-bytes)": config.sink_buffer_bytes,
         "events in transit": IN_TRANSIT_BYTES,
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
+        "HTTP answers": HTTP_BYTES,
     }
+    if config.spool_dir:
+        fixed["names of files that wait (--spool-dir)"] = SPOOL_FILES * SPOOL_FILE_BYTES
     needed = sum(fixed.values()) + LEAST_TABLES_BYTES
     limit = f"--memory-limit {_mib(config.memory_limit)} MiB is too low"
     if config.memory_limit < needed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 
 import click
@@ -20,10 +21,10 @@ from kafka_probe.sinks.stdout import StdoutSink
 from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
 from tests.hostile import LONE_SURROGATE, NAMES, unsafe
-from tests.lab.http import get, samples
+from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
 from tests.unit.server import builders
-from tests.unit.server.served import serving
+from tests.unit.server.served import Served, serving
 from tests.unit.test_top import agent, flow
 from tests.unit.test_trace import request
 
@@ -106,6 +107,15 @@ def test_a_log_has_one_record_per_line(
     assert [name for name in PLAIN if not any(message.endswith(f"refused: {name}") for message in messages)] == []
 
 
+def listed(served: Served, path: str) -> list[Answer]:
+    """All pages of a list."""
+    pages: list[Answer] = []
+    while not pages or sum(len(page.json()["rows"]) for page in pages) < pages[0].json()["total"]:
+        offset = sum(len(page.json()["rows"]) for page in pages)
+        pages.append(served.get(f"/api/v1/{path}?limit=1000&offset={offset}"))
+    return pages
+
+
 def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> None:
     events = [
         builders.flow(
@@ -121,16 +131,17 @@ def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> N
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")
         }
-        rows = {path: served.get(f"/api/v1/{path}?limit=1000") for path in ("clients", "topics")}
-    for page in (*pages.values(), *rows.values()):
+        lists = {path: listed(served, path) for path in ("clients", "topics")}
+    for page in (*pages.values(), *chain(*lists.values())):
         assert page.status == 200
         assert not unsafe(page.text)
     labels = [dict(found) for _, found in samples(pages["*/*"].text)]
     assert max(len(value) for found in labels for value in found.values()) <= 256
     for name in PLAIN:
         assert {name} == {found["topic"] for found in labels if found.get("comm") == name and "topic" in found}
-    assert {row["client"]["id"] for row in rows["clients"].json()["rows"]} == set(NAMES)
-    assert set(PLAIN) <= {row["topic"] for row in rows["topics"].json()["rows"]}
+    rows = {path: [row for page in found for row in page.json()["rows"]] for path, found in lists.items()}
+    assert {row["client"]["id"] for row in rows["clients"]} == set(NAMES)
+    assert set(PLAIN) <= {row["topic"] for row in rows["topics"]}
 
 
 @pytest.mark.parametrize("name", [*NAMES, LONE_SURROGATE], ids=lambda name: ascii(name)[:30])

@@ -6,7 +6,7 @@ its process, on the accepting side by the host that it comes from and its librar
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
@@ -14,11 +14,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from kafka_probe.memory import DEFAULT
+from kafka_probe.protocol.facts import text_bytes
 from kafka_probe.server.traffic import used_topics
 
 SILENT_US = 3600 * 1_000_000
 TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
-TOPICS_PER_CLIENT = 8  # on average, see memory.py
+# What each takes besides texts: a client, a topic of it, and the workload of clients, which may be known here only.
+_CLIENT_BYTES, _TOPIC_BYTES, _WORKLOAD_BYTES = 1536, 160, 3072
 
 
 class Role(Flag):
@@ -72,6 +74,12 @@ class Client:
     response_bytes: int = 0
     records: int = 0
     topics: set[str] = field(default_factory=set)
+    topics_bytes: int = 0
+
+    @property
+    def size(self) -> int:
+        """What it takes of memory and changes while it lives, in bytes, without its workload."""
+        return self.topics_bytes + text_bytes(self.group or "")
 
     def add(self, flow: Mapping[str, Any]) -> None:
         self.workload = flow["workload"]
@@ -85,8 +93,10 @@ class Client:
         for topic in used_topics(flow):
             self.records += topic["records"]
             unnamed = topic["topic"] is None and topic["topic_id"] is None  # topics that found no place in the event
-            if not unnamed and len(self.topics) < TOPICS_KEPT:
-                self.topics.add(topic["topic"] or topic["topic_id"] or "")
+            name = topic["topic"] or topic["topic_id"] or ""
+            if not unnamed and name not in self.topics and len(self.topics) < TOPICS_KEPT:
+                self.topics.add(name)
+                self.topics_bytes += _TOPIC_BYTES + text_bytes(name)
 
     @property
     def type(self) -> str:
@@ -100,11 +110,12 @@ class Client:
 
 
 class Clients:
-    """Clients that spoke in the last hour, at most `limit` of them."""
+    """Clients that spoke in the last hour, those that spoke last in `limit_bytes`."""
 
-    def __init__(self, limit: int = DEFAULT.clients) -> None:
-        self.limit = limit
-        self._topics = 0  # of all of them
+    def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
+        self._limit_bytes = limit_bytes
+        self.held_bytes = 0
+        self._workloads: Counter[int] = Counter()  # clients of each, by id()
         self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
         self._passed_us = 0
 
@@ -124,13 +135,14 @@ class Clients:
         client = self._clients.get(key)
         if client is None:
             client = self._clients[key] = Client(flow["workload"], flow["since"])
+            self.held_bytes += _key_bytes(key)
         else:
             self._clients.move_to_end(key)
-        before = len(client.topics)
+            self._count(client, -1)
         client.add(flow)
-        self._topics += len(client.topics) - before
+        self._count(client, 1)
         client.heard_us = self._passed_us
-        while len(self._clients) > self.limit or self._topics > TOPICS_PER_CLIENT * self.limit:
+        while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
 
     def _forget(self, before_us: int) -> None:
@@ -138,8 +150,24 @@ class Clients:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        _, client = self._clients.popitem(last=False)
-        self._topics -= len(client.topics)
+        key, client = self._clients.popitem(last=False)
+        self.held_bytes -= _key_bytes(key)
+        self._count(client, -1)
+
+    def _count(self, client: Client, sign: int) -> None:
+        """Count what the client takes besides its key, or no more."""
+        self.held_bytes += sign * client.size
+        workload = id(client.workload)  # kept by its clients: its id stays its own
+        before = self._workloads[workload]
+        self._workloads[workload] = before + sign
+        if not (before and before + sign):
+            self.held_bytes += sign * _WORKLOAD_BYTES
+        if not before + sign:
+            del self._workloads[workload]
+
+
+def _key_bytes(key: Key) -> int:
+    return _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
 
 
 def _key(flow: Mapping[str, Any]) -> Key:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable
 from copy import copy
 from functools import partial
@@ -34,6 +35,8 @@ from kafka_probe.server.view import View
 _CHUNK_BYTES = 1 << 16
 _FRESH_S = 1.0
 _SAMPLES_AT_ONCE = 500
+_PAGES_SENT = 2
+"""While so many pages of metrics are being sent, none is made: the last one goes to all. Some may read very slowly."""
 _EOF = b"# EOF\n"
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -47,7 +50,8 @@ def application(
     """
     document = openapi.document(token=token is not None)
     lists = _Lists(view)
-    pages = {accept: _Exposition(view, accept) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
+    sent: Counter[int] = Counter()
+    pages = {accept: _Exposition(view, accept, sent) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
 
     async def health(scope: Scope, receive: Receive, send: Send) -> None:
         await _verdict(view.stalled() if scope["path"] == "/healthz" else view.unready())(scope, receive, send)
@@ -86,11 +90,30 @@ class _Chunked(Response):
         await send({"type": "http.response.body"})
 
 
+class _Page(_Chunked):
+    """A page that may be out of date before all of it is sent; `sent` counts answers by the id() of their page."""
+
+    def __init__(self, page: bytes, content_type: str, sent: Counter[int]) -> None:
+        super().__init__(page, headers={"Content-Type": content_type})
+        self._sent = sent
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._sent[id(self.body)] += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._sent[id(self.body)] -= 1
+            if not self._sent[id(self.body)]:
+                del self._sent[id(self.body)]
+
+
 class _Exposition:
     """The page of metrics in one form: made anew when something has changed, and once a second at most."""
 
-    def __init__(self, view: View, accept: str) -> None:
+    def __init__(self, view: View, accept: str, sent: Counter[int]) -> None:
+        """sent: of the pages of all forms."""
         self._view = view
+        self._sent = sent
         self._encode, self._content_type = choose_encoder(accept)
         self._state: object = None
         self._made_s = 0.0
@@ -100,9 +123,10 @@ class _Exposition:
     async def answer(self) -> Response:
         async with self._making:
             state = self._view.handed_over, self._view.unready() is None
-            if self._state != state and (not self._page or time.monotonic() - self._made_s >= _FRESH_S):
+            due = time.monotonic() - self._made_s >= _FRESH_S and len(self._sent) < _PAGES_SENT
+            if self._state != state and (due or not self._page):
                 self._page, self._state, self._made_s = await self._make(), state, time.monotonic()
-        return _Chunked(self._page, headers={"Content-Type": self._content_type})
+        return _Page(self._page, self._content_type, self._sent)
 
     async def _make(self) -> bytes:
         end, turns = b"", Turns()

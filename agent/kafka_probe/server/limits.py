@@ -15,7 +15,7 @@ CPU_SHARE = 0.2
 """Of a core, for everything that clients can make the server do."""
 CPU_BURST_S = 1.0
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50, 100
-LISTS_AT_ONCE = 16
+LISTS_AT_ONCE = 4
 """Lists that are being made or sent: each takes up to query.PAGE_BYTES."""
 
 _PAUSE_S = 1.0  # at most: /healthz waits for it, and those who ask for that wait for a second, too

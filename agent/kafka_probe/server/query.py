@@ -23,7 +23,7 @@ from kafka_probe.text import printable_json
 LIMIT, MOST = 100, 1000
 FILTERS = 100
 """Most values of filters in one request."""
-PAGE_BYTES = 2 << 20
+PAGE_BYTES = 1 << 20
 """A page ends before the row that exceeds it, but for the first."""
 
 Row = Mapping[str, Any]

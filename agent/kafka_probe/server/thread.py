@@ -76,13 +76,13 @@ class Server:
         self._running: tuple[_Uvicorn, asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     def start(
-        self, agent: Watched, sink: Sink, clients: int = DEFAULT.clients
+        self, agent: Watched, sink: Sink, clients_bytes: int = DEFAULT.clients_bytes
     ) -> Callable[[Sequence[Mapping[str, Any]]], int]:
         """Answer from now on; returns what takes the agent's events, in their order and at once, see Agent.listener.
 
-        clients: how many are kept.
+        clients_bytes: what the clients that are kept may take.
         """
-        view = View(agent, sink, Traffic(self._config.metrics_series), Clients(clients))
+        view = View(agent, sink, Traffic(self._config.metrics_series), Clients(clients_bytes))
         waiting: deque[int] = deque()  # the rows of each list of events that is not added yet
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(

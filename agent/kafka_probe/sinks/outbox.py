@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
+from kafka_probe.memory import SPOOL_FILES
 from kafka_probe.shares import Shares
 from kafka_probe.text import printable_json
 
@@ -171,7 +172,8 @@ class Outbox:
     def _write(self, spool: Spool) -> None:
         """Move to the disk what waits too long, and in the end all that is left."""
         while (batch := self._overdue()) is not None:
-            segment = spool.write(batch, spool.limit_bytes - self.spooled_bytes)
+            room_bytes = spool.limit_bytes - self.spooled_bytes if len(self._on_disk) < SPOOL_FILES else 0
+            segment = spool.write(batch, room_bytes)
             if segment is None:
                 with self._changed:
                     if self._changed.wait_for(lambda: self._abandoned, RETRY_S):

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from kafka_probe.server import clients as room
-from kafka_probe.server.clients import SILENT_US, TOPICS_PER_CLIENT, Client, Clients, Key
+from kafka_probe.server.clients import SILENT_US, Client, Clients, Key
 from tests.unit.server.builders import NOW_US, SECOND_US, flow, passed, topic, workload
+from tests.unit.test_memory import grown_by
 
 
 def clients(*events: dict[str, Any]) -> list[tuple[Key, Client]]:
@@ -96,17 +97,41 @@ def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_
 
 
 def test_of_too_many_clients_those_that_spoke_last_are_kept() -> None:
-    found = Clients(2)
+    two = Clients()
+    two.add([flow(local=f"10.0.0.{n}:1") for n in (1, 2)])
+    found = Clients(two.held_bytes)
     found.add([flow(local=f"10.0.0.{n}:1") for n in (1, 2, 1, 3)])
     assert [key.address for key, _ in found] == ["10.0.0.1", "10.0.0.3"]
 
 
 def test_topics_of_all_clients_together_are_bounded() -> None:
-    found = Clients(100)
+    found = Clients(200_000)
     for host in range(50):
         found.add([flow(local=f"10.0.0.{host}:1", topics=[topic(f"t{host}-{n}") for n in range(100)])])
-    assert sum(len(client.topics) for _, client in found) == 100 * TOPICS_PER_CLIENT
+    assert 100_000 < found.held_bytes <= 200_000
+    assert sum(len(client.topics) for _, client in found) * 200 < 200_000
     assert [key.address for key, _ in found][-1] == "10.0.0.49"
+
+
+@pytest.mark.parametrize("char", ["x", "\u00e9"])
+@pytest.mark.parametrize("topics", [0, 5, 100])
+def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
+    found = Clients()
+
+    def text(kind: str, n: int) -> str:
+        return f"{kind}{n}".ljust(256, char)
+
+    def add_all() -> Clients:
+        for n in range(40):
+            client = {"id": text("id", n), "software_name": text("name", n), "software_version": text("version", n)}
+            named = [topic(text("topic", 1000 * n + t)) for t in range(topics)]
+            found.add([flow(local=f"10.0.0.{n}:1", client=client, group=text("group", n), topics=named)])
+        return found
+
+    assert grown_by(add_all, 1) < found.held_bytes
+    while list(found):
+        found._drop_oldest()
+    assert found.held_bytes == 0
 
 
 def test_flows_that_found_no_place_are_no_client() -> None:

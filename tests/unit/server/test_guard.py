@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import select
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from starlette.types import Message
 
 from kafka_probe.server import connection, http, limits, query
 from tests.lab.processes import wait_until
 from tests.unit.connections.records import opened
-from tests.unit.server.builders import flow
+from tests.unit.server.builders import flow, view
 from tests.unit.server.served import Served, serving
 from tests.unit.test_agent import Fed
 
@@ -182,6 +185,37 @@ def test_metrics_are_made_in_parts_that_are_one_page(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(http, "_SAMPLES_AT_ONCE", 7)
     assert page() == whole
     assert whole.count("# TYPE kafka_probe_workload_latency_seconds histogram") == 1
+
+
+def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_FRESH_S", 0)
+    shown, sent = view(flow()), Counter[int]()
+    exposition = http._Exposition(shown, "", sent)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def pages() -> list[bytes]:
+        goes_on = asyncio.Event()
+
+        async def send(_: Message) -> None:
+            await goes_on.wait()
+
+        answers, readers = [], []
+        for _ in range(10):
+            shown.add([flow()])
+            answers.append(await exposition.answer())
+            readers.append(asyncio.create_task(answers[-1]({"type": "http"}, receive, send)))
+            await asyncio.sleep(0)
+        goes_on.set()
+        await asyncio.gather(*readers)
+        shown.add([flow()])
+        return [bytes(answer.body) for answer in (*answers, await exposition.answer())]
+
+    *slow, last = asyncio.run(pages())
+    assert len(set(slow)) == 2
+    assert last not in slow
+    assert not sent
 
 
 def test_a_page_of_metrics_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,6 +185,22 @@ def test_what_exceeds_disk_and_memory_is_counted_and_the_oldest_is_kept(tmp_path
     spool.close()
 
 
+def test_more_files_than_are_kept_in_mind_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox_room, "SPOOL_FILES", 3)
+    spool = Spool(tmp_path, MIB)
+    outbox = Outbox(100, spool)
+    for number in range(3):
+        outbox.put([line(number)])
+        on_disk(outbox)
+    outbox.put([line(3)])
+    outbox.put([line(4, padding=200)])
+    assert outbox.lost["sink_buffer_full"] == 1
+    assert len(list(tmp_path.glob("*.gz"))) == 3
+    assert drained(outbox) == [0, 1, 2, 3]
+    outbox.abandon()
+    spool.close()
+
+
 def test_what_a_run_leaves_is_delivered_first_by_the_next_with_its_own_key(tmp_path: Path) -> None:
     first, second = "87b315b7965841f6", "0123456789abcdef"
     spool = Spool(tmp_path, MIB)
