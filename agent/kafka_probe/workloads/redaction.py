@@ -19,9 +19,9 @@ _SECRET = (
     rb"(?:pass(?:word|wd|phrase|code|in|out)|%b|pwd(?![a-z])|(?<![a-z])auth(?![a-z])|secret|token|credential|authorization"
     rb"|jaas|(?:api|access|account|private)[-_.]?key)[\w.\[\]\\\"'-]*+(?:%%(?:25)?(?:2[27]|5[bcd]))*"
 ) % _PASS
-_IS = rb"\s*(?:[=:]|%(?:25)?3[ad])"  # also as in URLs
+_IS = rb"\s*(?:[=:]>?|>|&gt;|%(?:25)?3[ade])"  # also as in tags and URLs
 _OPTION = rb"(?<![^\s\"'])--?[\w.-]*" + _SECRET
-_VALUE = re.compile(rb"(?:%b%b|%b\s)\s*(?=\S)" % (_SECRET, _IS, _OPTION), re.IGNORECASE)
+_VALUE = re.compile(rb"%b(?:%b|\s)\s*(?=\S)" % (_SECRET, _IS), re.IGNORECASE)
 _NEXT = re.compile(rb"(?:%b%b|%b)\s*\Z" % (_SECRET, _IS, _OPTION), re.IGNORECASE)
 # What stands before the port of an address: a host that looks like a name of a secret, as `auth:9092`.
 _HOST = re.compile(rb"://[^\s/?#;&,=\"'\\]*\Z")
