@@ -387,6 +387,16 @@ def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kep
     assert watched.tracker.place.used_bytes <= 20_000
 
 
+def test_kafka_probe_knows_its_own_connections_also_beyond_the_bound() -> None:
+    watched = with_place(1, 0)
+    for _ in range(2):
+        watched.see(request(METADATA, 12, 1, client_id="kafka-probe-agent-node-1"))
+        (event,) = watched.report()
+        assert event["internal"]
+    let_all_go(watched, 1)
+    assert watched.tracker.place.used_bytes == 0
+
+
 @pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (1, 4), (1, 5), (1, 90), (8, 1), (200, 1)])
 def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, partitions: int) -> None:
     watched = with_place(40)

@@ -98,12 +98,17 @@ class Connection:
             self.software_version = self._kept(self.software_version, facts.software_version)
 
     def _kept(self, known: str | None, new: str | None) -> str | None:
-        """A text in the place of another; None if there is no place for it."""
+        """A text in the place of another; None if there is no place for it.
+
+        Of a name of kafka-probe, whose connections must be known, INTERNAL_CLIENT stays then, which takes nothing.
+        """
         if new == known:
             return known
-        if known is not None:
+        if known is not None and known != INTERNAL_CLIENT:
             self._take(-text_bytes(known))
-        return new if new is None or self._take(text_bytes(new)) else None
+        if new is None or new == INTERNAL_CLIENT or self._take(text_bytes(new)):
+            return new
+        return INTERNAL_CLIENT if new.startswith(INTERNAL_CLIENT) else None
 
     def _take(self, size: int) -> bool:
         if size < 0:
