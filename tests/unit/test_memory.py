@@ -367,7 +367,8 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
 
     say(said[:1])
     before = place.used_bytes
-    assert grown_by(lambda: say(said[1:]), 1) < place.used_bytes - before < 59 * 6000
+    grown = grown_by(lambda: say(said[1:]), 1)
+    assert grown < place.used_bytes - before < 59 * 6000
     let_all_go(watched, 60)
     assert place.used_bytes == 0
 

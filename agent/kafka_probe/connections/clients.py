@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
 _OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))
 OF_CONSUMERS = _OF_MEMBERS | {FETCH}
-_CLIENT_BYTES = 768  # what a client takes besides texts
+_CLIENT_BYTES = 1024  # what a client takes besides texts
 
 
 class Client:
