@@ -57,6 +57,7 @@ static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 	struct place *send = &conn->places[SEND], *receive = &conn->places[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
+	conn->read_end = receive->next;
 	send->lock =
 		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;

@@ -10,7 +10,7 @@ static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 	int role = candidate(sk);
 	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;
-	struct call call = {};
+	struct call call = { .urgent = direction == SEND && sent_urgent(args[1]) };
 	if (!(flags & MSG_TRUNC))
 		find_buffer(&call, args[1], result);
 	moved(args, sk, role, &call, sequence_end(sk, direction), result, direction);

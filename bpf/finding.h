@@ -82,6 +82,8 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 			answers->lock = LOCKED;
 			conn->chaining = 0;
 			conn->sasl_raw = 0;
+			conn->unseen = 0;
+			conn->acks_unread = 0;
 			conn->is_kafka = 1;
 		}
 	}

@@ -185,13 +185,15 @@ static inline void abandon(struct cursor *c)
 }
 
 // Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
-static inline int begin(struct cursor *c, u8 direction, u32 end, s32 result)
+static inline int begin(struct conn *conn, struct cursor *c, u8 direction, u32 end, s32 result)
 {
 	c->call.start = end - result;
 	c->call.end = end;
 	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
 		abandon(c);
+		if (direction == answer_direction(conn))
+			forget_in_flight(conn);
 	}
 	// A search starts anew with each call: only a size that was read by itself, as Java does, waits for its header.
 	int size_alone = direction == RECEIVE && c->state == HEAD && c->have == 4 && c->next == c->call.start;
@@ -331,6 +333,13 @@ static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cu
 	follow_lengths(ctx, sk, conn, c, direction);
 }
 
+static inline int is_urgent(u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+{
+	if (direction == RECEIVE)
+		return urgent_received(sk, conn->read_end, &c->call);
+	return c->call.urgent || (!c->call.readable && urgent_sent(sk));
+}
+
 // A call moved [end - result, end).
 static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
 {
@@ -341,7 +350,15 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 		return;
 	take_up(conn, c, direction);
 	c->call = *call;
-	if (begin(c, direction, end, result))
+	int wanted = begin(conn, c, direction, end, result);
+	if (is_urgent(sk, conn, c, direction)) {
+		count(LOST_GAP, 1);
+		c->element[0] = 0; // no TLS
+		reject(conn, c);
+	}
+	if (wanted || conn->rejected)
 		follow_frames(ctx, sk, conn, c, direction);
+	if (direction == RECEIVE)
+		conn->read_end = end;
 	lay_down(ctx, conn, c, direction);
 }

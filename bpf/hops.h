@@ -4,8 +4,8 @@
 #include "iov.h"
 #include "requests.h"
 
-// Hops over one frame by its size, of which it reads what the current segment of the buffer holds. LEAVES when the cursor has to take a
-// step instead, for what it finds is no frame or cannot be read.
+// Hops over one frame by its size, of which it reads what the current segment of the buffer holds; `hopped` counts it. LEAVES when the
+// cursor has to take a step instead, for what it finds is no frame or cannot be read.
 static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 {
 	struct call *call = &c->call;
@@ -44,6 +44,7 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 	c->next += 4 - c->have + size;
 	c->have = 0;
 	c->out.kind = 0; // the frame behind it does not go on from the one before
+	c->hopped++;
 	return MORE;
 }
 
@@ -55,14 +56,16 @@ static inline int hop_on(u64 sk, u8 direction)
 	struct cursor *c = running.lookup(&which);
 	if (!conn || !c)
 		return DONE;
-	u32 hopped = 0;
+	c->hopped = 0;
 	int outcome = MORE;
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < HOPS && outcome == MORE; i++) {
+	for (int i = 0; i < HOPS && outcome == MORE; i++)
 		outcome = hop(conn, c, direction);
-		hopped += outcome == MORE && !c->have;
-	}
-	count(LOST_LIMIT, hopped);
+	count(LOST_LIMIT, c->hopped);
+	if (is_request(conn, direction))
+		conn->unseen += c->hopped;
+	else if (c->hopped)
+		pass_answers(conn, c->hopped);
 	return outcome;
 }
 

@@ -59,7 +59,7 @@ int on_tcp_sendmsg_return(void *ctx)
 	int role = candidate(sk);
 	if (role < 0 || result <= 0)
 		return 0;
-	struct call call = {};
+	struct call call = { .urgent = sent_urgent(sending->message) };
 	find_buffer(&call, sending->message, result);
 	moved(ctx, sk, role, &call, sequence_end(sk, SEND), result, SEND);
 	return 0;

@@ -15,8 +15,8 @@ struct in_flight {
 	u32 ts_us;
 	u8 api_key;
 	u8 api_version;
-	u8 unsure; // where the request starts is a guess: see finding.h
-	u8 pad;
+	u8 unsure;       // where the request starts is a guess: see finding.h
+	u8 after_unseen; // requests before it may still be answered that are not in flight here
 };
 
 // Where the bytes of the running call are.
@@ -28,7 +28,8 @@ struct call {
 	u32 segment_bytes;
 	u32 start; // TCP sequence numbers of the bytes that the call moved: [start, end)
 	u32 end;
-	u32 readable;
+	u8 readable;
+	u8 urgent; // sent with MSG_OOB
 	u32 ahead; // where what was read ahead starts
 	u32 ahead_bytes;
 };
@@ -66,6 +67,7 @@ struct cursor {
 	u32 number;           // the varint being read
 	u32 records;          // of the current record set
 	u32 batches;
+	u32 hopped;             // frames of the running call that were hopped over in a row
 	struct set_summary set; // its numbers are filled in at its end
 	u8 lock;                // enum lock
 	u8 state;               // enum state
@@ -81,7 +83,8 @@ struct cursor {
 	u16 op;      // that op
 	u16 need;    // size of the element being collected in `element`, and how much of it is there
 	u16 have;
-	u16 take; // what the current step reads, and to where
+	struct in_flight request; // that the current response answers
+	u16 take;                 // what the current step reads, and to where
 	u16 at;
 	struct call call;
 	u8 element[DATA_BYTES]; // an element is CHUNK bytes at most; as large as out.data for the verifier
@@ -112,8 +115,10 @@ struct conn {
 	u32 sasl_correlation_id; // of a SaslHandshake 0, while raw tokens may follow
 	u32 head;                // in_flight[head, tail) are outstanding, in order
 	u32 tail;
-	u32 overflowed; // requests that went to `overflow` and are not answered yet
-	u8 role;        // enum role
+	u32 overflowed;    // requests behind those that went to `overflow` and are not answered yet
+	u32 overflow_tail; // number of the next one
+	u32 unseen;        // requests that were skipped, at most, and may still be answered
+	u8 role;           // enum role
 	u8 rejected;
 	u8 announced; // to user space
 	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
@@ -124,6 +129,7 @@ struct conn {
 	u8 last_api_key; // of the last request
 	u8 last_api_version;
 	u8 no_response; // it was a Produce with acks=0
+	u8 acks_unread; // or one whose acks are not read yet
 	u8 from_start;  // seen from its first byte
 	u8 holding;     // the first request waits in `held` until it is proven to be one
 	u8 chaining;    // what follows is of the search for a lost position: see finding.h
@@ -134,6 +140,7 @@ struct conn {
 	u16 client_id_bytes;
 	u32 last_request_bytes;
 	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
+	u32 read_end;           // sequence number behind the last byte received that is known to have been read
 	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
 	u32 unheld;             // frames that came before the proof and did not wait
 	struct place places[2]; // of the cursors, by enum direction
@@ -144,7 +151,7 @@ struct conn {
 
 struct overflow_key {
 	u64 conn;
-	u64 correlation_id;
+	u64 number; // of the request among those of its connection that went to `overflow`
 };
 
 // What may leave of an API's version, from protocol/rules.py. Filled once by the loader; index: api_key << 5 | api_version.

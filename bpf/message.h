@@ -19,6 +19,11 @@ static inline void segments(struct call *call, u64 iov, s64 back)
 	call->readable &= back <= 0;
 }
 
+static inline int sent_urgent(u64 message)
+{
+	return READ(u32, message, OFFSET_MSGHDR_MSG_FLAGS) & MSG_OOB;
+}
+
 // Fills `call` with the buffer of the `result` bytes. What is no buffer of a program (sendfile, splice) stays unreadable: its
 // bytes count by length.
 static inline void find_buffer(struct call *call, u64 message, s32 result)

@@ -13,6 +13,9 @@
 #define NO_CLIENT_ID 0xffff
 #define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
 
+// Of a response: it is that of the request that was due, of none that is known, of one that may be another's, or of a later one.
+enum answer { MATCHED, UNMATCHED, IN_DOUBT, PASSED };
+
 // While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
 // TLS.
 static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
@@ -62,7 +65,7 @@ static inline int one_tls_record(struct cursor *c)
 	return fits && starts_tls(c) && c->next - c->have == c->call.start;
 }
 
-// Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
+// Not Kafka, not in plain text, or with urgent data, by which the two ends of a stream may read other frames than it seems. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
 static inline void reject(struct conn *conn, struct cursor *c)
 {
 	conn->rejected = 1;
@@ -105,12 +108,14 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	}
 }
 
-static inline void remember(struct conn *conn, struct record *request)
+// Takes note of a request that wants an answer. The answers come in the same order, which decides where correlation ids repeat.
+static inline void request_taken(struct conn *conn, struct record *request)
 {
 	struct in_flight entry = { .correlation_id = request->correlation_id,
 				   .ts_us = request->ts_ns / 1000,
 				   .api_key = request->api_key,
-				   .api_version = request->api_version };
+				   .api_version = request->api_version,
+				   .after_unseen = !!conn->unseen };
 	if (conn->places[answer_direction(conn)].lock != LOCKED) { // many may stay unanswered
 		conn->overflowed = 0;
 		forget_oldest(conn);
@@ -119,12 +124,23 @@ static inline void remember(struct conn *conn, struct record *request)
 		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
 		return;
 	}
-	struct overflow_key key = { .conn = conn->id, .correlation_id = (u32)request->correlation_id };
-	if (overflow.update(&key, &entry))
-		count(LOST_OVERFLOW, 1);
-	else
-		conn->overflowed++;
+	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail++ };
+	overflow.update(&key, &entry); // without a place it counts as evicted, when its answer comes
+	conn->overflowed++;
 }
+
+// A global function, as in frames.h: inlined it would be most of what the verifier walks.
+int take_request(u64 sk)
+{
+	struct conn *conn = conns.lookup(&sk);
+	u32 which = conn ? request_direction(conn) : SEND;
+	struct cursor *c = running.lookup(&which);
+	if (conn && c)
+		request_taken(conn, &c->out);
+	return 0;
+}
+
+static int (*call_take_request)(u64 sk) = (void *)CALL_TAKE_REQUEST;
 
 // Correlation ids behind a SASL exchange go on from the handshake's, or start at 0 (Java reserves its highest ids for SASL).
 static inline int ends_sasl(struct conn *conn, u32 correlation_id)
@@ -166,10 +182,12 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	int raw = conn->sasl_raw && c->lock == LOCKED;
 	c->frame_end = c->next - c->have + 4 + size;
 	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
-		if (raw && size < MAX_FRAME_BYTES)
+		if (raw && size < MAX_FRAME_BYTES) {
+			conn->unseen++;
 			skip_frame(c);
-		else
+		} else {
 			not_a_frame(conn, c, 1);
+		}
 		return;
 	}
 	if (c->have < SHORT_HEAD) {
@@ -185,6 +203,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	u32 flags = rule ? rule->flags : 0;
 	if (raw) {
 		if (!flags || !ends_sasl(conn, correlation_id)) {
+			conn->unseen++;
 			skip_frame(c);
 			return;
 		}
@@ -195,6 +214,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
 	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a record
 		lost(c, LOST_UNKNOWN_VERSION);
+		conn->unseen++;
 		skip_frame(c);
 		return;
 	}
@@ -223,6 +243,8 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	conn->last_api_version = api_version;
 	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
+	conn->unseen += conn->acks_unread; // the Produce before it was cut: it may want an answer
+	conn->acks_unread = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
 		conn->sasl_raw = 1;
 		conn->sasl_correlation_id = correlation_id;
@@ -232,7 +254,9 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->flexible = !!(flags & RULE_FLEXIBLE);
 	c->at_op = rule ? rule->request_walk : 0;
 	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
-		remember(conn, &c->out);
+		call_take_request(conn->sk);
+	else
+		conn->acks_unread = 1;
 	append(c, c->element + SHORT_HEAD, 2);
 	expect_bulk(c, conn->client_id_bytes == NO_CLIENT_ID ? 0 : conn->client_id_bytes, BODY);
 }
@@ -248,25 +272,74 @@ static inline void start_body(struct cursor *c, u32 limit)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
-// The request that a response answers: Kafka answers in order. Correlation ids that were passed over had no answer that was seen.
-static inline int match(struct conn *conn, u32 correlation_id, struct in_flight *request)
+static inline struct overflow_key oldest_overflowed(struct conn *conn)
+{
+	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail - conn->overflowed };
+	return key;
+}
+
+// The oldest request in flight, which the next response answers. 0 if there is none, or if it was evicted.
+static inline int oldest(struct conn *conn, struct in_flight *request)
 {
 	if (conn->head != conn->tail) {
 		*request = conn->in_flight[conn->head & (IN_FLIGHT - 1)];
-		if (request->correlation_id == correlation_id) {
-			conn->head++;
-			return 1;
-		}
+		return 1;
 	}
-	struct overflow_key key = { .conn = conn->id, .correlation_id = correlation_id };
+	struct overflow_key key = oldest_overflowed(conn);
 	struct in_flight *entry = conn->overflowed ? overflow.lookup(&key) : 0;
-	if (!entry)
-		return 0;
-	*request = *entry;
-	overflow.delete(&key);
-	conn->overflowed--;
-	return 1;
+	if (entry)
+		*request = *entry;
+	return !!entry;
 }
+
+static inline void drop_oldest(struct conn *conn)
+{
+	if (conn->head != conn->tail) {
+		conn->head++;
+	} else if (conn->overflowed) {
+		struct overflow_key key = oldest_overflowed(conn);
+		overflow.delete(&key);
+		conn->overflowed--;
+	}
+}
+
+// So many answers came, and which requests they are of is not known: as many as are left are of none that is known.
+static inline void pass_answers(struct conn *conn, u32 answers)
+{
+	u32 outstanding = conn->tail - conn->head + conn->overflowed + conn->unseen;
+	forget_in_flight(conn);
+	conn->unseen = outstanding > answers ? outstanding - answers : 0;
+}
+
+// What the next response answers, `request` in the cursor: the oldest one in flight. Correlation ids that were passed over had no answer
+// that was seen. Where requests were skipped, and all that was in flight before them is answered, a response may be theirs, whatever its
+// correlation id is: then it is in doubt.
+static inline int answered(struct conn *conn, struct cursor *c)
+{
+	struct in_flight none = { .api_key = NO_API };
+	c->request = none;
+	int known = oldest(conn, &c->request), evicted = !known && conn->overflowed;
+	if (conn->unseen && c->lock == LOCKED && !evicted && !(known && !c->request.after_unseen)) {
+		pass_answers(conn, 1);
+		return IN_DOUBT;
+	}
+	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
+	int passed = known && ahead > 0 && ahead < IN_ORDER_WINDOW;
+	if (passed || evicted || (known && !ahead))
+		drop_oldest(conn);
+	count(LOST_OVERFLOW, evicted);
+	return passed ? PASSED : known && !ahead ? MATCHED : UNMATCHED;
+}
+
+int take_answer(u64 sk)
+{
+	struct conn *conn = conns.lookup(&sk);
+	u32 which = conn ? answer_direction(conn) : SEND;
+	struct cursor *c = running.lookup(&which);
+	return conn && c ? answered(conn, c) : UNMATCHED;
+}
+
+static int (*call_take_answer)(u64 sk) = (void *)CALL_TAKE_ANSWER;
 
 // Whether the request is still on its way, or has ended too early: then nothing answers it.
 static inline int asks(struct conn *conn, u32 correlation_id)
@@ -282,6 +355,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
 	if (conn->sasl_raw && c->lock == LOCKED && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
+		conn->unseen -= !!conn->unseen;
 		skip_frame(c);
 		return;
 	}
@@ -293,19 +367,16 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->need = RESPONSE_HEAD;
 		return;
 	}
-	u32 correlation_id = be32(c->element + 4);
-	struct in_flight request = { .api_key = NO_API };
+	u32 correlation_id = be32(c->element + 4), place = conn->head;
 	struct place *asked = &conn->places[request_direction(conn)];
-	u32 place = conn->head;
 	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // nobody answers half a request
 		asked->lock = SEEKING;
-	int matched = match(conn, correlation_id, &request);
-	s32 ahead = correlation_id - request.correlation_id;
-	if (!matched && request.api_key != NO_API && ahead > 0 && ahead < IN_ORDER_WINDOW) {
-		if (request.unsure && request.api_key != API_PRODUCE && asked->lock == TENTATIVE)
+	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
+	struct in_flight *request = &c->request;
+	if (outcome == PASSED) {
+		if (request->unsure && request->api_key != API_PRODUCE && asked->lock == TENTATIVE)
 			asked->lock = SEEKING;
-		conn->head++;
-		lost(c, conn->is_kafka && !request.unsure ? LOST_UNANSWERED : LOST_RESYNC);
+		lost(c, conn->is_kafka && !request->unsure ? LOST_UNANSWERED : LOST_RESYNC);
 		c->next -= 4; // reads the correlation id once more, against the next request in flight
 		c->have -= 4;
 		return;
@@ -318,7 +389,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		answer_matched(conn, c, place);
 	else if (!matched && asked->lock == TENTATIVE && place == conn->tail) // it answers nothing of the chain
 		asked->lock = SEEKING;
-	if (c->lock != LOCKED || request.unsure) {
+	if (c->lock != LOCKED || request->unsure) {
 		withhold(c, correlation_id);
 		return;
 	}
@@ -327,17 +398,17 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	conn->is_kafka |= matched && (correlation_id || (conn->from_start && names_client(conn->client_id_bytes)));
 	start_frame(conn, c, size, correlation_id);
 	c->out.flags |= FLAG_RESPONSE;
-	c->out.api_key = matched ? request.api_key : NO_API;
-	c->out.api_version = request.api_version;
+	c->out.api_key = matched ? request->api_key : NO_API;
+	c->out.api_version = request->api_version;
 	if (!matched) {
 		lost(c, LOST_UNMATCHED);
 		finish(c, 0);
 		return;
 	}
-	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request.ts_us;
-	struct rule *rule = rule_of(request.api_key, request.api_version);
+	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request->ts_us;
+	struct rule *rule = rule_of(request->api_key, request->api_version);
 	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511); its error code decides.
-	int unknown_version = request.api_key == API_VERSIONS && (!rule || !rule->flags);
+	int unknown_version = request->api_key == API_VERSIONS && (!rule || !rule->flags);
 	if (unknown_version)
 		rule = rule_of(API_VERSIONS, 0);
 	u32 flags = rule ? rule->flags : 0;

@@ -14,8 +14,9 @@
 		value_;                                                                                                          \
 	})
 
-#define MSG_IGNORED (0x2 | 0x2000) // MSG_PEEK, MSG_ERRQUEUE: nothing of the stream was moved
-#define MSG_TRUNC 0x20             // the bytes were dropped: there is no buffer
+#define MSG_OOB 0x1
+#define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // MSG_PEEK, MSG_ERRQUEUE: a receive that did not move on in the stream
+#define MSG_TRUNC 0x20                       // the bytes were dropped: there is no buffer
 
 enum role { ROLE_UNKNOWN, ROLE_CONNECTING, ROLE_ACCEPTING };
 enum direction { SEND, RECEIVE };
@@ -130,6 +131,20 @@ static inline u32 sequence_end(u64 sk, u8 direction)
 	if (fin_received(sk) && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
 		end--;
 	return end;
+}
+
+// Whether a receive stands behind urgent data (tcp_check_urg): a byte of it has a sequence number, but is not read with the others, so
+// that frames seem to end before they do. urg_seq is 0 until there was some, or by chance, but then it is where this call began.
+static inline int urgent_received(u64 sk, u32 read_end, struct call *call)
+{
+	u32 mark = READ(u32, sk, OFFSET_TCP_SOCK_URG_SEQ);
+	return mark || READ(u16, sk, OFFSET_TCP_SOCK_URG_DATA) || (!read_end && (call->start || !call->readable));
+}
+
+// Whether a send that no hook could look into (io_uring) has put urgent data into the stream, and it is not acknowledged yet.
+static inline int urgent_sent(u64 sk)
+{
+	return (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UP) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA)) > 0;
 }
 
 static inline void fill_addresses(u64 sk, struct open_data *open)

@@ -53,6 +53,20 @@ static inline void message_of_many(struct call *call, u64 address, u64 count, s3
 		message(call, address + index * MMSGHDR_BYTES);
 }
 
+// Whether a send of the running system call is urgent.
+static inline int sent_urgent(u64 registers)
+{
+	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
+	case SYS_SENDTO:
+	case SYS_SENDMMSG:
+		return READ(u64, registers, OFFSET_PT_REGS_R10) & MSG_OOB;
+	case SYS_SENDMSG:
+		return READ(u64, registers, OFFSET_PT_REGS_DX) & MSG_OOB;
+	default:
+		return 0;
+	}
+}
+
 // Fills `call` with the buffer of the running system call. What is no buffer (sendfile, splice, io_uring) stays unreadable:
 // its bytes count by length.
 static inline void find_buffer(struct call *call, s32 result)
@@ -60,6 +74,7 @@ static inline void find_buffer(struct call *call, s32 result)
 	u64 registers = (u64)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
 	if (READ(u16, registers, OFFSET_PT_REGS_CS) != USER_CODE_SEGMENT)
 		return;
+	call->urgent = sent_urgent(registers);
 	u64 second = READ(u64, registers, OFFSET_PT_REGS_SI), third = READ(u64, registers, OFFSET_PT_REGS_DX);
 	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
 	case SYS_READ:

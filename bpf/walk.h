@@ -266,10 +266,12 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 		malformed(c);
 		return;
 	}
-	if (c->state == ACKS && acks)
-		remember(conn, &c->out);
-	else if (c->state == ACKS)
-		conn->no_response = 1;
+	if (c->state == ACKS) {
+		conn->acks_unread = 0;
+		conn->no_response = !acks;
+		if (acks)
+			call_take_request(conn->sk);
+	}
 	if (c->op >> OPERAND_BITS == OP_ERROR && be16(c->element) == UNSUPPORTED_VERSION) {
 		c->copy_left = c->body_left;
 		expect_bulk(c, c->frame_end - c->next, FINISHED);

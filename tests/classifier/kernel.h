@@ -32,6 +32,9 @@ struct sock {
 #define OFFSET_TCP_SOCK_BYTES_RECEIVED AT(bytes_received)
 #define OFFSET_TCP_SOCK_BYTES_ACKED AT(bytes_acked)
 #define OFFSET_TCP_SOCK_SND_NXT AT(write_seq)
+#define OFFSET_TCP_SOCK_SND_UP AT(snd_una)
+#define OFFSET_TCP_SOCK_URG_SEQ AT(zero)
+#define OFFSET_TCP_SOCK_URG_DATA AT(zero)
 #define OFFSET_SOCK_COMMON_SKC_FLAGS AT(zero)
 #define OFFSET_SOCK_COMMON_SKC_STATE AT(zero)
 #define OFFSET_SOCK_COMMON_SKC_COOKIE AT(zero)
@@ -82,6 +85,8 @@ struct sock {
 #define CALL_RUN_RECEIVE run_receive
 #define CALL_HOP_SEND hop_send
 #define CALL_HOP_RECEIVE hop_receive
+#define CALL_TAKE_REQUEST take_request
+#define CALL_TAKE_ANSWER take_answer
 #define CALL_SHARE_FRAME share_frame
 #define CALL_SHARE_NOTICE share_notice
 #define BPF_RB_NO_WAKEUP 0

@@ -9,9 +9,10 @@ import threading
 
 import pytest
 
+from kafka_probe.capture.record import Protocol
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, kafka, receive_all, receive_pieces, send_all
+from tests.golden.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer
 from tests.golden.wire import (
     API_VERSIONS,
     METADATA,
@@ -236,3 +237,29 @@ def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
     assert all(frame in talk.said for frame in sure)
     assert 401 - len(sure) <= 4 * sum(capture.lost().values())
     assert len(sure) > 10
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("by_server", [False, True], ids=["requests", "answers"])
+@pytest.mark.parametrize("inline", [False, True], ids=["skipped", "read inline"])
+def test_a_connection_with_urgent_data_is_not_believed(
+    capture: Capture, port: int, inline: bool, by_server: bool
+) -> None:
+    """Its byte is in the stream, but not among those that are read, so that a frame seems to end before it does."""
+    planted = request(METADATA, 1, 2).wire
+    value = bytes(1000) + planted
+    frame = produce(3, {"orders": {0: Set(batch(1, value=value), 1)}}, correlation_id=1).wire
+    with kafka(port) as talk:
+        sender, receiver = (talk.server, talk.client)[:: 1 if by_server else -1]
+        receiver.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, inline)
+        transfer(sender, receiver, frame[:600])
+        for at in range(600, 600 + len(planted)):
+            sender.send(b"!", socket.MSG_OOB)
+            transfer(sender, receiver, frame[at : at + 1], read=lambda sock, size: receive_all(sock, size + inline))
+        transfer(sender, receiver, frame[600 + len(planted) :])
+        exchange(talk, [3, 4])
+    ends = capture.ends_of(talk)
+    assert [end.frames[:2] for end in ends] == [talk.said[:2]] * 2
+    assert [len(end.frames) <= 3 and end.opaque for end in ends] == [Protocol.UNKNOWN] * 2
+    assert capture.lost()["gap"] == 2
+    capture.begin()  # how much of the frame is shown differs

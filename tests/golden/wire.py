@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import NAMESPACE_OID, UUID, uuid5
 
+from kafka_probe.capture.record import NO_API
 from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status
 from tests.unit.protocol.expected import expected
 from tests.unit.protocol.messages import CLIENT_ID, case
@@ -24,7 +25,7 @@ with warnings.catch_warnings():
 MARKER = b"do-not-let-me-out"
 # What is counted of a record set.
 COUNTS = (Kind.RECORDS, Kind.BATCHES, Kind.BATCH_PRODUCER_ID, Kind.BATCH_PRODUCER_EPOCH)
-PRODUCE, FETCH, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1, 3, 17, 18, 36
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1, 2, 3, 17, 18, 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,12 @@ def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Fram
     """A response of which nothing but its header may leave."""
     wire = framed(struct.pack(">i", correlation_id) + body)
     return Frame(wire, Seen(Facts(True, api_key, version, Status.HEADER_ONLY), correlation_id, len(wire)))
+
+
+def unmatched(correlation_id: int, body: bytes = bytes(6)) -> Frame:
+    """A response to a request that was not seen; by its length that to an ApiVersions request of version 0."""
+    wire = framed(struct.pack(">i", correlation_id) + body)
+    return Frame(wire, Seen(Facts(True, NO_API, 0, Status.UNKNOWN_API), correlation_id, len(wire)))
 
 
 TRANSACTIONAL, CONTROL = 0x10, 0x20  # of a batch's attributes

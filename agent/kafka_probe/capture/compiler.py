@@ -59,6 +59,9 @@ _MEMBERS = {
         "bytes_received",
         "snd_una",
         "snd_nxt",
+        "snd_up",
+        "urg_data",
+        "urg_seq",
         "bytes_acked",
         "write_seq",
         "copied_seq",
@@ -77,8 +80,8 @@ _MEMBERS = {
     "cgroup_subsys_state": ("cgroup",),
     "cgroup": ("kn",),
     "kernfs_node": ("id",),
-    "pt_regs": ("orig_ax", "di", "si", "dx", "cx", "r8", "ax", "cs"),
-    "msghdr": ("msg_iter",),
+    "pt_regs": ("orig_ax", "di", "si", "dx", "cx", "r8", "r10", "ax", "cs"),
+    "msghdr": ("msg_iter", "msg_flags"),
     "iov_iter": ("iov_offset", "count"),
 }
 

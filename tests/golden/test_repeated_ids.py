@@ -1,0 +1,129 @@
+"""A client whose requests share one correlation id: answers are told apart by their order, and no records leave.
+
+Whichever requests the kernel did not follow, the answer to a Fetch is not taken for one of another request. The capture
+refuses any record with MARKER.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from kafka_probe.protocol.facts import Status
+from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, kafka, receive_at_once, send_at_once, transfer
+from tests.golden.test_calls import sendfile
+from tests.golden.test_records import raw_token
+from tests.golden.wire import (
+    API_VERSIONS,
+    FETCH,
+    LIST_OFFSETS,
+    SASL_HANDSHAKE,
+    fetched,
+    header_only,
+    joined,
+    produce,
+    records_of,
+    request,
+    response,
+    unmatched,
+)
+from tests.unit.protocol.messages import CLIENT_ID
+
+pytestmark = pytest.mark.root
+
+ID = 100_000  # of all requests that shall be taken for one another
+IN_FLIGHT = 32  # what a connection remembers itself
+EVICTED = 1 << 16  # requests of others that surely evict those of one connection
+FETCHED = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=ID)
+
+
+def in_order(talk: Conversation) -> None:
+    """All of them are followed, more than the connection remembers itself."""
+    talk.ask(*IN_FLIGHT * [request(API_VERSIONS, 3, ID)])
+    ask_twice(talk)
+    talk.answer(*IN_FLIGHT * [response(API_VERSIONS, 3, ID)])
+
+
+def ask_twice(talk: Conversation) -> None:
+    talk.ask(request(FETCH, 4, ID))
+    talk.ask(request(LIST_OFFSETS, 1, ID))
+
+
+def test_answers_are_those_of_the_requests_in_their_order(capture: Capture, port: int) -> None:
+    with kafka(port) as talk:
+        in_order(talk)
+        talk.answer(FETCHED, response(LIST_OFFSETS, 1, ID))
+    assert capture.saw(talk)
+
+
+def hopped_over(talk: Conversation) -> None:
+    """The Fetch is behind more frames than the steps of a call come to."""
+    many = [*5_000 * [produce(9, {"orders": {0: records_of(1)}}, acks=0)], request(FETCH, 4, ID)]
+    talk.widen()
+    transfer(talk.client, talk.server, joined(many), send_at_once, receive_at_once)
+    talk.ask(request(LIST_OFFSETS, 1, ID))
+
+
+def skipped_as_a_token(talk: Conversation) -> None:
+    """The Fetch looks like a token of SASL."""
+    talk.ask(request(SASL_HANDSHAKE, 0, 1))
+    talk.answer(response(SASL_HANDSHAKE, 0, 1))
+    raw_token(talk, b"\0alice\0secret")
+    transfer(talk.client, talk.server, request(FETCH, 4, ID).wire)
+    talk.ask(request(API_VERSIONS, 3, 2), request(LIST_OFFSETS, 1, ID))
+
+
+def behind_an_unknown_version(talk: Conversation) -> None:
+    """A request before the Fetch has a version that no record can name."""
+    transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, ID, bytes(4)).wire)
+    ask_twice(talk)
+    talk.answer(unmatched(ID))
+
+
+def behind_a_produce_that_is_cut(talk: Conversation) -> None:
+    """The acks of a Produce before the Fetch cannot be read at the client's end: the file that is sent holds them."""
+    frame = produce(8, {"orders": {0: records_of(1)}}, correlation_id=ID)
+    in_file = frame.wire.index(CLIENT_ID.encode()) + len(CLIENT_ID)
+    transfer(talk.client, talk.server, frame.wire[:in_file])
+    transfer(talk.client, talk.server, frame.wire[in_file:], sendfile)
+    ask_twice(talk)
+    talk.answer(unmatched(ID))
+
+
+WAYS: dict[str, Callable[[Conversation], None]] = {
+    "hopped over": hopped_over,
+    "skipped as a token": skipped_as_a_token,
+    "behind an unknown version": behind_an_unknown_version,
+    "behind a Produce that is cut": behind_a_produce_that_is_cut,
+}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("way", WAYS)
+def test_an_answer_that_may_be_that_of_a_request_not_followed_is_of_none(capture: Capture, port: int, way: str) -> None:
+    with kafka(port) as talk:
+        WAYS[way](talk)
+        talk.answer(FETCHED)
+    for end in capture.ends_of(talk):
+        (last,) = (frame for frame in end.frames if frame.frame_bytes == len(FETCHED.wire))
+        assert (last.facts.api_key, last.facts.status) in ((FETCH, Status.COMPLETE), (255, Status.UNKNOWN_API))
+    capture.begin()  # the losses of the ways differ
+
+
+def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Capture, port: int) -> None:
+    with kafka(port) as talk, kafka(port) as other:
+        talk.ask(*IN_FLIGHT * [request(API_VERSIONS, 3, ID)], request(FETCH, 4, ID))
+        for _ in range(EVICTED // 64):
+            other.ask(*64 * [request(API_VERSIONS, 0, ID)])
+            assert capture.ends  # read what is in the buffer
+        talk.ask(request(LIST_OFFSETS, 1, ID))
+        talk.answer(*IN_FLIGHT * [response(API_VERSIONS, 3, ID)], FETCHED, response(LIST_OFFSETS, 1, ID))
+    for end in capture.ends_of(talk):
+        assert [(frame.facts.api_key, frame.facts.response) for frame in end.frames[-2:]] == [
+            (255, True),
+            (LIST_OFFSETS, True),
+        ]
+    assert capture.lost()["in_flight_forgotten"] == 2
+    capture.begin()
