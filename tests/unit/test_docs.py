@@ -12,6 +12,7 @@ import pytest
 from kafka_probe.config import Config
 from kafka_probe.events import KINDS
 from kafka_probe.memory import DEFAULT, MIB
+from kafka_probe.workloads.cgroup import MOST_CGROUPS, MOST_PATH_BYTES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
@@ -66,6 +67,8 @@ def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     assert f"take {DEFAULT.learned_bytes // MIB} MiB" in policy
     assert f"Names of topic ids {DEFAULT.topic_names_bytes // MIB} MiB" in policy
     assert f"Clients in the API {DEFAULT.clients_bytes // MIB} MiB" in policy
+    assert f"- {MOST_CGROUPS:,} cgroups of each hierarchy" in policy
+    assert f"paths of up to {MOST_PATH_BYTES} bytes" in policy
 
 
 def test_the_links_lead_somewhere() -> None:

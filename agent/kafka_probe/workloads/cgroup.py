@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -29,6 +31,8 @@ V1_NAMES = (*V1_CONTROLLERS, "name=systemd")
 WALK_SHARE = 20
 """After a walk the next one waits this many times the last one's duration: at most 5 % of a CPU per hierarchy."""
 WALK_PAUSE_S = 0.01
+# Any user may make cgroups below one of their own. A walk of so many takes up to 0.2 s and keeps at most 3 MiB.
+MOST_CGROUPS, MOST_PATH_BYTES = 4096, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +76,30 @@ class Cgroups:
 
 
 class _Tree:
-    """The cgroups of one hierarchy by their ids."""
+    """The cgroups of one hierarchy by their ids, those below the limits of a walk."""
 
     def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float]) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
-        self._paths: dict[int, str] = {}
+        self._paths: dict[int, bytes] = {}  # as text they could take four times as much
         self._next_walk = clock()
 
     def path(self, cgroup_id: int, claimed: str | None) -> str | None:
         """The path of a cgroup. `claimed`: that of its process now, by /proc."""
         known = self._paths.get(cgroup_id)
-        if known is not None:
-            return known
-        if claimed and _inode(self._hierarchy, claimed) == cgroup_id:
+        if known is None and claimed and _inode(self._hierarchy, claimed) == cgroup_id:
             return claimed
-        if self._clock() >= self._next_walk:
+        if known is None and self._clock() >= self._next_walk:
             self._walk()
+            known = self._paths.get(cgroup_id)
         # A process that moved since its record may have left a cgroup that is gone: where it is now is next best.
-        return self._paths.get(cgroup_id, claimed)
+        return claimed if known is None else known.decode("utf-8", "replace")
 
     def _walk(self) -> None:
         began = self._clock()
-        self._paths = dict(_walk(self._hierarchy))
+        self._paths = {}  # before the new ones are made, which may be as large
+        found = islice(_walk(self._hierarchy), MOST_CGROUPS)
+        self._paths = {inode: path for inode, path in found if len(path) <= MOST_PATH_BYTES}
         ended = self._clock()
         self._next_walk = ended + max(WALK_PAUSE_S, WALK_SHARE * (ended - began))
 
@@ -132,23 +137,27 @@ def _inode(hierarchy: Hierarchy, path: str) -> int | None:
         return None
 
 
-def _walk(hierarchy: Hierarchy) -> Iterator[tuple[int, str]]:
-    """Inode and path of every cgroup below the mount point; one that is removed meanwhile is left out."""
+def _walk(hierarchy: Hierarchy) -> Iterator[tuple[int, bytes]]:
+    """Yield inode and path of every cgroup below the mount point, the upper ones first.
+
+    One that is removed meanwhile is left out, and what is below a path that is too long.
+    """
     # The mount may be of one cgroup only (a container's view, bind-mounted), whose path the ids' paths then start with.
-    above = "" if hierarchy.root == "/" or "/.." in hierarchy.root else hierarchy.root
+    above = b"" if hierarchy.root == "/" or "/.." in hierarchy.root else os.fsencode(hierarchy.root)
     top = os.fsencode(hierarchy.mount_point)
     root_inode = _inode(hierarchy, "")
     if root_inode is not None:
-        yield root_inode, above or "/"
-    pending = [b""]
+        yield root_inode, above or b"/"
+    pending = deque([b""])
     while pending:
-        parent = pending.pop()
+        parent = pending.popleft()
         try:
             with os.scandir(top + parent) as entries:
-                children = [(entry.inode(), entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)]
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        path = parent + b"/" + entry.name
+                        yield entry.inode(), above + path
+                        if len(path) < MOST_PATH_BYTES:
+                            pending.append(path)
         except OSError:
             continue
-        for inode, name in children:
-            path = parent + b"/" + name
-            yield inode, above + path.decode("utf-8", "replace")
-            pending.append(path)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe.workloads.cgroup import WALK_PAUSE_S, Cgroups, memberships
+from kafka_probe.workloads.cgroup import MOST_CGROUPS, MOST_PATH_BYTES, WALK_PAUSE_S, Cgroups, memberships
 
 MakeCgroup = Callable[[Path], Path]
 Mount = Callable[..., Cgroups]
@@ -172,6 +172,24 @@ def test_unknown_ids_do_not_walk_without_pause(mount: Mount, tmp_path: Path, clo
     assert of_ended(cgroups, cgroup_id) == []
     clock.now_s += WALK_PAUSE_S
     assert of_ended(cgroups, cgroup_id) == ["/later"]
+
+
+def test_of_very_many_cgroups_the_upper_ones_are_looked_at(mount: Mount, tmp_path: Path) -> None:
+    service = made(tmp_path / "cgroup/z.slice/kafka.service")
+    many = [made(tmp_path / f"cgroup/user.slice/delegated/{n}") for n in range(MOST_CGROUPS)]
+    cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
+    assert of_ended(cgroups, service) == ["/z.slice/kafka.service"]
+    # Beside the root, the slices, the service and the one that all others are in.
+    assert sum(bool(of_ended(cgroups, cgroup_id)) for cgroup_id in many) == MOST_CGROUPS - 5
+
+
+def test_a_cgroup_of_a_very_long_path_has_none(mount: Mount, tmp_path: Path) -> None:
+    name = "x" * 255
+    longest, longer = f"/{name}/{name}", f"/{name}/{name}/y"
+    assert len(longest) == MOST_PATH_BYTES
+    cgroup_ids = [made(tmp_path / f"cgroup{path}") for path in (longest, longer)]
+    cgroups = mount(("/", tmp_path / "cgroup", "cgroup2", "rw"))
+    assert [of_ended(cgroups, cgroup_id) for cgroup_id in cgroup_ids] == [[longest], []]
 
 
 def test_without_cgroupfs_the_process_itself_tells(mount: Mount) -> None:
