@@ -19,11 +19,14 @@ from kafka_probe.workloads.process import LiveProcess
 _HELD_OPEN = re.compile(r"(?P<log_dir>.*)/(?:\.lock|[^/]+-\d+/\d{20}\.log)")
 # org.apache.kafka.storage.internals.log.UnifiedLog: a partition that is to be deleted, has no topic any more, or is on
 # its way to another directory keeps its files under `topic-0.<uuid>-delete`, `-stray` or `-future`.
-_PARTITION = re.compile(r"(?P<topic>.+)-\d+(?P<suffix>\.[0-9a-f]{32}-(?:delete|stray|future))?")
+# A topic's name is as org.apache.kafka.common.internals.Topic allows.
+_PARTITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})-[0-9]+(?P<suffix>\.[0-9a-f]{32}-(?:delete|stray|future))?")
 _METADATA = re.compile(rb"version: 0\ntopic_id: (?P<id>[A-Za-z0-9_-]{22})\n?")
 _METADATA_MAX_BYTES = 128
-# Whose files these are may be anybody: more than a broker has, and no more than fits into memory.
+# Whose files these are may be anybody: more than a broker has.
 _MOST_LOG_DIRS, _MOST_ENTRIES = 64, 100_000
+# Topics of a directory that are remembered as named: of those beyond, every partition's file is read.
+_MOST_NAMED = 4096
 # Kafka cuts the topic out of a longer name with a suffix.
 _NAME_MAX = 255
 
@@ -57,7 +60,7 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
     directory = live.open(log_dir, os.O_DIRECTORY)
     if directory is None:
         return
-    named = set()
+    named = set[str]()
     try:
         for name in _names_in(directory):
             partition = _PARTITION.fullmatch(name)
@@ -67,7 +70,7 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
             # The partitions of a topic agree, so one of them will do.
             topic, gone = partition["topic"], bool(partition["suffix"])
             topic_id = None if topic in named and not gone else _topic_id(directory, f"{name}/partition.metadata")
-            if topic_id and not gone:
+            if topic_id and not gone and len(named) < _MOST_NAMED:
                 named.add(topic)
             yield StoredTopic(topic_id, topic, gone) if topic_id else None
     finally:

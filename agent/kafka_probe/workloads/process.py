@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from kafka_probe.workloads.redaction import redacted
@@ -20,6 +21,7 @@ PROC = Path("/proc")
 CMDLINE_MAX_BYTES = 4096
 """What is kept of a command line: a Java class path can be megabytes, and a resolver keeps many processes."""
 
+_MOST_OPEN_FILES = 100_000
 _CGROUP_MAX_BYTES = 65536
 _STAT_MAX_BYTES = 1024
 _STAT_STARTTIME = 19
@@ -98,6 +100,8 @@ class LiveProcess:
     def open_files(self) -> Iterator[str]:
         """Paths of the files that it holds open, as it sees them; of a socket or the like a text that is no path.
 
+        Only the first _MOST_OPEN_FILES: a process may have any number of them.
+
         Raises:
             PermissionError: this needs CAP_SYS_PTRACE, where the process is not our own.
         """
@@ -105,11 +109,12 @@ class LiveProcess:
         if directory is None:
             return
         try:
-            for name in os.listdir(directory):
-                try:
-                    yield _text(os.readlink(os.fsencode(name), dir_fd=directory))
-                except FileNotFoundError:  # closed meanwhile
-                    continue
+            with os.scandir(directory) as entries:
+                for entry in islice(entries, _MOST_OPEN_FILES):
+                    try:
+                        yield _text(os.readlink(os.fsencode(entry.name), dir_fd=directory))
+                    except FileNotFoundError:  # closed meanwhile
+                        continue
         finally:
             os.close(directory)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from subprocess import Popen
 
 import pytest
 
-from kafka_probe.workloads import Owner, StoredTopic, WorkloadResolver, log_dirs
+from kafka_probe.workloads import Owner, StoredTopic, WorkloadResolver, log_dirs, process
 
 Start = Callable[..., "Popen[bytes]"]
 End = Callable[["Popen[bytes]"], None]
@@ -118,6 +119,39 @@ def test_of_a_directory_with_very_many_names_some_are_looked_at(
     held, *_ = [partition(tmp_path, f"topic-{number}-0", f"{number:032x}") for number in range(5)]
     monkeypatch.setattr(log_dirs, "_MOST_ENTRIES", 3)
     assert len(found(held)) == 3
+
+
+def test_of_very_many_open_files_the_first_are_looked_at(
+    tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = partition(tmp_path / "first", "orders-0", topic_id())
+    others = [tmp_path / f"other-{number}" for number in range(10)]
+    for other in others:
+        other.touch()
+    sales = partition(tmp_path / "last", "sales-0", topic_id())
+    monkeypatch.setattr(process, "_MOST_OPEN_FILES", 10)
+    assert {topic.name for topic in found(orders, *others, sales)} == {"orders"}
+
+
+@pytest.mark.parametrize("name", ["pile\N{PILE OF POO}", "caf\u00e9", "a b", "a\x1b"])
+def test_a_name_that_kafka_gives_no_topic_is_none(tmp_path: Path, found: Found, name: str) -> None:
+    orders = topic_id()
+    partition(tmp_path, f"{name}-0", topic_id())
+    assert found(partition(tmp_path, "orders-0", orders)) == {StoredTopic(orders, "orders", False)}
+
+
+def test_names_of_very_many_topics_are_not_remembered(
+    tmp_path: Path, start: Start, owner_of: OwnerOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_dirs, "_MOST_NAMED", 10)
+    held, *_ = [partition(tmp_path, f"{number:0240}-0", topic_id()) for number in range(1000)]
+    topics = stored_by(owner_of(start(str(held), code=HELD).pid))
+    tracemalloc.start()
+    try:
+        assert sum(1 for topic in topics if topic) == 1000
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_process_without_log_directories_has_no_topics(tmp_path: Path, found: Found) -> None:
