@@ -51,7 +51,7 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
         if config.kernel_time and (refusal := programs.measure()):
             log.warning("The kernel does not measure how long the programs run: %s.", refusal)
-        watched = options.ports, config.side, config.netns, options.agent_tgid
+        watched = options.ports, config.side, config.netns, options.agent_tgid, bounds.connections
         with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
             try:
                 give_up_all_but(_needed(config))

@@ -1,9 +1,9 @@
 """A process of its own that lists the connections that are open when the agent starts.
 
-Run as `python -m kafka_probe.connections.lister PORT,... SIDE AGENT_TGID [NETNS]`. Prints one JSON object, the fields
-of `Listed`, for each end on that side (both, accepting, connecting) of a connection to one of the ports, in the network
-namespace of that file or else in all that a process lives in; not for the agent's own. A process of its own, because to
-look into a namespace is to enter it.
+Run as `python -m kafka_probe.connections.lister MOST PORT,... SIDE AGENT_TGID [NETNS]`. Prints one JSON object, the
+fields of `Listed`, for each end on that side (both, accepting, connecting) of a connection to one of the ports, in the
+network namespace of that file or else in all that a process lives in; not for the agent's own. For each end beyond the
+first MOST it prints an empty line. A process of its own, because to look into a namespace is to enter it.
 """
 
 from __future__ import annotations
@@ -84,37 +84,52 @@ def ends(netns: int, ports: Collection[int], side: str) -> Iterator[Listed]:
 
 def holders() -> Iterator[tuple[int, int]]:
     """(inode, pid) of every socket that a process holds."""
-    for pid in filter(str.isdigit, os.listdir(PROC)):
+    for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
         try:
-            descriptors = os.listdir(f"{PROC}/{pid}/fd")
+            descriptors = os.scandir(f"{PROC}/{pid}/fd")
         except OSError:  # it has ended, or may not be looked at
             continue
-        for descriptor in descriptors:
-            try:
-                kind, _, inode = os.readlink(f"{PROC}/{pid}/fd/{descriptor}").partition(":[")
-            except OSError:  # closed just now
-                continue
-            if kind == "socket":
-                yield int(inode[:-1]), int(pid)
+        with descriptors:
+            for descriptor in descriptors:
+                try:
+                    kind, _, inode = os.readlink(descriptor.path).partition(":[")
+                except OSError:  # closed just now
+                    continue
+                if kind == "socket":
+                    yield int(inode[:-1]), pid
+
+
+def write(listed: Listed) -> None:
+    """Print one end."""
+    sys.stdout.buffer.write(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def main() -> None:
     """Print what is open."""
-    ports, side, agent_tgid, *only = sys.argv[1:]
+    most, ports, side, agent_tgid, *only = sys.argv[1:]
     watched = frozenset(map(int, ports.split(",")))
     entered = {file.stat().st_ino: file for file in map(Path, only)} or namespaces()
-    found: list[Listed] = []
-    refused = 0
-    for inode, file in entered.items():
+    waiting: dict[int, Listed] = {}  # for the process that holds them, by inode
+    found = refused = 0
+    for netns, file in entered.items():
         try:
-            found += ends(inode, watched, side) if enter(file) else ()
+            for each in ends(netns, watched, side) if enter(file) else ():
+                found += 1
+                if found > int(most):
+                    sys.stdout.buffer.write(b"\n")
+                elif each.inode and each.inode not in waiting:
+                    waiting[each.inode] = each
+                else:  # nobody holds it: it waits to be accepted
+                    write(each)
         except PermissionError:
             refused += 1
-    pids = dict(holders()) if found else {}
-    for each in found:
-        each.pid = pids.get(each.inode)
-        if each.pid != int(agent_tgid):
-            sys.stdout.buffer.write(orjson.dumps(each, option=orjson.OPT_APPEND_NEWLINE))
+    for inode, pid in holders() if waiting else ():
+        held = waiting.pop(inode, None)
+        if held and pid != int(agent_tgid):
+            held.pid = pid
+            write(held)
+    for each in waiting.values():
+        write(each)
     if refused:
         print(f"without CAP_SYS_ADMIN {refused} network namespaces cannot be entered", file=sys.stderr)
 

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from kafka_probe.connections.identity import Identity, network
+from kafka_probe.memory import DEFAULT
 from kafka_probe.workloads import Owner, present
 
 log = logging.getLogger("kafka_probe")
@@ -27,12 +28,21 @@ log = logging.getLogger("kafka_probe")
 class Listing:
     """A lister's process at work, see lister.py. `agent_tgid`: whose own connections are left out."""
 
-    def __init__(self, ports: Collection[int], side: str, netns: Path | None, agent_tgid: int) -> None:
+    def __init__(
+        self,
+        ports: Collection[int],
+        side: str,
+        netns: Path | None,
+        agent_tgid: int,
+        most: int = DEFAULT.connections,
+    ) -> None:
+        """most: how many connections there is a place for."""
         self._open = ExitStack()
         # Files, because a pipe would be full before anybody reads it.
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
         self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
-        wanted = [",".join(map(str, ports)), side, str(agent_tgid), *([] if netns is None else [str(netns)])]
+        of = [] if netns is None else [str(netns)]
+        wanted = [str(most), ",".join(map(str, ports)), side, str(agent_tgid), *of]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "kafka_probe.connections.lister", *wanted],
             stdin=subprocess.DEVNULL,
@@ -43,17 +53,17 @@ class Listing:
         self._found: Iterator[bytes] | None = None
         self._present = lru_cache(present)
 
-    def take(self, most: int) -> list[tuple[Identity, Owner]] | None:
+    def take(self, most: int) -> list[tuple[Identity, Owner] | None] | None:
         """The next of what was found, once it is there; None before. Fewer than `most` are the last.
 
-        If it is not all that there is, or nothing, the log says why.
+        A connection that there is no place for is None. If the list is not all, or nothing, the log says why.
         """
         if self._found is None:
             status = self._process.poll()
             if status is None:
                 return None
             self._found = self._lines(status)
-        return [self._read(orjson.loads(line)) for line in islice(self._found, most)]
+        return [None if line == b"\n" else self._read(orjson.loads(line)) for line in islice(self._found, most)]
 
     def close(self) -> None:
         """End it, if it has not ended."""

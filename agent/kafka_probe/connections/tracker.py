@@ -227,10 +227,17 @@ class Tracker:
                 if self._has_place("reset_limit", "reset"):
                     self._resets.append(record.copy())
 
-    def add_listed(self, listed: Iterable[tuple[Identity, Owner]], now_ns: int) -> None:
-        """Connections that were open when capture began, listed since then, or some of them."""
+    def add_listed(self, listed: Iterable[tuple[Identity, Owner] | None], now_ns: int) -> None:
+        """Connections that were open when capture began, listed since then, or some of them.
+
+        None: one that the list had no place for.
+        """
         seen = self._seen or set()
-        for identity, owner in listed:
+        for one in listed:
+            if one is None:
+                self.losses["connection_limit"] += 1
+                continue
+            identity, owner = one
             ends = identity.netns, identity.local, identity.peer
             if ends not in seen and self._has_place_for_connection():
                 self._listed[ends] = added = self._add(identity, self._resolver.resolve(owner), now_ns)

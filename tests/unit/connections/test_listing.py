@@ -31,16 +31,22 @@ def listed(
     port: int, netns: Path | None = None, *, side: str = "both", agent_tgid: int = 0, at_once: int = 100
 ) -> list[tuple[Identity, Owner]]:
     """What is found, the client's end first."""
-    found: list[tuple[Identity, Owner]] = []
+    found = taken(Listing((port,), side, netns, agent_tgid), at_once)
+    return sorted((one for one in found if one), key=lambda one: one[0].accepting)
+
+
+def taken(started: Listing, at_once: int = 100) -> list[tuple[Identity, Owner] | None]:
+    """All that comes, in parts."""
+    found: list[tuple[Identity, Owner] | None] = []
 
     def done() -> bool:
-        taken = listing.take(at_once)
-        found.extend(taken or [])
-        return taken is not None and len(taken) < at_once
+        part = listing.take(at_once)
+        found.extend(part or [])
+        return part is not None and len(part) < at_once
 
-    with closing(Listing((port,), side, netns, agent_tgid)) as listing:
+    with closing(started) as listing:
         wait_until(done, "the list")
-    return sorted(found, key=lambda one: one[0].accepting)
+    return found
 
 
 @pytest.mark.root
@@ -73,6 +79,21 @@ def test_a_long_list_comes_in_parts(port: int) -> None:
     with conversation(port) as talk:
         found = listed(port, Path("/proc/self/ns/net"), at_once=1)
     assert [one.local for one, _ in found] == list(talk.names)
+
+
+def test_connections_beyond_the_bound_are_a_number_only(port: int) -> None:
+    with conversation(port) as talk:
+        found = taken(Listing((port,), "both", Path("/proc/self/ns/net"), 0, most=1))
+    ((identity, owner),) = [one for one in found if one]
+    assert found.count(None) == 1
+    assert identity.local in talk.names
+    assert owner.pid == os.getpid()
+
+
+@pytest.mark.root
+def test_a_connection_that_is_not_accepted_yet_has_no_process(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
+        assert [owner.pid for _, owner in listed(port)] == [os.getpid(), 0]
 
 
 def test_listening_sockets_and_other_ports_are_none(port: int) -> None:

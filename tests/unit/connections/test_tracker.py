@@ -303,6 +303,11 @@ def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracke
     assert len(tracker) == 0
 
 
+def test_a_connection_that_the_list_has_no_place_for_is_counted(tracker: Tracker) -> None:
+    tracker.add_listed([None, identity(opened(9)), None], 0)
+    assert (len(tracker), tracker.losses["connection_limit"]) == (1, 2)
+
+
 def test_listed_connections_of_a_process_that_has_ended_can_be_forgotten(tracker: Tracker) -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         mine, its = present(os.getpid(), 0), present(process.pid, 0)
