@@ -8,7 +8,7 @@ from typing import Any
 
 import kafka_probe
 from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
-from kafka_probe.server.query import LIMIT, MOST, PAGE_BYTES, Resource
+from kafka_probe.server.query import LIMIT, MOST, PAGE_BYTES, SORTED, Resource
 from kafka_probe.server.resources import RESOURCES
 
 Schema = dict[str, Any]
@@ -80,7 +80,7 @@ def _list(resource: Resource, guarded: bool) -> Schema:
         _parameter(
             "sort",
             {"enum": [f"{sign}{path}" for path in resource.orders for sign in ("", "-")]},
-            "order of the rows; with a dash the largest first",
+            f"order of the rows; with a dash the largest first; offset and limit end within {SORTED:,} rows then",
         ),
         _parameter("internal", {"type": "boolean", "default": False}, "also kafka-probe's own"),
         *filters,

@@ -21,6 +21,8 @@ from kafka_probe.server.view import View
 from kafka_probe.text import printable_json
 
 LIMIT, MOST = 100, 1000
+SORTED = 10_000
+"""Of sorted rows only the first can be asked for: so many are kept while the list is made."""
 FILTERS = 100
 """Most values of filters in one request."""
 PAGE_BYTES = 1 << 20
@@ -75,35 +77,44 @@ class Query:
         value = next(_values(row, self.sort or ()), None)
         return (value is None) != self.descending, value
 
+    def first(self, placed: list[tuple[tuple[bool, Any], Any]]) -> list[tuple[tuple[bool, Any], Any]]:
+        """Of pairs of a sort key and an item those that come first, to the end of the page."""
+        placed.sort(key=lambda one: one[0], reverse=self.descending)
+        return placed[: self.offset + self.limit]
+
 
 async def page(resource: Resource, view: View, query: Query) -> dict[str, object]:
     """The rows that the query asks for, as JSON, and how many there are in all. Lets others run every 10 ms."""
     turns = Turns()
-    found = [item for item in resource.items(view) if query.internal or not resource.is_own(item)]
-    if query.wanted:
-        fitting = []
-        for item in found:
-            if query.fits(resource.row(item)):
-                fitting.append(item)
-            await turns.end()
-        found = fitting
+    total, end = 0, query.offset + query.limit
+    found: list[Any] = []
+    placed: list[tuple[tuple[bool, Any], Any]] = []
+    for item in resource.items(view):
+        await turns.end()
+        if not query.internal and resource.is_own(item):
+            continue
+        row = resource.row(item) if query.wanted or query.sort else {}
+        if not query.fits(row):
+            continue
+        total += 1
+        if query.sort:
+            placed.append((query.place(row), item))
+            if len(placed) == end + MOST:
+                placed = query.first(placed)
+        elif query.offset < total <= end:
+            found.append(item)
     if query.sort:
-        placed = []
-        for item in found:
-            placed.append((query.place(resource.row(item)), item))
-            await turns.end()
-        placed.sort(key=lambda one: one[0], reverse=query.descending)
-        found = [item for _, item in placed]
+        found = [item for _, item in query.first(placed)[query.offset :]]
     rows: list[orjson.Fragment] = []
     size = 0
-    for item in found[query.offset : query.offset + query.limit]:
-        row = printable_json(orjson.dumps(resource.row(item)))
-        size += len(row)
+    for item in found:
+        text = printable_json(orjson.dumps(resource.row(item)))
+        size += len(text)
         if rows and size > PAGE_BYTES:
             break
-        rows.append(orjson.Fragment(row))
+        rows.append(orjson.Fragment(text))
         await turns.end()
-    return {"total": len(found), "offset": query.offset, "rows": rows}
+    return {"total": total, "offset": query.offset, "rows": rows}
 
 
 def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
@@ -131,7 +142,10 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
         else:
             known = ", ".join(("limit", "offset", "sort", "internal", *filters))
             raise BadQueryError(f"There is no parameter {name}; there are {known}.")
-    return Query(wanted, **shape)
+    query = Query(wanted, **shape)
+    if query.sort and query.offset + query.limit > SORTED:
+        raise BadQueryError(f"Only the first {SORTED:,} rows can be asked for sorted; filter them, or leave out sort.")
+    return query
 
 
 def _number(name: str, text: str, most: int | None) -> int:

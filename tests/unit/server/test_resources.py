@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import orjson
 import pytest
 from jsonschema import Draft202012Validator
 
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.events import INTERNAL_CLIENT, Field
 from kafka_probe.server import openapi
-from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, BadQueryError, page, read
+from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
 from kafka_probe.server.resources import RESOURCES
 from tests.unit.connections.records import opened as opened_record
 from tests.unit.connections.records import rejected, request
@@ -110,6 +112,39 @@ def test_a_client_may_name_a_topic_without_a_name() -> None:
 )
 def test_rows_are_filtered_sorted_and_cut(parameters: list[tuple[str, str]], found: list[str | None]) -> None:
     assert names(ask(CLIENTS, view(*CLIENT_FLOWS), *parameters)) == found
+
+
+def numbers_of(items: Sequence[int], row: Callable[[int], Row]) -> Resource:
+    return Resource("/", "", (Field("n", "long", ""),), lambda _: items, row)
+
+
+def test_a_sorted_page_takes_no_more_memory_where_there_are_more_rows() -> None:
+    items = range(100_000)
+    numbers = numbers_of(items, lambda n: {"n": -n})
+    asked = read(numbers, [("sort", "n"), ("limit", "2"), ("offset", "3")])
+    tracemalloc.start()
+    try:
+        answer = orjson.loads(orjson.dumps(asyncio.run(page(numbers, view(), asked))))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer == {"total": 100_000, "offset": 3, "rows": [{"n": -99_996}, {"n": -99_995}]}
+    assert peak < 1_000_000
+
+
+def test_of_equal_rows_a_sorted_page_shows_the_first() -> None:
+    items = [*range(3 * MOST), *range(3 * MOST)]
+    numbers = numbers_of(items, lambda n: {"n": n % 2, "exact": n})
+    asked = read(numbers, [("sort", "-n"), ("limit", "2"), ("offset", "1")])
+    answer = orjson.loads(orjson.dumps(asyncio.run(page(numbers, view(), asked))))
+    assert [row["exact"] for row in answer["rows"]] == [3, 5]
+
+
+def test_sorted_rows_far_behind_are_refused_in_a_sentence() -> None:
+    last = [("sort", "requests"), ("offset", str(SORTED - 10)), ("limit", "10")]
+    assert ask(CLIENTS, view(*CLIENT_FLOWS), *last)["rows"] == []
+    with pytest.raises(BadQueryError, match=r"^Only the first 10,000 rows can be asked for sorted; filter them, or "):
+        read(CLIENTS, [*last[:2], ("limit", "11")])
 
 
 def test_a_page_says_how_many_rows_there_are_in_all() -> None:
