@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kafka_probe.sinks.spool import Segment, Spool
 
 BATCH_BYTES = 256 << 10
+EVENT_BYTES = 4 << 20  # at most: twice what a flow of 4,096 topics with the longest names takes
 SPOOL_AFTER_S = 2.0
 RETRY_S = 1.0
 EXIT_S = 10.0
@@ -35,6 +36,7 @@ EXIT_S = 10.0
 LOSSES = {
     "sink_buffer_full": "events that found no room, or no share of their peer, while the sink was away or slow: see "
     "`--spool-dir`, `--sink-buffer-bytes`",
+    "sink_event_too_large": "events of more than 4 MiB, as of requests for very many partitions of long names",
     "sink_refused": "events that the brokers refused, as those too large for the topic; the log says why",
     "sink_send_failed": "events that could not be sent, or whose reader went away",
     "sink_unsent_at_exit": "events that waited when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
@@ -96,7 +98,7 @@ class Outbox:
         self.lost = dict.fromkeys(LOSSES, 0)
 
     def put(self, events: Sequence[bytes], key: str = "", peers: Iterable[str | None] = repeat(None)) -> None:
-        """Queue encoded events as far as they fit; the rest is counted as `sink_buffer_full`. peers: whose they are."""
+        """Queue encoded events as far as they fit; the rest is counted. peers: whose they are."""
         if self._spool and not self._writer:
             self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
             self._writer.start()
@@ -105,17 +107,20 @@ class Outbox:
                 self.lost["sink_unsent_at_exit"] += len(events)
                 return
             taken = [event for event, peer in zip(events, peers, strict=False) if self._take(len(event), peer)]
-            self.lost["sink_buffer_full"] += len(events) - len(taken)
             self._waiting += batches(taken, key=key)
             self._changed.notify_all()
 
     def _take(self, size: int, peer: str | None) -> bool:
-        """Count the bytes of an event as waiting; False if there is no room for it."""
+        """Count the bytes of an event as waiting, or the event as lost if there is no room for it."""
+        if size > EVENT_BYTES:
+            self.lost["sink_event_too_large"] += 1
+            return False
         room_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
         fits = self.waiting_bytes + size <= room_bytes and (
             peer is None or self._shares.take(peer, size, self.waiting_bytes, self._gone_bytes)
         )
         self.waiting_bytes += size * fits
+        self.lost["sink_buffer_full"] += not fits
         return fits
 
     def head(self) -> Batch | None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from kafka_probe.errors import StartError
 from kafka_probe.sinks.directory import NotPrivateError, make_private, open_directory, read_file
-from kafka_probe.sinks.outbox import BATCH_BYTES, Batch
+from kafka_probe.sinks.outbox import BATCH_BYTES, EVENT_BYTES, Batch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,8 +32,8 @@ BLOCK_BYTES = 4096
 _GZIP = 31  # zlib's wbits for gzip's header and checksum
 _LEVEL = 1  # a tenth of the size or less; level 6 saves a third of that in three times the time
 _NAME = re.compile(r"(\d{16})-(\d{1,6})-([\w.-]*)\.ndjson\.gz", re.ASCII)
-# Of a file, packed and unpacked: no broker takes a longer record.
-MAX_BATCH_BYTES = 64 << 20
+# Of a file, packed and unpacked: a batch of several events is shorter, and packing makes no event longer.
+MAX_BATCH_BYTES = EVENT_BYTES
 # A batch of several events is at most BATCH_BYTES long, and `{}` with its newline the shortest event.
 MAX_EVENTS = BATCH_BYTES // 3
 

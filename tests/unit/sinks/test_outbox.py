@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.sinks.outbox import LOSSES, Batch, Outbox, Worker, batches, encode
+from kafka_probe.sinks.outbox import EVENT_BYTES, LOSSES, Batch, Outbox, Worker, batches, encode
 
 
 def oldest(outbox: Outbox) -> Batch:
@@ -38,6 +38,13 @@ def test_the_newest_events_are_dropped_when_the_bound_is_reached() -> None:
     assert outbox.head() == Batch(b"12345\n", 1)
     assert outbox.lost["sink_buffer_full"] == 2
     assert outbox.waiting_bytes == 6
+
+
+def test_an_event_that_is_larger_than_any_file_may_be_is_counted() -> None:
+    outbox, longest = Outbox(limit_bytes=4 * EVENT_BYTES), b"x" * (EVENT_BYTES - 1) + b"\n"
+    outbox.put([longest, b"x" + longest])
+    assert (outbox.waiting_bytes, outbox.lost["sink_event_too_large"]) == (EVENT_BYTES, 1)
+    assert outbox.lost["sink_buffer_full"] == 0
 
 
 def test_a_peer_that_sends_much_leaves_room_to_others() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from kafka_probe.errors import StartError
 from kafka_probe.sinks import outbox as outbox_room
-from kafka_probe.sinks.outbox import Batch, Outbox
+from kafka_probe.sinks.outbox import EVENT_BYTES, Batch, Outbox
 from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
 from tests.lab.processes import start, wait_until
 
@@ -231,6 +231,13 @@ def test_a_file_is_for_its_owner_only_and_readable_with_gzip(opened: Spool, tmp_
     assert gzip.decompress(file.read_bytes()) == b"{}\n{}\n"
     assert file.stat().st_mode & 0o777 == 0o600
     assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+
+
+def test_the_largest_event_that_waits_can_be_read_back(opened: Spool) -> None:
+    largest = Batch(os.urandom(EVENT_BYTES // 2).hex().encode()[:-1] + b"\n", 1)
+    segment = opened.write(largest, 64 * MIB)
+    assert segment
+    assert opened.read(segment) == largest
 
 
 def test_of_a_torn_file_the_whole_lines_are_delivered_and_the_others_counted(tmp_path: Path) -> None:
