@@ -9,6 +9,7 @@ DataFrames; this room never reads or writes.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
@@ -17,6 +18,7 @@ from pyspark.sql import types as T
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.source import Clock, once, spark_schema, struct_of
+from kafka_probe_pipeline.sums import OVERFLOWED, shown
 
 SIDES = ("connecting", "accepting")
 KINDS = ("open", "flow", "close")
@@ -139,7 +141,8 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
 
     def total(name: str) -> Column:
         known = f"filter(counted.{name}, count -> count IS NOT NULL)"
-        return F.expr(f"if(size({known}) > 0, aggregate({known}, 0L, (sum, count) -> try_add(sum, count)), NULL)")
+        plus = f"(sum, count) -> coalesce(try_add(sum, count), {OVERFLOWED}L)"
+        return F.expr(f"if(size({known}) > 0, aggregate({known}, 0L, {plus}), NULL)")
 
     topics = F.array_distinct(F.flatten(F.collect_list("topics")))
     return (
@@ -194,6 +197,15 @@ def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataF
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
     forgotten = now_us - heard >= config.open_limit * 1e6
     return connections.where(~over & ~forgotten)
+
+
+def without_overflows(connections: DataFrame) -> DataFrame:
+    """The connections for a reader: null where a sum overflowed. They are no state any more."""
+
+    def end(side: str) -> Column:
+        return reduce(lambda end, name: end.withField(name, shown(end[name])), TOTALS, F.col(side))
+
+    return connections.withColumns({side: end(side) for side in SIDES})
 
 
 def _struct(names: Iterable[str]) -> Column:

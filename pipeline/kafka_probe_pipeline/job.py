@@ -29,6 +29,7 @@ from kafka_probe.text import LineFormatter, printable_lines
 from kafka_probe_pipeline import names, report, session, source, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.connections import without_overflows
 from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
@@ -307,11 +308,13 @@ def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
         case "traffic":
             return report.totals(table.read().transform(names.named, known(Table(spark, config.names, names.PAIRS))))
         case "verdicts":
-            return table.read().orderBy("judged_us", "key")
+            return table.read().orderBy("judged_us", "key").transform(without_overflows)
         case _:
             newest = table.newest()
             assert newest is not None
-            return newest.orderBy("key" if name == "connections" else "opened_us")
+            if name == "connections":
+                return newest.orderBy("key").transform(without_overflows)
+            return newest.orderBy("opened_us")
 
 
 def main() -> None:

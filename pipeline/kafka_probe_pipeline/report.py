@@ -18,7 +18,7 @@ from rich.text import Text
 
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.text import printable
-from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles
+from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles, without_overflows
 
 FILE_WIDTH = 200
 CELL_LIMIT = 1000  # characters: a list of topics is longer than a name
@@ -32,6 +32,7 @@ def totals(rows: DataFrame) -> DataFrame:
         rows.transform(summed, (*DIMENSIONS, *LEVEL))
         .transform(with_percentiles)
         .orderBy("level", F.desc("requests"), *DIMENSIONS, *LEVEL)
+        .transform(without_overflows)
     )
 
 
@@ -98,6 +99,12 @@ def _topic(row: Row) -> str:
     return row["topic"] or row["topic_id"] or ""
 
 
+def _errors(row: Row) -> int | None:
+    """Null where the count of one code overflowed."""
+    counts = (row["errors"] or {}).values()
+    return None if None in counts else sum(counts)
+
+
 _WHO: Cells = {
     "node": lambda row: f"{row['node']} {row['side']}",
     "workload": _workload,
@@ -107,7 +114,7 @@ _WHO: Cells = {
     "topic": _topic,
     "group": lambda row: row["group"],
 }
-_ERRORS: Cells = {"errors": lambda row: sum((row["errors"] or {}).values())}
+_ERRORS: Cells = {"errors": _errors}
 _API: Cells = {
     "requests": lambda row: row["requests"],
     "bytes out": lambda row: row["request_bytes"],

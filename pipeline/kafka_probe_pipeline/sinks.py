@@ -16,7 +16,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.errors import OutputError
-from kafka_probe_pipeline.traffic import KEYS, with_percentiles
+from kafka_probe_pipeline.traffic import KEYS, with_percentiles, without_overflows
 
 # A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
 DEAD_LETTER_CHARACTERS = 100_000
@@ -144,7 +144,7 @@ def traffic_letters(rows: DataFrame) -> DataFrame:
     """
     topic = F.when(F.col("topic_id").isNull(), F.col("topic")).alias("topic")
     keys = (topic if name == "topic" else F.col(name) for name in (*KEYS, "batch_id"))
-    complete = rows.transform(with_percentiles)
+    complete = rows.transform(with_percentiles).transform(without_overflows)
     return complete.select(
         F.sha2(F.to_json(F.struct(*keys)), 256).alias("key"), F.to_json(F.struct(*complete.columns)).alias("value")
     )

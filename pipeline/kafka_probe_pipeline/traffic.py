@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe_pipeline.source import CUT_CHARACTERS, SEEN, seen, struct_of
+from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
 DIMENSIONS = {
@@ -115,7 +116,7 @@ def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
 def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
     """All measures summed over the rows that agree in the columns `by`; null where no row knows."""
     return rows.groupBy(*by).agg(
-        *(F.try_sum(name).alias(name) for name in COUNTS),
+        *(total(name).alias(name) for name in COUNTS),
         *(_sum_of_maps(name).alias(name) for name in HISTOGRAMS),
     )
 
@@ -123,6 +124,12 @@ def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
 def with_percentiles(rows: DataFrame) -> DataFrame:
     """Adds `PERCENTILES` of `latency` in µs, within the 4.8 % of a bucket. Only of sums: percentiles do not add up."""
     return rows.withColumns({name: _percentile(F.col("latency"), share) for name, share in PERCENTILES.items()})
+
+
+def without_overflows(rows: DataFrame) -> DataFrame:
+    """The rows for a reader: null where a sum overflowed. They are not to be summed any more."""
+    counts = {name: shown(F.col(name)) for name in COUNTS}
+    return rows.withColumns(counts | {name: F.transform_values(name, lambda _, n: shown(n)) for name in HISTOGRAMS})
 
 
 def _api_row() -> Column:
@@ -156,19 +163,17 @@ def _topic_row(topic: Column) -> Column:
 
 
 def _sum_of_list(numbers: Column) -> Column:
+    """Null if it overflows, as that of an event's topics cannot."""
     return F.aggregate(numbers, F.lit(0).cast("long"), lambda sum_, n: F.try_add(sum_, F.coalesce(n, F.lit(0))))
 
 
 def _sum_of_maps(name: str) -> Column:
     """Aggregate: the union of the maps, values of equal keys added; null if all are empty."""
 
-    def plus(left: Column, right: Column) -> Column:
-        none = F.lit(0)
-        return F.map_zip_with(
-            left, right, lambda _, one, other: F.try_add(F.coalesce(one, none), F.coalesce(other, none))
-        )
+    def union(left: Column, right: Column) -> Column:
+        return F.map_zip_with(left, right, lambda _, one, other: plus(one, other))
 
-    merged = F.aggregate(F.collect_list(name), F.create_map().cast("map<string,long>"), plus)
+    merged = F.aggregate(F.collect_list(name), F.create_map().cast("map<string,long>"), union)
     return F.when(F.size(merged) > 0, merged)
 
 

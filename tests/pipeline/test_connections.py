@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
+from kafka_probe_pipeline.connections import without_overflows
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, at_end, closed, opened, word
 from tests.pipeline.history import History, only
 
@@ -63,6 +65,18 @@ def test_flows_add_up_over_batches_however_often_one_of_them_is_written(spark: S
     history.batch(start, first, first)
     end = only(history.batch(first, second))["connecting"]
     assert (end["requests"], end["topics"], end["topics_cut"]) == (4, ["a", "b", "c"], False)
+
+
+def test_a_sum_that_overflowed_stays_unknown_whatever_is_added(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(flowed(CLIENT))
+    nearly = F.col("connecting").withField("requests", F.lit(2**63 - 2))
+    history.connections = history.connections.withColumn("connecting", nearly)
+    for _ in range(2):
+        history.batch(flowed(CLIENT, request_bytes=7), flowed(CLIENT))
+        end = only(history.connections.transform(without_overflows).collect())["connecting"]
+        assert end["requests"] is None
+    assert (end["request_bytes"], end["response_bytes"]) == (14, None)
 
 
 def test_of_many_topics_some_are_named_and_that_it_were_more_is_said_from_then_on(spark: SparkSession) -> None:

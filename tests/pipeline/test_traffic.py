@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe.events import CLIENT, COMMON, FLOW, WORKLOAD, Field, bucket_of
-from kafka_probe_pipeline import source
+from kafka_probe_pipeline import report, source
 from kafka_probe_pipeline.sinks import traffic_letters
 from kafka_probe_pipeline.source import MOST, spark_schema
 from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
@@ -28,10 +29,13 @@ from kafka_probe_pipeline.traffic import (
     summed,
     traffic,
     with_percentiles,
+    without_overflows,
 )
 from tests.pipeline.builders import MINUTE_US, NOON_US, Event, events, flow, records
 
 pytestmark = pytest.mark.spark
+
+HALF = 2**62  # of what a sum cannot hold any more
 
 
 def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_levels(spark: SparkSession) -> None:
@@ -144,11 +148,44 @@ def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
 
 def test_counts_too_large_to_add_become_unknown_and_do_not_stop_the_job(spark: SparkSession) -> None:
     absurd = (flow(seq, topics=[{"bytes": MOST}] * 2**12) for seq in range(8))
-    rows = events(spark, *absurd).transform(traffic, 60).collect()
+    rows = events(spark, *absurd).transform(traffic, 60).transform(without_overflows).collect()
     assert {(row["level"], row["record_bytes"]) for row in rows} == {("api", None), ("topic", None)}
     counted = {"requests": MOST, "errors": {"3": MOST}}
     (api,) = events(spark, flow(0, **counted), flow(1, **counted)).transform(traffic, 60).collect()
     assert (api["requests"], api["errors"]) == (2 * MOST, {"3": 2 * MOST})
+
+
+def counted(spark: SparkSession, *requests: int) -> DataFrame:
+    """Partial rows of one key with these requests, as many of them with error 3."""
+    row = events(spark, flow()).transform(traffic, 60)
+    each = F.explode(F.lit(list(requests)).cast("array<long>"))
+    return row.withColumn("requests", each).withColumn("errors", F.create_map(F.lit("3"), F.abs("requests")))
+
+
+@pytest.mark.parametrize("later", [1, -HALF])
+def test_a_sum_that_overflowed_stays_unknown_whatever_is_added(spark: SparkSession, later: int) -> None:
+    unknown = [(None, {"3": None})]
+    measures = ("requests", "errors")
+    batch = counted(spark, HALF, HALF, 1).transform(summed, KEYS)
+    for _ in range(2):
+        assert batch.transform(without_overflows).select(*measures).collect() == unknown
+        batch = batch.union(counted(spark, later)).transform(summed, KEYS)
+    partial = counted(spark, HALF).transform(summed, KEYS).union(counted(spark, HALF))
+    assert partial.transform(summed, KEYS).transform(without_overflows).select(*measures).collect() == unknown
+
+
+def test_no_reader_gets_the_number_of_a_sum_that_overflowed(spark: SparkSession) -> None:
+    rows = counted(spark, HALF, HALF).transform(summed, KEYS).persist()
+    (letter,) = traffic_letters(rows.withColumn("batch_id", F.lit(0))).collect()
+    value = json.loads(letter["value"])
+    assert (value.get("requests"), value["errors"]) == (None, {"3": None})
+    printed = StringIO()
+    totals = report.totals(rows).collect()
+    report.print_tables(totals, printed)
+    report.print_json(totals, printed)
+    assert "client-1" in printed.getvalue()
+    assert "9,223," not in printed.getvalue()
+    assert "9223" not in printed.getvalue()
 
 
 def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(spark: SparkSession) -> None:
