@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from collections.abc import Iterable
+from concurrent.futures import Future
 from datetime import UTC, datetime
 from threading import Condition, Thread
-from typing import Self
+from typing import Any, Self
 
 from aiohttp import ClientError, ClientSession, ClientTimeout
 
@@ -24,7 +26,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 
 RENEW_S, STALE_S = 60.0, 300.0
 RETRY_S = 2.0
-REQUEST_WITHIN_S = 5.0  # from the connection attempt to the last byte of the answer
+REQUEST_WITHIN_S = 5.0  # from the lookup of its name to the last byte of the answer
 STOP_WITHIN_S = 2 * REQUEST_WITHIN_S + 1  # a request that is under way, and the last one
 LOGGED_BYTES = 200  # of an answer that refuses
 
@@ -97,11 +99,34 @@ class Alertmanager:
     def _post(self, alerts: list[Alert]) -> str | None:
         """Send them; returns why it failed, None if it did not."""
         try:
-            return asyncio.run(_posted(f"{self.url}/api/v2/alerts", json.dumps([_payload(one) for one in alerts])))
+            body = json.dumps([_payload(one) for one in alerts])
+            with asyncio.Runner(loop_factory=_Loop) as runner:
+                return runner.run(_posted(f"{self.url}/api/v2/alerts", body))
         except TimeoutError:
             return f"no whole answer within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
             return printable(error)
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop that looks names up in daemon threads.
+
+    Those of the default executor are waited for at the end of the loop and of the process, past every deadline. A
+    thread ends when the system's resolver gives up.
+    """
+
+    async def getaddrinfo(self, *args: Any, **options: Any) -> Any:
+        found: Future[Any] = Future()
+        found.set_running_or_notify_cancel()  # else a result after the deadline would be an error
+
+        def look_up() -> None:
+            try:
+                found.set_result(socket.getaddrinfo(*args, **options))
+            except Exception as error:
+                found.set_exception(error)
+
+        Thread(target=look_up, name="name lookup", daemon=True).start()
+        return await asyncio.wrap_future(found)
 
 
 async def _posted(url: str, body: str) -> str | None:

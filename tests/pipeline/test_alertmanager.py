@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Thread, current_thread
 
 import pytest
 from pyspark.sql import Row
@@ -150,8 +150,41 @@ def test_a_receiver_that_answers_a_byte_at_a_time_holds_up_neither_the_alerts_no
     assert f"{slow.url} does not take alerts (no whole answer within 0.3 s)" in caplog.text
 
 
+@contextmanager
+def hanging_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Thread]]:
+    """Meanwhile the system looks up no name; the threads that ask it."""
+    asking: list[Thread] = []
+    ended = Event()
+
+    def getaddrinfo(*_: object, **__: object) -> list[object]:
+        asking.append(current_thread())
+        ended.wait()
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    try:
+        yield asking
+    finally:
+        ended.set()
+        for thread in asking:
+            thread.join()
+
+
+def test_a_resolver_that_hangs_holds_up_neither_the_alerts_nor_the_stop_nor_the_exit(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(alertmanager, "RETRY_S", 0.1)
+    with hanging_resolver(monkeypatch) as asking:
+        with Alertmanager("http://alertmanager.example:9093") as told:
+            told.tell([storm("a")])
+            wait_until(lambda: len(asking) >= 2, "the second attempt", timeout_s=10)
+        assert not told._thread.is_alive()
+        assert all(thread.daemon for thread in asking)  # the interpreter does not wait for them
+    assert "does not take alerts (no whole answer within 0.3 s)" in caplog.text
+
+
 def test_the_stop_is_bounded_where_a_request_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where the system's resolver takes its time."""
     monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 3600)
     monkeypatch.setattr(alertmanager, "STOP_WITHIN_S", 0.1)
     with trickling(b"") as slow:
