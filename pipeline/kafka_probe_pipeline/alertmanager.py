@@ -106,6 +106,10 @@ class Alertmanager:
             return f"no whole answer within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
             return printable(error)
+        except Exception as error:  # without this thread nobody would get alerts any more
+            if not self._failing:
+                log.exception("Sending alerts to %s failed", self.url)
+            return printable(repr(error))
 
 
 class _Loop(asyncio.SelectorEventLoop):

@@ -184,6 +184,24 @@ def test_a_resolver_that_hangs_holds_up_neither_the_alerts_nor_the_stop_nor_the_
     assert "does not take alerts (no whole answer within 0.3 s)" in caplog.text
 
 
+def test_an_error_that_nobody_expected_is_logged_once_and_the_alerts_are_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(alertmanager, "RETRY_S", 0.1)
+    bugs, payload = [RuntimeError("a bug")] * 2, alertmanager._payload
+
+    def failing_twice(one: Alert) -> dict[str, object]:
+        if bugs:
+            raise bugs.pop()
+        return payload(one)
+
+    monkeypatch.setattr(alertmanager, "_payload", failing_twice)
+    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as told:
+        told.tell([storm("a")])
+        wait_until(lambda: named(receiver) == ["a"], "the alert")
+    assert caplog.text.count("Traceback") == 1
+
+
 def test_the_stop_is_bounded_where_a_request_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 3600)
     monkeypatch.setattr(alertmanager, "STOP_WITHIN_S", 0.1)
