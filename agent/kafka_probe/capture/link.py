@@ -11,13 +11,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_CALLED = (
+    *("run_send", "run_receive", "hop_send", "hop_receive"),
+    *("take_request", "take_answer"),
+    *("share_frame", "share_notice"),
+)
 # Helper numbers that the kernel does not have, by the function that is meant.
-CALLS = {
-    name: 0x4B500001 + number
-    for number, name in enumerate(
-        ("run_send", "run_receive", "hop_send", "hop_receive", "take_request", "take_answer", "share_frame", "share_notice")
-    )
-}
+CALLS = {name: 0x4B500001 + number for number, name in enumerate(_CALLED)}
 EVENTS = 0x4B510000  # the number, in the code, of the map `events` where C names the map itself
 
 _INSTRUCTION = struct.Struct("<BBhi")

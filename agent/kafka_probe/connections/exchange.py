@@ -20,7 +20,11 @@ from kafka_probe.protocol.facts import Fact, Facts, Kind, Measure, SetStatus, Sh
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
-LOSSES = {"request_limit": "requests without an event, because `--memory-limit` has no place for more in flight"}
+LOSSES = {
+    "request_limit": "requests without an event, because `--memory-limit` has no place for more in flight",
+    "request_topic_limit": "`request` events that name 4096 of their topics and partitions only",
+}
+ROWS = 4096  # topics and partitions of an event
 _PRODUCE = 0
 _WAITING_BYTES = 512  # what a request takes that waits, besides its shape
 _MEASURED = {
@@ -143,34 +147,39 @@ class Exchanges:
         }
 
     def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[Event]:
-        """One entry per topic and partition of both frames; what the response says of one wins."""
+        """Return one entry per topic and partition of both frames; what the response says of one wins."""
         rows: dict[tuple[str | None, str | None, int | None], Event] = {}
+        cut = False
+
+        def row(name: str | None, topic_id: str | None, partition: int | None) -> Event:
+            nonlocal cut
+            key = name, topic_id, partition
+            if key not in rows and len(rows) == ROWS:
+                cut = True
+                return {}
+            return rows.setdefault(key, {"topic": name, "topic_id": topic_id, "partition": partition, "error": 0})
+
         for frame in (request, response) if response else (request,):
             facts = frame.shape.facts
             resolved = [self._names.resolve(topic, connection.cluster_id) for topic in facts.topics]
             for (name, topic_id), topic in zip(resolved, facts.topics, strict=True):
                 for partition in topic.partitions or (None,):
-                    rows.setdefault((name, topic_id, partition), _row(name, topic_id, partition))
+                    row(name, topic_id, partition)
                 for partition, code in topic.errors:
-                    key = (name, topic_id, partition if partition >= 0 else None)
-                    rows.setdefault(key, _row(*key))["error"] = code
+                    row(name, topic_id, partition if partition >= 0 else None)["error"] = code
             for measure, value in zip(frame.shape.measures, frame.values, strict=True):
                 if measure.kind in _MEASURED and not (measure.kind is Kind.BATCH_PRODUCER_ID and value < 0):
-                    key = (*resolved[measure.topic], measure.partition)
-                    rows.setdefault(key, _row(*key))[_MEASURED[measure.kind]] = value
+                    row(*resolved[measure.topic], measure.partition)[_MEASURED[measure.kind]] = value
             for record_set in facts.record_sets:
                 if record_set.status != SetStatus.UNREADABLE:
-                    row = rows[*resolved[record_set.topic], record_set.partition]
-                    row["codec"], row["transactional"] = codec_name(record_set.codec), record_set.transactional
+                    sent = row(*resolved[record_set.topic], record_set.partition)
+                    sent["codec"], sent["transactional"] = codec_name(record_set.codec), record_set.transactional
+        self.losses["request_topic_limit"] += cut
         return list(rows.values())
 
 
 def _size(frame: Frame) -> int:
     return _WAITING_BYTES + shape_bytes(frame.shape)
-
-
-def _row(topic: str | None, topic_id: str | None, partition: int | None) -> Event:
-    return {"topic": topic, "topic_id": topic_id, "partition": partition, "error": 0}
 
 
 def _exchanged(request: Frame, response: Frame | None) -> Event:

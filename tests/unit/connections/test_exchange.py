@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.capture.record import Flag
-from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -221,3 +221,12 @@ def test_a_frame_that_was_cut_gives_the_exchange_its_status(watched: Watched, cu
     frames[cut]["flags"] |= Flag.CUT
     (event,) = watched.see(*frames.values())
     assert event["status"] == "truncated"
+
+
+def test_of_a_frame_that_names_very_many_partitions_the_first_are_in_the_event(watched: Watched) -> None:
+    partitions = [{"PartitionIndex": partition, "CommittedOffset": 7} for partition in range(ROWS + 5)]
+    asked = {"GroupId": "billing", "Topics": [{"Name": "orders", "Partitions": partitions}]}
+    (event,) = watched.see(by_hand("OffsetCommit", 7, asked), by_hand("OffsetCommit", 7, {}, answer=True))
+    assert [row["partition"] for row in event["topics"]] == list(range(ROWS))
+    assert {row["offset"] for row in event["topics"]} == {7}
+    assert watched.exchanges.losses == {"request_limit": 0, "request_topic_limit": 1}
