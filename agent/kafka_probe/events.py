@@ -114,7 +114,10 @@ COMMON = (
     Field("workload", WORKLOAD, "the process that owns the watched end"),
     Field("client", CLIENT, "the Kafka client of the connection"),
     Field(
-        "opaque", "string", "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka; else null"
+        "opaque",
+        "string",
+        "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka, or TCP "
+        "urgent data, which Kafka never sends; else null",
     ),
 )
 
