@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_probe import config, detail, events, flows, server
+from kafka_probe import config, detail, events, flows, server, workloads
 from kafka_probe.capture import programs
 from kafka_probe.connections import exchange, frames, topics, tracker
 from kafka_probe.protocol import coverage
@@ -117,7 +117,7 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
 
 
 def loss_table() -> str:
-    rooms = (programs, kubernetes, frames, tracker, flows, detail, topics, exchange, server, outbox)
+    rooms = (programs, workloads, kubernetes, frames, tracker, flows, detail, topics, exchange, server, outbox)
     losses = {reason: text for room in rooms for reason, text in room.LOSSES.items()}
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 

@@ -106,7 +106,9 @@ class Agent:
         pods = Pods()
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
         self._bounds = bounds
-        self._resolver = resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit=bounds.workloads)
+        self._resolver = resolver = WorkloadResolver(
+            pods=pods, command_lines=config.cmdline, limit_bytes=bounds.workloads_bytes
+        )
         self._names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
@@ -353,7 +355,7 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        rooms = (self._pod_watch, self._reader, self._tracker, self._flows, self._detail, self._names)
+        rooms = (self._resolver, self._pod_watch, self._reader, self._tracker, self._flows, self._detail, self._names)
         counted = (
             {reason: n for room in rooms for reason, n in room.losses.items()}
             | self._request_losses

@@ -63,8 +63,8 @@ WORKLOAD = Struct(
         Field(
             "cmdline",
             "string",
-            "command line, arguments separated by spaces, cut at 92 bytes for ended processes; *** for passwords and "
-            "the like, as far as their names show; null with `--cmdline off`",
+            "command line, arguments separated by spaces, cut at 1,024 characters, for ended processes at 92 bytes; "
+            "*** for passwords and the like, as far as their names show; null with `--cmdline off`",
         ),
         Field("uid", "long", "real user id"),
         Field("cgroup", "string", "path of the cgroup below its mount point"),

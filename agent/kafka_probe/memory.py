@@ -50,7 +50,6 @@ _SHARES = {
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
     "ends": 1536,  # a closed connection with the record of its end
-    "workloads": 3072,
     "groups": 512,
 }
 
@@ -64,7 +63,7 @@ class Bounds:
     learned_bytes: int  # what connections say of themselves: ids, software, groups, and their fetch sessions
     shapes_bytes: int  # forms of frames that the decoder knows
     ends: int  # closed connections and resets that are not reported yet, beside the connections
-    workloads: int
+    workloads_bytes: int  # the processes that own connections, as long as somebody holds them
     topic_names_bytes: int
     clients_bytes: int  # that the HTTP server shows, with their topics
     unfinished_bytes: int  # frames of which records are missing
@@ -84,7 +83,7 @@ class Bounds:
             learned_bytes=share("learned"),
             shapes_bytes=share("shapes"),
             ends=share("ends"),
-            workloads=share("workloads"),
+            workloads_bytes=share("workloads"),
             topic_names_bytes=share("topic_names"),
             clients_bytes=share("clients"),
             unfinished_bytes=share("unfinished"),

@@ -63,7 +63,8 @@ def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     assert f"else {DEFAULT.connections:,}, or as `--memory-limit` says" in readme
     assert f"- {DEFAULT.connections:,} connections" in policy
     assert f"plus {DEFAULT.ends:,} places" in policy
-    assert f"- {DEFAULT.workloads:,} processes, {DEFAULT.groups:,} groups of open connections" in policy
+    assert f"Processes that own connections {DEFAULT.workloads_bytes // MIB} MiB" in policy
+    assert f"- {DEFAULT.groups:,} groups of open connections" in policy
     assert f"take {DEFAULT.learned_bytes // MIB} MiB" in policy
     assert f"Names of topic ids {DEFAULT.topic_names_bytes // MIB} MiB" in policy
     assert f"Clients in the API {DEFAULT.clients_bytes // MIB} MiB" in policy

@@ -34,6 +34,10 @@ class Identity:
     cookie: int | None  # the kernel's own number of the socket, if somebody asked for it
     handshake_us: int | None  # known where nothing that was sent had been acknowledged
 
+    @property
+    def side(self) -> str:
+        return "accepting" if self.accepting else "connecting"
+
 
 def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
     """16 hexadecimal digits: the connecting side's first sequence number and the accepting side's.

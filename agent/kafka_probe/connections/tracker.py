@@ -23,7 +23,7 @@ from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts, text_bytes
 from kafka_probe.shares import Place, peer_of
-from kafka_probe.workloads import Owner, WorkloadResolver
+from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
 
 Record = npt.NDArray[Any]
 Event = dict[str, object]
@@ -69,7 +69,7 @@ class Connection:
 
     @property
     def side(self) -> str:
-        return "accepting" if self.identity.accepting else "connecting"
+        return self.identity.side
 
     @property
     def sharing_peer(self) -> str:
@@ -240,7 +240,7 @@ class Tracker:
             identity, owner = one
             ends = identity.netns, identity.local, identity.peer
             if ends not in seen and self._has_place_for_connection():
-                self._listed[ends] = added = self._add(identity, self._resolver.resolve(owner), now_ns)
+                self._listed[ends] = added = self._add(identity, self._workload(identity, owner), now_ns)
                 self._unreported[id(added)] = added
 
     def end_list(self) -> None:
@@ -347,7 +347,7 @@ class Tracker:
 
     def _take_owner(self, record: Record) -> None:
         identity, owner = read_open(record)
-        workload = self._resolver.resolve(owner)
+        workload = self._workload(identity, owner)
         known = self._connections.get(identity.conn)
         if known:
             known.workload = workload
@@ -359,7 +359,7 @@ class Tracker:
         connection = self._listed.pop(ends, None)
         if connection:
             connection.identity = identity
-            connection.workload = workload if owner.pid else connection.workload
+            connection.workload = connection.workload if workload is NOBODY else workload
             self._census.count(connection)
         elif self._has_place_for_connection():
             connection = self._add(identity, workload, int(record["ts_ns"]))
@@ -367,6 +367,9 @@ class Tracker:
             return
         self._connections[identity.conn] = connection
         self._unreported[id(connection)] = connection
+
+    def _workload(self, identity: Identity, owner: Owner) -> Mapping[str, object]:
+        return self._resolver.resolve(owner, peer_of(identity.side, identity.peer, {"pid": owner.pid}))
 
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1

@@ -19,20 +19,10 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol import wire
-from kafka_probe.protocol.facts import Encoding, Fact, Kind, RecordSet, SetStatus, TopicFacts
+from kafka_probe.protocol.facts import TEXT_CHARACTERS, Encoding, Fact, Kind, RecordSet, SetStatus, TopicFacts, cut
 from kafka_probe.protocol.found import Block, Located, Said, Skipped
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
-
-TEXT_BYTES = 256
-"""What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
-_CHARACTERS = 64
-"""The same of a text beyond Latin-1: Python takes up to four bytes for each of its characters then."""
-
-
-def _kept(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return text if max(text, default="") <= "\xff" else text[:_CHARACTERS]
 
 
 class Place(NamedTuple):
@@ -93,7 +83,7 @@ _OF_PRODUCER = {Kind.BATCH_PRODUCER_ID: "producer_id", Kind.BATCH_PRODUCER_EPOCH
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
     "new": tuple.__new__,
-    "kept": _kept,
+    "kept": lambda data: cut(data.decode("utf-8", "replace")),
     "counted": lambda errors: tuple(sorted(Counter(errors).items())),
     "TopicFacts": TopicFacts,
     "RecordSet": RecordSet,
@@ -153,7 +143,7 @@ class _Writer:
 
     def string(self, step: Step) -> None:
         self._length(step.size)
-        text = f"kept(data[at : at + (n if n < {TEXT_BYTES} else {TEXT_BYTES})])"
+        text = f"kept(data[at : at + (n if n < {TEXT_CHARACTERS} else {TEXT_CHARACTERS})])"
         match step.role:
             case None:
                 self._skip_n()

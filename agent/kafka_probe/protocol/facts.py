@@ -11,6 +11,9 @@ from __future__ import annotations
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
 
+TEXT_CHARACTERS = 256
+"""What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
+
 _LEADER_AND_ISR, _UPDATE_METADATA = 4, 6
 _KEY_IS_GROUP, _KEY_IS_TRANSACTION = 0, 1
 
@@ -292,10 +295,16 @@ def shape_bytes(shape: Shape) -> int:
     return 512 + 12 * len(shape.mask) + 128 * sum(map(len, parts))
 
 
-def text_bytes(text: str) -> int:
-    """Return about how much memory a decoded text takes, rounded up: beyond ASCII with its UTF-8, which JSON leaves."""
-    # Of 256 characters up to U+00FF each takes one byte and two of UTF-8, of 64 others four and four.
-    return 64 + len(text) if text.isascii() else 80 + min(8 * len(text), 3 * 256)
+def cut(text: str, characters: int = TEXT_CHARACTERS) -> str:
+    """Return the first characters of a text, or a quarter of them beyond Latin-1: each takes up to four bytes then."""
+    text = text[:characters]
+    return text if max(text, default="") <= "\xff" else text[: characters // 4]
+
+
+def text_bytes(text: str, characters: int = TEXT_CHARACTERS) -> int:
+    """Return about how much memory a cut text takes, rounded up: beyond ASCII with its UTF-8, which JSON leaves."""
+    # Of the characters up to U+00FF each takes one byte and two of UTF-8, of a quarter as many others four and four.
+    return 64 + len(text) if text.isascii() else 80 + min(8 * len(text), 3 * characters)
 
 
 def measure_values(shape: Shape, data: bytes) -> list[int]:

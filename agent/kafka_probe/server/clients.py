@@ -6,7 +6,7 @@ its process, on the accepting side by the host that it comes from and its librar
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Flag
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import text_bytes
 from kafka_probe.server.traffic import used_topics
+from kafka_probe.workloads import workload_bytes
 
 SILENT_US = 3600 * 1_000_000
 TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
-# What each takes besides texts: a client, a topic of it, and the workload of clients, which may be known here only.
-_CLIENT_BYTES, _TOPIC_BYTES, _WORKLOAD_BYTES = 1536, 160, 3072
+_CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # what a client and a topic of it take besides texts
 
 
 class Role(Flag):
@@ -115,7 +115,7 @@ class Clients:
     def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._workloads: Counter[int] = Counter()  # clients of each, by id()
+        self._workloads: dict[int, tuple[int, int]] = {}  # clients of each and its bytes, by id()
         self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
         self._passed_us = 0
 
@@ -136,11 +136,13 @@ class Clients:
         if client is None:
             client = self._clients[key] = Client(flow["workload"], flow["since"])
             self.held_bytes += _key_bytes(key)
+            self._count(client.workload, client.size, 1)
         else:
             self._clients.move_to_end(key)
-            self._count(client, -1)
+        before = client.workload, client.size
         client.add(flow)
-        self._count(client, 1)
+        self._count(client.workload, client.size, 1)
+        self._count(*before, -1)
         client.heard_us = self._passed_us
         while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
@@ -152,18 +154,20 @@ class Clients:
     def _drop_oldest(self) -> None:
         key, client = self._clients.popitem(last=False)
         self.held_bytes -= _key_bytes(key)
-        self._count(client, -1)
+        self._count(client.workload, client.size, -1)
 
-    def _count(self, client: Client, sign: int) -> None:
-        """Count what the client takes besides its key, or no more."""
-        self.held_bytes += sign * client.size
-        workload = id(client.workload)  # kept by its clients: its id stays its own
-        before = self._workloads[workload]
-        self._workloads[workload] = before + sign
-        if not (before and before + sign):
-            self.held_bytes += sign * _WORKLOAD_BYTES
-        if not before + sign:
-            del self._workloads[workload]
+    def _count(self, workload: Mapping[str, Any], size: int, sign: int) -> None:
+        """Count what a client takes besides its key, or no more.
+
+        A workload is reckoned here and where it is made: so clients cannot hold all that there is a place for.
+        """
+        key = id(workload)  # kept by its clients: its id stays its own
+        clients, workload_size = self._workloads.get(key) or (0, workload_bytes(workload))
+        if clients + sign:
+            self._workloads[key] = clients + sign, workload_size
+        else:
+            del self._workloads[key]
+        self.held_bytes += sign * (size if clients and clients + sign else size + workload_size)
 
 
 def _key_bytes(key: Key) -> int:

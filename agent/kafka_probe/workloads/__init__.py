@@ -2,31 +2,35 @@
 
 `WorkloadResolver` turns the kernel's record of an owner into the `workload` object of an event. It reads /proc and
 cgroupfs, never asks a container engine and never raises: what nobody can know any more is None. The names of pods come
-from elsewhere, maybe later, see kubernetes.py.
+from elsewhere, maybe later, see kubernetes.py. Workloads share a place for as long as somebody holds them.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from weakref import WeakValueDictionary
 
-from kafka_probe.events import WORKLOAD
 from kafka_probe.memory import DEFAULT
+from kafka_probe.shares import Place
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
 from kafka_probe.workloads.pods import NAMELESS, Pods
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, hidden, living, present
+from kafka_probe.workloads.workload import NOBODY, Workload, cut_texts, workload_bytes
 
-__all__ = ["Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present"]
+__all__ = ["NOBODY", "Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present", "workload_bytes"]
 
-NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fields)
-"""The workload of a socket whose owner is not known."""
+LOSSES = {
+    "workload_limit": "connections without their process, and processes without the names of their pod, since "
+    "`--memory-limit` has no place for them: null"
+}
 
 
 class WorkloadResolver:
-    """Owners to workloads, the `limit` most recently used ones remembered."""
+    """Owners to workloads. Those that nobody holds any more are remembered, too, while half of the place is free."""
 
     def __init__(
         self,
@@ -34,36 +38,39 @@ class WorkloadResolver:
         pods: Pods | None = None,
         *,
         command_lines: bool = True,
-        limit: int = DEFAULT.workloads,
+        limit_bytes: int = DEFAULT.workloads_bytes,
     ) -> None:
         """command_lines: False leaves `cmdline` null."""
-        self._limit = limit
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        self.place = Place(limit_bytes, self.losses)
+        self._kept_bytes = limit_bytes // 2
         self.cgroups = Cgroups(proc)
         self._proc = proc
         self._pods = pods or Pods()
         self._command_lines = command_lines
         self._boot_us = boot_time_us()
         # The whole record is the key, not only pid and start: after an exec the same process has another command.
-        self._remembered: OrderedDict[Owner, dict[str, object]] = OrderedDict()
+        self._held: WeakValueDictionary[Owner, Workload] = WeakValueDictionary()
+        self._recent: OrderedDict[Owner, Workload] = OrderedDict()
 
-    def resolve(self, owner: Owner) -> Mapping[str, object]:
-        """The `workload` object of events.py, all keys present. Shared between callers: not to be changed."""
-        if not owner.pid:
-            return NOBODY
-        workload = self._remembered.get(owner)
+    def resolve(self, owner: Owner, peer: str = "") -> Mapping[str, object]:
+        """The `workload` object of events.py, all keys present. Shared between callers: not to be changed.
+
+        peer: with whom it shares the place, see shares.py.
+        """
+        workload = self._held.get(owner) or self._new(owner, peer) if owner.pid else None
         if workload is None:
-            workload = self._remembered[owner] = self._resolve(owner)
-            if len(self._remembered) > self._limit:
-                self._remembered.popitem(last=False)
-        else:
-            self._remembered.move_to_end(owner)
+            return NOBODY
+        self._recent[owner] = workload
+        self._recent.move_to_end(owner)
         return workload
 
     def name_pods(self) -> None:
-        """Give the remembered workloads the names of pods that came or changed since the last call."""
+        """Give workloads the names of pods that came or changed since the last call."""
         if self._pods.news():
-            for workload in self._remembered.values():
-                workload.update(self._pods.names(workload["container_id"], workload["pod_uid"]) or {})
+            for workload in self._held.values():
+                if names := self._pods.names(workload["container_id"], workload["pod_uid"]):
+                    workload.name(names)
 
     def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
         """The topics in the log directories of a workload's process, see log_dirs.py."""
@@ -80,6 +87,17 @@ class WorkloadResolver:
                         return live.is_zombie()
                 return None if hidden(pid, self._proc) else True
         return None
+
+    def _new(self, owner: Owner, peer: str) -> Workload | None:
+        """The workload of an owner that nobody holds yet; None if there is no place for it."""
+        while self._recent and self.place.used_bytes > self._kept_bytes:
+            self._recent.popitem(last=False)
+        facts = cut_texts(self._resolve(owner))
+        size = workload_bytes(facts)
+        if not self.place.take(peer, size, "workload_limit"):
+            return None
+        workload = self._held[owner] = Workload(facts, self.place, size)
+        return workload
 
     def _resolve(self, owner: Owner) -> dict[str, object]:
         with living(owner.pid, owner.start_boottime_ns, self._proc) as live:

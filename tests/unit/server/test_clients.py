@@ -134,6 +134,16 @@ def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
     assert found.held_bytes == 0
 
 
+def test_a_workload_that_gets_names_while_clients_hold_it_leaves_no_bytes_behind() -> None:
+    found, named = Clients(), workload()
+    found.add([flow(workload=named)])
+    named["pod"] = "orders-0"
+    found.add([flow(workload=named, local="10.0.0.8:1"), flow(workload=workload(pid=8)), flow(workload=named)])
+    while list(found):
+        found._drop_oldest()
+    assert found.held_bytes == 0
+
+
 def test_flows_that_found_no_place_are_no_client() -> None:
     assert list(clients(flow(conn_id=None, local=None, peer=None))) == []
 

@@ -121,6 +121,13 @@ def test_without_command_lines_none_is_told_of_a_process(
     assert (without["pid"], without["cmdline"]) == (process.pid, None)
 
 
+@pytest.mark.parametrize(("char", "characters"), [("x", 1024), ("\u00e9", 1024), ("\N{PILE OF POO}", 256)])
+def test_a_long_command_line_is_cut(start: Start, owner_of: OwnerOf, char: str, characters: int) -> None:
+    cmdline = WorkloadResolver().resolve(owner_of(start(char * 2000).pid))["cmdline"]
+    assert isinstance(cmdline, str)
+    assert len(cmdline) == characters
+
+
 def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -> None:
     process = start()
     owner = owner_of(process.pid)

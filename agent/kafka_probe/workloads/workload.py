@@ -1,0 +1,54 @@
+"""The workload of a socket, as events carry it, and the memory that it takes for as long as somebody holds it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from kafka_probe.events import WORKLOAD
+from kafka_probe.protocol.facts import cut, text_bytes
+from kafka_probe.shares import Place, peer_of
+
+TEXT_CHARACTERS = 1024
+"""What is kept of a text: a Java class path can be megabytes."""
+_WORKLOAD_BYTES = 1408  # what a workload takes besides texts and labels: with its owner's record, its key
+
+NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fields)
+"""The workload of a socket whose owner is not known."""
+
+
+class Workload(dict[str, object]):
+    """The `workload` object of an event, shared by all who hold it. It gives back the bytes that were taken for it."""
+
+    __slots__ = ("__weakref__", "_bytes", "_place")
+
+    def __init__(self, facts: Mapping[str, object], place: Place, taken_bytes: int) -> None:
+        super().__init__(facts)
+        self._place = place
+        self._bytes = taken_bytes
+
+    def __del__(self) -> None:
+        self._place.give_back(self._bytes)
+
+    def name(self, names: Mapping[str, object]) -> None:
+        """Take the names of its pod, if there is a place for them."""
+        more = workload_bytes({**self, **names}) - self._bytes
+        if more <= 0:
+            self._place.give_back(-more)
+        elif not self._place.take(peer_of("connecting", "", self), more, "workload_limit"):
+            return
+        self._bytes += more
+        self.update(names)
+
+
+def cut_texts(facts: Mapping[str, object]) -> dict[str, object]:
+    """Return the facts of a workload with the beginnings of its texts."""
+    return {name: cut(fact, TEXT_CHARACTERS) if isinstance(fact, str) else fact for name, fact in facts.items()}
+
+
+def workload_bytes(workload: Mapping[str, object]) -> int:
+    """Return about how much memory a workload takes, rounded up. Labels of a pod are reckoned for each of its own."""
+    labels = workload["labels"]
+    named = (*labels, *labels.values()) if isinstance(labels, Mapping) else ()
+    texts = [text_bytes(text, TEXT_CHARACTERS) for text in (*workload.values(), *named) if isinstance(text, str)]
+    return _WORKLOAD_BYTES + sys.getsizeof(labels) + sum(texts)
