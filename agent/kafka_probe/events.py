@@ -311,7 +311,11 @@ TOPICS = (
 OPEN_NOW = Struct(
     (
         Field("side", "string", "connecting or accepting"),
-        Field("workload", WORKLOAD, "the process that owns the watched ends"),
+        Field(
+            "workload",
+            WORKLOAD,
+            "the process that owns the watched ends, its cmdline and labels left out; all null: any",
+        ),
         Field("local", "string", "address:port of the watched ends; the port of connecting ends is left out"),
         Field(
             "peer_network",

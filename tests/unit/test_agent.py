@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +13,10 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.record import COUNTERS, Kind
 from kafka_probe.config import Config, RequestEvents
+from kafka_probe.connections import census
 from kafka_probe.sinks import Event
+from kafka_probe.sinks.outbox import encode
+from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.unit.connections.records import (
     Records,
     closed,
@@ -27,6 +30,7 @@ from tests.unit.connections.records import (
 )
 from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 from tests.unit.schema import assert_valid
+from tests.unit.server.builders import workload
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = 3, 8, 18
 SECOND_NS = 10**9
@@ -197,6 +201,28 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
     assert 10 << 20 < agent["rss_bytes"] < 1 << 30
     assert agent["kernel"]
     assert agent["version"]
+
+
+def test_the_agent_event_fits_into_a_record_whatever_the_names_of_processes_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def hostile(_: WorkloadResolver, owner: Owner) -> dict[str, object]:
+        names = {name: f"{owner.pid} {name}".ljust(5000, "\x01") for name in ("exe", "cmdline", "cgroup", "unit")}
+        return workload(pid=owner.pid, start_time=owner.pid, **names)
+
+    monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
+    fed = Fed()
+    groups = 2 * census.MOST
+    fed.see(*(opened(conn, tgid=conn, accepting=conn % 2 == 0) for conn in range(1, groups + 1)))
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert len({event["workload"]["exe"] for event in fed.events("open")}) == groups
+    assert len(encode(agent)) < 512 << 10
+    connections = Counter[str]()
+    for group in agent["open"]:
+        connections[group["side"]] += group["count"]
+    assert connections == {"accepting": census.MOST, "connecting": census.MOST}
+    assert [group["workload"]["pid"] for group in agent["open"][-2:]] == [None, None]
 
 
 def test_losses_in_every_room_reach_the_agent_event() -> None:

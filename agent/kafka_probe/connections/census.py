@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import orjson
+
 from kafka_probe.memory import DEFAULT
+from kafka_probe.text import printable_json
 from kafka_probe.workloads import NOBODY
 
 if TYPE_CHECKING:
@@ -17,7 +20,9 @@ if TYPE_CHECKING:
 Event = dict[str, object]
 
 MOST = 256
-"""Groups that are told one by one: each tells its owner whole, and clients may be in thousands of networks."""
+"""Groups that are reported one by one: clients may be in thousands of networks."""
+MOST_BYTES = 256 << 10
+"""What the groups of a report may take as JSON: names may be hostile, and the event must fit into a record."""
 
 
 @dataclass(slots=True)
@@ -60,24 +65,36 @@ class Census:
             connection.counted.count += 1
 
     def report(self) -> list[Event]:
-        """`open` of the `agent` event: the largest groups, and the others by owner, whatever network they lead to."""
+        """Return `open` of the `agent` event: the largest groups, others by owner only, and the rest by side."""
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
         others: dict[tuple[str, int, str, str | None], Group] = {}
+        rest = {side: _rest(side) for side in ("connecting", "accepting")}
         for group in largest[MOST:]:
-            rest = Group(group.side, group.workload, group.local, None)
-            if len(others) >= MOST and _key(rest) not in others:
-                rest = _rest(group.side)
-            others.setdefault(_key(rest), rest).count += group.count
-        return [
-            {
-                "side": group.side,
-                "workload": group.workload,
-                "local": group.local,
-                "peer_network": group.peer_network,
-                "count": group.count,
-            }
-            for group in (*largest[:MOST], *others.values())
-        ]
+            other = Group(group.side, group.workload, group.local, None)
+            if len(others) >= MOST and _key(other) not in others:
+                rest[group.side].count += group.count
+            else:
+                others.setdefault(_key(other), other).count += group.count
+        reported, left_bytes = [], MOST_BYTES
+        for group in (*largest[:MOST], *others.values()):
+            counted = _counted(group)
+            size = len(printable_json(orjson.dumps(counted)))
+            if size <= left_bytes:
+                reported.append(counted)
+                left_bytes -= size
+            else:
+                rest[group.side].count += group.count
+        return reported + [_counted(group) for group in rest.values() if group.count]
+
+
+def _counted(group: Group) -> Event:
+    return {
+        "side": group.side,
+        "workload": {**group.workload, "cmdline": None, "labels": None},  # the longest, and in `open` events
+        "local": group.local,
+        "peer_network": group.peer_network,
+        "count": group.count,
+    }
 
 
 def _rest(side: str) -> Group:
