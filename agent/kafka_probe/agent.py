@@ -40,8 +40,9 @@ from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
-from kafka_probe.memory import DECODED_AT_ONCE, DEFAULT, Bounds
+from kafka_probe.memory import DECODED_AT_ONCE, DEFAULT, IN_HAND_BYTES, Bounds, event_bytes
 from kafka_probe.sinks import Sink
+from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
@@ -53,7 +54,6 @@ Buffer = RingBuffer | PerfBuffers
 # Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
 _BATCH_RECORDS = 1 << 12
-_ROWS_AT_ONCE = 1024  # events and their topics that are made at once
 _LISTED_AT_ONCE = 4096
 # Between the parts of a report, for the sink to keep up.
 _PAUSE_S = 0.05
@@ -374,16 +374,16 @@ class Agent:
     def _parts(self, events: Iterable[Event], wall_ns: int) -> Iterator[None]:
         """Hand events on, with the time where they have none of their own; stop after each part of them."""
         batch: list[Event] = []
-        rows = 0
+        in_hand = 0
         for event in events:
             event.setdefault("ts", wall_ns // 1000)
-            batch.append(event)
-            topics = event.get("topics")
-            rows += 1 + (len(topics) if isinstance(topics, list) else 0)
-            if rows >= _ROWS_AT_ONCE:
+            size = event_bytes(event) + len(encode(event))  # names may become six times as long as JSON
+            if batch and in_hand + size > IN_HAND_BYTES:
                 self._hand_over(batch)
-                batch, rows = [], 0
+                batch, in_hand = [], 0
                 yield
+            batch.append(event)
+            in_hand += size
         if batch:
             self._hand_over(batch)
 

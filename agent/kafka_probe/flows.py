@@ -33,9 +33,10 @@ Event = dict[str, object]
 LOSSES = {
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
     "flow_limit": "frames counted by side and API only, since `--memory-limit` has no place for them by connection",
-    "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096",
+    "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096 "
+    "with 262,144 characters",
 }
-TOPICS = 4096
+TOPICS, CHARACTERS = 4096, 1 << 18  # of topics that an event names
 _COUNT_BYTES = 800  # what a count takes besides its shape, and for each measure of that,
 _MEASURE_BYTES = 8
 _BUCKET_BYTES = 128  # each bucket of latency,
@@ -79,6 +80,7 @@ class _Flow:
     transactional_ids: set[str] = field(default_factory=set)
     replica_ids: set[int] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
+    characters: int = 0  # of their names
 
 
 class Flows:
@@ -249,9 +251,12 @@ class Flows:
 
     def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
         named = self._names.resolve(facts, connection.cluster_id)
-        if len(flow.topics) >= TOPICS and named not in flow.topics:
-            self.losses["topic_limit"] += 1
-            return flow.topics.setdefault((None, None), _Topic())
+        if named not in flow.topics:
+            characters = flow.characters + len(named[0] or "")
+            if len(flow.topics) >= TOPICS or characters > CHARACTERS:
+                self.losses["topic_limit"] += 1
+                return flow.topics.setdefault((None, None), _Topic())
+            flow.characters = characters
         topic = flow.topics.setdefault(named, _Topic())
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:

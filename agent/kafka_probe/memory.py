@@ -7,8 +7,9 @@ tests/unit/test_memory.py. This module never measures while the agent runs: boun
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kafka_probe.errors import StartError
 
@@ -19,7 +20,9 @@ MIB = 1 << 20
 
 INTERPRETER_BYTES = 80 * MIB  # Python, the libraries, their code in the page cache, and maps of fixed size
 LEAST_TABLES_BYTES = 32 * MIB
-IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed
+IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed: of these
+IN_HAND_BYTES = 4 * MIB  # are handed on at once, with their JSON, or one event that is larger,
+SERVER_WAITING_BYTES = 8 * MIB  # and so many wait for the HTTP server
 SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
 HTTP_BYTES = 16 * MIB  # four lists of 1 MiB under way, 3 MiB while one is sorted, and two pages of metrics still sent
 SPOOL_FILES = 1 << 16  # most that wait in a spool directory,
@@ -125,6 +128,12 @@ def bounds_of(config: Config) -> Bounds:
             f"{limit}: compiling the programs takes {_mib(COMPILER_BYTES)} MiB for a moment at the start. Raise it."
         )
     return Bounds.within(config.memory_limit - sum(fixed.values()))
+
+
+def event_bytes(event: Mapping[str, Any]) -> int:
+    """Return about how much memory an event takes, rounded up, without its texts, which others keep, too."""
+    counts = sum(len(event.get(name) or ()) for name in ("errors", "latency", "latency_empty"))
+    return 2048 + 1280 * len(event.get("topics") or ()) + 128 * counts
 
 
 def _mib(size_bytes: int) -> str:

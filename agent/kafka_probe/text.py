@@ -18,7 +18,7 @@ MESSAGE_LIMIT = 8192
 """Most characters of a log message or of one line of an error."""
 
 _CUT = "…"
-_NOT_PLAIN_ASCII = re.compile("[\x7f-\U0010ffff]+")
+_NOT_PLAIN_ASCII = re.compile(rb"[\x7f-\xff]+")
 _BLANK = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x16FE4, 0x1D159))
 ) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
@@ -51,7 +51,7 @@ def printable_json(line: bytes) -> bytes:
     """
     if line.isascii() and b"\x7f" not in line:
         return line
-    return _NOT_PLAIN_ASCII.sub(lambda found: _escaped(found[0], _json_escape), line.decode()).encode()
+    return _NOT_PLAIN_ASCII.sub(lambda found: _escaped(found[0].decode(), _json_escape).encode(), line)
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:

@@ -14,6 +14,7 @@ from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.record import COUNTERS, Kind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import census
+from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
@@ -203,7 +204,7 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
     assert agent["version"]
 
 
-def test_the_agent_event_fits_into_a_record_whatever_the_names_of_processes_are(
+def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def hostile(_: WorkloadResolver, owner: Owner) -> dict[str, object]:
@@ -213,11 +214,15 @@ def test_the_agent_event_fits_into_a_record_whatever_the_names_of_processes_are(
     monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
     fed = Fed()
     groups = 2 * census.MOST
+    parts: list[int] = []
+    fed.agent.listener = lambda events: parts.append(sum(len(encode(event)) for event in events))
     fed.see(*(opened(conn, tgid=conn, accepting=conn % 2 == 0) for conn in range(1, groups + 1)))
     fed.report()
     (agent,) = fed.events("agent")
     assert len({event["workload"]["exe"] for event in fed.events("open")}) == groups
     assert len(encode(agent)) < 512 << 10
+    assert len(parts) > 1
+    assert max(parts) < IN_HAND_BYTES
     connections = Counter[str]()
     for group in agent["open"]:
         connections[group["side"]] += group["count"]

@@ -24,11 +24,20 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
 from kafka_probe.events import bucket_of
-from kafka_probe.flows import SUMMED, TOPICS, Flows
-from kafka_probe.memory import CONNECTION_BYTES, DECODED_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
+from kafka_probe.flows import CHARACTERS, SUMMED, TOPICS, Flows
+from kafka_probe.memory import (
+    CONNECTION_BYTES,
+    DECODED_BYTES,
+    DEFAULT,
+    KERNEL_CONNECTION_BYTES,
+    MIB,
+    bounds_of,
+    event_bytes,
+)
 from kafka_probe.protocol.facts import Fact, shape_bytes
 from kafka_probe.protocol.shapes import code_of, decode_code
 from kafka_probe.shares import Place, Shares
+from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver, workload_bytes
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 from tests.unit.connections.records import (
@@ -264,6 +273,36 @@ def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
     assert len(topics) == TOPICS + 1
     assert (topics[-1]["topic"], topics[-1]["topic_id"], topics[-1]["requests"]) == (None, None, 1)
     assert watched.flows.losses["topic_limit"] == 10
+
+
+def test_long_names_beyond_those_of_one_event_are_counted_in_one_row() -> None:
+    watched = with_place(1)
+    names = [f"{n:0256}" for n in range(CHARACTERS // 256 + 10)]
+    for start in range(0, len(names), 200):
+        watched.see(by_hand("Metadata", 4, {"Topics": [{"Name": name} for name in names[start : start + 200]]}))
+    (event,) = watched.report()
+    topics = event["topics"]
+    assert isinstance(topics, list)
+    assert sum(topic["requests"] for topic in topics if topic["topic"] is not None) == CHARACTERS // 256
+    assert watched.flows.losses["topic_limit"] == 10
+    assert len(encode(event)) < 2 * MIB
+
+
+@pytest.mark.parametrize(("topics", "answers"), [(0, 0), (1, 0), (500, 0), (1, 200)])
+def test_an_event_takes_no_more_than_was_reckoned(topics: int, answers: int) -> None:
+    watched = with_place(40)
+    for conn in range(1, 41):
+        asked = {"Topics": [{"Name": f"topic-{n}"} for n in range(topics)]}
+        answered = (response(METADATA, 12, conn, latency_us=int(1.1**n)) for n in range(answers))
+        watched.see(by_hand("Metadata", 4, asked, conn), *answered)
+    report = watched.flows.report()
+    events: list[dict[str, object]] = []
+
+    def take_all() -> bool:
+        events.extend(report)
+        return len(events) >= 40
+
+    assert 0 < grown_by(take_all, 1) < sum(map(event_bytes, events))
 
 
 def test_connections_beyond_the_bound_are_not_followed() -> None:

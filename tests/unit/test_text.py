@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import tracemalloc
 
 import orjson
 import pytest
@@ -58,6 +59,17 @@ def test_json_stays_the_same_json_without_anything_invisible(value: dict[str, ob
     assert orjson.loads(line) == value
     assert line.decode().isprintable()
     assert not unsafe(line)
+
+
+def test_one_wide_character_does_not_make_a_long_line_many_times_as_long() -> None:
+    line = orjson.dumps("\x01" * 200_000 + "\N{PILE OF POO}")
+    tracemalloc.start()
+    try:
+        printable_json(line)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2.5 * len(line)
 
 
 @pytest.mark.parametrize("name", [*NAMES, LONE_SURROGATE])

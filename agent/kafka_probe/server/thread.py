@@ -19,7 +19,7 @@ import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
-from kafka_probe.memory import DEFAULT
+from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
 from kafka_probe.server.clients import Clients
 from kafka_probe.server.connection import Connection, Listener
 from kafka_probe.server.http import application
@@ -34,7 +34,6 @@ log = logging.getLogger("kafka_probe")
 _GRACE_S = 1
 _JOIN_S = 5.0
 _TURN_S = 1.0
-_ROWS_WAITING = 8192  # events, and topics in them
 _BACKLOG = 128  # as many are accepted in one turn of the loop
 
 
@@ -83,7 +82,7 @@ class Server:
         clients_bytes: what the clients that are kept may take.
         """
         view = View(agent, sink, Traffic(self._config.metrics_series), Clients(clients_bytes))
-        waiting: deque[int] = deque()  # the rows of each list of events that is not added yet
+        waiting: deque[int] = deque()  # the bytes of each list of events that is not added yet
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
             application(
@@ -116,11 +115,11 @@ class Server:
             waiting.popleft()
 
         def hand_over(events: Sequence[Mapping[str, Any]]) -> int:
-            rows = len(events) + sum(len(event.get("topics", ())) for event in events)
-            if waiting and sum(waiting) + rows > _ROWS_WAITING:
+            size = sum(map(event_bytes, events))
+            if waiting and sum(waiting) + size > SERVER_WAITING_BYTES:
                 return len(events)
             with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
-                waiting.append(rows)
+                waiting.append(size)
                 loop.call_soon_threadsafe(add, events)
             return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -17,12 +18,13 @@ import pytest
 
 from kafka_probe.config import Address, Config, load
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.memory import SERVER_WAITING_BYTES
 from kafka_probe.server import connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
-from tests.unit.server.builders import StillAgent, StillSink, agent, flow
+from tests.unit.server.builders import StillAgent, StillSink, agent, flow, topic
 from tests.unit.server.served import Served, serving
 
 TOKEN = "0123456789abcdef"
@@ -104,6 +106,15 @@ def test_events_of_another_thread_are_summed_in_their_order() -> None:
             served.hand_over([flow(requests=n), agent(counters={"events": n})])
         wait_until(lambda: "kafka_probe_events_total 99.0" in served.get("/metrics").text, "the last event")
         assert 'kafka_probe_requests_total{api="Produce",side="connecting"} 4950.0' in served.get("/metrics").text
+
+
+def test_events_beyond_what_may_wait_for_the_server_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = threading.Event()
+    monkeypatch.setattr("kafka_probe.server.view.View.add", lambda *_: busy.wait())
+    large = flow(topics=[topic()] * (SERVER_WAITING_BYTES // 1280))
+    with serving() as served:
+        assert [served.hand_over(events) for events in ([flow()], [large] * 2, [flow()])] == [0, 2, 0]
+        busy.set()
 
 
 def test_an_agent_is_healthy_while_its_loop_turns() -> None:
