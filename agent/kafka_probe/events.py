@@ -291,7 +291,7 @@ CLOSE = (
         "listener_closed_us",
         "long",
         "accepting side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it "
-        "is open, or was closed before the agent started or by the end of its process",
+        "is open, or was closed before the agent started, before those of 256 other ports or by the end of its process",
     ),
 )
 

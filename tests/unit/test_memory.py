@@ -20,6 +20,7 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.joining import Joiner
+from kafka_probe.connections.settling import Settling
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
@@ -46,6 +47,7 @@ from tests.unit.connections.records import (
     closed,
     fetch,
     frame,
+    listener,
     message,
     opened,
     request,
@@ -592,6 +594,19 @@ def test_a_process_that_nobody_holds_is_remembered_while_half_of_the_place_is_fr
     assert first not in resolver._held
     assert others[-1] in resolver._held
     assert not any(resolver.losses.values())
+
+
+def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
+    settling = Settling(RESOLVER)
+    addresses = (f"2001:db8:{n:x}:4444:5555:6666:7777:8888" for n in range(600 * 12))
+    records = [listener(closed=True, local=(next(addresses), 1024 + n)) for n in range(600) for _ in range(12)]
+
+    def listen() -> bool:
+        for record in records:
+            settling.listen(record[0])
+        return True
+
+    assert 0 < grown_by(listen, 1) < MIB
 
 
 def test_what_leaves_a_place_may_be_taken_again() -> None:

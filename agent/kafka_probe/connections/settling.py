@@ -6,7 +6,7 @@ several threads, and a client ends some milliseconds after its last connection.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ Record = npt.NDArray[Any]
 
 SETTLED_NS = 1_000_000_000
 _ANY = "0.0.0.0", "[::]"  # listens for every address
-_PORTS, _ADDRESSES = 4096, 64  # most ports of closed listeners that are remembered, and addresses of each
+_PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are remembered, and addresses of each: 1 MiB
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class Settling:
         self._settled: deque[Closed] = deque()
         self._taken: list[deque[Closed]] = []  # by reports that go on
         # When listening sockets were closed, by network namespace and port, and by address.
-        self._listeners: dict[tuple[int, str], dict[str, int]] = defaultdict(dict)
+        self._listeners: dict[tuple[int, str], dict[str, int]] = {}
 
     def __len__(self) -> int:
         """Return how many are kept."""
@@ -68,11 +68,7 @@ class Settling:
         """A LISTEN record."""
         identity, _ = read_open(record)
         address, _, port = identity.local.rpartition(":")
-        closed = self._listeners[identity.netns, port]
-        if len(self._listeners) > _PORTS:
-            del self._listeners[next(iter(self._listeners))]
-        if len(closed) > _ADDRESSES:
-            del closed[next(iter(closed))]
+        closed = self._listeners.pop((identity.netns, port), {})
         if record["flags"] & Flag.CLOSED:
             closed[address] = int(record["ts_ns"])
         elif address in _ANY:
@@ -80,6 +76,12 @@ class Settling:
         else:
             for listened in (address, *_ANY):
                 closed.pop(listened, None)
+        if len(closed) > _ADDRESSES:
+            del closed[next(iter(closed))]
+        if closed:
+            self._listeners[identity.netns, port] = closed
+        if len(self._listeners) > _PORTS:
+            del self._listeners[next(iter(self._listeners))]
 
     def add(self, connection: Connection, record: Record) -> None:
         """Keep a connection with its CLOSE record."""

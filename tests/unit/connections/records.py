@@ -141,7 +141,7 @@ def ended(conn: int = 1, **fields: int) -> Records:
 
 def listener(*, closed: bool, local: tuple[str, int] = ("10.0.0.1", 9092), netns: int = 0, ts_ns: int = 0) -> Records:
     """The record of a listening socket that was opened or closed."""
-    record = opened(0, local=local, kind=Kind.LISTEN, netns=netns, ts_ns=ts_ns)
+    record = opened(0, local=local, peer=local, kind=Kind.LISTEN, netns=netns, ts_ns=ts_ns)
     record["flags"] = Flag.CLOSED if closed else 0
     return record
 
