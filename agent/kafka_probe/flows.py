@@ -6,7 +6,7 @@ What a shape says is looked at once per interval, so that a frame costs only its
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kafka_probe.capture.record import NO_API
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, Asked, FetchSession, Group, Naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import CLIENT, GAMMA, codec_name
@@ -81,6 +81,10 @@ class _Flow:
     replica_ids: set[int] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
     characters: int = 0  # of their names
+
+
+_Asked = dict[tuple[int, int, int], dict[Topic, int]]
+"""Requests of fetch sessions by topic, for each connection, API and version."""
 
 
 class Flows:
@@ -185,16 +189,14 @@ class Flows:
         self._shapes, self._held_bytes = set(), 0
         self._place_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
         self._shares = Shares(self._place_bytes)
-        asked = {
-            (conn, session.api_key): list(session.take())
-            for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items()
-            for session in connection.sessions
-        }
+        asked: _Asked = {}
+        for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items():
+            for session in connection.sessions:
+                version, topics = session.take()
+                asked[conn, session.api_key, version] = topics
         return chain(self._flows(counts, asked, with_topics=with_topics), _others(other))
 
-    def _flows(
-        self, counts: dict[tuple[int, int], _Count], asked: Mapping[tuple[int, int], list[Asked]], *, with_topics: bool
-    ) -> Iterator[Event]:
+    def _flows(self, counts: dict[tuple[int, int], _Count], asked: _Asked, *, with_topics: bool) -> Iterator[Event]:
         """The events of one connection after the other."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
             flows: dict[tuple[int, int], _Flow] = {}
@@ -205,9 +207,9 @@ class Flows:
                 flow = flows.setdefault(api, _Flow())
                 self._sum(flow, count, with_topics=with_topics and not connection.internal)
             for (api_key, api_version), flow in flows.items():
-                for version, topic, times in asked.get((conn, api_key), ()) if with_topics else ():
-                    if version == api_version:
-                        self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
+                by_session = asked.pop((conn, api_key, api_version), {})
+                for topic, times in by_session.items() if with_topics else ():
+                    self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics
                 yield _event(connection, api_key, api_version, flow)
 

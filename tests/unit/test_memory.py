@@ -8,6 +8,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import orjson
 import pytest
@@ -21,6 +22,7 @@ from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.joining import Joiner
 from kafka_probe.connections.settling import Settling
+from kafka_probe.connections.sessions import FetchSession
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
@@ -200,6 +202,11 @@ class Watched:
         for event in events:
             assert_body_valid(event)
         return events
+
+    def sessions(self, conn: int) -> tuple[FetchSession, ...]:
+        connection = self.tracker.get(conn)
+        assert connection
+        return connection.sessions
 
 
 def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
@@ -468,6 +475,56 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
     assert grown_by(lambda: ask(requests[1:]), 1) < place.used_bytes - before
     let_all_go(watched, 40)
     assert place.used_bytes == 0
+
+
+def ask_in_all_versions(watched: Watched, names: tuple[str, ...]) -> None:
+    watched.see(fetch(0, names))
+    for version in range(7, 18):
+        watched.see(by_hand("Fetch", version, {"SessionId": 7, "SessionEpoch": 1}))
+
+
+def ask_for_one_after_the_other(watched: Watched, names: tuple[str, ...]) -> None:
+    watched.see(fetch(0, names[:1]))
+    for before, name in pairwise(names):
+        watched.see(fetch(1, (name,), (before,)))
+
+
+def hold_none_and_all_again(watched: Watched, names: tuple[str, ...]) -> None:
+    for _ in range(3):
+        watched.see(fetch(0, names), fetch(1, (), names))
+
+
+@pytest.mark.parametrize("ask", [ask_in_all_versions, ask_for_one_after_the_other, hold_none_and_all_again])
+def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
+    ask: Callable[[Watched, tuple[str, ...]], None],
+) -> None:
+    watched = with_place(1)
+    names = tuple(f"{n:0200}" for n in range(500))
+    watched.see(fetch(0))
+    (session,) = watched.sessions(1)
+    list(watched.flows.report())
+    place = watched.tracker.place
+    before = place.used_bytes
+
+    def take() -> object:
+        ask(watched, names)
+        taken = session.take()
+        watched.flows._counts.clear()
+        watched.reader = FrameReader(SUMMED)
+        return taken
+
+    assert grown_by(take, 1) < place.used_bytes - before
+    session.forget()
+    for _ in range(2):
+        session.take()
+    assert place.used_bytes == before
+
+
+def test_topics_that_are_asked_for_one_after_the_other_find_no_place_beyond_the_bound() -> None:
+    watched = with_place(1, 20_000)
+    ask_for_one_after_the_other(watched, tuple(f"topic-{n}" for n in range(100)))
+    assert watched.tracker.losses["partition_limit"] > 50
+    assert watched.tracker.place.used_bytes < 20_000
 
 
 def test_partitions_of_fetch_sessions_beyond_the_bound_are_counted() -> None:

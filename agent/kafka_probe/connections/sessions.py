@@ -8,7 +8,6 @@ in requests and in their answers.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -25,8 +24,6 @@ SESSION_BYTES = 512  # what a session takes that holds nothing,
 _TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # and each topic besides its texts, and each of its partitions
 
 Topic = tuple[str | None, str | None]
-Asked = tuple[int, Topic, int]
-"""API version, topic, and requests of the session that asked for it."""
 
 
 class Role(Enum):
@@ -48,8 +45,8 @@ class Naming:
     role: Role
     version: int
     complete: bool
-    added: dict[Topic, frozenset[int]]
-    forgotten: dict[Topic, frozenset[int]]
+    added: dict[Topic, set[int]]
+    forgotten: dict[Topic, set[int]]
 
     @property
     def by_session(self) -> bool:
@@ -73,24 +70,48 @@ Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
 """What some frames of a batch say, and which members of their group they are."""
 
 
+@dataclass(slots=True)
+class _Held:
+    """Partitions that a session holds of a topic, which its requests since `take` asked for, and so many `more`."""
+
+    partitions: set[int]
+    more: int  # below 0 if the session did not hold the topic all the time
+
+
 class FetchSession:
     """The session of a connection, and how often its topics were asked for since `take`.
 
-    SESSION_BYTES of the place were taken for it; it takes more for what it holds, and gives all back in the end.
+    SESSION_BYTES of the place were taken for it; it takes more for what it holds, and gives all back in the end. A
+    topic that it holds no more keeps its bytes until the requests for it are reported. A frame costs no more than what
+    it names, however much the session holds.
     """
 
-    __slots__ = ("_asked", "_bytes", "_held", "_known", "_peer", "_pending", "_place", "_size", "api_key")
+    __slots__ = (
+        "_bytes",
+        "_held",
+        "_known",
+        "_left",
+        "_peer",
+        "_place",
+        "_reported_bytes",
+        "_requests",
+        "_size",
+        "_version",
+        "api_key",
+    )
 
     def __init__(self, api_key: int, place: Place, peer: str) -> None:
         self.api_key = api_key
         self._place = place
         self._peer = peer
         self._bytes = SESSION_BYTES
-        self._held: dict[Topic, set[int]] = {}
+        self._held: dict[Topic, _Held] = {}
         self._size = 0
         self._known = False  # all of it, from a full request on
-        self._pending: Counter[int] = Counter()  # by API version: requests for all that is held
-        self._asked: Counter[tuple[int, Topic]] = Counter()
+        self._requests = 0
+        self._version = 0  # the newest of them
+        self._left: dict[Topic, int] = {}  # requests for what was held
+        self._reported_bytes = 0  # of what had left before the last report, which may not be sent yet
 
     def __del__(self) -> None:
         self._place.give_back(self._bytes)
@@ -99,39 +120,33 @@ class FetchSession:
         """The frames of one batch."""
         if all(self._stays(said) for said, _, _ in groups):
             for said, _, members in groups:
-                self._ask(said, len(members))
+                self._count(said, len(members))
             return
         for said in _in_order(groups):
-            if not self._stays(said):
-                self._settle()
+            if self._stays(said):
+                self._count(said, 1)
+            else:
                 self._change(said)
-            self._ask(said, 1)
 
-    def take(self) -> Iterator[Asked]:
-        """What was asked for since the last time."""
-        self._settle()
-        for (version, topic), times in self._asked.items():
-            yield version, topic, times
-        self._asked.clear()
+    def take(self) -> tuple[int, dict[Topic, int]]:
+        """The newest API version of the requests since the last time, and how many of all asked for each topic."""
+        asked = {topic: times for topic, times in self._left.items() if times}
+        for topic, held in self._held.items():
+            if times := self._requests + held.more:
+                asked[topic] = times
+            held.more = 0
+        version, self._version, self._requests = self._version, 0, 0
+        self._free(self._reported_bytes)
+        self._reported_bytes = sum(map(_topic_bytes, self._left))
+        self._left, self._held = {}, dict(self._held)  # a dict does not shrink with what leaves it
+        return version, asked
 
     def forget(self) -> None:
         """Hold nothing, and know nothing. What was asked for until now stays, for `take`."""
-        self._settle()
-        self._free(self._bytes - SESSION_BYTES)
-        self._held, self._size, self._known = {}, 0, False
-
-    def _ask(self, frame: Naming, times: int) -> None:
-        if frame.by_session:
-            self._pending[frame.version] += times
-            # What the request names but the session does not hold: it may be forgotten in the same breath.
-            for topic in frame.added.keys() - self._held.keys():
-                self._asked[frame.version, topic] += times
-
-    def _settle(self) -> None:
-        for version, times in self._pending.items():
-            for topic in self._held:
-                self._asked[version, topic] += times
-        self._pending.clear()
+        for topic, held in self._held.items():
+            self._remove(topic, held.partitions)
+        self._let_go(list(self._held))
+        self._known = False
 
     def _stays(self, frame: Naming) -> bool:
         """Whether the session is the same after the frame."""
@@ -141,33 +156,64 @@ class FetchSession:
             case Role.FULL:
                 return self._known and self._size == _size(frame.added) and self._holds(frame.added)
             case Role.INCREMENTAL:
-                return not frame.forgotten and self._holds(frame.added)
+                return self._holds(frame.added) and self._lacks(frame.forgotten)
             case Role.ANSWER:
                 return self._known or self._holds(frame.added)
 
-    def _holds(self, topics: dict[Topic, frozenset[int]]) -> bool:
-        return all(topic in self._held and self._held[topic] >= partitions for topic, partitions in topics.items())
+    def _holds(self, topics: dict[Topic, set[int]]) -> bool:
+        return all(topic in self._held and self._held[topic].partitions >= topics[topic] for topic in topics)
+
+    def _lacks(self, topics: dict[Topic, set[int]]) -> bool:
+        return all(
+            topic not in self._held or self._held[topic].partitions.isdisjoint(topics[topic]) for topic in topics
+        )
+
+    def _count(self, frame: Naming, times: int) -> None:
+        if frame.by_session:
+            self._requests += times
+            self._version = max(self._version, frame.version)
 
     def _change(self, frame: Naming) -> None:
+        """Count a frame that changes the session: for what it holds then, and what the frame names."""
         if frame.role in (Role.ALONE, Role.FULL):
             self.forget()
             self._known = frame.complete
         if frame.role is not Role.ALONE:
             for topic, partitions in frame.added.items():
-                new = len(partitions - self._held.get(topic, set()))
-                size = _PARTITION_BYTES * new + (0 if topic in self._held else _topic_bytes(topic))
-                if new and self._place.take(self._peer, size, "partition_limit", new):
-                    self._held.setdefault(topic, set()).update(partitions)
-                    self._size += new
-                    self._bytes += size
-        for topic in frame.forgotten.keys() & self._held.keys():
-            held = self._held[topic]
-            left = len(frame.forgotten[topic] & held)
-            self._size -= left
-            held -= frame.forgotten[topic]
-            if not held:
+                self._add(topic, partitions)
+        for topic, partitions in frame.forgotten.items():
+            if topic in self._held:
+                self._remove(topic, partitions)
+        self._let_go(frame.forgotten.keys() - frame.added.keys())
+        self._count(frame, 1)
+        self._let_go(frame.added)
+
+    def _add(self, topic: Topic, partitions: set[int]) -> None:
+        held = self._held.get(topic)
+        new = len(partitions - held.partitions if held else partitions)
+        size = _PARTITION_BYTES * new + (0 if held or topic in self._left else _topic_bytes(topic))
+        if size and not self._place.take(self._peer, size, "partition_limit", max(new, 1)):
+            return
+        if held is None:
+            held = self._held[topic] = _Held(set(), self._left.pop(topic, 0) - self._requests)
+        held.partitions |= partitions
+        self._size += new
+        self._bytes += size
+
+    def _remove(self, topic: Topic, partitions: set[int]) -> None:
+        held = self._held[topic].partitions
+        before = len(held)
+        held -= partitions
+        self._size -= before - len(held)
+        self._free(_PARTITION_BYTES * (before - len(held)))
+
+    def _let_go(self, topics: Iterable[Topic]) -> None:
+        """Hold those of the topics no more of which no partition is held."""
+        for topic in topics:
+            held = self._held.get(topic)
+            if held and not held.partitions:
+                self._left[topic] = self._requests + held.more
                 del self._held[topic]
-            self._free(_PARTITION_BYTES * left + (0 if held else _topic_bytes(topic)))
 
     def _free(self, size: int) -> None:
         self._bytes -= size
@@ -190,13 +236,12 @@ def _topic_bytes(topic: Topic) -> int:
     return _TOPIC_BYTES + sum(text_bytes(text) for text in topic if text)
 
 
-def _size(topics: dict[Topic, frozenset[int]]) -> int:
+def _size(topics: dict[Topic, set[int]]) -> int:
     return sum(map(len, topics.values()))
 
 
-def _partitions(topics: Iterable[TopicFacts]) -> dict[Topic, frozenset[int]]:
-    found: dict[Topic, frozenset[int]] = {}
+def _partitions(topics: Iterable[TopicFacts]) -> dict[Topic, set[int]]:
+    found: dict[Topic, set[int]] = {}
     for topic in topics:
-        key = topic.name, topic.topic_id
-        found[key] = found.get(key, frozenset()).union(topic.partitions)
+        found.setdefault((topic.name, topic.topic_id), set()).update(topic.partitions)
     return found

@@ -39,7 +39,7 @@ LOSSES = {
     "close_limit": "closed connections without an event, likewise",
     "reset_limit": "resets without an event, likewise",
     "text_limit": "client ids, software, cluster ids and groups of connections, likewise: they are null",
-    "partition_limit": "partitions of fetch sessions, likewise: requests that do not name them do not count for them",
+    "partition_limit": "partitions of fetch sessions, likewise: requests do not count for them",
 }
 
 
@@ -139,7 +139,7 @@ class Connection:
         return session, said
 
     def forget_sessions(self) -> None:
-        """Free what fetch sessions hold; they begin anew with the next frame that names partitions."""
+        """Let fetch sessions hold nothing; they begin anew with the next frame that names partitions."""
         for session in self.sessions:
             session.forget()
 

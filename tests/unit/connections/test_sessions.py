@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.record import RECORD
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, naming
+from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, naming
 from kafka_probe.memory import MIB
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
 from kafka_probe.shares import Place
@@ -38,35 +38,36 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
     return tuple(TopicFacts(name, None, partitions, ()) for name, partitions in (named or {}).items())
 
 
+def grouped(batch: list[Facts], now: int = 0) -> list[Group]:
+    """Frames of equal facts are one group, as shapes are."""
+    records = np.zeros(len(batch), RECORD)
+    # A clock that cannot tell one from the next.
+    records["ts_ns"] = (now + np.arange(len(batch))) // 3
+    groups: dict[Facts, list[int]] = {}
+    for place, facts in enumerate(batch):
+        groups.setdefault(facts, []).append(place)
+    # The order of groups is that in which shapes were learned, which says nothing.
+    shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
+    return [
+        (said, Frames(Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
+        for facts, places in shuffled
+        if (said := naming(facts)) and len(members := np.arange(len(places)))
+    ]
+
+
 def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, int]:
-    """How often each topic was asked for through the session; frames of equal facts are one group, as shapes are.
+    """How often each topic was asked for through the session.
 
     forgotten: the connection ends before the counts are taken.
     """
     session, now = FetchSession(FETCH, Place(MIB, Counter()), "10.0.0.1"), 0
     for batch in batches:
-        records = np.zeros(len(batch), RECORD)
-        # A clock that cannot tell one from the next.
-        records["ts_ns"] = (now + np.arange(len(batch))) // 3
+        session.see(grouped(batch, now))
         now += len(batch)
-        groups: dict[Facts, list[int]] = {}
-        for place, facts in enumerate(batch):
-            groups.setdefault(facts, []).append(place)
-        # The order of groups is that in which shapes were learned, which says nothing.
-        shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
-        session.see(
-            [
-                (said, Frames(Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
-                for facts, places in shuffled
-                if (said := naming(facts)) and len(members := np.arange(len(places)))
-            ]
-        )
     if forgotten:
         session.forget()
-    counts: Counter[str | None] = Counter()
-    for _, (name, _), times in session.take():
-        counts[name] += times
-    return counts
+    _, counts = session.take()
+    return {name: times for (name, _), times in counts.items()}
 
 
 def one_by_one(frames: list[Facts]) -> dict[str | None, int]:
@@ -127,6 +128,45 @@ def test_a_session_found_in_midstream_holds_what_was_named_so_far_even_in_an_ans
 def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
     both = request(INCREMENTAL, {"orders": (0,)}, {"orders": (0,)})
     assert asked([request(FULL, {"sales": (0,)}), both, request(INCREMENTAL)]) == {"sales": 3, "orders": 1}
+
+
+def test_requests_in_several_versions_count_for_the_newest() -> None:
+    session = FetchSession(FETCH, Place(MIB, Counter()), "10.0.0.1")
+    idle = request(INCREMENTAL)
+    session.see(grouped([request(FULL, {"orders": (0,)}), idle._replace(api_version=VERSION + 1), idle]))
+    assert session.take() == (VERSION + 1, {("orders", None): 3})
+    session.see(grouped([idle]))
+    assert session.take() == (VERSION, {("orders", None): 1})
+
+
+class Name(str):
+    """A name of a topic that counts how often any is looked up, added to a table or removed from it."""
+
+    __slots__ = ()
+    looked_up = 0
+
+    def __hash__(self) -> int:
+        Name.looked_up += 1
+        return super().__hash__()
+
+
+@pytest.mark.parametrize("change", ["adds and forgets", "forgets what is not held", "adds what is held"])
+def test_a_frame_costs_no_more_the_more_is_held(change: str) -> None:
+    def looked_up(held: int) -> int:
+        session = FetchSession(FETCH, Place(100 * MIB, Counter()), "10.0.0.1")
+        session.see(grouped([request(FULL, {Name(f"held-{n}"): (0,) for n in range(held)})]))
+        frames = {
+            "adds and forgets": lambda n: request(INCREMENTAL, {Name(f"new-{n + 1}"): (0,)}, {Name(f"new-{n}"): (0,)}),
+            "forgets what is not held": lambda n: request(INCREMENTAL, forgotten={Name(f"new-{n}"): (0,)}),
+            "adds what is held": lambda n: request(INCREMENTAL, {Name(f"held-{n % 9}"): (0, n)}),
+        }
+        changes = [grouped([frames[change](n)]) for n in range(1000)]
+        Name.looked_up = 0
+        for groups in changes:
+            session.see(groups)
+        return Name.looked_up
+
+    assert looked_up(15_000) == looked_up(10) < 20_000
 
 
 def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_session() -> None:
