@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -49,11 +50,16 @@ class _Count:
 
     connection: Connection
     shape: Shape
-    frames: int
-    bytes: int
     values: npt.NDArray[np.int64]  # sums of the shape's measures
-    latency: Counter[int]
-    fetch: tuple[FetchSession, Naming] | None
+    frames: int = 0
+    bytes: int = 0
+    latency: Counter[int] = field(default_factory=Counter)
+    fetch: tuple[FetchSession, Naming] | None = None
+
+    @classmethod
+    def of(cls, connection: Connection, shape: Shape) -> Self:
+        """One of no frames so far."""
+        return cls(connection, shape, np.zeros(len(shape.measures), np.int64))
 
 
 @dataclass(slots=True, eq=False)
@@ -121,12 +127,14 @@ class Flows:
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
+        no_latency = Counter[int]()
         for i, start in enumerate(starts.tolist()):
             connection = self._tracker.get(int(conns[start]))
             if connection is None:
                 self._tracker.losses["connection_unknown"] += ends[i] - start
                 continue
-            count = self._count(connection, int(conns[start]), shape)
+            latency = no_latency if buckets is None else Counter(buckets[start : ends[i]].tolist())
+            count = self._count(connection, int(conns[start]), shape, latency)
             if count.frames == 0:
                 self._brokers.see(count.connection, shape.facts)
             count.frames += ends[i] - start
@@ -135,39 +143,40 @@ class Flows:
             if count.fetch:
                 session, said = count.fetch
                 fetches.setdefault(session, []).append((said, frames, order[start : ends[i]]))
-            if buckets is not None:
-                before = len(count.latency)
-                count.latency.update(buckets[start : ends[i]].tolist())
-                self._held_bytes += _BUCKET_BYTES * (len(count.latency) - before)
-            if (int(conns[start]), id(shape)) not in self._counts:
+            count.latency.update(latency)
+            if self._counts.get((int(conns[start]), id(shape))) is not count:
                 self._count_other(count)
 
-    def _count(self, connection: Connection, conn: int, shape: Shape) -> _Count:
-        """The count of frames of a shape on a connection; one that is not kept if there is no place for it."""
-        count = self._counts.get((conn, id(shape)))
-        if count is None:
+    def _count(self, connection: Connection, conn: int, shape: Shape, latency: Counter[int]) -> _Count:
+        """The count of frames of a shape on a connection; one that is not kept if there is no place for them."""
+        known = self._counts.get((conn, id(shape)))
+        count = known or _Count.of(connection, shape)
+        needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())
+        if known is None:
             self._tracker.learn(connection, shape.facts)
             self._names.learn(shape.facts, connection.cluster_id)
+            needed += _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
+        if needed and not self._take(connection, needed):
+            return _Count.of(connection, shape)
+        if known is None:
             # The shape is kept by its count, so its id stays its own.
-            sums = np.zeros(len(shape.measures), np.int64)
-            count = _Count(connection, shape, 0, 0, sums, Counter(), None)
-            needed = _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
-            if self._has_place(connection, needed):
-                count.fetch = connection.fetch(shape.facts)
-                self._held_bytes += needed
-                self._shapes.add(id(shape))
-                self._counts[conn, id(shape)] = count
+            count.fetch = connection.fetch(shape.facts)
+            self._shapes.add(id(shape))
+            self._counts[conn, id(shape)] = count
         return count
 
-    def _has_place(self, connection: Connection, needed: int) -> bool:
+    def _take(self, connection: Connection, needed: int) -> bool:
+        """Take so many bytes for a count; False if there is no place."""
         held = self._held_bytes
-        return held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
+        fits = held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
+        self._held_bytes += needed * fits
+        return fits
 
     def _count_other(self, count: _Count) -> None:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
-        if facts.api_key in (FETCH, SHARE_FETCH):
-            connection.forget_sessions()  # they miss this frame
+        if facts.api_key in (FETCH, SHARE_FETCH) and not facts.response:
+            connection.forget_sessions()  # they miss this request
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self._other.setdefault((connection.side, api_key), _Flow())
         self._sum_frames(flow, count)

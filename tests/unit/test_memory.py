@@ -233,6 +233,26 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
 
 
+def test_latencies_find_no_place_beyond_the_bound() -> None:
+    watched = Watched(2)
+    watched.flows._place_bytes = 10_000
+    watched.flows._shares = Shares(10_000)
+    watched.see(fetch(0, ("orders",)), response(FETCH, 12))
+    latencies = [int(1.2**n) for n in range(120)]
+    for latency_us in latencies:
+        watched.see(response(FETCH, 12, latency_us=latency_us), response(METADATA, 12, 2, latency_us=latency_us))
+        assert watched.flows._held_bytes <= 10_000
+    watched.see(fetch(1))
+    events = watched.report()
+    other = [event for event in events if event["conn_id"] is None]
+    assert watched.flows.losses["flow_limit"] == sum(int(str(event["responses"])) for event in other) > 100
+    assert sum(int(str(event["responses"])) for event in events) == 1 + 2 * len(latencies)
+    found: list[dict[str, int]] = [event["latency"] for event in events]  # type: ignore[misc]
+    assert sum((Counter(latency) for latency in found), Counter()).total() == 1 + 2 * len(latencies)
+    asked = {topic["topic"]: topic["requests"] for topic in events[0]["topics"]}  # type: ignore[attr-defined]
+    assert asked["orders"] == 2
+
+
 @pytest.mark.parametrize("flood", ["address", "network", "process"])
 def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
     watched = Watched(0)
