@@ -15,19 +15,26 @@ HIDDEN = b"***"
 # Words that end in `pass` and name no secret: `--bypass`, `compass=`.
 _NO_PASS = (b"by", b"com", b"tres", b"sur", b"over", b"under", b"low", b"high", b"band", b"multi", b"single", b"two")
 _PASS = b"".join(rb"(?<!%b)" % word for word in _NO_PASS) + rb"pass(?![a-z])"
-_SECRET = (
-    rb"(?:pass(?:word|wd|phrase|code|in|out)|%b|pwd(?![a-z])|(?<![a-z])auth(?![a-z])|secret|token|credential|authorization"
-    rb"|jaas|(?:api|access|account|private)[-_.]?key)[\w.\[\]\\\"'-]*+(?:%%(?:25)?(?:2[27]|5[bcd]))*"
+_NAME = (
+    rb"(?:pass(?:word|wd|phrase|code|in|out)|%b|pwd(?![a-z])|(?<![a-z])auth(?![a-z])|secret|token|credential"
+    rb"|authorization|jaas|(?:api|access|account|private)[-_.]?key)"
 ) % _PASS
+_IN_KEY = rb"[\w.\[\]\\\"'-]"
+_KEY_END = _IN_KEY + rb"*+(?:%(?:25)?(?:2[27]|5[bcd]))*"
+# A key is looked through once, from its start to the first name in it, and never anew from within: strangers choose
+# command lines, and all that is done to them here takes time in proportion to their length.
+_SECRET = rb"(?<!%b)(?>%b*?(%b))%b" % (_IN_KEY, _IN_KEY, _NAME, _KEY_END)
+_OPTION = rb"(?<!%b)(?>%b*?(?<![^\s\"'])-[\w.-]*?%b)%b" % (_IN_KEY, _IN_KEY, _NAME, _KEY_END)
 _IS = rb"\s*(?:[=:]>?|>|&gt;|%(?:25)?3[ade])"  # also as in tags and URLs
-_OPTION = rb"(?<![^\s\"'])--?[\w.-]*" + _SECRET
 _VALUE = re.compile(rb"%b(?:%b|\s)\s*(?=\S)" % (_SECRET, _IS), re.IGNORECASE)
 _NEXT = re.compile(rb"(?:%b%b|%b)\s*\Z" % (_SECRET, _IS, _OPTION), re.IGNORECASE)
 # What stands before the port of an address: a host that looks like a name of a secret, as `auth:9092`.
 _HOST = re.compile(rb"://[^\s/?#;&,=\"'\\]*\Z")
+_HOST_MAX_BYTES = 256
 _PORT = re.compile(rb"\d{1,5}(?![\w@])")
-_URL_PASSWORD = re.compile(rb"(://[^\s/:\[]*:)\S*(?=@)")
-_URL_CUT = re.compile(rb"(://[^\s/:\[]*:)\S+\Z")
+_WORD = re.compile(rb"\S+")
+_LAST_WORD = re.compile(rb"(?<!\S)\S++\Z")
+_URL_USER = re.compile(rb"://[^\s/:\[]*:")
 
 
 def redacted(command_line: bytes) -> bytes:
@@ -37,7 +44,7 @@ def redacted(command_line: bytes) -> bytes:
     """
     shown = list(_shown(command_line.rstrip(b"\0").split(b"\0")))
     if not command_line.endswith(b"\0"):  # a URL's password may have lost the `@` that tells it from a port
-        shown[-1] = _URL_CUT.sub(rb"\1" + HIDDEN, shown[-1])
+        shown[-1] = _LAST_WORD.sub(_without_cut_password, shown[-1])
     return b" ".join(shown)
 
 
@@ -50,11 +57,29 @@ def _shown(arguments: list[bytes]) -> Iterator[bytes]:
 
 
 def _without_secrets(argument: bytes) -> bytes:
-    argument = _URL_PASSWORD.sub(rb"\1" + HIDDEN, argument)
+    argument = _WORD.sub(_without_url_password, argument)
     for found in _VALUE.finditer(argument):
-        is_address = (
-            found[0].endswith(b":") and _HOST.search(argument, 0, found.start()) and _PORT.match(argument, found.end())
-        )
-        if not is_address:
+        if not (found[0].endswith(b":") and _is_address(argument, found.start(1), found.end())):
             return argument[: found.end()] + HIDDEN
     return argument
+
+
+def _is_address(argument: bytes, name: int, port: int) -> bool:
+    """Whether what looks like a name of a secret and its value is the end of a URL's host, and a port."""
+    in_host = _HOST.search(argument, max(0, name - _HOST_MAX_BYTES), name)
+    return in_host is not None and _PORT.match(argument, port) is not None
+
+
+def _without_url_password(word: re.Match[bytes]) -> bytes:
+    """The word without what stands between the user of a URL and the last `@`."""
+    text = word[0]
+    at = max(text.rfind(b"@"), 0)
+    user = _URL_USER.search(text, 0, at)
+    return text[: user.end()] + HIDDEN + text[at:] if user else text
+
+
+def _without_cut_password(word: re.Match[bytes]) -> bytes:
+    """The word without what follows the user of a URL."""
+    text = word[0]
+    user = _URL_USER.search(text, 0, len(text) - 1)
+    return text[: user.end()] + HIDDEN if user else text

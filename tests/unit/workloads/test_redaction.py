@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_probe.workloads import redaction
 from kafka_probe.workloads.redaction import redacted
 
 MARK = "ZJGV"
@@ -162,3 +165,46 @@ def test_wherever_the_kernel_cut_a_command_line_no_part_of_a_secret_gets_out(for
     line = b"app\0" + form.format(MARK, MARK).encode() + b"\0"
     found = [redacted(line[:end]) for end in range(len(line) + 1)]
     assert [text for text in found if set(text) & set(MARK.encode())] == []
+
+
+NAME = redaction._NAME + rb"[\w.\[\]\\\"'-]*(?![\w.\[\]\\\"'-])(?:%(?:25)?(?:2[27]|5[bcd]))*"
+OPTION = rb"(?<![^\s\"'])--?[\w.-]*" + NAME
+IS = redaction._IS
+
+
+def hidden_plainly(line: bytes) -> bytes:
+    """The rules in patterns that may look at a byte any number of times."""
+    shown, hidden = [], False
+    for argument in line.rstrip(b"\0").split(b"\0"):
+        text = re.sub(rb"(://[^\s/:\[]*:)\S*(?=@)", rb"\1***", argument)
+        for found in re.finditer(rb"(?i)%b(?:%b|\s)\s*(?=\S)" % (NAME, IS), text):
+            in_host = re.search(rb"://[^\s/?#;&,=\"'\\]*\Z", text[: found.start()])
+            if not (found[0].endswith(b":") and in_host and re.match(rb"\d{1,5}(?![\w@])", text[found.end() :])):
+                text = text[: found.end()] + b"***"
+                break
+        shown.append(b"***" if hidden else text)
+        hidden = re.search(rb"(?i)(?:%b%b|%b)\s*\Z" % (NAME, IS, OPTION), argument) is not None
+    if not line.endswith(b"\0"):
+        shown[-1] = re.sub(rb"(://[^\s/:\[]*:)\S+\Z", rb"\1***", shown[-1])
+    return b" ".join(shown)
+
+
+PIECES = (
+    *("://", "://u:", ":", "@", "/", "?", ",", "x", "9092", "by", "token", "pass", "password", "auth", "api", "key"),
+    *("=", ">", "&gt;", "%3d", "%253D", "%22", "%2522", "-", "--", '"', "'", "\\", "[", "]", ".", "_", " ", "\t", "\0"),
+)
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=14).map("".join))
+def test_what_is_hidden_is_what_the_rules_in_plain_patterns_hide(line: str) -> None:
+    assert redacted(line.encode()) == hidden_plainly(line.encode())
+
+
+@pytest.mark.parametrize("end", [" x", "@\0"])
+@pytest.mark.parametrize(
+    "piece", ["://", "://:", "://auth:1.", "auth", "-token", '"-token', "token%22", "token ", "- "]
+)
+def test_a_long_command_line_is_looked_through_once(piece: str, end: str) -> None:
+    """By patterns that start anew at every piece this takes minutes."""
+    line = piece * (2**18 // len(piece)) + end
+    assert redacted(line.encode()).startswith(piece[:3].encode())
