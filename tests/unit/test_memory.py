@@ -21,8 +21,8 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.joining import Joiner
-from kafka_probe.connections.settling import Settling
 from kafka_probe.connections.sessions import FetchSession
+from kafka_probe.connections.settling import Settling
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
