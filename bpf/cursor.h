@@ -59,13 +59,6 @@ static inline int is_request(struct conn *conn, u8 direction)
 	return (conn->role == ROLE_ACCEPTING) == (direction == RECEIVE);
 }
 
-// When the position of the answers is lost: which requests were answered meanwhile is not known.
-static inline void forget_in_flight(struct conn *conn)
-{
-	conn->head = conn->tail;
-	conn->overflowed = 0;
-}
-
 static inline void expect(struct cursor *c, u8 state, u16 need)
 {
 	c->state = state;
@@ -102,8 +95,6 @@ static inline void lay_down(void *ctx, struct conn *conn, struct cursor *c, u8 d
 	u64 key = conn->sk + direction;
 	struct place *place = &conn->places[direction];
 	int inside = c->state != HEAD, kept = inside && !unfinished.update(&key, c);
-	if (place->lock == LOCKED && c->lock == SEEKING && !is_request(conn, direction))
-		forget_in_flight(conn);
 	if (inside && !kept) {
 		count(LOST_LIMIT, 1);
 		send_cut(ctx, conn, c);

@@ -53,10 +53,25 @@ static inline void forget_oldest(struct conn *conn)
 	conn->head++;
 }
 
+// Which of what is in flight was answered is not known where the position of the answers was lost.
+static inline void forget_in_flight(struct conn *conn)
+{
+	conn->head = conn->tail;
+	conn->overflowed = 0;
+}
+
+static inline void look_at_lock(struct conn *conn, u8 lock)
+{
+	if (conn->answers_locked && lock != LOCKED)
+		forget_in_flight(conn);
+	conn->answers_locked = lock == LOCKED;
+}
+
 static inline void start_chain(struct conn *conn, struct cursor *c)
 {
 	if (conn->chaining) // the frames of the chain before it were none
 		conn->tail = (s32)(conn->head - conn->chain) > 0 ? conn->head : conn->chain;
+	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
 	conn->chaining = 1;
 	conn->chain = conn->tail;
 	conn->mark = conn->tail;

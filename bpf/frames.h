@@ -184,16 +184,12 @@ static inline void abandon(struct cursor *c)
 		finish(c, FLAG_CUT);
 }
 
-// Prepares the call [end - result, end), whose buffer is known. 0 when the cursor wants none of its bytes.
-static inline int begin(struct conn *conn, struct cursor *c, u8 direction, u32 end, s32 result)
+// Prepares the call. 0 when the cursor wants none of its bytes.
+static inline int begin(struct cursor *c, u8 direction)
 {
-	c->call.start = end - result;
-	c->call.end = end;
 	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
 		abandon(c);
-		if (direction == answer_direction(conn))
-			forget_in_flight(conn);
 	}
 	// A search starts anew with each call: only a size that was read by itself, as Java does, waits for its header.
 	int size_alone = direction == RECEIVE && c->state == HEAD && c->have == 4 && c->next == c->call.start;
@@ -202,7 +198,7 @@ static inline int begin(struct conn *conn, struct cursor *c, u8 direction, u32 e
 			expect_head(c);
 		c->next = c->call.start;
 	}
-	return (s32)(end - c->next) > 0;
+	return (s32)(c->call.end - c->next) > 0;
 }
 
 // The steps of a call are used up: nothing more of the frame leaves than was copied, its rest is skipped.
@@ -333,32 +329,32 @@ static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cu
 	follow_lengths(ctx, sk, conn, c, direction);
 }
 
-static inline int is_urgent(u64 sk, struct conn *conn, struct cursor *c, u8 direction)
+static inline int is_urgent(u64 sk, struct conn *conn, struct call *call, u8 direction)
 {
 	if (direction == RECEIVE)
-		return urgent_received(sk, conn->read_end, &c->call);
-	return c->call.urgent || (!c->call.readable && urgent_sent(sk));
+		return urgent_received(sk, conn->read_end, call);
+	return call->urgent || (!call->readable && urgent_sent(sk));
 }
 
 // A call moved [end - result, end).
 static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
 {
 	u32 which = direction;
-	struct conn *conn = connection(ctx, sk, role, end - result, result, direction);
+	call->start = end - result;
+	call->end = end;
+	struct conn *conn = connection(ctx, sk, role, call->start, result, direction);
 	struct cursor *c = running.lookup(&which);
 	if (!conn || !c || conn->rejected)
 		return;
+	if (is_urgent(sk, conn, call, direction)) {
+		reject_urgent(ctx, conn);
+		return;
+	}
 	take_up(conn, c, direction);
 	c->call = *call;
-	int wanted = begin(conn, c, direction, end, result);
-	if (is_urgent(sk, conn, c, direction)) {
-		count(LOST_GAP, 1);
-		c->element[0] = 0; // no TLS
-		reject(conn, c);
-	}
-	if (wanted || conn->rejected)
+	if (begin(c, direction))
 		follow_frames(ctx, sk, conn, c, direction);
+	lay_down(ctx, conn, c, direction);
 	if (direction == RECEIVE)
 		conn->read_end = end;
-	lay_down(ctx, conn, c, direction);
 }

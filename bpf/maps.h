@@ -128,11 +128,12 @@ struct conn {
 	u8 silent;       // it was closed before any of its bytes were seen
 	u8 last_api_key; // of the last request
 	u8 last_api_version;
-	u8 no_response; // it was a Produce with acks=0
-	u8 acks_unread; // or one whose acks are not read yet
-	u8 from_start;  // seen from its first byte
-	u8 holding;     // the first request waits in `held` until it is proven to be one
-	u8 chaining;    // what follows is of the search for a lost position: see finding.h
+	u8 no_response;    // it was a Produce with acks=0
+	u8 answers_locked; // when the last request or answer was taken note of
+	u8 acks_unread;    // or one whose acks are not read yet
+	u8 from_start;     // seen from its first byte
+	u8 holding;        // the first request waits in `held` until it is proven to be one
+	u8 chaining;       // what follows is of the search for a lost position: see finding.h
 	u8 confirmations;
 	u8 answered;
 	u32 chain; // in_flight from here on is of the chain

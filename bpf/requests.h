@@ -65,7 +65,7 @@ static inline int one_tls_record(struct cursor *c)
 	return fits && starts_tls(c) && c->next - c->have == c->call.start;
 }
 
-// Not Kafka, not in plain text, or with urgent data, by which the two ends of a stream may read other frames than it seems. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
+// Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
 static inline void reject(struct conn *conn, struct cursor *c)
 {
 	conn->rejected = 1;
@@ -77,6 +77,21 @@ static inline void reject(struct conn *conn, struct cursor *c)
 	start_record(conn, c, RECORD_REJECT);
 	c->out.api_key = starts_tls(c) ? PROTOCOL_TLS : PROTOCOL_UNKNOWN;
 	expect(c, FINISHED, 0);
+}
+
+// Kafka knows no urgent data, by which the two ends of a stream read other bytes than pass in it: none of its frames is believed.
+static inline void reject_urgent(void *ctx, struct conn *conn)
+{
+	conn->rejected = 1;
+	drop_held(conn);
+	conn->unheld = 0;
+	count(LOST_GAP, 1);
+	if (ANY_PORT)
+		return;
+	count(COUNT_REJECTED, 1);
+	struct record *record = notice(conn, RECORD_REJECT);
+	record->api_key = PROTOCOL_UNKNOWN;
+	send_notice(ctx, conn->peer, record);
 }
 
 // Whether the client has said nothing yet: not even something that no hook saw.
@@ -116,10 +131,9 @@ static inline void request_taken(struct conn *conn, struct record *request)
 				   .api_key = request->api_key,
 				   .api_version = request->api_version,
 				   .after_unseen = !!conn->unseen };
-	if (conn->places[answer_direction(conn)].lock != LOCKED) { // many may stay unanswered
-		conn->overflowed = 0;
+	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
+	if (!conn->answers_locked) // many may stay unanswered
 		forget_oldest(conn);
-	}
 	if (conn->tail - conn->head < IN_FLIGHT && !conn->overflowed) {
 		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
 		return;
@@ -318,6 +332,7 @@ static inline int answered(struct conn *conn, struct cursor *c)
 {
 	struct in_flight none = { .api_key = NO_API };
 	c->request = none;
+	look_at_lock(conn, c->lock);
 	int known = oldest(conn, &c->request), evicted = !known && conn->overflowed;
 	if (conn->unseen && c->lock == LOCKED && !evicted && !(known && !c->request.after_unseen)) {
 		pass_answers(conn, 1);

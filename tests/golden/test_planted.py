@@ -96,6 +96,9 @@ def by_too_many_frames(talk: Conversation, head: bytes, by_server: bool) -> None
     tiny = TINY_ANSWER if by_server else TINY
     talk.widen()
     transfer(*ends(talk, by_server), BEYOND_ALL_HOPS * tiny + head, send_at_once, receive_at_once)
+    if not by_server:  # answered, within the hops
+        for _ in range(2):
+            transfer(talk.server, talk.client, BEYOND_ALL_HOPS // 2 * TINY_ANSWER, send_at_once, receive_at_once)
 
 
 def by_unseen_bytes(talk: Conversation, head: bytes, by_server: bool) -> None:
