@@ -300,7 +300,11 @@ RESET = (Field("direction", "string", "sent: this host answered a segment for wh
 NAMED_TOPIC = Struct(
     (
         Field("topic", "string", "topic name"),
-        Field("topic_id", "string", "topic id, 32 hexadecimal digits; it never gets another name"),
+        Field(
+            "topic_id",
+            "string",
+            "topic id, 32 hexadecimal digits; it gets another name only from a file that contradicts a message",
+        ),
     )
 )
 

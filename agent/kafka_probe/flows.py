@@ -154,7 +154,7 @@ class Flows:
         needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())
         if known is None:
             self._tracker.learn(connection, shape.facts)
-            self._names.learn(shape.facts, connection.cluster_id)
+            self._names.learn(shape.facts, connection.sharing_peer, connection.cluster_id)
             needed += _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
         if needed and not self._take(connection, needed):
             return _Count.of(connection, shape)

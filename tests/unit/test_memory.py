@@ -563,7 +563,7 @@ def test_names_of_topics_take_no_more_than_was_reckoned(cluster_bytes: int) -> N
 
     def learn() -> TopicNames:
         for n in range(2000):
-            names.add(f"{n:032x}", f"{n:0249}", f"{n:0{cluster_bytes}}" if cluster_bytes else None)
+            names.add(f"{n:032x}", f"{n:0249}", "10.0.0.1", f"{n:0{cluster_bytes}}" if cluster_bytes else None)
         return names
 
     assert grown_by(learn, 1) < names._held_bytes < 2000 * 1500

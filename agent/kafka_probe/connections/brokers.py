@@ -86,7 +86,9 @@ class BrokerFiles:
         try:
             for topic in topics:
                 if topic:
-                    broker.taught |= self._names.add(topic.topic_id, topic.name, gone=topic.gone)
+                    broker.taught |= self._names.add(
+                        topic.topic_id, topic.name, f"process {pid}", stored=True, gone=topic.gone
+                    )
                 if self._clock() > until:
                     return
         except PermissionError:

@@ -1,47 +1,89 @@
 """Topic ids to names, learned from messages and files that carry both; shared by all connections of an agent.
 
-Ids are UUIDs, so those of several clusters do not collide (KIP-516), and an id never gets another name. A topic that
-was deleted and created again has a new id: both ids have the name, and the name has the newer one. A name that several
-clusters have is an id's only where the cluster is known.
+Ids are UUIDs, so those of several clusters do not collide (KIP-516), and an id never gets another name: where two are
+given, one of them is false, and the id has none. The files of the brokers on this host are believed before messages. A
+topic that was deleted and created again has a new id: both ids have the name, and the name has the newer one. A name
+that several clusters have is an id's only where the cluster is known.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import Facts, TopicFacts, text_bytes
+from kafka_probe.shares import Shares
 
-LOSSES = {"topic_name_limit": "topic ids whose names were forgotten, the oldest first: see `--memory-limit`"}
-_NAME_BYTES, _CLUSTER_BYTES = (
-    640,
-    64,
-)  # what an id takes besides its name, and each cluster of a name besides its own id
+LOSSES = {
+    "topic_name_limit": "names of topic ids that were forgotten, the least recently used first, or found no place: see "
+    "`--memory-limit`",
+    "topic_name_conflict": "topic ids that got a second, different name, one of which is false: they have none since",
+}
+_NAME_BYTES = 640  # what an id takes besides its name,
+_CLUSTER_BYTES = 64  # and each cluster of a name besides its own id
+
+
+@dataclass(slots=True)
+class _Named:
+    """What an id is called, in which cluster, and whether a file says so. No name: there were two."""
+
+    name: str | None = None
+    cluster_id: str | None = None
+    stored: bool = False
 
 
 class TopicNames:
-    """Names by topic id, the newest in `limit_bytes`. `learned` counts them since the start."""
+    """Names by topic id, those used last in `limit_bytes`, which peers share. `learned` counts them since the start."""
 
     def __init__(self, limit_bytes: int = DEFAULT.topic_names_bytes) -> None:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
+        self._gone_bytes = 0
+        self._shares = Shares(limit_bytes)
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self._names: dict[str, str] = {}
+        self._names: OrderedDict[str, _Named] = OrderedDict()  # the last used last
         self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
         self._unreported: dict[str, str] = {}
         self.learned = 0
 
-    def learn(self, facts: Facts, cluster_id: str | None = None) -> None:
+    def learn(self, facts: Facts, peer: str, cluster_id: str | None = None) -> None:
         for topic_id, name in facts.topic_names:
-            self.add(topic_id, name, cluster_id)
+            self.add(topic_id, name, peer, cluster_id)
 
-    def add(self, topic_id: str, name: str, cluster_id: str | None = None, *, gone: bool = False) -> bool:
-        """Whether that was new. `gone`: the topic is known to be deleted, another one may have its name by now."""
-        if topic_id in self._names:
+    def add(
+        self,
+        topic_id: str,
+        name: str,
+        peer: str,
+        cluster_id: str | None = None,
+        *,
+        stored: bool = False,
+        gone: bool = False,
+    ) -> bool:
+        """Whether that was new. `stored`: a broker's file on this host says so. `gone`: the topic is known to be
+        deleted, another one may have its name by now."""
+        named = self._names.get(topic_id)
+        if named is None:
+            needed = _NAME_BYTES + text_bytes(name) + _cluster_bytes(cluster_id)
+            if not self._shares.take(peer, needed, self._held_bytes, self._gone_bytes):
+                self.losses["topic_name_limit"] += 1
+                return False
+            named = self._names[topic_id] = _Named()
+            self._held_bytes += _NAME_BYTES
+        elif named.name == name:
+            named.stored |= stored
             return False
-        self._names[topic_id] = self._unreported[topic_id] = name
-        self._held_bytes += _NAME_BYTES + text_bytes(name)
+        elif named.stored >= stored:
+            if named.stored == stored and named.name:
+                self.losses["topic_name_conflict"] += 1
+                self._unname(topic_id, named)
+            return False
+        self._unname(topic_id, named)
+        named.name, named.cluster_id, named.stored = name, cluster_id, stored
+        self._held_bytes += text_bytes(name)
+        self._unreported[topic_id] = name
         ids = self._ids.setdefault(name, {})
         if not (gone and ids):
             self._held_bytes += 0 if cluster_id in ids else _cluster_bytes(cluster_id)
@@ -54,13 +96,17 @@ class TopicNames:
         return True
 
     def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
-        """(name, id) of a topic, each None while it is not known."""
-        name = topic.name or (self._names.get(topic.topic_id) if topic.topic_id else None)
-        return name, topic.topic_id or (self._id_of(name, cluster_id) if name else None)
+        """(name, id) of a topic, each None while it is not known. Of an id that was named no frame's name counts."""
+        named = self._names.get(topic.topic_id) if topic.topic_id else None
+        name = named.name if named else topic.name
+        topic_id = topic.topic_id or (self._id_of(name, cluster_id) if name else None)
+        if topic_id and topic_id in self._names:
+            self._names.move_to_end(topic_id)
+        return name, topic_id
 
     def lacks(self, facts: Facts) -> bool:
         """Whether a frame shows a topic of which only the id is known."""
-        return any(t.topic_id is not None and not t.name and t.topic_id not in self._names for t in facts.topics)
+        return any(topic.topic_id and not topic.name and not self.resolve(topic)[0] for topic in facts.topics)
 
     def report(self) -> Iterator[tuple[str, str]]:
         """(id, name) of what was learned since the last report."""
@@ -69,20 +115,30 @@ class TopicNames:
 
     def _id_of(self, name: str, cluster_id: str | None) -> str | None:
         ids = self._ids.get(name, {})
-        if cluster_id is None and len(ids.keys() - {None}) < 2:
+        if cluster_id is None and len(ids) - (None in ids) < 2:
             return next(reversed(ids.values()), None)
         return ids.get(cluster_id, ids.get(None))
 
     def _forget(self, topic_id: str) -> None:
-        name = self._names.pop(topic_id)
+        self._unname(topic_id, self._names.pop(topic_id))
+        self._free(_NAME_BYTES)
+
+    def _unname(self, topic_id: str, named: _Named) -> None:
+        if named.name is None:
+            return
         self._unreported.pop(topic_id, None)
-        self._held_bytes -= _NAME_BYTES + text_bytes(name)
-        ids = self._ids[name]
-        for cluster in [cluster for cluster, known in ids.items() if known == topic_id]:
-            del ids[cluster]
-            self._held_bytes -= _cluster_bytes(cluster)
-        if not ids:
-            del self._ids[name]
+        self._free(text_bytes(named.name))
+        ids = self._ids.get(named.name, {})
+        if ids.get(named.cluster_id) == topic_id:  # else the name has a newer one
+            del ids[named.cluster_id]
+            self._free(_cluster_bytes(named.cluster_id))
+            if not ids:
+                del self._ids[named.name]
+        named.name = None
+
+    def _free(self, size: int) -> None:
+        self._held_bytes -= size
+        self._gone_bytes += size
 
 
 def _cluster_bytes(cluster_id: str | None) -> int:

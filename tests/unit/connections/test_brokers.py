@@ -106,6 +106,16 @@ def test_all_topics_of_a_broker_have_their_names_once_it_is_seen(host: Host) -> 
     assert host.files.counters == {"topics_named": 2, "brokers_refused": 0}
 
 
+def test_what_a_brokers_files_say_goes_before_what_a_message_said(host: Host) -> None:
+    orders, sales = host.create("orders"), host.create("sales")
+    host.names.add(orders, "payments", "10.0.0.1")
+    for name in ("payments", "stocks"):
+        host.names.add(sales, name, "10.0.0.1")
+    assert host.name(sales) is None
+    host.see(sales)
+    assert (host.name(orders), host.name(sales)) == ("orders", "sales")
+
+
 def test_a_clients_files_are_not_read(host: Host) -> None:
     orders = host.create("orders")
     host.see(orders, accepting=False)

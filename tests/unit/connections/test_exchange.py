@@ -203,7 +203,7 @@ def test_a_topic_without_partitions_has_one_row(watched: Watched) -> None:
 
 
 def test_topic_ids_have_their_names_once_they_are_known(watched: Watched) -> None:
-    watched.names.learn(case(METADATA, 12, response=True).facts)
+    watched.names.learn(case(METADATA, 12, response=True).facts, "10.0.0.1")
     (event,) = watched.see(request(FETCH, 13), response(FETCH, 13))
     assert {(row["topic"], row["topic_id"]) for row in event["topics"]} == {(TOPIC, TOPIC_ID.hex)}
 
