@@ -24,8 +24,8 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	open->rx_base = conn->rx_base;
 	open->tx_base = conn->tx_base;
 	open->handshake_us = handshake_us(sk);
-	open->accepting = conn->role == ROLE_ACCEPTING;
-	conn->peer = open->accepting ? peer_at(open) : peer_process(conn->tgid);
+	open->server_side = conn->role == ROLE_SERVER;
+	conn->peer = open->server_side ? peer_at(open) : peer_process(conn->tgid);
 	open->from_start = conn->from_start;
 	record->size = sizeof(*open);
 }
@@ -37,7 +37,7 @@ static inline void announce(void *ctx, struct conn *conn)
 	if (conn->announced)
 		return;
 	struct open_data *open = (struct open_data *)conn->notice.data;
-	open->accepting = conn->role == ROLE_ACCEPTING; // no longer a guess
+	open->server_side = conn->role == ROLE_SERVER; // no longer a guess
 	conn->announced = send_notice(ctx, conn->peer, &conn->notice);
 	count(COUNT_CONNECTIONS, conn->announced);
 }
@@ -58,8 +58,7 @@ static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
 	conn->read_end = receive->next;
-	send->lock =
-		send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the connecting side's base is one before its first byte
+	send->lock = send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the client side's base is one before its first byte
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
 }
@@ -79,7 +78,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	}
 	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and tells nothing of the kernel
 	conn->sk = sk;
-	conn->role = role ? role : direction == RECEIVE ? ROLE_ACCEPTING : ROLE_CONNECTING; // in Kafka the client speaks first
+	conn->role = role ? role : direction == RECEIVE ? ROLE_SERVER : ROLE_CLIENT; // in Kafka the client speaks first
 	conn->tgid = tgid;
 	conn->last_api_key = NO_API;
 	conn->rx_base = receive_base(sk);
@@ -110,7 +109,7 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
 		// In Kafka the broker speaks when it is asked.
-		conn->burst_answers = last && before != direction && direction == (conn->role == ROLE_ACCEPTING ? SEND : RECEIVE);
+		conn->burst_answers = last && before != direction && direction == (conn->role == ROLE_SERVER ? SEND : RECEIVE);
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;

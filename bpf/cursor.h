@@ -56,7 +56,7 @@ static inline void put_be32(u8 *p, u32 value)
 
 static inline int is_request(struct conn *conn, u8 direction)
 {
-	return (conn->role == ROLE_ACCEPTING) == (direction == RECEIVE);
+	return (conn->role == ROLE_SERVER) == (direction == RECEIVE);
 }
 
 static inline void expect(struct cursor *c, u8 state, u16 need)

@@ -15,12 +15,12 @@
 
 static inline u8 request_direction(struct conn *conn)
 {
-	return conn->role == ROLE_ACCEPTING ? RECEIVE : SEND;
+	return conn->role == ROLE_SERVER ? RECEIVE : SEND;
 }
 
 static inline u8 answer_direction(struct conn *conn)
 {
-	return conn->role == ROLE_ACCEPTING ? SEND : RECEIVE;
+	return conn->role == ROLE_SERVER ? SEND : RECEIVE;
 }
 
 // Whether the cursor of a direction stands behind a whole frame, and nothing follows it in the stream yet.

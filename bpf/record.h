@@ -59,7 +59,7 @@ struct open_data {
 	u16 local_port;
 	u16 peer_port;
 	u16 family;
-	u8 accepting;
+	u8 server_side;
 	u8 from_start; // seen from its first byte
 	u16 command_line_size;
 	u16 pad;

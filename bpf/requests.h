@@ -97,7 +97,7 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 // Whether the client has said nothing yet: not even something that no hook saw.
 static inline int nothing_asked(struct conn *conn)
 {
-	if (conn->role == ROLE_ACCEPTING)
+	if (conn->role == ROLE_SERVER)
 		return !READ(u64, conn->sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
 	return READ(u32, conn->sk, OFFSET_TCP_SOCK_WRITE_SEQ) - conn->tx_base <= 1;
 }
@@ -114,7 +114,7 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	lost(c, c->lock == LOCKED && conn->is_kafka ? LOST_MALFORMED : LOST_RESYNC);
 	seek(c);
 	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
-		conn->role = ROLE_CONNECTING + ROLE_ACCEPTING - conn->role;
+		conn->role = ROLE_CLIENT + ROLE_SERVER - conn->role;
 		conn->places[SEND].lock = SEEKING;
 		conn->places[RECEIVE].lock = SEEKING;
 		conn->head = conn->tail;

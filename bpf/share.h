@@ -21,8 +21,8 @@ static u64 (*query_ring)(void *ring, u64 what) = (void *)RING_QUERY;
 #define PEER_BURST (4 * RING_BYTES / 16)
 #endif
 
-// A peer is one number: the clients of an IPv6 /64 at an accepting end, by that network. The networks of 0000::/8 are reserved
-// (RFC 4291, 4), so they stand for others: the lowest for IPv4 addresses, the next for the processes of connecting ends.
+// A peer is one number: the clients of an IPv6 /64 at a server end, by that network. The networks of 0000::/8 are reserved
+// (RFC 4291, 4), so they stand for others: the lowest for IPv4 addresses, the next for the processes of client ends.
 static inline u64 peer_process(u32 tgid)
 {
 	return 1ull << 32 | tgid;

@@ -18,7 +18,7 @@
 #define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // MSG_PEEK, MSG_ERRQUEUE: a receive that did not move on in the stream
 #define MSG_TRUNC 0x20                       // the bytes were dropped: there is no buffer
 
-enum role { ROLE_UNKNOWN, ROLE_CONNECTING, ROLE_ACCEPTING };
+enum role { ROLE_UNKNOWN, ROLE_CLIENT, ROLE_SERVER };
 enum direction { SEND, RECEIVE };
 
 static inline u32 netns_of(u64 net)
@@ -45,7 +45,7 @@ static inline u16 peer_port(u64 sk)
 	return bpf_ntohs((u16)READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR));
 }
 
-// The role of a connection between these ports, or -1 if nobody asked for it. A configured port belongs to the accepting side;
+// The role of a connection between these ports, or -1 if nobody asked for it. A configured port belongs to the server side;
 // with every port a candidate the role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of
 // comparisons, or 1.
 static inline int role_of(u16 local, u16 peer)
@@ -54,9 +54,9 @@ static inline int role_of(u16 local, u16 peer)
 	if (ANY_PORT)
 		role = ROLE_UNKNOWN;
 	else if (PORT_MATCH(local))
-		role = ROLE_ACCEPTING;
+		role = ROLE_SERVER;
 	else if (PORT_MATCH(peer))
-		role = ROLE_CONNECTING;
+		role = ROLE_CLIENT;
 	return role > 0 && !(WATCHED_ROLES & (1 << role)) ? -1 : role;
 }
 
@@ -68,7 +68,7 @@ static inline int candidate(u64 sk)
 	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
 	int role = role_of(local, peer);
 	if (role < 0 && !local)
-		return conns.lookup(&sk) ? ROLE_ACCEPTING : -1;
+		return conns.lookup(&sk) ? ROLE_SERVER : -1;
 	return role >= 0 && watched(sk) ? role : -1;
 }
 

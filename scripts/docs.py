@@ -150,7 +150,7 @@ def column_table() -> str:
     tables = {
         "traffic": (*KEYS, *COUNTS, *HISTOGRAMS),
         "connections": SCHEMA.names,
-        "connections.connecting, .accepting": END.names,
+        "connections.client, .server": END.names,
         "connections.verdict": VERDICT.names,
         "verdicts": (*(name for name in VERDICT.names if name != "batch_id"), *SCHEMA.names[:-1]),
         "storms": storms.SCHEMA.names,

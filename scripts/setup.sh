@@ -136,5 +136,6 @@ fetch() {
 }
 fetch kafka build/jars/kafka-4.3.0
 fetch spark-kafka build/jars/spark-kafka-4.0.0
+[ "$what" = demo ] || fetch prometheus build/jars/prometheus-1.8.0
 
 say "ready"

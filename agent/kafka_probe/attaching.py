@@ -38,8 +38,8 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
     check.require_capture()
     options = Options(
         ports=() if config.ports == "auto" else config.ports,
-        watch_connecting=config.side in ("both", "connecting"),
-        watch_accepting=config.side in ("both", "accepting"),
+        watch_client=config.side in ("both", "client"),
+        watch_server=config.side in ("both", "server"),
         agent_tgid=os.getpid(),
         netns=config.netns.stat().st_ino if config.netns else 0,
         ring_bytes=config.ring_size_bytes,

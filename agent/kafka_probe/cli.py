@@ -114,7 +114,7 @@ def run(file: Path | None, **flags: str | None) -> None:
 Examples:
   kafka-probe top
   kafka-probe top --once 10 --ports 9092,9093
-  kafka-probe top --side accepting --json | jq .client.id
+  kafka-probe top --side server --json | jq .client.id
 """
 )
 @options(CAPTURE_FIELDS)

@@ -259,7 +259,7 @@ class Config(DaemonConfig):
 
     ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})
     """ports of the brokers' listeners, or auto: look at every connection"""
-    side: Literal["both", "accepting", "connecting"] = "both"
+    side: Literal["both", "client", "server"] = "both"
     """which end of a connection to watch"""
     netns: Netns | None = None
     """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""

@@ -98,7 +98,7 @@ COMMON = (
     Field("node", "string", "name of the node"),
     Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
     Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
-    Field("side", "string", "connecting or accepting: which end of the connection this agent watched"),
+    Field("side", "string", "client or server: which end of the connection this agent watched"),
     Field("flow_id", "string", "16 hexadecimal digits, the same on both ends whatever NAT is between; null if unknown"),
     Field(
         "conn_id",
@@ -127,7 +127,7 @@ API = (
     Field("api_version", "long", "API version"),
 )
 
-LATENCY = "in exponential buckets, see `bucket_of`: bucket to count, in µs"
+LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 
 FLOW_TOPIC = Struct(
     (
@@ -290,7 +290,7 @@ CLOSE = (
     Field(
         "listener_closed_us",
         "long",
-        "accepting side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it "
+        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it "
         "is open, or was closed before the agent started, before those of 256 other ports or by the end of its process",
     ),
 )
@@ -314,13 +314,13 @@ TOPICS = (
 
 OPEN_NOW = Struct(
     (
-        Field("side", "string", "connecting or accepting"),
+        Field("side", "string", "client or server"),
         Field(
             "workload",
             WORKLOAD,
             "the process that owns the watched ends, its cmdline and labels left out; all null: any",
         ),
-        Field("local", "string", "address:port of the watched ends; the port of connecting ends is left out"),
+        Field("local", "string", "address:port of the watched ends; the port of client ends is left out"),
         Field(
             "peer_network",
             "string",
@@ -376,17 +376,19 @@ def codec_name(code: int) -> str:
     return CODECS[code] if code < len(CODECS) else str(code)
 
 
-# Latency buckets: bucket i holds [GAMMA**i, GAMMA**(i+1)) µs and stands for its middle, so the relative error is
-# (GAMMA - 1) / (GAMMA + 1) = 4.8 %. Equal on every agent, so that counts of the same bucket add up.
-GAMMA = 1.1
-_LOG_GAMMA = math.log(GAMMA)
+# Bucket i of latencies holds (2**(i/8), 2**((i+1)/8)] seconds, so i is negative below a second. It stands for a value
+# within 4.4 % of each in it, and is index i of OpenTelemetry's exponential histograms at scale 3, index i + 1 of
+# Prometheus' native histograms of schema 3. All agents have the same buckets, so that their counts add up.
+BUCKETS_PER_DOUBLING = 8
+_US_PER_S = 1_000_000
 
 
 def bucket_of(latency_us: float) -> int:
-    """The bucket of a latency in µs; below 1 µs counts as 1."""
-    return int(math.log(max(latency_us, 1.0)) / _LOG_GAMMA)
+    """Return the bucket of a latency in µs; below 1 µs counts as 1."""
+    return math.ceil(math.log2(max(latency_us, 1.0) / _US_PER_S) * BUCKETS_PER_DOUBLING) - 1
 
 
 def bucket_middle_us(bucket: int) -> float:
-    """The latency in µs that a bucket stands for, within 4.8 % of every value in it."""
-    return 2 * GAMMA ** (bucket + 1) / (GAMMA + 1)
+    """Return the latency in µs that a bucket stands for, within 4.4 % of every value in it."""
+    upper: float = 2 ** ((bucket + 1) / BUCKETS_PER_DOUBLING)
+    return 2 * _US_PER_S * upper / (2 ** (1 / BUCKETS_PER_DOUBLING) + 1)

@@ -21,7 +21,7 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
-from kafka_probe.events import CLIENT, GAMMA, codec_name
+from kafka_probe.events import BUCKETS_PER_DOUBLING, CLIENT, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.protocol.errors import ERROR_NAMES
 from kafka_probe.protocol.facts import Kind, Measure, SetStatus, Shape, TopicFacts, shape_bytes
@@ -291,8 +291,9 @@ def _first_seen(frames: Frames) -> int:
 
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """events.bucket_of for an array."""
-    buckets: npt.NDArray[np.int64] = (np.log(np.maximum(latency_us, 1)) / np.log(GAMMA)).astype(np.int64)
+    """Return events.bucket_of of each latency."""
+    doublings = np.log2(np.maximum(latency_us, 1) / 1e6)
+    buckets: npt.NDArray[np.int64] = np.ceil(doublings * BUCKETS_PER_DOUBLING).astype(np.int64) - 1
     return buckets
 
 

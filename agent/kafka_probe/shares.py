@@ -1,8 +1,8 @@
 """How peers share a place of the agent that fills: a table or a queue, as bpf/share.h does it for the ring.
 
 Up to half full the place takes everything. Above that each peer may take an eighth of it, and a quarter of what leaves
-it meanwhile: so one peer alone cannot fill it. A peer is whom bpf/share.h takes for one: at an accepting end the
-clients of an IPv4 address or of an IPv6 /64, at a connecting end a process.
+it meanwhile: so one peer alone cannot fill it. A peer is whom bpf/share.h takes for one: at a server end the
+clients of an IPv4 address or of an IPv6 /64, at a client end a process.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PEERS = 4096
 
 def peer_of(side: str | None, endpoint: str, workload: Mapping[str, object]) -> str:
     """Return the peer of a connection, or of a reset if `side` is None. endpoint: the far end, address:port."""
-    if side == "connecting":
+    if side == "client":
         return f"process {workload.get('pid')}"
     address = endpoint.rpartition(":")[0]
     if not address.startswith("["):

@@ -57,7 +57,7 @@ class Row:
     latency: Counter[int] = field(default_factory=Counter)
 
     def quantile_us(self, q: float) -> float | None:
-        """The latency below which a part `q` of the answers stayed, in µs within 4.8 %; None without answers."""
+        """The latency below which a part `q` of the answers stayed, in µs within 4.4 %; None without answers."""
         rank = q * self.latency.total()
         for bucket in sorted(self.latency):
             rank -= self.latency[bucket]

@@ -20,7 +20,7 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.source import Clock, once, spark_schema, struct_of
 from kafka_probe_pipeline.sums import OVERFLOWED, shown
 
-SIDES = ("connecting", "accepting")
+SIDES = ("client", "server")
 KINDS = ("open", "flow", "close")
 FACTS = (
     "node",
@@ -74,8 +74,8 @@ SCHEMA = struct_of(
         "flow_id": _STRING,
         "state": _STRING,
         "ends": _STRING,
-        "connecting": END,
-        "accepting": END,
+        "client": END,
+        "server": END,
         "verdict": VERDICT,
     }
 )
@@ -225,7 +225,5 @@ def _state() -> Column:
 
 def _watched() -> Column:
     return (
-        F.when(F.col("connecting").isNull(), "accepting only")
-        .when(F.col("accepting").isNull(), "connecting only")
-        .otherwise("both")
+        F.when(F.col("client").isNull(), "server only").when(F.col("server").isNull(), "client only").otherwise("both")
     )

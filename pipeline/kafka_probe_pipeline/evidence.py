@@ -14,7 +14,7 @@ from typing import Any
 from kafka_probe_pipeline.config import Config
 
 SECOND_US = 1_000_000
-SIDES = {"client": "connecting", "broker": "accepting"}
+SIDES = {"client": "client", "broker": "server"}
 
 
 @dataclass(frozen=True, slots=True)

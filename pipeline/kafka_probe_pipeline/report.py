@@ -79,7 +79,7 @@ def _print(title: str, texts: Cells, numbers: Cells, rows: list[Row], output: Te
 def _is_own(row: Row) -> bool:
     if "internal" in row:
         return bool(row["internal"])
-    return "connecting" in row and str(_client(row) or "").startswith(INTERNAL_CLIENT)
+    return "client" in row and str(_client(row) or "").startswith(INTERNAL_CLIENT)
 
 
 def _workload(row: Row | Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ _TOPIC: Cells = {
 
 def _end(side: str) -> Callable[[Row], Any]:
     """Workload and address of an end; where it is not watched, its address as the other end sees it."""
-    other = {"connecting": "accepting", "accepting": "connecting"}[side]
+    other = {"client": "server", "server": "client"}[side]
 
     def cell(row: Row) -> object:
         end = row[side]
@@ -151,11 +151,11 @@ def _with_place(workload: Row | None) -> dict[str, Any]:
 
 def _of_either(name: str) -> Callable[[Row], Any]:
     """What the client's end knows, else the broker's."""
-    return lambda row: next((row[side][name] for side in ("connecting", "accepting") if row[side]), None)
+    return lambda row: next((row[side][name] for side in ("client", "server") if row[side]), None)
 
 
 def _client(row: Row) -> object:
-    clients = (row[side]["client"] for side in ("connecting", "accepting") if row[side])
+    clients = (row[side]["client"] for side in ("client", "server") if row[side])
     return next((client["id"] for client in clients if client and client["id"]), None)
 
 
@@ -163,7 +163,7 @@ def _seconds(microseconds: int | None) -> str:
     return "" if microseconds is None else f"{microseconds / 1e6:.1f}"
 
 
-_ENDS: Cells = {"client": _end("connecting"), "broker": _end("accepting")}
+_ENDS: Cells = {"client": _end("client"), "broker": _end("server")}
 # Name of a table: its columns of text and of numbers.
 TABLES: dict[str, tuple[Cells, Cells]] = {
     "connections": (

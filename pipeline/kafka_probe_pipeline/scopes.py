@@ -18,9 +18,9 @@ BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
 def scopes_of_connection() -> Column:
     """The scopes of a connection, as structs of `scope` and `name`, by what is known of either end."""
     return F.array(
-        _scope(BROKER, F.coalesce("accepting.local", "connecting.peer")),
-        _scope(NETWORK, F.coalesce(network(F.col("accepting.peer")), network(F.col("connecting.local")))),
-        _scope(WORKLOAD, F.coalesce(workload(F.col("connecting.workload")), _behind(F.col("accepting.peer")))),
+        _scope(BROKER, F.coalesce("server.local", "client.peer")),
+        _scope(NETWORK, F.coalesce(network(F.col("server.peer")), network(F.col("client.local")))),
+        _scope(WORKLOAD, F.coalesce(workload(F.col("client.workload")), _behind(F.col("server.peer")))),
         _scope(ALL, F.lit("connections")),
     )
 
@@ -28,13 +28,13 @@ def scopes_of_connection() -> Column:
 def open_by_agents(agents: DataFrame) -> DataFrame:
     """`scope`, `name` and `open_said`: the open connections as the agents count them."""
     counted = agents.select(F.explode("open").alias("of")).select("of.*")
-    accepting, connecting = F.col("side") == "accepting", F.col("side") == "connecting"
+    server_side, client_side = F.col("side") == "server", F.col("side") == "client"
     scopes = F.array(
-        _scope(BROKER, F.when(accepting, F.col("local"))),
-        _scope(NETWORK, F.when(accepting, F.col("peer_network"))),
-        _scope(WORKLOAD, F.when(connecting, workload(F.col("workload")))),
+        _scope(BROKER, F.when(server_side, F.col("local"))),
+        _scope(NETWORK, F.when(server_side, F.col("peer_network"))),
+        _scope(WORKLOAD, F.when(client_side, workload(F.col("workload")))),
         # Of one side only: else those of which both ends are watched would count twice.
-        _scope(ALL, F.when(accepting, F.lit("connections"))),
+        _scope(ALL, F.when(server_side, F.lit("connections"))),
     )
     return (
         counted.select(F.explode(scopes).alias("of"), "count")

@@ -183,11 +183,11 @@ class Storm:
 def incidents_of(connections: DataFrame, config: Config) -> DataFrame:
     """The connections whose verdict may be part of a storm, with the `kind`, `subject` and `level` of that."""
     cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
-    ages_us = {side: F.col(f"{side}.close.age_us") for side in ("connecting", "accepting")}
-    age_us = F.when(by == "connecting", ages_us["connecting"]).otherwise(ages_us["accepting"])
+    ages_us = {side: F.col(f"{side}.close.age_us") for side in ("client", "server")}
+    age_us = F.when(by == "client", ages_us["client"]).otherwise(ages_us["server"])
     kind = (
         F.when(cause.isin(*IDLE_CAUSES), F.when(idle_us >= config.idle_minimum * SECOND_US, IDLE))
-        .when((cause == "broker_shutdown") | ((cause == "process_exit") & (by == "accepting")), RESTART)
+        .when((cause == "broker_shutdown") | ((cause == "process_exit") & (by == "server")), RESTART)
         .when(cause == "process_exit", CRASHES)
         .when(age_us <= config.storm_window * SECOND_US, RECONNECTS)
     )
@@ -262,7 +262,7 @@ def populations(
 ) -> dict[tuple[str, Scope], int]:
     """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
     names = {name for storm in storms for _, name in storm.hits}
-    opened_us = F.least(*(f"{side}.opened_us" for side in ("connecting", "accepting")))
+    opened_us = F.least(*(f"{side}.opened_us" for side in ("client", "server")))
     each = connections.select(
         F.col("verdict.closed_us").alias("closed_us"),
         opened_us.alias("opened_us"),

@@ -122,7 +122,7 @@ def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
 
 
 def with_percentiles(rows: DataFrame) -> DataFrame:
-    """Adds `PERCENTILES` of `latency` in µs, within the 4.8 % of a bucket. Only of sums: percentiles do not add up."""
+    """Adds `PERCENTILES` of `latency` in µs, within the 4.4 % of a bucket. Only of sums: percentiles do not add up."""
     return rows.withColumns({name: _percentile(F.col("latency"), share) for name, share in PERCENTILES.items()})
 
 

@@ -52,7 +52,7 @@ class Agents:
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
-    is_closed = F.col("connecting.close").isNotNull() | F.col("accepting.close").isNotNull()
+    is_closed = F.col("client.close").isNotNull() | F.col("server.close").isNotNull()
     recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US - config.closed_together * SECOND_US
     of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
     if all(row["verdict"] for row in of_concern):

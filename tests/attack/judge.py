@@ -20,7 +20,7 @@ from tests.attack.topic import values
 from tests.golden.wire import MARKER
 from tests.lab.times import Times
 
-SIDES = ("connecting", "accepting")
+SIDES = ("client", "server")
 LEAST_PERCENT = 99.0
 # What is answered as an interval ends may count in the next one.
 UNEXPLAINED = 0.01

@@ -66,7 +66,7 @@ def main() -> int:
         observers: dict[str, Start] = {
             "none": nullcontext,
             "none again": nullcontext,
-            "agent": lambda: agent(DIRECTORY, broker.port, sink, "accepting"),
+            "agent": lambda: agent(DIRECTORY, broker.port, sink, "server"),
             "agent, both ends": lambda: agent(DIRECTORY, broker.port, sink, "both"),
             "tcpdump": lambda: tcpdump(DIRECTORY, broker),
             "tshark": lambda: tshark(DIRECTORY, broker),
@@ -130,7 +130,7 @@ def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list
         for backend in (name for name in ORDER if not refusal(name, types)):
             for _ in range(OTHERS_ROUNDS):
                 run, other = (
-                    measure(broker, records, partial(agent, DIRECTORY, port, sink, "accepting", backend))
+                    measure(broker, records, partial(agent, DIRECTORY, port, sink, "server", backend))
                     for port in (broker.port, UNUSED_PORT)
                 )
                 figures[f"kernel_ns_per_call_{backend}"].append(run.kernel_ns_per_call)
@@ -145,7 +145,7 @@ def measure_lifecycle(broker: Broker, sink: Broker) -> dict[str, list[float]]:
     figures: dict[str, list[float]] = defaultdict(list)
     with bpf_stats():
         for _ in range(OTHERS_ROUNDS):
-            with agent(DIRECTORY, broker.port, sink, "accepting") as observer:
+            with agent(DIRECTORY, broker.port, sink, "server") as observer:
                 run_connections(broker, FIRST_RECORDS)
                 observer.wait_until_quiet()
                 cpu_before, (ns_before, _) = observer.cpu_us, observer.kernel_time_and_calls

@@ -40,7 +40,7 @@ def with_connections(count: int, directory: Path) -> Figures:
     with closing(Namespace()) as inside:
         inside.run("sysctl", "-qw", "net.ipv4.tcp_max_tw_buckets=0")  # nobody waits for a hundred thousand ports
         address = f"127.0.0.1:{free_port()}"
-        watched = ("--ports", str(_PORT), "--netns", inside.path, "--side", "accepting", "--sink", "stdout")
+        watched = ("--ports", str(_PORT), "--netns", inside.path, "--side", "server", "--sink", "stdout")
         with cgroup("agent-scale") as group, Crowd(inside, _PORT, count, directory) as crowd:
             started = time.monotonic()
             with (
@@ -69,7 +69,7 @@ def with_connections(count: int, directory: Path) -> Figures:
 
 def with_rate(rate: int, seconds: float, broker: Broker, sink: Broker, directory: Path) -> Figures:
     """CPU of the agent in percent of a core at so many requests per second, if the broker can."""
-    with agent(directory, broker.port, sink, "accepting") as observer:
+    with agent(directory, broker.port, sink, "server") as observer:
         run_load(broker, rate, rate=rate)
         observer.wait_until_quiet()
         before_us = observer.cpu_us

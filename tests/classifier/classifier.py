@@ -62,9 +62,9 @@ class Classifier:
         number = ctypes.c_uint32(_PROTOCOLS.index(protocol))
         return int(self._library.taken_for_kafka(number, ctypes.c_uint64(seed), ctypes.c_uint64(count), late_one_in))
 
-    def connect(self, *, accepting: bool, seen: int = 0) -> None:
+    def connect(self, *, server_side: bool, seen: int = 0) -> None:
         """A new connection, watched at one end; `seen`: bytes that went each way before it was."""
-        self._library.new_connection(int(accepting), seen)
+        self._library.new_connection(int(server_side), seen)
 
     def move(self, direction: Direction, data: bytes, piece: int) -> None:
         """Calls of at most `piece` bytes each."""

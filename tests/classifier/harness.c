@@ -32,22 +32,22 @@ void set_walks(u32 at, const u16 *op)
 }
 
 // A new connection, watched at one of its ends; `seen` bytes went each way before it was.
-void new_connection(int accepting, u32 seen)
+void new_connection(int server_side, u32 seen)
 {
 	u64 address = (u64)&sock;
 	conns.delete(&address);
 	u32 sent = 0x7fffff00 + below(512), received = 0x7fffff00 + below(512); // wrap around, now and then
 	__builtin_memset(&sock, 0, sizeof(sock));
 	kept_records = 0;
-	sock.sport = bpf_ntohs(accepting ? LISTENING : CLIENT_PORT);
-	sock.portpair = accepting ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
+	sock.sport = bpf_ntohs(server_side ? LISTENING : CLIENT_PORT);
+	sock.portpair = server_side ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
 	sock.family = AF_INET;
 	sock.protocol = IPPROTO_TCP;
 	sock.bytes_received = seen;
-	sock.bytes_acked = seen + !accepting; // the SYN of the end that connected
+	sock.bytes_acked = seen + !server_side; // the SYN of the end that connected
 	sock.rcv_nxt = sock.copied_seq = received + seen;
 	sock.write_seq = sock.snd_una = sent + seen;
-	if (!accepting)
+	if (!server_side)
 		sock.write_seq++, sock.snd_una++;
 }
 
@@ -95,9 +95,9 @@ int is_kafka(void)
 	return conn && conn->is_kafka;
 }
 
-static void run_turn(struct turn *turn, int accepting)
+static void run_turn(struct turn *turn, int server_side)
 {
-	int direction = turn->by_client == accepting ? RECEIVE : SEND;
+	int direction = turn->by_client == server_side ? RECEIVE : SEND;
 	if (direction == RECEIVE)
 		arrive(turn->size);
 	// Whole, as most programs send, by size and body, as some read, or in pieces.
@@ -119,11 +119,11 @@ u64 taken_for_kafka(u32 protocol, u64 seed, u64 count, u32 late_one_in)
 	for (u64 n = 0; n < count; n++) {
 		turn_count = 0;
 		PROTOCOLS[protocol]();
-		int accepting = below(2), late = late_one_in && below(late_one_in) == 0;
-		new_connection(accepting, late ? between(1, 1 << 20) : 0);
+		int server_side = below(2), late = late_one_in && below(late_one_in) == 0;
+		new_connection(server_side, late ? between(1, 1 << 20) : 0);
 		opened = frames = 0;
 		for (int turn = late ? below(turn_count / 2 + 1) : 0; turn < turn_count; turn++)
-			run_turn(&turns[turn], accepting);
+			run_turn(&turns[turn], server_side);
 		found += is_kafka() || frames || (ANY_PORT && opened);
 	}
 	return found;

@@ -40,13 +40,13 @@ def test_kafka_is_found_among_the_same_conversations(tried: Classifier) -> None:
     assert tried.taken_for_kafka("kafka", 7, CONVERSATIONS, late_one_in=0) == CONVERSATIONS
 
 
-def tell(tried: Classifier, accepting: bool, frames: list[tuple[Frame, Frame]], piece: int = WHOLE) -> list[bool]:
+def tell(tried: Classifier, server_side: bool, frames: list[tuple[Frame, Frame]], piece: int = WHOLE) -> list[bool]:
     """Exchanges on a new connection; returns whether it was taken for Kafka after each half of them."""
-    tried.connect(accepting=accepting)
+    tried.connect(server_side=server_side)
     taken = []
     for asked, answered in frames:
         for frame, by_client in ((asked, True), (answered, False)):
-            tried.move(Direction.RECEIVE if by_client == accepting else Direction.SEND, frame.wire, piece)
+            tried.move(Direction.RECEIVE if by_client == server_side else Direction.SEND, frame.wire, piece)
             taken.append(tried.is_kafka)
     return taken
 
@@ -59,45 +59,45 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("accepting", [False, True])
+@pytest.mark.parametrize("server", [False, True])
 @pytest.mark.parametrize("piece", [1, 4, 5, 100, WHOLE])
 @pytest.mark.parametrize("exchange", EXCHANGES)
-def test_a_request_and_its_answer_are_kafka(tried: Classifier, exchange: str, piece: int, accepting: bool) -> None:
-    assert tell(tried, accepting, [EXCHANGES[exchange]], piece) == [False, True]
+def test_a_request_and_its_answer_are_kafka(tried: Classifier, exchange: str, piece: int, server_side: bool) -> None:
+    assert tell(tried, server_side, [EXCHANGES[exchange]], piece) == [False, True]
 
 
-@pytest.mark.parametrize("accepting", [False, True])
-def test_an_answer_to_something_else_proves_nothing(tried: Classifier, accepting: bool) -> None:
-    assert not any(tell(tried, accepting, [(request(METADATA, 12, 1), response(METADATA, 12, 2))]))
+@pytest.mark.parametrize("server", [False, True])
+def test_an_answer_to_something_else_proves_nothing(tried: Classifier, server_side: bool) -> None:
+    assert not any(tell(tried, server_side, [(request(METADATA, 12, 1), response(METADATA, 12, 2))]))
 
 
-@pytest.mark.parametrize("accepting", [False, True])
-def test_two_consistent_requests_are_kafka_on_its_port(tried: Classifier, accepting: bool) -> None:
-    tried.connect(accepting=accepting)
-    asks = Direction.RECEIVE if accepting else Direction.SEND
+@pytest.mark.parametrize("server", [False, True])
+def test_two_consistent_requests_are_kafka_on_its_port(tried: Classifier, server_side: bool) -> None:
+    tried.connect(server_side=server_side)
+    asks = Direction.RECEIVE if server_side else Direction.SEND
     tried.move(asks, joined([request(METADATA, 12, 1), request(API_VERSIONS, 3, 2)]), WHOLE)
     assert tried.is_kafka == (not tried.any_port)
 
 
-@pytest.mark.parametrize("accepting", [False, True])
-def test_two_requests_that_do_not_belong_together_prove_nothing(tried: Classifier, accepting: bool) -> None:
-    tried.connect(accepting=accepting)
-    asks = Direction.RECEIVE if accepting else Direction.SEND
+@pytest.mark.parametrize("server", [False, True])
+def test_two_requests_that_do_not_belong_together_prove_nothing(tried: Classifier, server_side: bool) -> None:
+    tried.connect(server_side=server_side)
+    asks = Direction.RECEIVE if server_side else Direction.SEND
     tried.move(asks, joined([request(METADATA, 12, 5), request(API_VERSIONS, 3, 5)]), WHOLE)
     assert not tried.is_kafka
 
 
-@pytest.mark.parametrize("accepting", [False, True])
-def test_an_answer_that_comes_before_its_request_is_whole_proves_nothing(tried: Classifier, accepting: bool) -> None:
+@pytest.mark.parametrize("server", [False, True])
+def test_an_answer_that_comes_before_its_request_is_whole_proves_nothing(tried: Classifier, server_side: bool) -> None:
     asked = request(METADATA, 12)
     cut = Frame(asked.wire[:-1], asked.seen)
-    assert tell(tried, accepting, [(cut, response(METADATA, 12))]) == [False, False]
+    assert tell(tried, server_side, [(cut, response(METADATA, 12))]) == [False, False]
 
 
-@pytest.mark.parametrize("accepting", [False, True])
-def test_kafka_is_found_on_a_connection_older_than_the_capture(tried: Classifier, accepting: bool) -> None:
-    tried.connect(accepting=accepting, seen=1000)
-    asks, answers = (Direction.RECEIVE, Direction.SEND)[:: 1 if accepting else -1]
+@pytest.mark.parametrize("server", [False, True])
+def test_kafka_is_found_on_a_connection_older_than_the_capture(tried: Classifier, server_side: bool) -> None:
+    tried.connect(server_side=server_side, seen=1000)
+    asks, answers = (Direction.RECEIVE, Direction.SEND)[:: 1 if server_side else -1]
     for correlation_id in range(3):
         tried.move(asks, request(METADATA, 12, correlation_id).wire, WHOLE)
         tried.move(answers, response(METADATA, 12, correlation_id).wire, WHOLE)

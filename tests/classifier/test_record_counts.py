@@ -38,7 +38,7 @@ def claiming(count: int, *, body: bytes = b"", codec: int = 0, magic: int = 2) -
 def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus, int | None, int]:
     """Status and count of a Produce request's record set, and how many batches were counted as a loss."""
     before = cursor.losses().get("record_count", 0)
-    cursor.connect(accepting=True)
+    cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}, correlation_id=2).wire, WHOLE)
@@ -110,7 +110,7 @@ def test_messages_shorter_than_their_fields_are_unknown(cursor: Classifier, magi
 
 
 def test_a_correlation_id_may_be_negative(cursor: Classifier) -> None:
-    cursor.connect(accepting=True)
+    cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(METADATA, 12, -1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, -1).wire, WHOLE)
     frames = [each for each in cursor.records() if each["kind"] == Kind.FRAME]

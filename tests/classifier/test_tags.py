@@ -63,7 +63,7 @@ def uncounted(value: Any) -> Any:
 
 def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, bytes, int]:
     """All records of a connection with this message on it; and of the message's own their data and the last flags."""
-    cursor.connect(accepting=True)
+    cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     if message.response:
@@ -82,7 +82,7 @@ def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, by
 
 def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
     before = cursor.losses()
-    cursor.connect(accepting=True)
+    cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, PRODUCE_9, WHOLE)
@@ -101,7 +101,7 @@ def test_a_tagged_field_ends_where_its_size_says(cursor: Classifier, size: int, 
     before = cursor.losses().get("malformed", 0)
     head = struct.pack(">hhi", 1, 12, 2) + HEADER + b"\0"
     body = bytes(4 * 4 + 1 + 2 * 4) + b"\1\1\1" + b"\1\0" + bytes([size]) + b"\3ab" + FOREIGN[: max(size - 3, 0)]
-    cursor.connect(accepting=True)
+    cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, struct.pack(">i", len(head + body)) + head + body, WHOLE)

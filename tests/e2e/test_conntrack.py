@@ -37,9 +37,9 @@ def names(sock: socket.socket) -> tuple[str, str]:
     return f"{local[0]}:{local[1]}", f"{peer[0]}:{peer[1]}"
 
 
-def identity(ends: tuple[str, str], *, accepting: bool) -> Identity:
+def identity(ends: tuple[str, str], *, server_side: bool) -> Identity:
     local, peer = ends
-    return Identity(1, accepting, True, "0" * 16, local, peer, "", 1, None, None)
+    return Identity(1, server_side, True, "0" * 16, local, peer, "", 1, None, None)
 
 
 def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: P
 
                 wait_until(lambda: len(told()) == 2, "both ends to be told of", timeout_s=30)
     assert told() == {
-        "connecting": {"local": seen_by_broker[1], "peer": seen_by_broker[0]},
-        "accepting": {"local": seen_by_client[1], "peer": seen_by_client[0]},
+        "client": {"local": seen_by_broker[1], "peer": seen_by_broker[0]},
+        "server": {"local": seen_by_client[1], "peer": seen_by_client[0]},
     }
 
 
@@ -75,10 +75,10 @@ def test_what_is_not_translated_or_not_tracked_has_no_other_side(monkeypatch: py
             asked = Conntrack()
             beyond, *others = asked.translations(
                 [
-                    identity(ends, accepting=False),
-                    identity(("10.57.1.99:1", ends[1]), accepting=False),
-                    identity(("[2001:db8::1]:1", "[2001:db8::2]:2"), accepting=True),
-                    identity(ends, accepting=False),
+                    identity(ends, server_side=False),
+                    identity(("10.57.1.99:1", ends[1]), server_side=False),
+                    identity(("[2001:db8::1]:1", "[2001:db8::2]:2"), server_side=True),
+                    identity(ends, server_side=False),
                 ]
             )
     assert beyond
@@ -108,7 +108,7 @@ def test_a_kernel_that_refuses_is_asked_once(
     monkeypatch.setattr(Refusing, "asked", 0)
     monkeypatch.setattr(Refusing, "answer", answer)
     asked = Conntrack()
-    one = identity(("10.57.1.99:1", "10.57.1.98:2"), accepting=False)
+    one = identity(("10.57.1.99:1", "10.57.1.98:2"), server_side=False)
     assert asked.translations([one, one]) + asked.translations([one]) == [None, None, None]
     assert Refusing.asked == 1
     (said,) = caplog.messages

@@ -60,12 +60,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 def test_requests_per_api_and_version_are_those_that_the_broker_answered(run: Run) -> None:
     assert run.wire.by_api == run.answered  # the two independent counts agree to begin with
-    for side in ("accepting", "connecting"):
+    for side in ("server", "client"):
         assert by_api(run.seen.select(level="api", side=side)) == run.answered, side
 
 
 def test_requests_per_client_are_those_on_the_wire(run: Run) -> None:
-    for side in ("accepting", "connecting"):
+    for side in ("server", "client"):
         seen: Counter[tuple[str, int, str]] = Counter()
         for row in run.seen.select(level="api", side=side):
             seen[row["api"], row["api_version"], row["client_id"]] += row["requests"]
@@ -74,19 +74,19 @@ def test_requests_per_client_are_those_on_the_wire(run: Run) -> None:
 
 def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) -> None:
     produced = {key: traffic for key, traffic in run.wire.topics.items() if key[1] == "Produce"}
-    assert by_topic(run.seen, "connecting") == run.wire.topics
-    assert {key: t for key, t in by_topic(run.seen, "accepting").items() if key[1] == "Produce"} == produced
+    assert by_topic(run.seen, "client") == run.wire.topics
+    assert {key: t for key, t in by_topic(run.seen, "server").items() if key[1] == "Produce"} == produced
 
 
 def test_the_broker_side_tells_the_bytes_of_every_fetch(run: Run) -> None:
     """Its records are not in the program's memory (sendfile), so they are uncounted there, and said to be."""
-    for key, traffic in by_topic(run.seen, "accepting").items():
+    for key, traffic in by_topic(run.seen, "server").items():
         assert (traffic.requests, traffic.bytes) == (run.wire.topics[key].requests, run.wire.topics[key].bytes), key
 
 
 def test_records_and_bytes_per_topic_are_those_that_the_clients_counted(run: Run) -> None:
     """A consumer counts a record once that a rebalance made it fetch twice: those stand in the capture twice."""
-    seen = by_topic(run.seen, "connecting")
+    seen = by_topic(run.seen, "client")
     for one in run.started:
         for topic, count in run.own[one.client.client_id].items():
             traffic = seen[one.client.client_id, one.client.api, topic]
@@ -100,12 +100,12 @@ def test_records_and_bytes_per_topic_are_those_that_the_clients_counted(run: Run
 def test_every_client_is_named_by_process_cgroup_and_library(run: Run) -> None:
     for one in run.started:
         client = one.client
-        rows = list(run.seen.select(client_id=client.client_id, side="connecting"))
+        rows = list(run.seen.select(client_id=client.client_id, side="client"))
         named = {(r["pid"], r["cgroup"], r["comm"], r["software_name"], r["software_version"]) for r in rows}
         assert named == {(one.process.pid, one.cgroup, client.comm, client.software_name, client.software_version)}, (
             client.client_id
         )
-    assert {row["pid"] for row in run.seen.select(side="accepting")} == {run.broker_pid}
+    assert {row["pid"] for row in run.seen.select(side="server")} == {run.broker_pid}
 
 
 def test_nothing_is_lost(run: Run) -> None:

@@ -58,7 +58,7 @@ class Events:
 
 def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tmp_path: Path) -> None:
     events = Events(tmp_path / "agent.out")
-    flags = ("--ports", "9092", "--side", "accepting", "--sink", "stdout", "--interval-s", str(INTERVAL_S))
+    flags = ("--ports", "9092", "--side", "server", "--sink", "stdout", "--interval-s", str(INTERVAL_S))
     server = ("--listen", f"127.0.0.1:{free_port()}", "--memory-limit", f"{LIMIT_MIB}MiB")
     with closing(Namespace()) as inside, memory_cgroup("agent-memory") as (group, peak):
         with Agent(tmp_path, *flags, "--netns", inside.path, *server, inside=group), inside.inside():

@@ -72,17 +72,17 @@ def hold_all(bootstrap: str, directory: Path) -> Counts:
 
 def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) -> None:
     wire = {key: traffic for key, traffic in run.wire.topics.items() if counted(key[0])}
-    assert by_topic(run.seen, "connecting") == wire
-    accepting = by_topic(run.seen, "accepting")
-    assert accepting.keys() == wire.keys()
-    for key, traffic in accepting.items():
+    assert by_topic(run.seen, "client") == wire
+    server_side = by_topic(run.seen, "server")
+    assert server_side.keys() == wire.keys()
+    for key, traffic in server_side.items():
         # Records are fetched from the page cache: they are uncounted on this side, and said to be.
         records = wire[key].records if key[1] == "Produce" else 0
         assert (traffic.requests, traffic.records, traffic.bytes) == (wire[key].requests, records, wire[key].bytes), key
 
 
 def test_records_per_topic_are_those_that_the_clients_counted(run: Run) -> None:
-    seen = by_topic(run.seen, "connecting")
+    seen = by_topic(run.seen, "client")
     for (client_id, topic), records in run.own.items():
         (key,) = (key for key in seen if (key[0], key[2]) == (client_id, topic))
         wire = run.wire.topics[key]
@@ -90,7 +90,7 @@ def test_records_per_topic_are_those_that_the_clients_counted(run: Run) -> None:
 
 
 def test_records_of_a_thousand_partitions_are_counted_topic_by_topic(run: Run) -> None:
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         seen = by_topic(run.seen, side)
         for topic in MANY:
             assert seen["many-python", "Produce", topic].records == ROUNDS * PARTITIONS, side
@@ -100,7 +100,7 @@ def test_a_consumer_that_waits_owns_its_topic_also_beyond_a_lost_session(run: Ru
     requests = sum(count for (api, _, client), count in run.wire.requests.items() if (api, client) == ("Fetch", "idle"))
     assert requests > POLLS
     assert run.wire.errors["idle", SESSION_NOT_FOUND] == 1
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         assert by_topic(run.seen, side)["idle", "Fetch", "idle"].requests == requests
         rows = run.seen.select(level="api", side=side, client_id="idle", api="Fetch")
         errors = [(row.get("errors") or {}).get(str(SESSION_NOT_FOUND), 0) for row in rows]
@@ -108,7 +108,7 @@ def test_a_consumer_that_waits_owns_its_topic_also_beyond_a_lost_session(run: Ru
 
 
 def test_a_topic_that_is_made_again_keeps_its_name_and_has_two_ids(run: Run) -> None:
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         rows = list(run.seen.select(level="topic", side=side, client_id="reborn-consumer", api="Fetch"))
         assert {row["topic"] for row in rows} == {"reborn"}
         assert len({row["topic_id"] for row in rows} - {None}) == 2, side
@@ -117,7 +117,7 @@ def test_a_topic_that_is_made_again_keeps_its_name_and_has_two_ids(run: Run) -> 
 def test_groups_are_known_on_every_connection_of_their_members(run: Run) -> None:
     groups = {client: names for client, names in run.wire.groups.items() if counted(client) and len(names) == 1}
     assert {name for names in groups.values() for name in names} == {"idlers", "moderns", "sharers", "copiers"}
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         for client, names in groups.items():
             rows = run.seen.select(level="api", side=side, client_id=client)
             # A response that came in the interval after its request has a row of its own, without the group.
@@ -132,7 +132,7 @@ def test_topics_of_connections_that_were_there_before_are_named(run: Run) -> Non
     assert {(row["client_id"], row["api"], row["side"]) for row in rows} == {
         (*does, side)
         for does in (("early-producer", "Produce"), ("early-consumer", "Fetch"))
-        for side in ("connecting", "accepting")
+        for side in ("client", "server")
     }
 
 

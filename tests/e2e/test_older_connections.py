@@ -60,7 +60,7 @@ def test_the_third_exchange_is_counted(tmp_path: Path) -> None:
             talk.server.close()
             watched.wait_for(2, "both ends to close", kind="close")
     counted = {event["side"]: (event["requests"], event["responses"]) for event in watched.events(kind="flow")}
-    assert counted == {"connecting": (1, 1), "accepting": (1, 1)}
+    assert counted == {"client": (1, 1), "server": (1, 1)}
 
 
 def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Pa
             client.unwrap().close()
             answered.result(10)
             closed = {event["side"]: event for event in watched.wait_for(2, "both ends to close", kind="close")}
-    assert [closed[side]["opaque"] for side in ("connecting", "accepting")] == ["tls", "tls"]
-    assert [closed[side]["closed_by"] for side in ("connecting", "accepting")] == ["local", "peer"]
-    assert [closed[side]["silence_us"] for side in ("connecting", "accepting")] == [None, None]
+    assert [closed[side]["opaque"] for side in ("client", "server")] == ["tls", "tls"]
+    assert [closed[side]["closed_by"] for side in ("client", "server")] == ["local", "peer"]
+    assert [closed[side]["silence_us"] for side in ("client", "server")] == [None, None]
 
 
 def answer_goodbye(end: ssl.SSLSocket) -> None:
@@ -116,7 +116,7 @@ def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(tmp_pat
         with watched.agent:
             listed = watched.wait_for(1, "the end that is still in use to be listed", kind="open")
             talk.server.close()
-            closed = watched.wait_for(1, "it to close", kind="close", side="accepting")
+            closed = watched.wait_for(1, "it to close", kind="close", side="server")
     assert (closed[0]["conn_id"], closed[0]["local"]) == (listed[0]["conn_id"], talk.names[1])
     assert (closed[0]["closed_by"], closed[0]["how"]) == ("peer", "fin")
 

@@ -34,7 +34,7 @@ def test_a_pod_that_is_made_known_while_its_client_is_connected_is_named_when_it
         monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig))
         server.put(pod(name="another"))
         port = listener.getsockname()[1]
-        flags = ("--sink", "stdout", "--ports", str(port), "--side", "connecting", "--interval-s", "0.3")
+        flags = ("--sink", "stdout", "--ports", str(port), "--side", "client", "--interval-s", "0.3")
         with Agent(tmp_path, *flags, "--kubernetes", "on", "--node", "node-1") as agent:
 
             def told(kind: str) -> list[dict[str, Any]]:

@@ -32,5 +32,5 @@ def test_who_follows_is_a_broker_at_both_ends_of_its_connections(tmp_path: Path)
                 return {(row["client"]["id"], row["side"], row["type"]) for row in rows}
 
             types = {"shop": "producer", "broker-1-fetcher-0": "broker", "broker-2-fetcher-0": "broker"}
-            wanted = {(client, side, types[client]) for client in types for side in ("accepting", "connecting")}
+            wanted = {(client, side, types[client]) for client in types for side in ("server", "client")}
             wait_until(lambda: using() == wanted, "both brokers to be told as such")

@@ -129,7 +129,7 @@ def summed(rows: Iterable[tuple[Labels, int]]) -> Counter[Labels]:
 def test_sums_of_traffic_are_those_of_the_events(seen: Seen, field: str) -> None:
     flows = [event for event in seen.events if event["kind"] == "flow" and not event["internal"]]
     by_api = summed(((flow["side"], flow["api"]), flow[field]) for flow in flows)
-    assert by_api[("connecting", "Produce")] > 0
+    assert by_api[("client", "Produce")] > 0
     assert told(seen.metrics, f"{field}_total", "side", "api") == by_api
     by_workload = summed(((flow["side"], flow["workload"]["comm"], flow["api"]), flow[field]) for flow in flows)
     assert told(seen.metrics, f"workload_{field}_total", "side", "comm", "api") == by_workload
@@ -143,7 +143,7 @@ def test_sums_of_topics_are_those_of_the_events(seen: Seen, field: str) -> None:
     )
     assert told(seen.metrics, f"topic_{field}_total", "side", "api", "topic") == by_topic
     if field == "records":
-        assert by_topic["connecting", "Produce", "orders"] == by_topic["connecting", "Fetch", "orders"] == RECORDS
+        assert by_topic["client", "Produce", "orders"] == by_topic["client", "Fetch", "orders"] == RECORDS
 
 
 def test_errors_latencies_and_ends_are_those_of_the_events(seen: Seen) -> None:
@@ -169,14 +169,14 @@ def test_losses_and_the_agents_own_cost_are_those_of_its_last_event(seen: Seen) 
 
 def test_clients_are_told_with_what_they_do(seen: Seen) -> None:
     rows = {(row["client"]["id"], row["side"]): row for row in seen.clients if _of_clients(row)}
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         shop, billing = rows["shop", side], rows["billing", side]
         assert (shop["type"], billing["type"], billing["group"]) == ("producer", "consumer", "bills")
         assert shop["client"]["software_name"] == billing["client"]["software_name"] == "kafka-python"
         assert {"topic": "orders"} in shop["topics"]
         assert shop["address"] == "127.0.0.1"
-    assert rows["shop", "connecting"]["records"] == rows["billing", "connecting"]["records"] == RECORDS
-    assert rows["shop", "accepting"]["workload"]["comm"] == "java"
+    assert rows["shop", "client"]["records"] == rows["billing", "client"]["records"] == RECORDS
+    assert rows["shop", "server"]["workload"]["comm"] == "java"
 
 
 def test_the_agent_itself_is_one_internal_client(seen: Seen) -> None:
@@ -188,13 +188,13 @@ def test_open_connections_are_told_with_both_ends(seen: Seen, lab: Lab) -> None:
     ends = {(row["side"], row["flow_id"]) for row in seen.connections if row["client"]["id"] == "billing"}
     flows = {flow_id for _, flow_id in ends}
     assert flows
-    assert ends == {(side, flow_id) for side in ("connecting", "accepting") for flow_id in flows}
-    assert {row["peer"] for row in seen.connections if row["side"] == "connecting"} == {lab.broker.bootstrap}
+    assert ends == {(side, flow_id) for side in ("client", "server") for flow_id in flows}
+    assert {row["peer"] for row in seen.connections if row["side"] == "client"} == {lab.broker.bootstrap}
 
 
 def test_topics_are_told_by_side_and_api(seen: Seen) -> None:
     keyed = {(row["side"], row["api"], row["topic"]): row for row in seen.topics}
-    row = keyed["accepting", "Produce", "orders"]
+    row = keyed["server", "Produce", "orders"]
     assert row["requests"] == row["records"] == RECORDS
     assert row["workloads"][0]["comm"] == "java"
 

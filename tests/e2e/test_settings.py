@@ -161,7 +161,7 @@ def test_it_keeps_two_capabilities_only_and_names_the_processes_of_others_all_th
         watched.wait_for(2, "its sink to be at work", kind="agent")
         threads = [status.read_text() for status in Path(f"/proc/{watched.agent.pid}/task").glob("*/status")]
         with subprocess.Popen(command, user=65534, stdin=subprocess.PIPE) as stranger:
-            opened, *_ = watched.wait_for(1, "the stranger to be seen", kind="open", side="connecting")
+            opened, *_ = watched.wait_for(1, "the stranger to be seen", kind="open", side="client")
             assert stranger.stdin is not None
             stranger.stdin.close()
     assert len(threads) > 1

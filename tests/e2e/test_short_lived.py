@@ -54,7 +54,7 @@ def live(port: int, count: int, *pid: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Watched]]:
     with server() as port:
-        watched = Watched(tmp_path_factory.mktemp("told"), port, "--side", "connecting")
+        watched = Watched(tmp_path_factory.mktemp("told"), port, "--side", "client")
         with watched.agent:
             yield port, watched
 

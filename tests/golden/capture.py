@@ -55,8 +55,8 @@ class Capture:
     def __init__(
         self,
         *ports: int,
-        connecting: bool = True,
-        accepting: bool = True,
+        client_side: bool = True,
+        server_side: bool = True,
         agent_pid: int = 0,
         netns: int = 0,
         ring_bytes: int = RING_BYTES,
@@ -64,8 +64,8 @@ class Capture:
     ) -> None:
         options = Options(
             ports,
-            connecting,
-            accepting,
+            client_side,
+            server_side,
             agent_pid,
             ring_bytes,
             cgroup_subsystem=Cgroups().v1_controller,
@@ -147,7 +147,7 @@ class Capture:
         may_lose: what others may have lost meanwhile.
         """
         ends = self.ends_of(talk)
-        assert [end.identity.accepting for end in ends] == [False, True]
+        assert [end.identity.server_side for end in ends] == [False, True]
         for end in ends:
             assert end.frames == talk.said, self.lost()
             assert end.pids == {os.getpid()}

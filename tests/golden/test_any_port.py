@@ -45,7 +45,7 @@ def test_kafka_is_found_by_who_asks(any_port: Capture, backwards: bool) -> None:
             talk.client, talk.server, talk.names = talk.server, talk.client, talk.names[::-1]
         exchange(talk)
     client, server = any_port.ends_of(talk)
-    assert (client.identity.accepting, server.identity.accepting) == (False, True)
+    assert (client.identity.server_side, server.identity.server_side) == (False, True)
     assert (client.frames, server.frames) == (talk.said, talk.said)
 
 

@@ -78,7 +78,7 @@ def test_between_two_frames(late: Late) -> None:
     late.capture.begin()
     assert_soon_right(late.capture, late.between)
     client, server = late.capture.ends_of(late.between)
-    assert (client.identity.accepting, server.identity.accepting) == (False, True)
+    assert (client.identity.server_side, server.identity.server_side) == (False, True)
     assert client.identity.flow_id == server.identity.flow_id
     assert client.identity.handshake_us is None  # what it had said before was acknowledged
     assert set(late.capture.lost()) <= {"resync"}

@@ -29,8 +29,8 @@ ADDRESSES = (f"127.0.1.{number}" for number in count(1))  # what one has used is
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Capture]:
-    """A capture of the accepting ends alone."""
-    with closing(Capture(PORT, connecting=False, ring_bytes=RING_BYTES)) as capture:
+    """A capture of the server ends alone."""
+    with closing(Capture(PORT, client_side=False, ring_bytes=RING_BYTES)) as capture:
         yield capture
 
 

@@ -48,7 +48,7 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
     port, elsewhere = free_port(), free_port()
     with (
         subprocess.Popen([sys.executable, "-c", AGENT, str(port)], stdin=PIPE, stdout=PIPE, text=True) as agent,
-        closing(Capture(port, connecting=False, agent_pid=agent.pid)) as capture,
+        closing(Capture(port, client_side=False, agent_pid=agent.pid)) as capture,
     ):
         with conversation(elsewhere) as talk:
             exchange(talk)
@@ -62,7 +62,7 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
         agent.communicate()
         wait_until(lambda: entries("own", capture) == 0, "the agent's connection to be forgotten")
         (end,) = capture.ends
-    assert (end.identity.accepting, end.frames, end.pids) == (True, talk.said, {os.getpid()})
+    assert (end.identity.server_side, end.frames, end.pids) == (True, talk.said, {os.getpid()})
 
 
 @pytest.mark.kernel
@@ -76,7 +76,7 @@ def test_a_client_that_vanishes(capture: Capture, port: int) -> None:
             client.kill()
             assert accepted.recv(1) == b""
     wait_until(lambda: len(capture.ends) == 2 and all(end.gone for end in capture.ends), "both ends to close")
-    (vanished,) = (end for end in capture.ends if not end.identity.accepting)
+    (vanished,) = (end for end in capture.ends if not end.identity.server_side)
     assert (vanished.pids, vanished.frames) == ({client.pid}, [])  # nothing proves that it was Kafka
     assert vanished.closed
     assert (vanished.closed["closed_by"], vanished.closed["how"], vanished.closed["in_flight"]) == ("local", "fin", 1)

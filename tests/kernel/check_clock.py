@@ -98,7 +98,7 @@ wait $agent
 def test_steps_of_the_wall_clock_move_no_duration() -> None:
     truth, events = told(STEP)
     assert [close["age_us"] / 1e6 for close in events["close"]] == [pytest.approx(truth["lasted_s"], abs=2)] * 2
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         assert sum(flow["requests"] for flow in events["flow"] if flow["side"] == side) == 2 * len(STEPS_S)
     assert events["agent"][-1]["complete_until"] / 1e6 == pytest.approx(truth["ended_s"], abs=10)
     stepped = [later["ts"] - sooner["ts"] for sooner, later in pairwise(events["agent"])]
@@ -110,7 +110,7 @@ def test_what_a_host_slept_is_in_no_duration_and_times_are_right_after_it() -> N
     truth, events = told(SLEEP)
     assert truth["slept_s"] == pytest.approx(SLEEP_S, abs=5)
     assert [close["age_us"] / 1e6 for close in events["close"]] == [pytest.approx(truth["lasted_s"], abs=2)] * 2
-    for side in ("connecting", "accepting"):
+    for side in ("client", "server"):
         flows = [flow for flow in events["flow"] if flow["side"] == side]
         assert [flow["requests"] for flow in flows] == [1, 1]
         assert flows[-1]["ts"] / 1e6 >= truth["woken_s"]

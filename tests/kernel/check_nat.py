@@ -50,13 +50,13 @@ def test_flow_ids_agree_through_a_nat(tmp_path: Path) -> None:
     assert outcome.status == 0
     inside = events(outcome.results["events"])
     assert {event["backend"] for event in inside if event["kind"] == "agent"} == {"fentry"}
-    connecting, accepting = opened(inside), opened(events(agent.output.read_bytes()))
-    assert len(connecting) >= 2
-    assert connecting.keys() == accepting.keys()
-    for flow_id, end in connecting.items():
-        assert (end["side"], accepting[flow_id]["side"]) == ("connecting", "accepting")
+    client_side, server_side = opened(inside), opened(events(agent.output.read_bytes()))
+    assert len(client_side) >= 2
+    assert client_side.keys() == server_side.keys()
+    for flow_id, end in client_side.items():
+        assert (end["side"], server_side[flow_id]["side"]) == ("client", "server")
         assert host(end["local"]) == client.address
-        assert host(accepting[flow_id]["peer"]) == network.gateway_address
+        assert host(server_side[flow_id]["peer"]) == network.gateway_address
 
 
 def events(output: bytes) -> list[dict[str, Any]]:

@@ -84,8 +84,8 @@ class Recorder:
 
 def _told(capture: Capture) -> dict[str, object]:
     """What was seen of a conversation at its ends, the client's first, without times and addresses; what was lost."""
-    ends = sorted(capture.ends, key=lambda end: end.identity.accepting)
-    seen = [[end.identity.accepting, str(end.opaque), *map(repr, end.frames)] for end in ends]
+    ends = sorted(capture.ends, key=lambda end: end.identity.server_side)
+    seen = [[end.identity.server_side, str(end.opaque), *map(repr, end.frames)] for end in ends]
     return {"seen": seen, "lost": capture.lost()}
 
 

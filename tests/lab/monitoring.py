@@ -19,7 +19,7 @@ def expressions() -> Iterator[tuple[str, str]]:
     """Every expression with where it stands. What Grafana fills in is filled in: all agents, one end, all topics."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         yield from ((rule["alert"], rule["expr"]) for rule in group["rules"])
-    filled = {"$__rate_interval": "5m", "$instance": ".*", "$side": "accepting", "$topic": ".*"}
+    filled = {"$__rate_interval": "5m", "$instance": ".*", "$side": "server", "$topic": ".*"}
     for file in DASHBOARDS:
         for panel in json.loads(file.read_text())["panels"]:
             for target in panel["targets"]:

@@ -34,7 +34,7 @@ Answer = Literal["drop", "reset"]
 
 
 class Connection(NamedTuple):
-    """A connection as its connecting end has it: address:port of both. Its own port it may share with others."""
+    """A connection as its client end has it: address:port of both. Its own port it may share with others."""
 
     local: str
     peer: str

@@ -15,7 +15,7 @@ _SILENCE = re.compile(r"\blast(?:snd|rcv):(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """The connecting end of a connection, and the process that has it open, if one has.
+    """The client end of a connection, and the process that has it open, if one has.
 
     silent_ms: time since the last payload in either direction.
     """

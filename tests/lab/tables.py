@@ -38,7 +38,7 @@ def traffic(seen: Report, topics: Sequence[str]) -> list[Line]:
     """One line per client, API and topic, from the clients' end of the connections: Produce and Fetch."""
     rows: dict[tuple[str, ...], Line] = {}
     who = ("client_id", "pid", "comm", "cgroup", "software_name", "software_version", "api", "topic")
-    for part in seen.select(level="topic", side="connecting"):
+    for part in seen.select(level="topic", side="client"):
         if part["api"] not in ("Produce", "Fetch") or part.get("topic") not in topics:
             continue
         identity = {name: part.get(name) for name in who}
@@ -82,17 +82,17 @@ def behind(connections: Iterable[Mapping[str, Any]], started: Sequence[RunningCl
     busiest: dict[str, Mapping[str, Any]] = {}
     ids = {one.client.client_id for one in started}
     for one in connections:
-        broker = one["accepting"]
+        broker = one["server"]
         if broker and (name := broker["client"]["id"]) in ids:
             before = busiest.get(name)
-            if before is None or (broker["requests"] or 0) > (before["accepting"]["requests"] or 0):
+            if before is None or (broker["requests"] or 0) > (before["server"]["requests"] or 0):
                 busiest[name] = one
     return [
         {
-            "seen": one["accepting"]["peer"],
+            "seen": one["server"]["peer"],
             "client_id": name,
-            "address": one["connecting"]["local"] if one["connecting"] else None,
-            **{fact: (one["connecting"] or {}).get("workload", {}).get(fact) for fact in ("pid", "comm", "cgroup")},
+            "address": one["client"]["local"] if one["client"] else None,
+            **{fact: (one["client"] or {}).get("workload", {}).get(fact) for fact in ("pid", "comm", "cgroup")},
         }
         for name, one in sorted(busiest.items())
     ]

@@ -128,7 +128,7 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             to = ("--bootstrap-servers", broker.bootstrap, "--interval-s", "1")
             where = ("--node", BROKERS_NODE, "--netns", network.broker.path)
             brokers_agent = stack.enter_context(Agent(directory, *to, *where))
-        settings = {"bootstrap_servers": [broker.bootstrap], "side": "connecting", "interval_s": 1}
+        settings = {"bootstrap_servers": [broker.bootstrap], "side": "client", "interval_s": 1}
         flags, charted = as_charted(settings, directory)
         with network.clients[0].inside():
             with running(agent_image, flags, *charted["args"]) as agent:
@@ -185,13 +185,13 @@ def test_the_client_is_known_by_its_container_on_its_node(scene: Scene) -> None:
         assert (workload["container_id"], workload["runtime"]) == (scene.client, "podman")
         assert workload["pod_uid"] == scene.pod_uid
         assert workload["cgroup"] == f"/kubepods/burstable/pod{scene.pod_uid}/libpod-{scene.client}"
-        assert flow["side"] == "connecting"
+        assert flow["side"] == "client"
     records = sum(topic["records"] for flow in flows if flow["api"] == "Produce" for topic in flow["topics"])
     assert records == RECORDS
 
 
 def test_the_broker_saw_the_address_of_the_gateway(scene: Scene) -> None:
-    opened = [e for e in scene.events if e["kind"] == "open" and e["node"] == BROKERS_NODE and e["side"] == "accepting"]
+    opened = [e for e in scene.events if e["kind"] == "open" and e["node"] == BROKERS_NODE and e["side"] == "server"]
     addresses = {event["peer"].rpartition(":")[0] for event in opened}
     assert addresses == {scene.network.gateway_address, scene.network.broker.address}
 
@@ -258,15 +258,13 @@ def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(
     show = ("show", "--json", "--output", "/out/tables", "--table", "connections")
     table = podman("run", *flags, "--network=none", pipeline_image, *show)
     found = [
-        one
-        for one in map(json.loads, table.splitlines())
-        if one["accepting"] and one["accepting"]["client"]["id"] == "shop"
+        one for one in map(json.loads, table.splitlines()) if one["server"] and one["server"]["client"]["id"] == "shop"
     ]
     assert found
     for one in found:
-        assert one["accepting"]["peer"].startswith(f"{scene.network.gateway_address}:")
-        assert one["connecting"]["workload"]["container_id"] == scene.client
-        assert one["connecting"]["workload"]["pod_uid"] == scene.pod_uid
+        assert one["server"]["peer"].startswith(f"{scene.network.gateway_address}:")
+        assert one["client"]["workload"]["container_id"] == scene.client
+        assert one["client"]["workload"]["pod_uid"] == scene.pod_uid
 
 
 def test_an_executors_pod_turns_to_its_driver(pipeline_image: str) -> None:

@@ -70,7 +70,7 @@ def client(watch: Watch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("client")
 def test_prometheus_sees_what_a_client_does(watch: Watch) -> None:
-    rate = 'rate(kafka_probe_topic_records_total{topic="orders", api="Produce", side="accepting", comm="java"}[10s])'
+    rate = 'rate(kafka_probe_topic_records_total{topic="orders", api="Produce", side="server", comm="java"}[10s])'
 
     def rates() -> list[float]:
         return [float(sample["value"][1]) for sample in watch.prometheus.query(rate)]

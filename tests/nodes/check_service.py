@@ -151,7 +151,7 @@ def test_it_tells_of_the_traffic_of_its_host(
         return {side: sum(topic["records"] for at, topic in topics if at == side) for side, _ in topics}
 
     sent = json.loads(report.read_text())["orders"]["records"]
-    wait_until(lambda: records() == {"connecting": sent, "accepting": sent}, "both ends to be told")
+    wait_until(lambda: records() == {"client": sent, "server": sent}, "both ends to be told")
 
 
 def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:

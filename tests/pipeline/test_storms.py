@@ -146,8 +146,8 @@ def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_su
 
 
 def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(spark: SparkSession) -> None:
-    many = [{"side": "accepting", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24", "count": 1000}]
-    many += [{"side": "connecting", "local": "10.0.1.1", "workload": workload(n), "count": 1000} for n in (0, 1)]
+    many = [{"side": "server", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24", "count": 1000}]
+    many += [{"side": "client", "local": "10.0.1.1", "workload": workload(n), "count": 1000} for n in (0, 1)]
     history = History(spark)
     history.batch(*open_ends(range(25)))
     assert history.weather(*dropped(range(25)), word(BROKER, open=many)) == []

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.root
 
 GROUP_APIS = (8, 9, 11, 12, 13, 14, 68, 76)
 NEW_GROUP_APIS = (68, 76, 78, 79)
-SIDES = ("connecting", "accepting")
+SIDES = ("client", "server")
 WITH_TOPICS = ("Produce", "Fetch", "ShareFetch")
 Conversations = dict[str, list[Held]]
 

@@ -163,7 +163,7 @@ class Soak:
         if len(self.nodes) == AGENTS:  # of one that is killed a successor would send some events again
             spool = ("--spool-dir", str(self._directory / "spool"))
         flags = ("--bootstrap-servers", self._sink.bootstrap, "--ports", f"{self._watched.port},{self.flood_port}")
-        more = ("--node", self.nodes[-1], "--side", "accepting", "--requests", "all", "--interval-s", str(INTERVAL_S))
+        more = ("--node", self.nodes[-1], "--side", "server", "--requests", "all", "--interval-s", str(INTERVAL_S))
         server = ("--listen", self._address)
         agent = Agent(self._directory / self.nodes[-1], *flags, *more, *server, *spool).__enter__()
         self.attached_us.append(time.time_ns() // 1000)

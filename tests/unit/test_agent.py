@@ -216,7 +216,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     groups = 2 * census.MOST
     parts: list[int] = []
     fed.agent.listener = lambda events: parts.append(sum(len(encode(event)) for event in events))
-    fed.see(*(opened(conn, tgid=conn, accepting=conn % 2 == 0) for conn in range(1, groups + 1)))
+    fed.see(*(opened(conn, tgid=conn, server_side=conn % 2 == 0) for conn in range(1, groups + 1)))
     fed.report()
     (agent,) = fed.events("agent")
     assert len({event["workload"]["exe"] for event in fed.events("open")}) == groups
@@ -226,7 +226,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     connections = Counter[str]()
     for group in agent["open"]:
         connections[group["side"]] += group["count"]
-    assert connections == {"accepting": census.MOST, "connecting": census.MOST}
+    assert connections == {"server": census.MOST, "client": census.MOST}
     assert [group["workload"]["pid"] for group in agent["open"][-2:]] == [None, None]
 
 

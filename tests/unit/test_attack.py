@@ -22,7 +22,7 @@ def reported(*responses: int, losses: int = 0) -> Reported:
     """An agent whose intervals of five seconds have so many responses each, and all losses in the third."""
     found = Reported()
     for number, count in enumerate(responses, 1):
-        for side in ("connecting", "accepting"):
+        for side in ("client", "server"):
             flow = event("flow", 5 * number, side=side, responses=count, local="127.0.0.1:9092")
             found.take(flow, b":9092")
         found.take(event("agent", 5 * number, losses={"ring_full": losses if number > 2 else 0}), b":9092")

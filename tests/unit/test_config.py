@@ -30,16 +30,16 @@ def toml(tmp_path: Path) -> Path:
 def test_a_flag_wins_over_a_variable_over_the_file_over_the_command_over_the_default(
     toml: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    toml.write_text('topic = "file"\nnode = "file"\nside = "accepting"\n')
+    toml.write_text('topic = "file"\nnode = "file"\nside = "server"\n')
     monkeypatch.setenv("KAFKA_PROBE_TOPIC", "variable")
     monkeypatch.setenv("KAFKA_PROBE_NODE", "variable")
-    command = {"side": "connecting", "log_level": "warning"}
+    command = {"side": "client", "log_level": "warning"}
 
     config = load({"topic": "flag", "node": None}, toml, command)
 
     assert config.topic == "flag"
     assert config.node == "variable"
-    assert config.side == "accepting"
+    assert config.side == "server"
     assert config.log_level == "warning"
     assert config.interval_s == 5.0
 

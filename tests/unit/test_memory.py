@@ -219,7 +219,7 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     events = watched.report()
     other = [event for event in events if event["conn_id"] is None]
     assert 2 <= len(events) - 1 < 30
-    assert [(event["side"], event["api"], event["api_version"]) for event in other] == [("connecting", "Produce", None)]
+    assert [(event["side"], event["api"], event["api_version"]) for event in other] == [("client", "Produce", None)]
     for name, total in (("requests", 30), ("responses", 30), ("request_bytes", 3000), ("response_bytes", 1500)):
         assert sum(int(str(event[name])) for event in events) == total
     latencies: list[dict[str, int]] = [event["latency"] for event in events]  # type: ignore[misc]
@@ -257,12 +257,12 @@ def test_latencies_find_no_place_beyond_the_bound() -> None:
 def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
     watched = Watched(0)
     for conn in range(2, 200):
-        accepting, address = flood != "process", f"2001:db8::{conn:x}" if flood == "network" else "10.0.0.1"
+        server_side, address = flood != "process", f"2001:db8::{conn:x}" if flood == "network" else "10.0.0.1"
         local = ("2001:db8:1::1" if flood == "network" else "10.0.0.7", 9092)
-        watched.tracker.take(opened(conn, accepting=accepting, peer=(address, conn), local=local, tgid=7)[0])
+        watched.tracker.take(opened(conn, server_side=server_side, peer=(address, conn), local=local, tgid=7)[0])
         watched.see(request(METADATA, 12, conn, client_id=f"client-{conn}"))
     assert watched.flows.losses["flow_limit"] > 0
-    watched.tracker.take(opened(1, accepting=True, peer=("10.0.0.2", 40001), local=("10.0.0.7", 9092))[0])
+    watched.tracker.take(opened(1, server_side=True, peer=("10.0.0.2", 40001), local=("10.0.0.7", 9092))[0])
     watched.see(request(METADATA, 12, 1))
     assert f"{1:016x}" in [event["conn_id"] for event in watched.report()]
 
@@ -355,7 +355,7 @@ def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
     fed.report()
     (agent,) = fed.events("agent")
     assert (len(fed.events("open")), len(fed.events("close"))) == (4, 4)
-    assert agent["other"] == {"close/connecting/fin/local": 4, "open/connecting": 4}
+    assert agent["other"] == {"close/client/fin/local": 4, "open/client": 4}
     assert (agent["losses"]["close_limit"], agent["losses"]["open_limit"]) == (4, 4)
     assert agent["complete_since"] == agent["ts"]
     fed.report()
@@ -396,7 +396,7 @@ def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
     watched.flows._place_bytes = 100 * MIB
     watched.flows._shares = Shares(100 * MIB)
     for conn in range(1, 1 + connections):
-        watched.tracker.take(opened(conn, accepting=True, peer=(f"10.0.1.{conn}", 1), local=("10.0.0.7", 9092))[0])
+        watched.tracker.take(opened(conn, server_side=True, peer=(f"10.0.1.{conn}", 1), local=("10.0.0.7", 9092))[0])
     return watched
 
 
@@ -447,9 +447,9 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
 def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kept() -> None:
     watched = with_place(0, 20_000)
     for conn in range(1, 100):
-        watched.tracker.take(opened(conn, accepting=True, peer=("10.0.0.1", conn), local=("10.0.0.7", 9092))[0])
+        watched.tracker.take(opened(conn, server_side=True, peer=("10.0.0.1", conn), local=("10.0.0.7", 9092))[0])
         watched.see(request(METADATA, 12, conn, client_id=f"{conn:0200}"))
-    watched.tracker.take(opened(100, accepting=True, peer=("10.0.0.2", 1), local=("10.0.0.7", 9092))[0])
+    watched.tracker.take(opened(100, server_side=True, peer=("10.0.0.2", 1), local=("10.0.0.7", 9092))[0])
     watched.see(request(METADATA, 12, 100))
     events = watched.report()
     unknown = [event for event in events if event["client"]["id"] is None]  # type: ignore[index]

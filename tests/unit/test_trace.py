@@ -15,7 +15,7 @@ def request(**fields: object) -> dict[str, Any]:
     return {
         "kind": "request",
         "ts": 1_790_000_000_123_456,
-        "side": "accepting",
+        "side": "server",
         "workload": {"pid": 4242, "comm": "java"},
         "client": {"id": "billing"},
         "api": "Produce",
@@ -43,7 +43,7 @@ def column(text: str, name: str) -> str:
 def test_a_line_says_who_asked_what_how_long_it_took_and_about_which_topic() -> None:
     text = line(request())
     assert text.endswith("orders-3@70 5 records\n")
-    assert column(text, "SIDE") == "accepting"
+    assert column(text, "SIDE") == "server"
     assert column(text, "PID").split()[0] == "4242"
     assert column(text, "COMM") == "java"
     assert column(text, "CLIENT") == "billing"

@@ -124,7 +124,7 @@ def test_the_broker_has_every_client_by_the_gateways_address(story: Story) -> No
         assert connected
         assert connected.keys() <= accepted.keys()
         for flow_id, end in connected.items():
-            assert (end["side"], accepted[flow_id]["side"]) == ("connecting", "accepting")
+            assert (end["side"], accepted[flow_id]["side"]) == ("client", "server")
             assert host(end["local"]) == program.address
             assert host(accepted[flow_id]["peer"]) == story.gateway_address
 

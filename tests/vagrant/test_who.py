@@ -9,8 +9,8 @@ from typing import Any
 
 from tests.lab.network import SCRIPTS
 
-ACCEPTED = {"kind": "open", "side": "accepting", "flow_id": "00000001ffffffff", "peer": "10.57.2.2:7935"}
-CONNECTED = {"kind": "open", "side": "connecting", "flow_id": "00000001ffffffff", "local": "10.57.1.11:44724"}
+ACCEPTED = {"kind": "open", "side": "server", "flow_id": "00000001ffffffff", "peer": "10.57.2.2:7935"}
+CONNECTED = {"kind": "open", "side": "client", "flow_id": "00000001ffffffff", "local": "10.57.1.11:44724"}
 WORKLOAD = {"pid": 42, "comm": "python", "cgroup": "/system.slice/orders-producer.service"}
 CLIENT = {"id": "orders-producer", "software_name": "kafka-python", "software_version": "3.0.12"}
 

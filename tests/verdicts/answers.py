@@ -52,7 +52,7 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
                     row.closed_us,
                 )
                 for row in spark.read.parquet(str(directory / name / "pipeline" / "verdicts"))
-                .select("cause", "evidence", "flow_id", "connecting.local", "connecting.peer", "closed_us")
+                .select("cause", "evidence", "flow_id", "client.local", "client.peer", "closed_us")
                 .collect()
             ]
             for name in views

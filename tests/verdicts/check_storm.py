@@ -161,12 +161,12 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
     ) as crowd:
         victims = crowd.victims()
         known = scene.wait_known(truth(victims))
-        owners = {one: row["connecting"]["workload"] for one, row in known.items()}
+        owners = {one: row["client"]["workload"] for one, row in known.items()}
         assert {one: (owner["pid"], owner["cgroup"]) for one, owner in owners.items()} == truth(victims)
         assert len(truth(victims)) == PROCESSES * EACH
         beyond_nat = scene.network.translated()
-        assert {one: row["accepting"]["peer"] for one, row in known.items()} == {one: beyond_nat[one] for one in known}
-        addresses = {row["accepting"]["peer"].partition(":")[0] for row in known.values()}
+        assert {one: row["server"]["peer"] for one, row in known.items()} == {one: beyond_nat[one] for one in known}
+        addresses = {row["server"]["peer"].partition(":")[0] for row in known.values()}
         assert addresses == {scene.network.gateway_address}
         assert len(Counter(victim.cgroup for victim in victims)) == CGROUPS
 
@@ -185,7 +185,7 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
 
 def connection_of(row: Row) -> Connection:
     """The connection that a row of the job is about."""
-    return Connection(row["connecting"]["local"], row["connecting"]["peer"])
+    return Connection(row["client"]["local"], row["client"]["peer"])
 
 
 def truth(victims: Sequence[Victim]) -> dict[Connection, tuple[int, str]]:

@@ -21,22 +21,22 @@ def main() -> None:
             known = {name: value for name, value in event.items() if value is not None}
             ends.setdefault((event["flow_id"], event["side"]), {}).update(known)
     # Not those of the agents themselves.
-    accepted = [(flow, end) for (flow, side), end in ends.items() if side == "accepting" and not end.get("internal")]
-    rows = [HEADINGS, *(row(end, ends.get((flow, "connecting"), {})) for flow, end in accepted)]
+    accepted = [(flow, end) for (flow, side), end in ends.items() if side == "server" and not end.get("internal")]
+    rows = [HEADINGS, *(row(end, ends.get((flow, "client"), {})) for flow, end in accepted)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for cells in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip())
 
 
-def row(accepting: dict[str, Any], connecting: dict[str, Any]) -> tuple[str, ...]:
-    """One connection; a dash where no agent watched the connecting end."""
-    workload, client = connecting.get("workload", {}), connecting.get("client", {})
+def row(server_side: dict[str, Any], client_side: dict[str, Any]) -> tuple[str, ...]:
+    """One connection; a dash where no agent watched the client end."""
+    workload, client = client_side.get("workload", {}), client_side.get("client", {})
     library = [client[name] for name in ("software_name", "software_version") if client.get(name)]
     cells = (
-        accepting["peer"],
-        connecting.get("local"),
-        accepting["flow_id"],
-        connecting.get("node"),
+        server_side["peer"],
+        client_side.get("local"),
+        server_side["flow_id"],
+        client_side.get("node"),
         workload.get("pid"),
         workload.get("comm"),
         workload.get("cgroup"),

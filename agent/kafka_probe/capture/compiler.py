@@ -208,7 +208,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "SOCK_KEEPOPEN": btf.enumerator("SOCK_KEEPOPEN"),
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
-        "WATCHED_ROLES": options.watch_connecting << 1 | options.watch_accepting << 2,
+        "WATCHED_ROLES": options.watch_client << 1 | options.watch_server << 2,
         "AGENT_TGID": options.agent_tgid,
         "NETNS": options.netns,
         "PERF_BUFFER": int(bool(options.perf_buffers)),

@@ -57,8 +57,8 @@ class Options:
     """
 
     ports: tuple[int, ...]
-    watch_connecting: bool
-    watch_accepting: bool
+    watch_client: bool
+    watch_server: bool
     agent_tgid: int
     ring_bytes: int
     perf_buffers: dict[int, int] = field(default_factory=dict)

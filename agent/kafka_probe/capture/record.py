@@ -63,7 +63,7 @@ OPEN_DATA = np.dtype(
         ("local_port", "<u2"),
         ("peer_port", "<u2"),
         ("family", "<u2"),
-        ("accepting", "u1"),
+        ("server_side", "u1"),
         ("from_start", "u1"),
         ("command_line_size", "<u2"),
         ("pad", "<u2"),

@@ -57,7 +57,7 @@ class BrokerFiles:
 
     def see(self, connection: Connection, facts: Facts) -> None:
         """What a frame on the connection says of topics; at most once per shape and interval."""
-        if not connection.identity.accepting:
+        if not connection.identity.server_side:
             return
         pid, start_time = connection.workload["pid"], connection.workload["start_time"]
         if not (isinstance(pid, int) and isinstance(start_time, int)):

@@ -55,7 +55,7 @@ class Census:
         connection.counted = None
         if not (connection.closed or connection.internal):
             identity = connection.identity
-            local = identity.local if identity.accepting else identity.local.rpartition(":")[0]
+            local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
             group = Group(connection.side, connection.workload, local, identity.peer_network)
             if len(self._groups) >= self._limit and _key(group) not in self._groups:
                 group.peer_network = None
@@ -68,7 +68,7 @@ class Census:
         """Return `open` of the `agent` event: the largest groups, others by owner only, and the rest by side."""
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
         others: dict[tuple[str, int, str, str | None], Group] = {}
-        rest = {side: _rest(side) for side in ("connecting", "accepting")}
+        rest = {side: _rest(side) for side in ("client", "server")}
         for group in largest[MOST:]:
             other = Group(group.side, group.workload, group.local, None)
             if len(others) >= MOST and _key(other) not in others:

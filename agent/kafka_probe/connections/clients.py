@@ -1,7 +1,7 @@
 """Clients: the connections of one program under one client id, so that what one of them says holds for the others.
 
-A consumer names its group to the coordinator only; its fetches go through other connections. The connecting side knows
-the process; the accepting side only the peer's host, so there the client library has to be the same, too.
+A consumer names its group to the coordinator only; its fetches go through other connections. the client side knows
+the process; the server side only the peer's host, so there the client library has to be the same, too.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Clients:
 
 
 def _key(connection: Connection) -> tuple[object, ...]:
-    if connection.identity.accepting:
+    if connection.identity.server_side:
         host = connection.identity.peer.rpartition(":")[0]
         return host, connection.client_id, connection.software_name, connection.software_version
     return connection.workload["pid"], connection.workload["start_time"], connection.client_id

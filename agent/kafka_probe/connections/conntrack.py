@@ -55,7 +55,7 @@ class Conntrack:
         if self._refused:
             return None
         family = socket.AF_INET6 if identity.local.startswith("[") else socket.AF_INET
-        known, wanted = ("reply", "CTA_TUPLE_ORIG") if identity.accepting else ("orig", "CTA_TUPLE_REPLY")
+        known, wanted = ("reply", "CTA_TUPLE_ORIG") if identity.server_side else ("orig", "CTA_TUPLE_REPLY")
         (source, source_port), (target, target_port) = map(_parts, (identity.local, identity.peer))
         as_seen = self._netlink.NFCTAttrTuple(
             family, saddr=source, daddr=target, proto=socket.IPPROTO_TCP, sport=source_port, dport=target_port

@@ -24,7 +24,7 @@ class Identity:
     """What is known at first sight. `flow_id` as in design contract 3.3."""
 
     conn: int
-    accepting: bool
+    server_side: bool
     from_start: bool
     flow_id: str | None  # None: no hook has seen the socket yet
     local: str
@@ -36,15 +36,15 @@ class Identity:
 
     @property
     def side(self) -> str:
-        return "accepting" if self.accepting else "connecting"
+        return "server" if self.server_side else "client"
 
 
-def flow_id(accepting: bool, tx_base: int, rx_base: int) -> str:
-    """16 hexadecimal digits: the connecting side's first sequence number and the accepting side's.
+def flow_id(server_side: bool, tx_base: int, rx_base: int) -> str:
+    """16 hexadecimal digits: the client side's first sequence number and the server side's.
 
-    The connecting side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
+    the client side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
     """
-    first, second = (rx_base, tx_base) if accepting else ((tx_base + 1) % (1 << 32), rx_base)
+    first, second = (rx_base, tx_base) if server_side else ((tx_base + 1) % (1 << 32), rx_base)
     return f"{first:08x}{second:08x}"
 
 
@@ -68,18 +68,18 @@ def _network(address: str) -> str:
     return f"{address.rpartition('.')[0]}.0/24"
 
 
-_local = lru_cache(_SHARED)(endpoint)  # those of accepting ends are mostly the same
+_local = lru_cache(_SHARED)(endpoint)  # those of server ends are mostly the same
 
 
 def read_open(record: Record) -> tuple[Identity, Owner]:
     """The identity and the owner out of an OPEN or OWNER record."""
     data = unpack(record, OPEN_DATA)
-    accepting, family = bool(data["accepting"]), data["family"]
+    server_side, family = bool(data["server_side"]), data["family"]
     identity = Identity(
         conn=int(record["conn"]),
-        accepting=accepting,
+        server_side=server_side,
         from_start=bool(data["from_start"]),
-        flow_id=flow_id(accepting, data["tx_base"], data["rx_base"]),
+        flow_id=flow_id(server_side, data["tx_base"], data["rx_base"]),
         local=_local(family, data["local_address"].tobytes(), data["local_port"]),
         peer=(peer := endpoint(family, data["peer_address"].tobytes(), data["peer_port"])),
         peer_network=network(peer),

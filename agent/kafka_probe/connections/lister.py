@@ -1,7 +1,7 @@
 """A process of its own that lists the connections that are open when the agent starts.
 
 Run as `python -m kafka_probe.connections.lister MOST PORT,... SIDE AGENT_TGID [NETNS]`. Prints one JSON object, the
-fields of `Listed`, for each end on that side (both, accepting, connecting) of a connection to one of the ports, in the
+fields of `Listed`, for each end on that side (both, client, server) of a connection to one of the ports, in the
 network namespace of that file or else in all that a process lives in; not for the agent's own. For each end beyond the
 first MOST it prints an empty line. A process of its own, because to look into a namespace is to enter it.
 """
@@ -30,7 +30,7 @@ class Listed:
     """One end of a connection. pid: of a process that holds it, None if none does."""
 
     netns: int
-    accepting: bool
+    server_side: bool
     local: str
     peer: str
     cookie: int
@@ -76,10 +76,10 @@ def ends(netns: int, ports: Collection[int], side: str) -> Iterator[Listed]:
     """The ends of connections in the namespace of now, without their processes."""
     for found in connected():
         (local, local_port), (peer, peer_port) = found.local, found.peer
-        accepting = local_port in ports
-        if (accepting or peer_port in ports) and side in ("both", "accepting" if accepting else "connecting"):
+        server_side = local_port in ports
+        if (server_side or peer_port in ports) and side in ("both", "server" if server_side else "client"):
             names = endpoint(found.family, local, local_port), endpoint(found.family, peer, peer_port)
-            yield Listed(netns, accepting, *names, found.cookie, found.inode)
+            yield Listed(netns, server_side, *names, found.cookie, found.inode)
 
 
 def holders() -> Iterator[tuple[int, int]]:

@@ -82,7 +82,7 @@ class Listing:
     def _read(self, listed: dict[str, Any]) -> tuple[Identity, Owner]:
         identity = Identity(
             conn=listed["cookie"],
-            accepting=listed["accepting"],
+            server_side=listed["server_side"],
             from_start=False,
             flow_id=None,
             local=listed["local"],

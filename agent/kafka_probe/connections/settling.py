@@ -110,6 +110,6 @@ class Settling:
         address, _, port = identity.local.rpartition(":")
         listeners = self._listeners.get((identity.netns, port), {})
         closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
-        if not (closed_ns and identity.accepting):
+        if not (closed_ns and identity.server_side):
             return None
         return max(closing_ns(closed.record) - max(closed_ns), 0) // 1000

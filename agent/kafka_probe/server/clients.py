@@ -1,7 +1,7 @@
 """Who writes and reads what: the clients of the last hour, by what tells them apart. Belongs to the server's thread.
 
-A client is the connections of one program under one client id, as in connections/clients.py: on the connecting side by
-its process, on the accepting side by the host that it comes from and its library. Those that spoke last are kept.
+A client is the connections of one program under one client id, as in connections/clients.py: on the client side by
+its process, on the server side by the host that it comes from and its library. Those that spoke last are kept.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _key_bytes(key: Key) -> int:
 
 def _key(flow: Mapping[str, Any]) -> Key:
     workload, client = flow["workload"], flow["client"]
-    address = flow["local" if flow["side"] == "connecting" else "peer"].rpartition(":")[0]
+    address = flow["local" if flow["side"] == "client" else "peer"].rpartition(":")[0]
     process = workload["pid"], workload["start_time"]
     return Key(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
 

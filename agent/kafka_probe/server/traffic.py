@@ -24,7 +24,7 @@ OTHER = "other"
 _SHORT = 12  # of a container id, as container engines show it
 ENDED_US = 15 * 60 * 1_000_000
 UNUSED_US = 3600 * 1_000_000
-SIDES = ("connecting", "accepting")
+SIDES = ("client", "server")
 ENDS = tuple(
     (how, closed_by)
     for how in ("fin", "rst_sent", "rst_received", "timeout", "unknown")
@@ -52,7 +52,7 @@ class Histogram:
     sum_s: float = 0.0
 
     def add(self, latency: Mapping[str, int]) -> None:
-        """Counts by the buckets of the events. Each counts as its middle: within 4.8 % of the truth."""
+        """Counts by the buckets of the events. Each counts as its middle: within 4.4 % of the truth."""
         for bucket, count in latency.items():
             index, middle_s = _of_bucket(bucket)
             self.counts[index] += count

@@ -35,7 +35,7 @@ class Workload(dict[str, object]):
         more = workload_bytes({**self, **names}) - self._bytes
         if more <= 0:
             self._place.give_back(-more)
-        elif not self._place.take(peer_of("connecting", "", self), more, "workload_limit"):
+        elif not self._place.take(peer_of("client", "", self), more, "workload_limit"):
             return
         self._bytes += more
         self.update(names)

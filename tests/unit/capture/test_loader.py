@@ -19,7 +19,7 @@ from kafka_probe.errors import StartError
 
 pytestmark = pytest.mark.root
 
-OPTIONS = Options((9,), watch_connecting=True, watch_accepting=True, agent_tgid=0, ring_bytes=1 << 16)
+OPTIONS = Options((9,), watch_client=True, watch_server=True, agent_tgid=0, ring_bytes=1 << 16)
 ARRAY = 2  # enum bpf_map_type
 NO_RESULT = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])  # returns what it never set
 

@@ -100,7 +100,7 @@ def produced_without_acks(conn: int = 1, **fields: int) -> Records:
 def opened(
     conn: int = 1,
     *,
-    accepting: bool = False,
+    server_side: bool = False,
     local: tuple[str, int] = ("10.0.0.7", 40001),
     peer: tuple[str, int] = ("10.0.0.1", 9092),
     kind: Kind = Kind.OPEN,
@@ -109,7 +109,7 @@ def opened(
 ) -> Records:
     """The record of a connection's first sight; `data` are fields of OPEN_DATA."""
     content = np.zeros(1, OPEN_DATA)
-    content["accepting"], content["from_start"] = accepting, True
+    content["server_side"], content["from_start"] = server_side, True
     for end, (address, port) in (("local", local), ("peer", peer)):
         packed = ipaddress.ip_address(address).packed
         content["family"] = AF_INET if len(packed) == 4 else AF_INET6

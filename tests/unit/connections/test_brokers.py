@@ -69,12 +69,12 @@ class Host:
         self,
         topic_id: str,
         *,
-        accepting: bool = True,
+        server_side: bool = True,
         pid: int | None = None,
         nobody: bool = False,
     ) -> None:
         """A Fetch of the topic on a connection of a process, or of none that is known, and a step of reading."""
-        connection = self._connection(pid or os.getpid(), accepting)
+        connection = self._connection(pid or os.getpid(), server_side)
         if nobody:
             connection.workload = NOBODY
         self.files.see(connection, asking_for(topic_id))
@@ -83,10 +83,10 @@ class Host:
     def name(self, topic_id: str) -> str | None:
         return self.names.resolve(TopicFacts(None, topic_id, (), ()))[0]
 
-    def _connection(self, pid: int, accepting: bool) -> Connection:
+    def _connection(self, pid: int, server_side: bool) -> Connection:
         ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
         tracker = Tracker(self.resolver)
-        tracker.take(opened(1, accepting=accepting, tgid=pid, start_ns=ticks * NS_PER_TICK)[0])
+        tracker.take(opened(1, server_side=server_side, tgid=pid, start_ns=ticks * NS_PER_TICK)[0])
         connection = tracker.get(1)
         assert connection
         return connection
@@ -118,7 +118,7 @@ def test_what_a_brokers_files_say_goes_before_what_a_message_said(host: Host) ->
 
 def test_a_clients_files_are_not_read(host: Host) -> None:
     orders = host.create("orders")
-    host.see(orders, accepting=False)
+    host.see(orders, server_side=False)
     assert host.name(orders) is None
 
 

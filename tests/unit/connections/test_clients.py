@@ -21,9 +21,9 @@ RESOLVER = WorkloadResolver()
 class Watched:
     """Connections of clients, on one side."""
 
-    def __init__(self, *, accepting: bool) -> None:
+    def __init__(self, *, server_side: bool) -> None:
         self.tracker = Tracker(RESOLVER)
-        self._accepting = accepting
+        self._server_side = server_side
         self._conns = count(1)
 
     def connect(
@@ -31,7 +31,7 @@ class Watched:
     ) -> Connection:
         conn = next(self._conns)
         ends: dict[str, Any] = {"local": ("10.0.0.1", 9092), "peer": (host, 40000 + conn)}
-        self.tracker.take(opened(conn, accepting=self._accepting, tgid=pid, **ends)[0])
+        self.tracker.take(opened(conn, server_side=self._server_side, tgid=pid, **ends)[0])
         connection = self.tracker.get(conn)
         assert connection
         hello = ((Fact.CLIENT_ID, client_id), (Fact.SOFTWARE_NAME, library), (Fact.SOFTWARE_VERSION, "2.0"))
@@ -46,9 +46,9 @@ class Watched:
         return connection.group(api_key, facts.groups)
 
 
-@pytest.fixture(params=["accepting", "connecting"])
+@pytest.fixture(params=["server", "client"])
 def watched(request: pytest.FixtureRequest) -> Watched:
-    return Watched(accepting=request.param == "accepting")
+    return Watched(server_side=request.param == "server")
 
 
 @pytest.mark.parametrize(
@@ -86,16 +86,16 @@ def test_another_client_id_is_another_client(watched: Watched) -> None:
     assert watched.ask(watched.connect("audit"), FETCH) is None
 
 
-def test_on_the_connecting_side_another_process_is_another_client_wherever_it_connects_from() -> None:
-    watched = Watched(accepting=False)
+def test_on_the_client_side_another_process_is_another_client_wherever_it_connects_from() -> None:
+    watched = Watched(server_side=False)
     coordinator = watched.connect(pid=1000)
     watched.ask(coordinator, HEARTBEAT, "etl")
     assert watched.ask(watched.connect(pid=1001), FETCH) is None
     assert watched.ask(watched.connect(pid=1000, host="10.0.0.77", library="other"), FETCH) == "etl"
 
 
-def test_on_the_accepting_side_another_host_or_library_is_another_client() -> None:
-    watched = Watched(accepting=True)
+def test_on_the_server_side_another_host_or_library_is_another_client() -> None:
+    watched = Watched(server_side=True)
     coordinator = watched.connect()
     watched.ask(coordinator, HEARTBEAT, "etl")
     assert watched.ask(watched.connect(host="10.0.0.77"), FETCH) is None

@@ -27,20 +27,20 @@ def owner_of(records: Records) -> Owner:
 def test_both_ends_have_one_flow_id(client_isn: int, broker_isn: int) -> None:
     client_first, broker_first = ((isn + 1) % 2**32 for isn in (client_isn, broker_isn))
     # What TCP's counters give (contract 3.3): the end that connected counts its SYN among the bytes acknowledged.
-    connecting = flow_id(accepting=False, tx_base=client_isn, rx_base=broker_first)
-    accepting = flow_id(accepting=True, tx_base=broker_first, rx_base=client_first)
-    assert connecting == accepting
-    assert connecting == f"{client_first:08x}{broker_first:08x}"
+    client_side = flow_id(server_side=False, tx_base=client_isn, rx_base=broker_first)
+    server_side = flow_id(server_side=True, tx_base=broker_first, rx_base=client_first)
+    assert client_side == server_side
+    assert client_side == f"{client_first:08x}{broker_first:08x}"
 
 
 def test_a_flow_id_wraps_with_the_sequence_numbers() -> None:
-    assert flow_id(accepting=False, tx_base=2**32 - 1, rx_base=1) == "0000000000000001"
+    assert flow_id(server_side=False, tx_base=2**32 - 1, rx_base=1) == "0000000000000001"
 
 
 def test_the_record_of_either_end_gives_the_flow_id() -> None:
-    connecting = identity_of(opened(accepting=False, tx_base=2**32 - 1, rx_base=0xABCD))
-    accepting = identity_of(opened(accepting=True, tx_base=0xABCD, rx_base=0))
-    assert connecting.flow_id == accepting.flow_id == "000000000000abcd"
+    client_side = identity_of(opened(server_side=False, tx_base=2**32 - 1, rx_base=0xABCD))
+    server_side = identity_of(opened(server_side=True, tx_base=0xABCD, rx_base=0))
+    assert client_side.flow_id == server_side.flow_id == "000000000000abcd"
 
 
 @pytest.mark.parametrize(

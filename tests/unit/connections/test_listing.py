@@ -32,7 +32,7 @@ def listed(
 ) -> list[tuple[Identity, Owner]]:
     """What is found, the client's end first."""
     found = taken(Listing((port,), side, netns, agent_tgid), at_once)
-    return sorted((one for one in found if one), key=lambda one: one[0].accepting)
+    return sorted((one for one in found if one), key=lambda one: one[0].server_side)
 
 
 def taken(started: Listing, at_once: int = 100) -> list[tuple[Identity, Owner] | None]:
@@ -69,10 +69,10 @@ def test_the_agents_own_connections_are_left_out(port: int) -> None:
         assert listed(port, agent_tgid=os.getpid()) == []
 
 
-@pytest.mark.parametrize(("side", "accepting"), [("accepting", True), ("connecting", False)])
-def test_only_the_side_that_is_watched(port: int, side: str, accepting: bool) -> None:
+@pytest.mark.parametrize(("side", "server_side"), [("server", True), ("client", False)])
+def test_only_the_side_that_is_watched(port: int, side: str, server_side: bool) -> None:
     with conversation(port):
-        assert [one.accepting for one, _ in listed(port, Path("/proc/self/ns/net"), side=side)] == [accepting]
+        assert [one.server_side for one, _ in listed(port, Path("/proc/self/ns/net"), side=side)] == [server_side]
 
 
 def test_a_long_list_comes_in_parts(port: int) -> None:

@@ -73,10 +73,10 @@ def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_orde
 def test_both_events_say_whose_connection_it_was(tracker: Tracker) -> None:
     broker, client = ("10.0.0.1", 9092), ("10.0.0.7", 40001)
     owner = os.getpid()
-    take(tracker, opened(0xABC, accepting=True, local=broker, peer=client, tgid=owner, netns=7, tx_base=1, rx_base=2))
+    take(tracker, opened(0xABC, server_side=True, local=broker, peer=client, tgid=owner, netns=7, tx_base=1, rx_base=2))
     tracker.close(closed(0xABC)[0])
     for event in events(tracker):
-        assert event["side"] == "accepting"
+        assert event["side"] == "server"
         assert (event["local"], event["peer"]) == ("10.0.0.1:9092", "10.0.0.7:40001")
         assert (event["flow_id"], event["conn_id"]) == ("0000000200000001", "0000000000000abc")
         assert (event["netns"], event["found"]) == (7, "start")
@@ -182,7 +182,7 @@ def test_the_end_of_an_unknown_owner_is_unknown(tracker: Tracker) -> None:
 
 
 def listener_of_a_close(tracker: Tracker, *listeners: Records, **fields: Any) -> object:
-    take(tracker, *listeners, opened(1, **{"accepting": True, "local": BROKER, "netns": 7, **fields}))
+    take(tracker, *listeners, opened(1, **{"server_side": True, "local": BROKER, "netns": 7, **fields}))
     tracker.close(closed(1, closing_ns=5 * SECOND_NS)[0])
     return events(tracker)[-1]["listener_closed_us"]
 
@@ -191,7 +191,7 @@ BROKER = ("10.0.0.1", 9092)
 SHUT = listener(closed=True, netns=7, ts_ns=3 * SECOND_NS)
 
 
-def test_a_listener_that_was_closed_is_told_at_the_accepting_end(tracker: Tracker) -> None:
+def test_a_listener_that_was_closed_is_told_at_the_server_end(tracker: Tracker) -> None:
     assert listener_of_a_close(tracker, SHUT) == 2_000_000
 
 
@@ -214,11 +214,11 @@ def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracke
         ((SHUT,), {"local": ("10.0.0.1", 9093)}),
         ((SHUT,), {"local": ("10.0.0.2", 9092)}),
         ((SHUT, listener(closed=False, netns=7, local=("0.0.0.0", 9092))), {}),
-        ((SHUT,), {"accepting": False}),
+        ((SHUT,), {"server_side": False}),
     ],
     ids=[
         *("none", "open again", "another namespace", "another port", "another address", "open for every address"),
-        "the connecting end",
+        "the client end",
     ],
 )
 def test_no_listener_of_this_end_was_closed(
@@ -235,14 +235,14 @@ def test_a_reset_without_a_socket_is_told_with_its_addresses(tracker: Tracker) -
 
 def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker) -> None:
     for conn in (1, 2, 3):
-        take(tracker, opened(conn, tgid=conn // 3 + 1, accepting=True, local=BROKER, peer=("10.0.7.1", 40000 + conn)))
+        take(tracker, opened(conn, tgid=conn // 3 + 1, server_side=True, local=BROKER, peer=("10.0.7.1", 40000 + conn)))
     take(tracker, opened(4, local=("2001:db8::7", 40004), peer=("2001:db8::1", 9092)), opened(5))
     tracker.close(closed(5)[0])
     counted = [(now["side"], now["local"], now["peer_network"], now["count"]) for now in tracker.open_now()]
     assert counted == [
-        ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 2),
-        ("accepting", "10.0.0.1:9092", "10.0.7.0/24", 1),
-        ("connecting", "[2001:db8::7]", "2001:db8::/64", 1),
+        ("server", "10.0.0.1:9092", "10.0.7.0/24", 2),
+        ("server", "10.0.0.1:9092", "10.0.7.0/24", 1),
+        ("client", "[2001:db8::7]", "2001:db8::/64", 1),
     ]
 
 
@@ -252,7 +252,7 @@ def test_of_very_many_far_networks_the_smallest_are_told_as_one(
     monkeypatch.setattr(census, "MOST", 2)
     networks = (1, 2, 2, 3, 3, 3, 4)
     for conn, number in enumerate(networks):
-        take(tracker, opened(conn, tgid=1, accepting=True, local=BROKER, peer=(f"10.0.{number}.1", 40000 + conn)))
+        take(tracker, opened(conn, tgid=1, server_side=True, local=BROKER, peer=(f"10.0.{number}.1", 40000 + conn)))
     counted = [(now["peer_network"], now["count"]) for now in tracker.open_now()]
     assert counted == [("10.0.3.0/24", 3), ("10.0.2.0/24", 2), (None, 2)]
 

@@ -31,7 +31,7 @@ def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
         "conn_id": "0000000000000001",
         "since": ts - 5 * SECOND_US,
         "ts": ts,
-        "side": "connecting",
+        "side": "client",
         "local": "10.0.0.7:40001",
         "peer": "10.0.0.1:9092",
         "workload": workload(),
@@ -55,11 +55,11 @@ def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
 
 def close(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
     ends = {"how": "fin", "closed_by": "local"}
-    return {"kind": "close", "ts": ts, "side": "connecting", "workload": workload(), **ends, **fields}
+    return {"kind": "close", "ts": ts, "side": "client", "workload": workload(), **ends, **fields}
 
 
 def opened(found: str = "start", **fields: object) -> dict[str, Any]:
-    return {"kind": "open", "ts": NOW_US, "side": "connecting", "workload": workload(), "found": found, **fields}
+    return {"kind": "open", "ts": NOW_US, "side": "client", "workload": workload(), "found": found, **fields}
 
 
 def agent(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def passed(us: int, until_us: int = NOW_US, **fields: object) -> dict[str, Any]:
     return agent(until_us, since=until_us - us, **fields)
 
 
-def open_now(count: int = 1, side: str = "connecting", **fields: Any) -> dict[str, object]:
+def open_now(count: int = 1, side: str = "client", **fields: Any) -> dict[str, object]:
     return {"side": side, "workload": workload(**fields), "count": count}
 
 

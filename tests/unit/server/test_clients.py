@@ -34,7 +34,7 @@ def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_it_was_told
 
 
 def test_at_the_brokers_end_the_address_is_that_of_the_peer() -> None:
-    ((key, _),) = clients(flow(side="accepting", peer="[2001:db8::7]:40001", local="[2001:db8::1]:9092"))
+    ((key, _),) = clients(flow(side="server", peer="[2001:db8::7]:40001", local="[2001:db8::1]:9092"))
     assert key.address == "[2001:db8::7]"
 
 
@@ -45,7 +45,7 @@ def test_at_the_brokers_end_the_address_is_that_of_the_peer() -> None:
         {"client": {"id": "billing", "software_name": "kafka-python", "software_version": "3"}},
         {"workload": workload(pid=8)},
         {"workload": workload(start_time=2)},
-        {"side": "accepting"},
+        {"side": "server"},
         {"local": "10.0.0.8:40001"},
     ],
 )

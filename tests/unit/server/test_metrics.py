@@ -52,14 +52,14 @@ BUSY = (
 
 def test_every_kind_of_number_is_exposed_in_base_units() -> None:
     shown = view(*BUSY)
-    owner = {"side": "connecting", "workload": "", "comm": "java"}
-    assert value(shown, "requests_total", side="connecting", api="Produce") == 10
-    assert value(shown, "errors_total", side="connecting", api="Produce", error="NOT_LEADER_OR_FOLLOWER") == 2
+    owner = {"side": "client", "workload": "", "comm": "java"}
+    assert value(shown, "requests_total", side="client", api="Produce") == 10
+    assert value(shown, "errors_total", side="client", api="Produce", error="NOT_LEADER_OR_FOLLOWER") == 2
     assert value(shown, "workload_response_bytes_total", **owner, api="Produce") == 900
     assert value(shown, "workload_throttle_seconds_total", **owner, api="Produce") == 1.5
     assert value(shown, "topic_records_total", **owner, api="Produce", topic="orders") == 50
     assert value(shown, "connections", **owner) == 3
-    assert value(shown, "connections_closed_total", side="connecting", how="fin", closed_by="local") == 1
+    assert value(shown, "connections_closed_total", side="client", how="fin", closed_by="local") == 1
     assert value(shown, "workload_connections_closed_total", **owner, how="fin", closed_by="local") == 1
     assert value(shown, "lost_total", reason="ring_full") == 2
     assert value(shown, "cpu_seconds_total") == 2.5

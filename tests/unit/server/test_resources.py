@@ -47,7 +47,7 @@ CLIENT_FLOWS = (
         workload=workload("python", pid=9),
         topics=[topic("payments")],
     ),
-    flow(side="accepting", client={"id": None, "software_name": None, "software_version": None}, requests=20),
+    flow(side="server", client={"id": None, "software_name": None, "software_version": None}, requests=20),
 )
 
 
@@ -77,7 +77,7 @@ def test_a_client_is_told_with_all_that_is_known_of_it() -> None:
         "consumer",
         "auditors",
         "10.0.0.7",
-        "connecting",
+        "client",
     )
     assert (row["requests"], row["request_bytes"], row["response_bytes"], row["records"]) == (300, 4000, 900, 50)
     assert row["client"] == {"id": "audit", "software_name": "librdkafka", "software_version": "2.5"}
@@ -99,7 +99,7 @@ def test_a_client_may_name_a_topic_without_a_name() -> None:
         ([("topics.topic", "payments")], ["billing", "audit"]),
         ([("topics.topic", "payments"), ("workload.pid", "7")], ["billing"]),
         ([("client.id", "billing"), ("client.id", "audit")], ["billing", "audit"]),
-        ([("side", "accepting")], [None]),
+        ([("side", "server")], [None]),
         ([("client.id", "nobody")], []),
         ([("sort", "requests")], ["billing", None, "audit"]),
         ([("sort", "-requests")], ["audit", None, "billing"]),
@@ -148,7 +148,7 @@ def test_sorted_rows_far_behind_are_refused_in_a_sentence() -> None:
 
 
 def test_a_page_says_how_many_rows_there_are_in_all() -> None:
-    answer = ask(CLIENTS, view(*CLIENT_FLOWS), ("side", "connecting"), ("limit", "1"), ("offset", "1"))
+    answer = ask(CLIENTS, view(*CLIENT_FLOWS), ("side", "client"), ("limit", "1"), ("offset", "1"))
     assert (answer["total"], answer["offset"], len(answer["rows"])) == (2, 1, 1)
 
 
@@ -193,7 +193,7 @@ def test_a_page_ends_where_it_would_become_too_large_and_the_next_goes_on_there(
 def test_topics_are_told_by_side_and_api_with_who_uses_them() -> None:
     shown = view(*CLIENT_FLOWS, flow(workload=workload("python"), topics=[topic(topic_id="ab" * 16, errors={"6": 1})]))
     (row,) = ask(TOPICS, shown, ("topic", "orders"))["rows"]
-    assert (row["side"], row["api"], row["topic_id"]) == ("connecting", "Produce", "ab" * 16)
+    assert (row["side"], row["api"], row["topic_id"]) == ("client", "Produce", "ab" * 16)
     assert (row["requests"], row["records"], row["bytes"]) == (20, 100, 6000)
     assert row["errors"] == {"NOT_LEADER_OR_FOLLOWER": 1}
     assert row["workloads"] == [{"workload": "", "comm": "java"}, {"workload": "", "comm": "python"}]

@@ -105,7 +105,7 @@ def test_events_of_another_thread_are_summed_in_their_order() -> None:
         for n in range(100):
             served.hand_over([flow(requests=n), agent(counters={"events": n})])
         wait_until(lambda: "kafka_probe_events_total 99.0" in served.get("/metrics").text, "the last event")
-        assert 'kafka_probe_requests_total{api="Produce",side="connecting"} 4950.0' in served.get("/metrics").text
+        assert 'kafka_probe_requests_total{api="Produce",side="client"} 4950.0' in served.get("/metrics").text
 
 
 def test_events_beyond_what_may_wait_for_the_server_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,27 +28,27 @@ def test_flows_add_up_by_side_and_api() -> None:
     summed = traffic(
         flow(),
         flow(requests=5, topics=[topic(records=3), topic("payments", records=4)]),
-        flow(side="accepting"),
+        flow(side="server"),
         flow(api="Fetch"),
     )
-    produced = summed.apis["connecting", "Produce"]
+    produced = summed.apis["client", "Produce"]
     assert (produced.requests, produced.responses, produced.records) == (15, 18, 7)
     assert (produced.request_bytes, produced.response_bytes) == (8000, 1800)
-    assert summed.apis.keys() == {("connecting", "Produce"), ("accepting", "Produce"), ("connecting", "Fetch")}
+    assert summed.apis.keys() == {("client", "Produce"), ("server", "Produce"), ("client", "Fetch")}
 
 
 def test_what_found_no_place_in_the_agent_is_counted_under_other() -> None:
     nowhere: dict[str, Any] = {"conn_id": None, "local": None, "peer": None}
     summed = traffic(
         flow(**nowhere, topics=[topic(None, requests=7)]),
-        agent(other={"close/accepting/fin/peer": 3, "open/accepting": 2, "reset": 4}),
+        agent(other={"close/server/fin/peer": 3, "open/server": 2, "reset": 4}),
     )
-    assert by_workload(summed) == {("connecting", OTHER, OTHER, "Produce"): 10}
+    assert by_workload(summed) == {("client", OTHER, OTHER, "Produce"): 10}
     assert [(labels, row.requests) for labels, row in summed.topics] == [
-        (("connecting", OTHER, OTHER, "Produce", OTHER), 7)
+        (("client", OTHER, OTHER, "Produce", OTHER), 7)
     ]
-    assert (summed.closed["accepting", "fin", "peer"], summed.opened["accepting",], summed.resets) == (3, 2, 4)
-    assert [(labels, row.count) for labels, row in summed.closes] == [(("accepting", OTHER, OTHER, "fin", "peer"), 3)]
+    assert (summed.closed["server", "fin", "peer"], summed.opened["server",], summed.resets) == (3, 2, 4)
+    assert [(labels, row.count) for labels, row in summed.closes] == [(("server", OTHER, OTHER, "fin", "peer"), 3)]
 
 
 @pytest.mark.parametrize(
@@ -63,18 +63,18 @@ def test_what_found_no_place_in_the_agent_is_counted_under_other() -> None:
 )
 def test_a_workload_is_named_by_what_says_most_and_its_command(fields: dict[str, object], label: str) -> None:
     summed = traffic(flow(workload=workload("python", **fields)))
-    assert by_workload(summed) == {("connecting", label, "python", "Produce"): 10}
+    assert by_workload(summed) == {("client", label, "python", "Produce"): 10}
 
 
 def test_processes_that_look_the_same_count_together() -> None:
     summed = traffic(flow(workload=workload(pid=1)), flow(workload=workload(pid=2)))
-    assert by_workload(summed) == {("connecting", "", "java", "Produce"): 20}
+    assert by_workload(summed) == {("client", "", "java", "Produce"): 20}
 
 
 def test_what_has_no_name_is_counted_too() -> None:
     nobody = workload(None, pid=None)
     summed = traffic(flow(api=None, internal=True), flow(api=None, workload=nobody))
-    assert by_workload(summed) == {("connecting", "", "java", "internal"): 10, ("connecting", "", "", "unknown"): 10}
+    assert by_workload(summed) == {("client", "", "java", "internal"): 10, ("client", "", "", "unknown"): 10}
 
 
 def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> None:
@@ -98,7 +98,7 @@ def test_a_topic_that_is_only_named_in_an_answer_is_no_traffic() -> None:
 def test_errors_have_kafkas_names_and_no_more_names_than_kafka_has() -> None:
     summed = traffic(flow(errors={"6": 2, "-1": 1, "30000": 1, "30001": 3}, topics=[topic(errors={"6": 2})]))
     errors = {"NOT_LEADER_OR_FOLLOWER": 2, "UNKNOWN_SERVER_ERROR": 1, "unknown": 4}
-    assert summed.apis["connecting", "Produce"].errors == errors
+    assert summed.apis["client", "Produce"].errors == errors
     assert [row.errors for _, row in summed.workloads] == [errors]
     assert [row.errors for _, row in summed.topics] == [{"NOT_LEADER_OR_FOLLOWER": 2}]
 
@@ -112,7 +112,7 @@ def test_latencies_are_counted_within_five_percent_of_a_bound(latencies_us: list
         below, above = (sum(us / 1e6 < bound * f for us in latencies_us) for f in (0.952, 1.048))
         assert below <= sum(row.latency.counts[:number]) <= above
     # what is below 1 µs counts as 1 µs
-    assert row.latency.sum_s == pytest.approx(sum(latencies_us) / 1e6, rel=0.048, abs=1.05e-6 * len(latencies_us))
+    assert row.latency.sum_s == pytest.approx(sum(latencies_us) / 1e6, rel=0.0434, abs=1.05e-6 * len(latencies_us))
 
 
 def test_a_fetch_that_waited_in_vain_is_no_latency() -> None:
@@ -123,43 +123,43 @@ def test_a_fetch_that_waited_in_vain_is_no_latency() -> None:
 
 def test_connections_are_counted_by_how_they_ended_and_by_whom() -> None:
     reset = close(how="rst_received", closed_by="peer")
-    summed = traffic(close(), close(), reset, close(side="accepting", workload=workload("python")))
+    summed = traffic(close(), close(), reset, close(side="server", workload=workload("python")))
     assert +summed.closed == {
-        ("connecting", "fin", "local"): 2,
-        ("connecting", "rst_received", "peer"): 1,
-        ("accepting", "fin", "local"): 1,
+        ("client", "fin", "local"): 2,
+        ("client", "rst_received", "peer"): 1,
+        ("server", "fin", "local"): 1,
     }
     assert {labels: row.count for labels, row in summed.closes} == {
-        ("connecting", "", "java", "fin", "local"): 2,
-        ("connecting", "", "java", "rst_received", "peer"): 1,
-        ("accepting", "", "python", "fin", "local"): 1,
+        ("client", "", "java", "fin", "local"): 2,
+        ("client", "", "java", "rst_received", "peer"): 1,
+        ("server", "", "python", "fin", "local"): 1,
     }
 
 
 def test_a_connection_that_was_open_before_the_agent_was_not_opened() -> None:
     summed = traffic(opened(), opened("listed"), opened("midstream"), {"kind": "reset"})
-    assert summed.opened == {("connecting",): 1, ("accepting",): 0}
+    assert summed.opened == {("client",): 1, ("server",): 0}
     assert summed.resets == 1
 
 
 def test_open_connections_are_those_of_the_last_interval() -> None:
-    summed = traffic(agent(open=[open_now(5)]), agent(open=[open_now(2), open_now(1, pid=8), open_now(4, "accepting")]))
-    assert summed.open == {("connecting", "", "java"): 3, ("accepting", "", "java"): 4}
+    summed = traffic(agent(open=[open_now(5)]), agent(open=[open_now(2), open_now(1, pid=8), open_now(4, "server")]))
+    assert summed.open == {("client", "", "java"): 3, ("server", "", "java"): 4}
 
 
 def test_what_finds_no_room_is_counted_under_other() -> None:
     many = [flow(workload=workload(f"job-{n}"), topics=[topic(f"topic-{n}")]) for n in range(5)]
     opens = agent(open=[open_now(10 - n, comm=f"job-{n}") for n in range(5)])
     summed = traffic(*many, *many, *(close(workload=workload(f"job-{n}")) for n in range(5)), opens, limit=2)
-    others = ("connecting", OTHER, OTHER)
+    others = ("client", OTHER, OTHER)
     assert by_workload(summed) == {
-        ("connecting", "", "job-0", "Produce"): 20,
-        ("connecting", "", "job-1", "Produce"): 20,
+        ("client", "", "job-0", "Produce"): 20,
+        ("client", "", "job-1", "Produce"): 20,
         (*others, "Produce"): 60,
     }
     assert {labels[-1]: row.requests for labels, row in summed.topics} == {"topic-0": 20, "topic-1": 20, OTHER: 60}
     assert {labels: row.count for labels, row in summed.closes}[*others, "fin", "local"] == 3
-    assert summed.open == {("connecting", "", "job-0"): 10, ("connecting", "", "job-1"): 9, others: 21}
+    assert summed.open == {("client", "", "job-0"): 10, ("client", "", "job-1"): 9, others: 21}
 
 
 FLOWS = st.builds(
@@ -173,7 +173,7 @@ FLOWS = st.builds(
     ),
     st.integers(0, 5),
     st.sampled_from(("Produce", "Fetch", "Metadata")),
-    st.sampled_from(("connecting", "accepting")),
+    st.sampled_from(("client", "server")),
     st.lists(st.integers(0, 9), max_size=3, unique=True),
     st.integers(0, 1000),
     st.integers(0, 10),
@@ -216,8 +216,8 @@ def test_a_workload_that_has_ended_leaves_a_quarter_of_an_hour_later_whatever_th
     summed.add([passed(SECOND_US, until_us=NOW_US + step_us)])
     assert by_workload(summed) == {}
     assert [*summed.topics, *summed.closes] == []
-    assert summed.apis["connecting", "Produce"].requests == 10
-    assert summed.closed["connecting", "fin", "local"] == 1
+    assert summed.apis["client", "Produce"].requests == 10
+    assert summed.closed["client", "fin", "local"] == 1
 
 
 def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_comes_again() -> None:
@@ -226,8 +226,8 @@ def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_come
         again = [flow(workload=workload("cron"), requests=1)] if minute % 10 == 0 else []
         summed.add([*again, passed(60 * SECOND_US, open=[open_now()])])
     assert by_workload(summed) == {
-        ("connecting", "", "java", "Produce"): 10,
-        ("connecting", "", "cron", "Produce"): 16,
+        ("client", "", "java", "Produce"): 10,
+        ("client", "", "cron", "Produce"): 16,
     }
 
 
@@ -240,7 +240,7 @@ def test_a_topic_that_nobody_uses_any_more_makes_room_where_there_is_none(limit:
     assert {labels[-1] for labels, _ in summed.topics} == kept
     summed.add([flow(topics=[topic("payments")], workload=broker)])
     assert {labels[-1] for labels, _ in summed.topics} == kept | {"payments"}
-    assert by_workload(summed)["connecting", "", "broker", "Produce"] == 30
+    assert by_workload(summed)["client", "", "broker", "Produce"] == 30
 
 
 def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
@@ -248,6 +248,6 @@ def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
     summed.add([agent(), passed(ENDED_US)])
     summed.add([flow(workload=workload("python")), flow(requests=1)])
     assert by_workload(summed) == {
-        ("connecting", "", "python", "Produce"): 10,
-        ("connecting", OTHER, OTHER, "Produce"): 1,
+        ("client", "", "python", "Produce"): 10,
+        ("client", OTHER, OTHER, "Produce"): 1,
     }
