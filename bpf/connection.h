@@ -3,6 +3,12 @@
 #pragma once
 #include "share.h"
 
+// Requests in flight that are in `overflow`.
+static inline u32 overflowed(struct conn *conn)
+{
+	return conn->overflow_tail - conn->overflow_head;
+}
+
 static inline struct record *notice(struct conn *conn, u8 kind)
 {
 	struct record *record = &conn->notice;

@@ -11,6 +11,8 @@
 #include "cursor.h"
 
 #define EXCHANGES_TO_FIND 2
+#define NEXT_IDS (1 << 12) // that the next request of a client may have: it asks other brokers in between
+#define IN_DOUBT_FOR_EVER (1u << 31)
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
 
 static inline u8 request_direction(struct conn *conn)
@@ -57,7 +59,18 @@ static inline void forget_oldest(struct conn *conn)
 static inline void forget_in_flight(struct conn *conn)
 {
 	conn->head = conn->tail;
-	conn->overflowed = 0;
+	conn->overflow_head = conn->overflow_tail;
+}
+
+// Requests were skipped, which may be answered. Without a branch: the verifier walks what follows each of them.
+static inline void skipped(struct conn *conn, u32 requests)
+{
+	conn->unseen += (~conn->unseen >> 31) * requests;
+}
+
+static inline void answer_skipped(struct conn *conn)
+{
+	conn->unseen -= (-conn->unseen & ~conn->unseen) >> 31;
 }
 
 static inline void look_at_lock(struct conn *conn, u8 lock)
@@ -98,6 +111,7 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 			conn->chaining = 0;
 			conn->sasl_raw = 0;
 			conn->unseen = 0;
+			conn->ids = IDS_NONE;
 			conn->acks_unread = 0;
 			conn->is_kafka = 1;
 		}
@@ -105,8 +119,12 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	if (c->lock == LOCKED)
 		return 1;
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
-	forget_oldest(conn);
-	conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
+	if (answers->lock == LOCKED && (overflowed(conn) || conn->tail - conn->head == IN_FLIGHT)) {
+		c->lock = SEEKING; // until there is room: what the next answers are of is known
+	} else {
+		forget_oldest(conn);
+		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
+	}
 	withhold(c, correlation_id);
 	return 0;
 }

@@ -329,12 +329,24 @@ static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cu
 	follow_lengths(ctx, sk, conn, c, direction);
 }
 
-static inline int is_urgent(u64 sk, struct conn *conn, struct call *call, u8 direction)
+// Whether the running call has to do with urgent data; key: socket address + enum direction. A global function: what it looks at would
+// be paths of their own through all that follows.
+int is_urgent(u64 key)
 {
-	if (direction == RECEIVE)
-		return urgent_received(sk, conn->read_end, call);
-	return call->urgent || (!call->readable && urgent_sent(sk));
+	u64 sk = key & ~1ull;
+	u32 which = key & 1;
+	struct conn *conn = conns.lookup(&sk);
+	struct cursor *c = running.lookup(&which);
+	if (!conn || !c)
+		return 0;
+	if (which == SEND)
+		return c->call.urgent || (!c->call.readable && urgent_sent(sk));
+	u32 read_end = conn->read_end;
+	conn->read_end = c->call.end;
+	return urgent_received(sk, read_end, &c->call);
 }
+
+static int (*call_is_urgent)(u64 key) = (void *)CALL_IS_URGENT;
 
 // A call moved [end - result, end).
 static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
@@ -346,15 +358,13 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 	struct cursor *c = running.lookup(&which);
 	if (!conn || !c || conn->rejected)
 		return;
-	if (is_urgent(sk, conn, call, direction)) {
+	take_up(conn, c, direction);
+	c->call = *call;
+	if (call_is_urgent(sk + direction)) {
 		reject_urgent(ctx, conn);
 		return;
 	}
-	take_up(conn, c, direction);
-	c->call = *call;
 	if (begin(c, direction))
 		follow_frames(ctx, sk, conn, c, direction);
 	lay_down(ctx, conn, c, direction);
-	if (direction == RECEIVE)
-		conn->read_end = end;
 }

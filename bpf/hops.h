@@ -63,9 +63,9 @@ static inline int hop_on(u64 sk, u8 direction)
 		outcome = hop(conn, c, direction);
 	count(LOST_LIMIT, c->hopped);
 	if (is_request(conn, direction))
-		conn->unseen += c->hopped;
+		skipped(conn, c->hopped);
 	else if (c->hopped)
-		pass_answers(conn, c->hopped);
+		answers_skipped(conn, c->hopped);
 	return outcome;
 }
 

@@ -71,7 +71,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->keepalive = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_KEEPOPEN & 1;
 	// What looked like a request while the position was lost may have been none, or have wanted no answer.
 	u32 sure = conn->chaining ? conn->chain : conn->tail;
-	close->in_flight = ((s32)(sure - conn->head) > 0 ? sure - conn->head : 0) + conn->overflowed;
+	close->in_flight = ((s32)(sure - conn->head) > 0 ? sure - conn->head : 0) + overflowed(conn);
 	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the caller may have read it, or a close of its own have set one
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;

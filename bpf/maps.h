@@ -38,6 +38,9 @@ struct ahead {
 	u8 bytes[AHEAD];
 };
 
+// Correlation ids of a client's requests: they go on by less than NEXT_IDS, or they may repeat.
+enum ids { IDS_NONE, IDS_GO_ON, IDS_REPEAT };
+
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
 // Where a cursor stands between two calls: little is to be kept of it, unless it is inside a frame.
@@ -115,10 +118,11 @@ struct conn {
 	u32 sasl_correlation_id; // of a SaslHandshake 0, while raw tokens may follow
 	u32 head;                // in_flight[head, tail) are outstanding, in order
 	u32 tail;
-	u32 overflowed;    // requests behind those that went to `overflow` and are not answered yet
-	u32 overflow_tail; // number of the next one
-	u32 unseen;        // requests that were skipped, at most, and may still be answered
-	u8 role;           // enum role
+	u32 overflow_head; // numbers of those in `overflow`, behind the others: [overflow_head, overflow_tail)
+	u32 overflow_tail;
+	u32 last_correlation_id; // of the last request that was taken note of
+	u32 unseen;              // requests that were skipped, at most, and may still be answered
+	u8 role;                 // enum role
 	u8 rejected;
 	u8 announced; // to user space
 	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
@@ -130,6 +134,8 @@ struct conn {
 	u8 last_api_version;
 	u8 no_response;    // it was a Produce with acks=0
 	u8 answers_locked; // when the last request or answer was taken note of
+	u8 ids;            // enum ids
+	u8 doubted;        // requests were taken note of while others were unseen
 	u8 acks_unread;    // or one whose acks are not read yet
 	u8 from_start;     // seen from its first byte
 	u8 holding;        // the first request waits in `held` until it is proven to be one

@@ -84,9 +84,10 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 {
 	conn->rejected = 1;
 	drop_held(conn);
+	forget_in_flight(conn);
 	conn->unheld = 0;
 	count(LOST_GAP, 1);
-	if (ANY_PORT)
+	if (ANY_PORT && !conn->announced)
 		return;
 	count(COUNT_REJECTED, 1);
 	struct record *record = notice(conn, RECORD_REJECT);
@@ -123,7 +124,8 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	}
 }
 
-// Takes note of a request that wants an answer. The answers come in the same order, which decides where correlation ids repeat.
+// Takes note of a request that wants an answer. The answers come in the same order, which decides as long as all requests are followed.
+// Where some were skipped, correlation ids have to decide, too: those of a client that repeats them cannot.
 static inline void request_taken(struct conn *conn, struct record *request)
 {
 	struct in_flight entry = { .correlation_id = request->correlation_id,
@@ -131,16 +133,24 @@ static inline void request_taken(struct conn *conn, struct record *request)
 				   .api_key = request->api_key,
 				   .api_version = request->api_version,
 				   .after_unseen = !!conn->unseen };
+	if (conn->ids == IDS_NONE)
+		conn->ids = IDS_GO_ON;
+	else if (entry.correlation_id - conn->last_correlation_id - 1 >= NEXT_IDS)
+		conn->ids = IDS_REPEAT;
+	conn->last_correlation_id = entry.correlation_id;
+	conn->doubted |= entry.after_unseen;
+	if (conn->ids == IDS_REPEAT && conn->doubted)
+		conn->unseen = IN_DOUBT_FOR_EVER;
 	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
 	if (!conn->answers_locked) // many may stay unanswered
 		forget_oldest(conn);
-	if (conn->tail - conn->head < IN_FLIGHT && !conn->overflowed) {
+	if (conn->tail - conn->head < IN_FLIGHT && !overflowed(conn)) {
 		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
 		return;
 	}
-	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail++ };
+	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail };
 	overflow.update(&key, &entry); // without a place it counts as evicted, when its answer comes
-	conn->overflowed++;
+	conn->overflow_tail++;         // only now: its answer may come on another CPU
 }
 
 // A global function, as in frames.h: inlined it would be most of what the verifier walks.
@@ -197,7 +207,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->frame_end = c->next - c->have + 4 + size;
 	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
 		if (raw && size < MAX_FRAME_BYTES) {
-			conn->unseen++;
+			skipped(conn, 1);
 			skip_frame(c);
 		} else {
 			not_a_frame(conn, c, 1);
@@ -217,18 +227,19 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	u32 flags = rule ? rule->flags : 0;
 	if (raw) {
 		if (!flags || !ends_sasl(conn, correlation_id)) {
-			conn->unseen++;
+			skipped(conn, 1);
 			skip_frame(c);
 			return;
 		}
 		conn->sasl_raw = 0;
+		conn->ids = IDS_NONE; // Java has others for SASL
 	}
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
 	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a record
 		lost(c, LOST_UNKNOWN_VERSION);
-		conn->unseen++;
+		skipped(conn, 1);
 		skip_frame(c);
 		return;
 	}
@@ -257,7 +268,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	conn->last_api_version = api_version;
 	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
-	conn->unseen += conn->acks_unread; // the Produce before it was cut: it may want an answer
+	skipped(conn, conn->acks_unread); // the Produce before it was cut: it may want an answer
 	conn->acks_unread = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
 		conn->sasl_raw = 1;
@@ -288,7 +299,7 @@ static inline void start_body(struct cursor *c, u32 limit)
 
 static inline struct overflow_key oldest_overflowed(struct conn *conn)
 {
-	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail - conn->overflowed };
+	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_head };
 	return key;
 }
 
@@ -300,7 +311,7 @@ static inline int oldest(struct conn *conn, struct in_flight *request)
 		return 1;
 	}
 	struct overflow_key key = oldest_overflowed(conn);
-	struct in_flight *entry = conn->overflowed ? overflow.lookup(&key) : 0;
+	struct in_flight *entry = overflowed(conn) ? overflow.lookup(&key) : 0;
 	if (entry)
 		*request = *entry;
 	return !!entry;
@@ -310,40 +321,42 @@ static inline void drop_oldest(struct conn *conn)
 {
 	if (conn->head != conn->tail) {
 		conn->head++;
-	} else if (conn->overflowed) {
+	} else if (overflowed(conn)) {
 		struct overflow_key key = oldest_overflowed(conn);
 		overflow.delete(&key);
-		conn->overflowed--;
+		conn->overflow_head++;
 	}
 }
 
-// So many answers came, and which requests they are of is not known: as many as are left are of none that is known.
-static inline void pass_answers(struct conn *conn, u32 answers)
+// So many answers were skipped: all that was in flight, as far as they were not its, may still be answered.
+static inline void answers_skipped(struct conn *conn, u32 answers)
 {
-	u32 outstanding = conn->tail - conn->head + conn->overflowed + conn->unseen;
+	u32 outstanding = conn->tail - conn->head + overflowed(conn) + conn->unseen;
 	forget_in_flight(conn);
-	conn->unseen = outstanding > answers ? outstanding - answers : 0;
+	if (conn->unseen < IN_DOUBT_FOR_EVER)
+		conn->unseen = outstanding > answers ? outstanding - answers : 0;
 }
 
 // What the next response answers, `request` in the cursor: the oldest one in flight. Correlation ids that were passed over had no answer
-// that was seen. Where requests were skipped, and all that was in flight before them is answered, a response may be theirs, whatever its
-// correlation id is: then it is in doubt.
+// that was seen. As many responses as requests were skipped, behind the answers to what was in flight before, are in doubt: after those
+// it takes the correlation id to tell which of the requests behind the skipped ones were answered among them.
 static inline int answered(struct conn *conn, struct cursor *c)
 {
 	struct in_flight none = { .api_key = NO_API };
 	c->request = none;
 	look_at_lock(conn, c->lock);
-	int known = oldest(conn, &c->request), evicted = !known && conn->overflowed;
-	if (conn->unseen && c->lock == LOCKED && !evicted && !(known && !c->request.after_unseen)) {
-		pass_answers(conn, 1);
-		return IN_DOUBT;
-	}
+	int known = oldest(conn, &c->request), evicted = !known && overflowed(conn);
 	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
-	int passed = known && ahead > 0 && ahead < IN_ORDER_WINDOW;
+	int in_doubt = conn->unseen && c->lock == LOCKED && !evicted && !(known && !c->request.after_unseen);
+	int passed = known && !in_doubt && ahead > 0 && ahead < IN_ORDER_WINDOW;
 	if (passed || evicted || (known && !ahead))
 		drop_oldest(conn);
 	count(LOST_OVERFLOW, evicted);
-	return passed ? PASSED : known && !ahead ? MATCHED : UNMATCHED;
+	if (in_doubt)
+		answer_skipped(conn);
+	else if (!known && !evicted)
+		conn->acks_unread = 0; // it is of the Produce whose acks were not read
+	return in_doubt ? IN_DOUBT : passed ? PASSED : known && !ahead ? MATCHED : UNMATCHED;
 }
 
 int take_answer(u64 sk)
@@ -369,8 +382,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
-	if (conn->sasl_raw && c->lock == LOCKED && conn->head == conn->tail && size < MAX_FRAME_BYTES) {
-		conn->unseen -= !!conn->unseen;
+	if (conn->sasl_raw && c->lock == LOCKED && conn->head == conn->tail && !overflowed(conn) && size < MAX_FRAME_BYTES) {
+		answer_skipped(conn);
 		skip_frame(c);
 		return;
 	}

@@ -87,6 +87,7 @@ struct sock {
 #define CALL_HOP_RECEIVE hop_receive
 #define CALL_TAKE_REQUEST take_request
 #define CALL_TAKE_ANSWER take_answer
+#define CALL_IS_URGENT is_urgent
 #define CALL_SHARE_FRAME share_frame
 #define CALL_SHARE_NOTICE share_notice
 #define BPF_RB_NO_WAKEUP 0

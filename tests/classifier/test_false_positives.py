@@ -59,19 +59,19 @@ EXCHANGES = {
 }
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 @pytest.mark.parametrize("piece", [1, 4, 5, 100, WHOLE])
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_request_and_its_answer_are_kafka(tried: Classifier, exchange: str, piece: int, server_side: bool) -> None:
     assert tell(tried, server_side, [EXCHANGES[exchange]], piece) == [False, True]
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 def test_an_answer_to_something_else_proves_nothing(tried: Classifier, server_side: bool) -> None:
     assert not any(tell(tried, server_side, [(request(METADATA, 12, 1), response(METADATA, 12, 2))]))
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 def test_two_consistent_requests_are_kafka_on_its_port(tried: Classifier, server_side: bool) -> None:
     tried.connect(server_side=server_side)
     asks = Direction.RECEIVE if server_side else Direction.SEND
@@ -79,7 +79,7 @@ def test_two_consistent_requests_are_kafka_on_its_port(tried: Classifier, server
     assert tried.is_kafka == (not tried.any_port)
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 def test_two_requests_that_do_not_belong_together_prove_nothing(tried: Classifier, server_side: bool) -> None:
     tried.connect(server_side=server_side)
     asks = Direction.RECEIVE if server_side else Direction.SEND
@@ -87,14 +87,14 @@ def test_two_requests_that_do_not_belong_together_prove_nothing(tried: Classifie
     assert not tried.is_kafka
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 def test_an_answer_that_comes_before_its_request_is_whole_proves_nothing(tried: Classifier, server_side: bool) -> None:
     asked = request(METADATA, 12)
     cut = Frame(asked.wire[:-1], asked.seen)
     assert tell(tried, server_side, [(cut, response(METADATA, 12))]) == [False, False]
 
 
-@pytest.mark.parametrize("server", [False, True])
+@pytest.mark.parametrize("server_side", [False, True])
 def test_kafka_is_found_on_a_connection_older_than_the_capture(tried: Classifier, server_side: bool) -> None:
     tried.connect(server_side=server_side, seen=1000)
     asks, answers = (Direction.RECEIVE, Direction.SEND)[:: 1 if server_side else -1]

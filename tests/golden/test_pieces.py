@@ -196,23 +196,24 @@ def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int
 def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
     capture: Capture, port: int, by_server: bool
 ) -> None:
-    tiny = struct.pack(">ii", 4, 7) if by_server else struct.pack(">ihhih", 10, API_VERSIONS, 0, 7, -1)
-    last = fetched(12, ORDERS) if by_server else produce(9, ORDERS)
+    ids = range(10, 10 + HOPPED)
+    tiny = [struct.pack(">ii", 4, n) if by_server else struct.pack(">ihhih", 10, API_VERSIONS, 0, n, -1) for n in ids]
+    last = (fetched if by_server else produce)(9, ORDERS, correlation_id=ids.stop)
     with conversation(port) as talk:
         talk.widen()
         exchange(talk)
         sender, receiver = (talk.server, talk.client)[:: 1 if by_server else -1]
-        transfer(sender, receiver, tiny * HOPPED + last.wire[:100], send_at_once, receive_at_once)
+        transfer(sender, receiver, b"".join(tiny) + last.wire[:100], send_at_once, receive_at_once)
         transfer(sender, receiver, last.wire[100:])
-        answers = 0 if by_server else HOPPED + 1
-        transfer(talk.server, talk.client, answers * unmatched(7).wire, send_at_once, receive_at_once)
+        answers = [] if by_server else [unmatched(n) for n in (*ids, ids.stop)]
+        transfer(talk.server, talk.client, joined(answers), send_at_once, receive_at_once)
         talk.said.clear()
-        exchange(talk, range(100, 103))
+        exchange(talk, range(ids.stop + 1, ids.stop + 4))
     hopped = 0
     for end in capture.ends_of(talk):
         assert end.frames[-6:] == talk.said
         shown = [frame.facts.status for frame in end.frames[4:-6]]
-        hopped += HOPPED + 1 + answers - len(shown) + shown.count(Status.TRUNCATED)
+        hopped += HOPPED + 1 + len(answers) - len(shown) + shown.count(Status.TRUNCATED)
     assert capture.lost()["limit_reached"] == hopped
     capture.begin()  # how many are shown depends on how a backend sees a call
 

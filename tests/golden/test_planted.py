@@ -44,11 +44,9 @@ from tests.unit.protocol.trees import message_of
 
 pytestmark = pytest.mark.root
 
-CARRIER = 3  # the correlation id of the frame with the plants; those planted go on from it
+BEYOND_ALL_HOPS = range(1, 90_001)  # correlation ids of so many frames
+CARRIER = BEYOND_ALL_HOPS.stop  # that of the frame with the plants; those planted go on from it
 PLANTED = range(CARRIER, CARRIER + 6)
-BEYOND_ALL_HOPS = 90_000
-TINY = struct.pack(">ihhih", 10, API_VERSIONS, 0, 1, -1)
-TINY_ANSWER = struct.pack(">ii", 4, 1)
 TOPIC = MARKER.decode()
 
 
@@ -93,12 +91,14 @@ def by_a_malformed_length(talk: Conversation, head: bytes, by_server: bool) -> N
 
 
 def by_too_many_frames(talk: Conversation, head: bytes, by_server: bool) -> None:
-    tiny = TINY_ANSWER if by_server else TINY
+    requests = b"".join(struct.pack(">ihhih", 10, API_VERSIONS, 0, number, -1) for number in BEYOND_ALL_HOPS)
+    answers = [struct.pack(">ii", 4, number) for number in BEYOND_ALL_HOPS]
     talk.widen()
-    transfer(*ends(talk, by_server), BEYOND_ALL_HOPS * tiny + head, send_at_once, receive_at_once)
-    if not by_server:  # answered, within the hops
-        for _ in range(2):
-            transfer(talk.server, talk.client, BEYOND_ALL_HOPS // 2 * TINY_ANSWER, send_at_once, receive_at_once)
+    many = b"".join(answers) if by_server else requests
+    transfer(*ends(talk, by_server), many + head, send_at_once, receive_at_once)
+    half = len(answers) // 2
+    for some in () if by_server else (answers[:half], answers[half:]):  # within the hops
+        transfer(talk.server, talk.client, b"".join(some), send_at_once, receive_at_once)
 
 
 def by_unseen_bytes(talk: Conversation, head: bytes, by_server: bool) -> None:

@@ -12,13 +12,14 @@ import pytest
 
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, kafka, receive_at_once, send_at_once, transfer
+from tests.golden.conversation import Conversation, exchange, kafka, receive_at_once, send_at_once, transfer
 from tests.golden.test_calls import sendfile
 from tests.golden.test_records import raw_token
 from tests.golden.wire import (
     API_VERSIONS,
     FETCH,
     LIST_OFFSETS,
+    METADATA,
     SASL_HANDSHAKE,
     fetched,
     header_only,
@@ -33,7 +34,7 @@ from tests.unit.protocol.messages import CLIENT_ID
 
 pytestmark = pytest.mark.root
 
-ID = 100_000  # of all requests that shall be taken for one another
+ID = 1_000  # of all requests that shall be taken for one another; near enough to the first for a client's next one
 IN_FLIGHT = 32  # what a connection remembers itself
 EVICTED = 1 << 16  # requests of others that surely evict those of one connection
 FETCHED = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=ID)
@@ -110,6 +111,21 @@ def test_an_answer_that_may_be_that_of_a_request_not_followed_is_of_none(capture
         (last,) = (frame for frame in end.frames if frame.frame_bytes == len(FETCHED.wire))
         assert (last.facts.api_key, last.facts.status) in ((FETCH, Status.COMPLETE), (255, Status.UNKNOWN_API))
     capture.begin()  # the losses of the ways differ
+
+
+def test_answers_behind_those_in_doubt_are_told_apart_by_their_ids(capture: Capture, port: int) -> None:
+    """One of the skipped requests is never answered."""
+    with kafka(port) as talk:
+        for unknown in range(2):
+            transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, ID + unknown, bytes(4)).wire)
+        talk.answer(unmatched(ID))
+        talk.said.clear()
+        exchange(talk, range(ID + 2, ID + 6))
+    for end in capture.ends_of(talk):
+        shown = [frame.facts.api_key for frame in end.frames[-8:]]
+        assert shown == [METADATA, 255, *6 * [METADATA]]
+        assert end.frames[-6:] == talk.said[2:]
+    assert capture.lost() == {"unknown_version": 4, "response_unmatched": 4}
 
 
 def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Capture, port: int) -> None:

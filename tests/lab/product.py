@@ -112,7 +112,7 @@ class Watched:
         """The events with these values, the client's before the server's."""
         *whole, _ = self.agent.output.read_text().split("\n")
         told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
-        return sorted(told, key=lambda event: str(event.get("side")), reverse=True)
+        return sorted(told, key=lambda event: event.get("side") or "neither")
 
     def wait_for(self, count: int, what: str, **equal: object) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 _CALLED = (
     *("run_send", "run_receive", "hop_send", "hop_receive"),
-    *("take_request", "take_answer"),
+    *("take_request", "take_answer", "is_urgent"),
     *("share_frame", "share_notice"),
 )
 # Helper numbers that the kernel does not have, by the function that is meant.
