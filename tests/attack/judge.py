@@ -113,7 +113,8 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
         "limit_mib": round(limit_bytes / (1 << 20), 1),
         "honest_requests": meanwhile,
         "missing": missing,
-        "reported_percent": round(100 * (1 - missing / meanwhile), 2) if meanwhile else None,
+        # A loss may last longer than the flood.
+        "reported_percent": max(0, round(100 * (1 - missing / meanwhile), 2)) if meanwhile else None,
         "losses": reported.losses(since_us, until_us),
         "longest_interval_s": round(max(lengths, default=0) / 1e6, 1),
         "slowest_health_s": round(phase.slowest_health_s, 2),

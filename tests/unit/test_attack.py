@@ -50,6 +50,18 @@ def test_what_is_missing_is_a_part_of_the_requests_during_the_flood() -> None:
     assert found == ["topics: 75.31 % of honest requests reported"]
 
 
+def test_of_a_loss_that_outlasts_the_flood_no_less_than_nothing_is_reported() -> None:
+    percent, found = judged(reported(50, 0, 0, 0, 50, losses=150))
+    assert percent == 0
+    assert found == ["topics: 0 % of honest requests reported"]
+
+
+def test_honest_clients_that_do_nothing_during_the_flood_are_a_fault() -> None:
+    calm = {key: us for key, us in WIRE.exchanges.items() if not FLOOD.began_us <= us[0] <= FLOOD.ended_us}
+    row = figures(FLOOD, NEXT_US, reported(50, 10, 0, 50), Times(calm), LIMIT_BYTES)
+    assert "topics: honest clients did nothing" in faults(row, may_lose=True)
+
+
 def test_losses_have_to_explain_what_is_missing() -> None:
     _, found = judged(reported(50, 30, 50, 50, 50, losses=18))
     assert found[1:] == ["topics: 20 honest requests missing, losses explain 18"]
