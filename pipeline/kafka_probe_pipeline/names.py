@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.source import CUT_CHARACTERS, struct_of
+from kafka_probe_pipeline.source import struct_of
 
 PAIRS = struct_of({"topic_id": T.StringType(), "name": T.StringType()})
 
@@ -18,7 +18,7 @@ def pairs(events: DataFrame) -> DataFrame:
     """The ids that the events of any kind name."""
     return (
         events.select(F.explode("topics").alias("of"))
-        .select(F.col("of.topic_id").alias("topic_id"), F.substring("of.topic", 1, CUT_CHARACTERS).alias("name"))
+        .select(F.col("of.topic_id").alias("topic_id"), F.col("of.topic").alias("name"))
         .where(F.col("topic_id").isNotNull() & F.col("name").isNotNull())
         .groupBy("topic_id")
         .agg(F.min("name").alias("name"))

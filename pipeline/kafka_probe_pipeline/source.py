@@ -22,8 +22,8 @@ YEAR_9999_US = 253_370_764_800_000_000
 RECORD = ("topic", "partition", "offset", "timestamp")
 
 # Bounds of what an event may hold. Beyond them it would stop the job, or its sums could wrap.
-TEXT_CHARACTERS = 32_767  # as Kafka's own strings; in the line, where an escape has up to six
-CUT_CHARACTERS = 4096  # of a name in a row of traffic
+TEXT_CHARACTERS = 2048  # agents cut texts at 1,024
+ADDRESS_CHARACTERS = 64  # address:port of IPv6 has up to 47; thousands are kept of each agent
 MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
@@ -31,6 +31,7 @@ KEYS = r"\A(0|-?[1-9][0-9]{0,2}|none|gzip|snappy|lz4|zstd)\z"  # an error code, 
 COUNTS = ("requests", "responses", "request_bytes", "response_bytes")
 SPANS = ("throttle_ms", "age_us", "idle_us", "silence_us", "received_idle_us", "listener_closed_us")
 TIMES = ("since", "closing_ts", "complete_since", "complete_until")
+ADDRESSES = ("local", "peer")
 MAPS = ("errors", "latency", "latency_empty")
 COUNTS_OF_TOPIC = ("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes")
 MAPS_OF_TOPIC = ("errors", "codecs")
@@ -169,6 +170,10 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         "unknown kind": ~event["kind"].isin(list(schema.KINDS)),
         "ts before 1970 or after 9999": ~event["ts"].between(0, YEAR_9999_US),
         "seq below 0 or above 2^48": ~event["seq"].between(0, MOST_SEQ),
+        f"an address of more than {ADDRESS_CHARACTERS} characters": _any(
+            F.length(event[name]) > ADDRESS_CHARACTERS for name in ADDRESSES if name in fields
+        ),
+        f"labels of more than {TEXT_CHARACTERS} characters": _has_long_labels(event, fields),
         "another time before 1970 or after 9999": _any(
             ~event[name].between(0, YEAR_9999_US) for name in TIMES if name in fields
         ),
@@ -180,9 +185,23 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
 
 
 def _has_long_text(line: Column) -> Column:
-    """Between two quotes: what an escape stands for is none, and as long."""
-    plain = F.replace(F.replace(line, F.lit("\\\\"), F.lit("..")), F.lit('\\"'), F.lit(".."))
-    return F.exists(F.split(plain, '"'), lambda part: F.length(part) > TEXT_CHARACTERS)
+    """Between two quotes; an escape counts as one character: agents escape all that no terminal should get."""
+    parts = F.split(F.regexp_replace(line, r"\\(u[0-9a-fA-F]{4}|.)", "."), '"')
+    return F.size(F.filter(parts, lambda part, i: (i % 2 == 1) & (F.length(part) > TEXT_CHARACTERS))) > 0
+
+
+def _has_long_labels(event: Column, fields: Container[str]) -> Column:
+    """In all, with a character between two of them: any number of them may be empty."""
+
+    def long(workload: Column) -> Column:
+        labels = workload["labels"]
+        texts = (F.array_join(values, ",") for values in (F.map_keys(labels), F.map_values(labels)))
+        return F.length(F.concat(*texts)) > TEXT_CHARACTERS
+
+    found = [long(event["workload"])] if "workload" in fields else []
+    if "open" in fields:
+        found.append(F.exists(event["open"], lambda group: long(group["workload"])))
+    return _any(found)
 
 
 def _out_of_bounds(event: Column, fields: Container[str]) -> Column:

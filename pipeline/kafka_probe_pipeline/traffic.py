@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import CUT_CHARACTERS, SEEN, seen, struct_of
+from kafka_probe_pipeline.source import SEEN, seen, struct_of
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -35,7 +35,6 @@ DIMENSIONS = {
     **{name: name for name in ("api", "api_key", "api_version", "acks", "group", "transactional_id")},
     **{name: name for name in ("internal", "opaque")},
 }
-NOT_TEXTS = ("pid", "start_time", "api_key", "api_version", "acks", "internal")
 LEVEL = ("level", "topic", "topic_id")
 WINDOW = ("window_start", "window_end")
 KEYS = (*WINDOW, *DIMENSIONS, *LEVEL)
@@ -94,13 +93,8 @@ def levels(flows: DataFrame) -> DataFrame:
         F.array(_api_row()),
         F.coalesce(F.transform("topics", _topic_row), F.array()),
     )
-    dimensions = [_cut(F.col(path), name).alias(name) for name, path in DIMENSIONS.items()]
+    dimensions = [F.col(path).alias(name) for name, path in DIMENSIONS.items()]
     return flows.select("ts", *dimensions, F.explode(rows).alias("row")).select("*", "row.*").drop("row")
-
-
-def _cut(value: Column, name: str) -> Column:
-    """A row must stay below what Kafka takes as a record, 1 MiB, also with a hostile text in every dimension."""
-    return value if name in NOT_TEXTS else F.substring(value, 1, CUT_CHARACTERS)
 
 
 def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
@@ -155,8 +149,8 @@ def _topic_row(topic: Column) -> Column:
 
     return F.struct(
         F.lit("topic").alias("level"),
-        _cut(topic["topic"], "topic").alias("topic"),
-        _cut(topic["topic_id"], "topic_id").alias("topic_id"),
+        topic["topic"].alias("topic"),
+        topic["topic_id"].alias("topic_id"),
         *(measure(of_topic, "long").alias(name) for name, (_, of_topic) in COUNTS.items()),
         *(measure(of_topic, "map<string,long>").alias(name) for name, (_, of_topic) in HISTOGRAMS.items()),
     )

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from kafka_probe.text import LineFormatter
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.source import TEXT_CHARACTERS
 from tests.hostile import NAMES, unsafe
 from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
@@ -19,7 +20,7 @@ from tests.pipeline.runs import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
-SENT = [name[:4000] for name in NAMES]  # all of them fit into one Kafka record
+SENT = [name[:TEXT_CHARACTERS] for name in NAMES]
 PLAIN = [name for name in SENT if name.strip() and name.isprintable() and not unsafe(name) and len(name) <= 12]
 """Names that the narrowest column shows as they are, on one line."""
 

@@ -127,7 +127,7 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
     dead = {str(row["reason"]): len(str(row["line"])) for _, row in run.received(run.dead)}
     assert dead == {
         "seq below 0 or above 2^48": len(json.dumps(forged[0])),
-        "a text of more than 32767 characters": DEAD_LETTER_CHARACTERS,
+        "a text of more than 2048 characters": DEAD_LETTER_CHARACTERS,
         "a count below 0 or beyond 2^48": len(json.dumps(forged[4])),
     }
 

@@ -84,6 +84,7 @@ def test_lines_of_one_record_become_events_in_place_and_blank_lines_are_none(spa
     )
 
 
+MANY_LABELS = {f"label-{number}": "" for number in range(300)}
 BAD_LINES = {
     "hello": "not a JSON object",
     "5": "not a JSON object",
@@ -122,9 +123,17 @@ BAD_LINES = {
     json.dumps(flow(errors={"05": 1})): "counts by a key that is no error code, bucket or codec",
     json.dumps(flow(errors={"5\n": 1})): "counts by a key that is no error code, bucket or codec",
     json.dumps(flow(topics=[{"codecs": {"x" * 99: 1}}])): "counts by a key that is no error code, bucket or codec",
-    json.dumps(flow(client={"id": "x" * 40_000})): "a text of more than 32767 characters",
-    json.dumps(flow(workload={"labels": {'\\"' * 20_000: ""}})): "a text of more than 32767 characters",
-    json.dumps(flow(topics=[{"topic": '"' * 20_000}])): "a text of more than 32767 characters",
+    json.dumps(flow(client={"id": "x" * 2049})): "a text of more than 2048 characters",
+    json.dumps(flow(client={"id": "\x01" * 2049})): "a text of more than 2048 characters",
+    json.dumps(flow(workload={"labels": {'\\"' * 1025: ""}})): "a text of more than 2048 characters",
+    json.dumps(flow(topics=[{"topic": '"' * 2049}])): "a text of more than 2048 characters",
+    json.dumps(flow(kind="reset", local="1" * 65)): "an address of more than 64 characters",
+    json.dumps(flow(kind="reset", peer="1" * 65)): "an address of more than 64 characters",
+    json.dumps(flow(workload={"labels": MANY_LABELS})): "labels of more than 2048 characters",
+    json.dumps(flow(open=[{}, {"workload": {"labels": MANY_LABELS}}])): "labels of more than 2048 characters",
+    json.dumps(flow())[:-1] + ', "workload": {"labels": {' + '"": "", ' * 2048 + '"": ""}}}': (
+        "labels of more than 2048 characters"
+    ),
 }
 
 
@@ -137,10 +146,19 @@ def test_a_line_that_is_no_event_keeps_its_text_and_has_a_reason(spark: SparkSes
     assert [event["seq"] for event in source.events(parsed).collect()] == [1]
 
 
-def test_a_long_line_of_texts_that_are_not_long_is_an_event(spark: SparkSession) -> None:
-    texts = ("\\" * 10_000, '"' * 10_000, "x" * source.TEXT_CHARACTERS, "\u00fc" * 1000)
-    long = flow(client={"id": texts[0]}, topics=[{"topic": text} for text in texts])
-    assert [row["client"]["id"] for row in events(spark, long).collect()] == [texts[0]]
+@pytest.mark.parametrize("char", ["x", "\\", '"', "\x01", "\u00fc"])
+def test_a_text_is_as_long_as_its_characters_however_they_are_escaped(spark: SparkSession, char: str) -> None:
+    longest = char * source.TEXT_CHARACTERS
+    event = flow(client={"id": longest}, topics=[{"topic": longest}, *[{}] * source.TEXT_CHARACTERS])
+    assert [row["client"]["id"] for row in events(spark, event).collect()] == [longest]
+
+
+def test_the_longest_texts_of_an_agent_make_an_event(spark: SparkSession) -> None:
+    address = "[ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff]:65535"
+    tags = "\U000e0041" * 256  # beyond Latin-1 an agent sends a quarter of the characters, each as two escapes
+    labels = {f"{number:02}": "\x01" * 62 for number in range(16)}
+    texts = {"cmdline": "\x01" * 1024, "exe": tags, "labels": labels}
+    assert events(spark, flow(local=address, peer=address, workload=texts)).count() == 1
 
 
 def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkSession) -> None:
