@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import SEEN, Clock, seen, spark_schema
+from kafka_probe_pipeline.source import SEEN, Clock, heard_last, seen, spark_schema, times
 
 # Per agent the newest are kept: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
@@ -40,7 +40,7 @@ def _believed(time: str) -> Column:
 
 
 def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """The rows `before`, brought up to date by the events of a batch; without agents that are silent for long."""
+    """The rows `before`, brought up to date by the events of a batch, of the agents heard last and not too long ago."""
     reset = F.struct("ts", "local", "peer")
     new = events.select(
         "agent_id",
@@ -48,12 +48,11 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         F.col("seq").alias("number"),
         _believed("complete_since").alias("complete_since"),
         _believed("complete_until").alias("complete_until"),
-        F.col("received_us").alias("heard_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when((F.col("kind") == "reset") & _believed("ts").isNotNull(), F.array(reset)).alias("resets"),
     )
     # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
-    older = before.drop("seen").withColumn("number", F.lit(-1).cast("long"))
+    older = before.drop("seen", "heard_us").withColumn("number", F.lit(-1).cast("long"))
     resets = F.array_distinct(F.flatten(F.collect_list("resets")))
     return (
         older.unionByName(new)
@@ -62,10 +61,10 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
             F.max("node").alias("node"),
             F.max("complete_since").alias("complete_since"),
             F.max("complete_until").alias("complete_until"),
-            F.max("heard_us").alias("heard_us"),
             F.max_by("open", F.when(F.col("open").isNotNull(), F.col("number"))).alias("open"),
             F.slice(F.sort_array(resets, asc=False), 1, RESETS_KEPT).alias("resets"),
         )
+        .join(times(events, before).transform(heard_last), "agent_id")
         .where(F.col("heard_us") > clock.now_us - config.open_limit * 1e6)
         .join(seen(events, before), "agent_id")
         .select(*SCHEMA.names)

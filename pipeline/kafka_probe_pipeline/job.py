@@ -34,7 +34,7 @@ from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
-from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, summed, traffic
+from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, remembered, summed, traffic
 
 _RETRY_S = 1.0
 # What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
@@ -90,7 +90,7 @@ class Step:
                 )
                 self.table.write(rows.transform(summed, KEYS), batch_id)
             if not self.heard.exists(batch_id):
-                self.heard.write(heard(events, self.heard.before(batch_id)), batch_id)
+                self._remember(events, batch_id)
             self.heard.keep(VERSIONS_KEPT)
             rows = self.table.batch(batch_id)
             self._send(rows.withColumn("batch_id", F.lit(batch_id)))
@@ -110,6 +110,19 @@ class Step:
                 return None
             self.names.write(new, batch_id)
         return self.names.batch(batch_id)
+
+    def _remember(self, events: DataFrame, batch_id: int) -> None:
+        """Keep what was seen of each agent, and log how many are too many."""
+        before = self.heard.before(batch_id)
+        self.heard.write(heard(events, before), batch_id)
+        if self.heard.batch(batch_id).count() == source.MOST_AGENTS:
+            forgotten = remembered(events, before).count() - source.MOST_AGENTS
+            if forgotten:
+                log.warning(
+                    "%d agents forgotten: at most %d are remembered, those heard last. Look for forged events.",
+                    forgotten,
+                    source.MOST_AGENTS,
+                )
 
     def _send(self, rows: DataFrame) -> None:
         send(traffic_letters(rows), self.config.traffic_topic, self.config.kafka)

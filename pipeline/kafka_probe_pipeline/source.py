@@ -39,6 +39,8 @@ MAPS_OF_TOPIC = ("errors", "codecs")
 SEEN = T.ArrayType(T.StructType([T.StructField("first", T.LongType()), T.StructField("last", T.LongType())]))
 SEEN_KEPT = 64
 """Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
+MOST_AGENTS = 20_000
+"""Most runs of agents that are remembered: a fleet of 1,000 nodes may restart 20 times a month."""
 _BLOCK = 1024
 
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
@@ -107,6 +109,17 @@ def once(events: DataFrame, heard: DataFrame) -> DataFrame:
     before = F.broadcast(heard.select("agent_id", "seen"))
     known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
     return events.join(before, "agent_id", "left").where(~known).drop("seen")
+
+
+def times(events: DataFrame, before: DataFrame) -> DataFrame:
+    """`agent_id` and `heard_us`: when Kafka got the last event of each agent so far."""
+    new = events.select("agent_id", F.col("received_us").alias("heard_us"))
+    return before.select(*new.columns).unionByName(new).groupBy("agent_id").agg(F.max("heard_us").alias("heard_us"))
+
+
+def heard_last(times: DataFrame) -> DataFrame:
+    """The `MOST_AGENTS` whose events came last: forged events may name any number of agents."""
+    return times.orderBy(F.desc("heard_us"), "agent_id").limit(MOST_AGENTS)
 
 
 def seen(events: DataFrame, heard: DataFrame) -> DataFrame:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import SEEN, seen, struct_of
+from kafka_probe_pipeline.source import SEEN, heard_last, seen, struct_of, times
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -65,16 +65,20 @@ HEARD = struct_of({"agent_id": T.StringType(), "seen": SEEN, "heard_us": T.LongT
 _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
 
 
-def heard(events: DataFrame, before: DataFrame) -> DataFrame:
-    """What was `seen` of each agent, and when it was heard, by Kafka's clock: `HEARD`, without those long gone."""
-    new = events.select("agent_id", F.col("received_us").alias("heard_us"))
-    times = before.select(*new.columns).unionByName(new).groupBy("agent_id").agg(F.max("heard_us").alias("heard_us"))
-    rows = times.join(seen(events, before), "agent_id")
+def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
+    """`agent_id` and `heard_us` of all agents but those long gone."""
+    rows = times(events, before)
     return (
         rows.crossJoin(rows.agg(F.max("heard_us").alias("now_us")))
         .where(F.col("heard_us") > F.col("now_us") - _REMEMBERED_US)
-        .select(*HEARD.names)
+        .drop("now_us")
     )
+
+
+def heard(events: DataFrame, before: DataFrame) -> DataFrame:
+    """What was `seen` of each agent, and when it was heard, by Kafka's clock: `HEARD`, of those heard last."""
+    rows = remembered(events, before).transform(heard_last)
+    return rows.join(seen(events, before), "agent_id").select(*HEARD.names)
 
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:

@@ -14,7 +14,7 @@ from threading import Event
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import job
+from kafka_probe_pipeline import job, source
 from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
@@ -130,6 +130,19 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
         "a text of more than 2048 characters": DEAD_LETTER_CHARACTERS,
         "a count below 0 or beyond 2^48": len(json.dumps(forged[4])),
     }
+
+
+def test_the_log_counts_the_agents_that_are_forgotten(
+    run: Run, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(source, "MOST_AGENTS", 2)
+    run.send_events(flow(agent_id="1"), flow(agent_id="2"))
+    run.once(spark)
+    assert not [record for record in caplog.records if "agents" in record.message]
+    run.send_events(*(flow(agent_id=str(number)) for number in range(3, 6)))
+    run.once(spark)
+    (warning,) = [record.message for record in caplog.records if "agents" in record.message]
+    assert warning.startswith("3 agents forgotten")
 
 
 def test_a_forged_time_of_a_record_does_not_stop_the_job(run: Run, spark: SparkSession) -> None:

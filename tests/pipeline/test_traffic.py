@@ -127,18 +127,28 @@ def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> Non
     }
 
 
+def heard_after(spark: SparkSession, day: int, *of: Event, before: Iterable[Row] = ()) -> list[Row]:
+    """What is remembered of agents after a batch that Kafka got on a day."""
+    told = events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
+    return heard(told, spark.createDataFrame(before, HEARD)).collect()
+
+
 def test_who_was_not_heard_for_a_month_is_forgotten(spark: SparkSession) -> None:
-    def at(day: int, *of: Event) -> DataFrame:
-        return events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
-
-    def after(events: DataFrame, *before: Row) -> list[Row]:
-        return heard(events, spark.createDataFrame(before, HEARD)).collect()
-
-    first = after(at(0, flow(3), flow(7, agent_id="gone")))
-    later = after(at(29, flow(5, kind="agent")), *first)
+    first = heard_after(spark, 0, flow(3), flow(7, agent_id="gone"))
+    later = heard_after(spark, 29, flow(5, kind="agent"), before=first)
     seen = {row["agent_id"]: [tuple(one) for one in row["seen"]] for row in later}
     assert seen == {"agent-1": [(3, 3), (5, 5)], "gone": [(7, 7)]}
-    assert [row["agent_id"] for row in after(at(31, flow(4)), *later)] == ["agent-1"]
+    assert [row["agent_id"] for row in heard_after(spark, 31, flow(4), before=later)] == ["agent-1"]
+
+
+def test_of_too_many_agents_those_are_remembered_that_were_heard_last(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "MOST_AGENTS", 2)
+    first = heard_after(spark, 0, flow(agent_id="first"), flow(agent_id="second"))
+    second = heard_after(spark, 1, flow(agent_id="third"), before=first)
+    third = heard_after(spark, 2, flow(1, agent_id="first"), before=second)
+    assert {row["agent_id"] for row in third} == {"third", "first"}
 
 
 def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
