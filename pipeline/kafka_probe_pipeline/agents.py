@@ -13,13 +13,13 @@ from pyspark.sql import types as T
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.source import SEEN, Clock, heard_last, seen, spark_schema, times
 
-# Per agent the newest are kept: a host that is scanned sends them without end.
+# Per agent the newest are kept, and when the newest of the others was: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
 
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
 _AHEAD_US = 3600 * 1_000_000  # a clock further ahead of Kafka's is wrong, or the event is forged
-# What the agent is complete for is of its own clock, `heard_us` of Kafka's.
+# What the agent is complete for is of its own clock, `heard_us` of Kafka's. Resets before `resets_since` were dropped.
 SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
@@ -27,6 +27,7 @@ SCHEMA = T.StructType(
         T.StructField("seen", SEEN),
         T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
+        T.StructField("resets_since", _LONG),
         T.StructField("heard_us", _LONG),
         T.StructField("open", spark_schema()["open"].dataType),
         T.StructField("resets", T.ArrayType(RESET)),
@@ -41,7 +42,7 @@ def _believed(time: str) -> Column:
 
 def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The rows `before`, brought up to date by the events of a batch, of the agents heard last and not too long ago."""
-    reset = F.struct("ts", "local", "peer")
+    is_reset = (F.col("kind") == "reset") & _believed("ts").isNotNull()
     new = events.select(
         "agent_id",
         "node",
@@ -49,20 +50,29 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         _believed("complete_since").alias("complete_since"),
         _believed("complete_until").alias("complete_until"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
-        F.when((F.col("kind") == "reset") & _believed("ts").isNotNull(), F.array(reset)).alias("resets"),
+        F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
     # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
-    older = before.drop("seen", "heard_us").withColumn("number", F.lit(-1).cast("long"))
-    resets = F.array_distinct(F.flatten(F.collect_list("resets")))
+    older = before.drop("seen", "heard_us", "resets").withColumn("number", F.lit(-1).cast("long"))
+    resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (
-        older.unionByName(new)
+        older.unionByName(new, allowMissingColumns=True)
+        .unionByName(resets, allowMissingColumns=True)
         .groupBy("agent_id")
         .agg(
             F.max("node").alias("node"),
             F.max("complete_since").alias("complete_since"),
             F.max("complete_until").alias("complete_until"),
             F.max_by("open", F.when(F.col("open").isNotNull(), F.col("number"))).alias("open"),
-            F.slice(F.sort_array(resets, asc=False), 1, RESETS_KEPT).alias("resets"),
+            F.max("resets_since").alias("resets_since"),
+            # A set finds equal ones by their hashes, array_distinct compares each with each.
+            F.sort_array(F.collect_set("reset"), asc=False).alias("resets"),
+        )
+        .withColumns(
+            {
+                "resets": F.slice("resets", 1, RESETS_KEPT),
+                "resets_since": F.greatest("resets_since", F.get("resets", F.lit(RESETS_KEPT))["ts"] + 1),
+            }
         )
         .join(times(events, before).transform(heard_last), "agent_id")
         .where(F.col("heard_us") > clock.now_us - config.open_limit * 1e6)

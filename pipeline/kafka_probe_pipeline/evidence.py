@@ -20,11 +20,12 @@ SIDES = {"client": "client", "broker": "server"}
 @dataclass(frozen=True, slots=True)
 class Said:
     """The last word of an agent: since and up to when it has told of everything, by its own clock, and when that was
-    heard."""
+    heard. resets_since: resets before it were dropped here."""
 
     complete_until: int
     heard_us: int
     complete_since: int = 0
+    resets_since: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,10 @@ class End:
     def lost_since(self, since_us: float) -> bool:
         """Its agent has lost something since then, by the clock of its host, that may have been a close or a reset."""
         return self.agent is not None and self.agent.complete_since > since_us
+
+    def resets_dropped_since(self, since_us: float) -> bool:
+        """Its host has sent more resets since then, by its own clock, than are kept."""
+        return self.agent is not None and self.agent.resets_since > since_us
 
     def silent_for(self, seconds: float) -> bool:
         """Its idle age is at least that."""

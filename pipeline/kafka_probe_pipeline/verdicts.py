@@ -43,7 +43,8 @@ class Agents:
         """Rows of `agents.SCHEMA`."""
         words, resets = {}, {}
         for row in rows:
-            words[row["agent_id"]] = Said(row["complete_until"] or 0, row["heard_us"], row["complete_since"] or 0)
+            times = ("complete_until", "heard_us", "complete_since", "resets_since")
+            words[row["agent_id"]] = Said(**{name: row[name] or 0 for name in times})
             # The newest come first.
             for reset in reversed(row["resets"] or ()):
                 resets[row["agent_id"], reset["local"], reset["peer"]] = reset["ts"]
@@ -57,7 +58,7 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
     if all(row["verdict"] for row in of_concern):
         return connections
-    said = Agents.of(agents.select("agent_id", "complete_since", "complete_until", "heard_us", "resets").collect())
+    said = Agents.of(agents.drop("node", "seen", "open").collect())
     new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
     if not new:
         return connections
@@ -119,7 +120,9 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
         # The agent of the end tells as long afterwards what else the process closed.
         witness, margin = (end, config.closed_together) if rule.rests_on == "end" else (other, config.clock_margin)
         margin_us = margin * SECOND_US
-        lost = witness.lost_since(end.closed_us - end.silence_us - margin_us)
+        since_us = end.closed_us - end.silence_us - margin_us
+        # Of the other end a reset would speak against the rule, of the end itself other closes.
+        lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
         told = not lost and witness.told_until(end.closed_us + margin_us)
         if not (told or lost or witness.silent):
             return None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import source
-from tests.pipeline.builders import word
+from kafka_probe_pipeline import agents, source
+from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History
 
 pytestmark = pytest.mark.spark
@@ -21,3 +21,37 @@ def test_of_too_many_agents_those_are_kept_that_were_heard_last(
     history.batch(word("third"), at_s=1)
     history.batch(word("first"), at_s=2)
     assert {row["agent_id"] for row in history.agents.collect()} == {"third", "first"}
+
+
+def resets(count: int, at_s: float) -> list[Event]:
+    """Resets that a scan of the broker's host causes, a microsecond apart from `at_s` after noon on."""
+    facts: Event = {"direction": "sent", "conn_id": None, "flow_id": None, "workload": None}
+    first_us = NOON_US + round(at_s * SECOND_US)
+    return [at_end(BROKER, "reset", 100 + n, ts=first_us + n, **facts) for n in range(count)]
+
+
+@pytest.mark.parametrize(("in_vain_s", "cause"), [(20, "unknown"), (40, "middlebox_reset")])
+def test_resets_that_were_dropped_may_have_been_of_any_connection(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, in_vain_s: int, cause: str
+) -> None:
+    """The client's connection is silent for 30 s, so what the broker's host sent before is of no concern."""
+    monkeypatch.setattr(agents, "RESETS_KEPT", 10)
+    history = History(spark)
+    history.batch(opened(BROKER), *resets(1, at_s=-in_vain_s), *resets(8, at_s=5))
+    history.batch(*resets(2, at_s=6))
+    (row,) = history.agents.collect()
+    assert [reset["ts"] for reset in row["resets"]] == sorted((reset["ts"] for reset in row["resets"]), reverse=True)
+    assert len(row["resets"]) == 10
+    history.batch(word(BROKER, until_s=10), at_s=10)
+    (row,) = history.batch(closed(CLIENT, how="rst_received"), at_s=10)
+    assert row["verdict"]["cause"] == cause
+    assert ("it would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
+
+
+def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agents, "RESETS_KEPT", 1)
+    sent = [event | {"agent_id": CLIENT} for event in resets(2, at_s=0)]
+    (row,) = History(spark).batch(
+        opened(BROKER), closed(CLIENT, closed_by="local"), closed(BROKER), *sent, word(CLIENT)
+    )
+    assert row["verdict"]["cause"] == "client_idle_limit"
