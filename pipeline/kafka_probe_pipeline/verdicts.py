@@ -39,32 +39,43 @@ class Agents:
     resets: Mapping[tuple[str, str, str], int]
 
     @classmethod
-    def of(cls, rows: Iterable[Row]) -> Agents:
-        """Rows of `agents.SCHEMA`."""
-        words, resets = {}, {}
-        for row in rows:
+    def of(cls, agents: Iterable[Row], resets: Iterable[Row]) -> Agents:
+        """Rows of `agents.SCHEMA` without resets, and of `resets_between`."""
+        words = {}
+        for row in agents:
             times = ("complete_until", "heard_us", "complete_since", "resets_since")
             words[row["agent_id"]] = Said(**{name: row[name] or 0 for name in times})
-            # The newest come first.
-            for reset in reversed(row["resets"] or ()):
-                resets[row["agent_id"], reset["local"], reset["peer"]] = reset["ts"]
-        return cls(words, resets)
+        return cls(words, {(row["agent_id"], row["local"], row["peer"]): row["ts"] for row in resets})
 
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
     is_closed = F.col("client.close").isNotNull() | F.col("server.close").isNotNull()
     recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US - config.closed_together * SECOND_US
-    of_concern = connections.where(is_closed & (F.col("verdict").isNull() | recent)).collect()
+    concerned = connections.where(is_closed & (F.col("verdict").isNull() | recent))
+    of_concern = concerned.collect()
     if all(row["verdict"] for row in of_concern):
         return connections
-    said = Agents.of(agents.drop("node", "seen", "open").collect())
+    said = Agents.of(
+        agents.drop("node", "seen", "open", "resets").collect(), agents.transform(resets_between, concerned).collect()
+    )
     new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
     if not new:
         return connections
     found = session.rows(connections.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
     with_new = connections.join(F.broadcast(found), "key", "left")
     return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*SCHEMA.names)
+
+
+def resets_between(agents: DataFrame, connections: DataFrame) -> DataFrame:
+    """When the host of an end last sent a reset to the other end: `agent_id`, `local`, `peer` and `ts`.
+
+    Of the ends of the connections only: all agents together may have sent more than the driver can hold.
+    """
+    keys = ["agent_id", "local", "peer"]
+    sent = agents.select("agent_id", F.explode("resets").alias("reset")).select("agent_id", "reset.*")
+    ends = connections.select(F.explode(F.array(*SIDES.values())).alias("end")).select("end.*").select(keys)
+    return sent.join(F.broadcast(ends), keys, "left_semi").groupBy(keys).agg(F.max("ts").alias("ts"))
 
 
 _GIVEN = struct_of({"key": SCHEMA["key"].dataType, "new": VERDICT})
