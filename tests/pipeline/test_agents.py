@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import agents, source
+from kafka_probe_pipeline.verdicts import resets_between
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History
 
@@ -23,11 +24,14 @@ def test_of_too_many_agents_those_are_kept_that_were_heard_last(
     assert {row["agent_id"] for row in history.agents.collect()} == {"third", "first"}
 
 
+def reset(connection: int, ts: int) -> Event:
+    """A reset that the broker's host sends to the far end of a connection."""
+    return at_end(BROKER, "reset", connection, ts=ts, direction="sent", conn_id=None, flow_id=None, workload=None)
+
+
 def resets(count: int, at_s: float) -> list[Event]:
     """Resets that a scan of the broker's host causes, a microsecond apart from `at_s` after noon on."""
-    facts: Event = {"direction": "sent", "conn_id": None, "flow_id": None, "workload": None}
-    first_us = NOON_US + round(at_s * SECOND_US)
-    return [at_end(BROKER, "reset", 100 + n, ts=first_us + n, **facts) for n in range(count)]
+    return [reset(100 + n, NOON_US + round(at_s * SECOND_US) + n) for n in range(count)]
 
 
 @pytest.mark.parametrize(("in_vain_s", "cause"), [(20, "unknown"), (40, "middlebox_reset")])
@@ -55,3 +59,10 @@ def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monk
         opened(BROKER), closed(CLIENT, closed_by="local"), closed(BROKER), *sent, word(CLIENT)
     )
     assert row["verdict"]["cause"] == "client_idle_limit"
+
+
+def test_only_the_newest_resets_between_the_ends_of_connections_are_collected(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(opened(BROKER, 1), opened(CLIENT, 2), reset(1, NOON_US), reset(1, NOON_US + 5), *resets(3, at_s=1))
+    rows = resets_between(history.agents, history.connections).collect()
+    assert rows == [(BROKER, "10.0.0.9:9092", "10.9.0.1:1", NOON_US + 5)]
