@@ -8,8 +8,7 @@ writes.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -113,10 +112,32 @@ def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[in
         closed.sort(key=lambda number: clients[number].closed_us)
         times = [clients[number].closed_us for number in closed]
         silences = [clients[number].silence_us for number in closed]
-        for place, number in enumerate(closed):
-            within = slice(bisect_left(times, times[place] - within_us), bisect_right(times, times[place] + within_us))
-            found[number] = min(silences[within]), max(silences[within])
+        for number, extremes in zip(closed, _extremes(times, silences, within_us), strict=True):
+            found[number] = extremes
     return found
+
+
+def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> Iterator[tuple[int, int]]:
+    """The least and the greatest of the values within that time of each; `times` ascend.
+
+    least and greatest: places of those values that no later one up to `end` outdoes, so the first one counts.
+    """
+    least: deque[int] = deque()
+    greatest: deque[int] = deque()
+    end = 0
+    for time_us in times:
+        while end < len(times) and times[end] <= time_us + within_us:
+            while least and values[least[-1]] >= values[end]:
+                least.pop()
+            while greatest and values[greatest[-1]] <= values[end]:
+                greatest.pop()
+            least.append(end)
+            greatest.append(end)
+            end += 1
+        for places in (least, greatest):
+            while times[places[0]] < time_us - within_us:
+                places.popleft()
+        yield values[least[0]], values[greatest[0]]
 
 
 def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:

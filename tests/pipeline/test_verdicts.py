@@ -4,9 +4,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
+from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.evidence import End
 from kafka_probe_pipeline.rules import CAUSES, RULES
+from kafka_probe_pipeline.verdicts import silences_together
 from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History, only
 
@@ -348,6 +353,23 @@ def test_a_batch_that_is_done_again_gives_the_same(spark: SparkSession) -> None:
     one, other = History(spark), History(spark)
     assert one.batch(*batch) == other.batch(*reversed(batch))
     assert other.batch(*batch) == one.batch()
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 20), st.integers(0, 9)), max_size=30), st.integers(0, 8))
+def test_silences_together_are_those_of_all_that_the_process_closed_within_the_time(
+    closes: list[tuple[int, int, int]], within_us: int
+) -> None:
+    def end(pid: int, closed_us: int, silence_us: int) -> End:
+        close = {"closing_ts": closed_us, "closed_by": "local", "how": "fin", "silence_us": silence_us}
+        known = {"agent_id": CLIENT, "workload": {"pid": pid, "start_time": 1}, "close": close}
+        return End("client", known, None, None, (0, 0), NOON_US, load({}))
+
+    def company(pid: int, closed_us: int) -> list[int]:
+        return [silence for other, us, silence in closes if other == pid and abs(us - closed_us) <= within_us]
+
+    simple = [(min(company(pid, us)), max(company(pid, us))) for pid, us, _ in closes]
+    assert silences_together([end(*close) for close in closes], within_us) == simple
 
 
 def test_every_cause_that_a_rule_names_is_explained() -> None:
