@@ -8,10 +8,11 @@ a window are few enough to be looked at on the driver. This room never reads or 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -24,11 +25,15 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.scopes import BROKER, NETWORK, WORKLOAD, open_by_agents, scopes_of_connection
 from kafka_probe_pipeline.source import Clock, struct_of
 
+log = logging.getLogger("kafka_probe_pipeline")
+
 IDLE, RESTART, CRASHES, RECONNECTS = "idle_disconnects", "broker_restart", "client_crash_loop", "reconnects"
 IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", "middlebox_reset", "middlebox_silent_drop")
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
+# Storms at a time: each takes columns of a plan, and what happens to hundreds of workloads at once has one reason.
+MOST_ACTIVE = 200
 NAMED_PER_SCOPE = 5
 # A window starts so many times per its length.
 HOPS = 6
@@ -39,6 +44,7 @@ SECOND_US = 1_000_000
 _LONG, _STRING = T.LongType(), T.StringType()
 _SCOPES = {"workloads": WORKLOAD, "brokers": BROKER, "networks": NETWORK}
 Scope = tuple[str, str]
+Subject = tuple[str, str | None]
 # `subject` is the cause of an idle storm, else the broker or the workload; `change` is what batch `batch_id` did.
 # `since_us` is of the clock of the host that closed first, the other times are of Kafka's.
 SCHEMA = struct_of(
@@ -76,10 +82,24 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     incidents = [Incident(*row) for row in connections.transform(incidents_of, config).collect()]
     span = _span(config)
     active = [storm for storm in known if storm.now["state"] == ACTIVE]
-    unexplained = [one for one in incidents if not any(storm.has(one, span, config) for storm in active)]
-    new = begun(unexplained, clock, config)
-    for storm in (*active, *new):
-        storm.members = [one for one in incidents if storm.has(one, span, config)]
+    by_subject: dict[Subject, list[Storm]] = defaultdict(list)
+
+    def storms_with(one: Incident) -> list[Storm]:
+        return [storm for storm in by_subject[one.kind, one.subject] if storm.has(one, span, config)]
+
+    for storm in active:
+        by_subject[storm.subject].append(storm)
+    new = begun((one for one in incidents if not storms_with(one)), clock, config)
+    for storm in new:
+        by_subject[storm.subject].append(storm)
+    for one in incidents:
+        for storm in storms_with(one):
+            storm.members.append(one)
+    new.sort(key=lambda storm: len(storm.members), reverse=True)
+    places = max(0, MOST_ACTIVE - len(active))
+    if left_out := len(new[places:]):
+        log.warning("%d possible storms left out: at most %d are reported at a time.", left_out, MOST_ACTIVE)
+    new = new[:places]
     current = [*new, *(storm for storm in active if storm.fresh(clock))]
     heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)
     open_by_scope = populations(connections, heard, current, config) if current else {}
@@ -115,15 +135,17 @@ class Storm:
     """A storm: its row of `SCHEMA`, and in its course the incidents of now that are part of it."""
 
     now: dict[str, Any]
-    members: Sequence[Incident] = ()
+    members: list[Incident] = field(default_factory=list)
+
+    @property
+    def subject(self) -> Subject:
+        """Its kind, and what it is about."""
+        return self.now["kind"], self.now["subject"]
 
     def has(self, one: Incident, span: int, config: Config) -> bool:
-        """Whether an incident is part of it."""
-        return (
-            (one.kind, one.subject) == (self.now["kind"], self.now["subject"])
-            and abs(one.level - self.now["level"]) <= span
-            and one.closed_us >= _earliest_us(self.now["since_us"], config)
-        )
+        """Whether an incident of its subject is part of it."""
+        near = abs(one.level - self.now["level"]) <= span
+        return near and one.closed_us >= _earliest_us(self.now["since_us"], config)
 
     @property
     def hits(self) -> Counter[Scope]:

@@ -6,6 +6,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from kafka_probe.connections.identity import network as of_agents
+from kafka_probe_pipeline import storms
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.scopes import network
@@ -143,6 +144,28 @@ def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_su
     assert (crashes["kind"], crashes["subject"], crashes["count"]) == (CRASHES, "java team/orders-2", 25)
     assert (reconnects["kind"], reconnects["subject"], reconnects["count"]) == (RECONNECTS, "java team/orders-1", 105)
     assert "processes of java team/orders-2" in alert(crashes).summary
+
+
+def crashes(workload_number: int, numbers: Iterable[int]) -> list[Event]:
+    """Connections of one workload's processes, which are killed."""
+    process = workload(0) | {"pod": f"pod-{workload_number}"}
+    return [
+        event
+        for number in numbers
+        for event in (closed(CLIENT, number, **EXITED, workload=process), closed(BROKER, number))
+    ]
+
+
+def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(storms, "MOST_ACTIVE", 2)
+    history = History(spark)
+    first = history.weather(*crashes(1, range(30)), *crashes(2, range(30, 50)), *crashes(3, range(50, 90)))
+    assert {storm["count"] for storm in first} == {30, 40}
+    assert "1 possible storms left out" in caplog.text
+    again = history.weather(*crashes(2, range(90, 200)), at_s=2)
+    assert {storm["id"] for storm in again} == {storm["id"] for storm in first}
 
 
 def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(spark: SparkSession) -> None:
