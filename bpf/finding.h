@@ -11,7 +11,6 @@
 #include "cursor.h"
 
 #define EXCHANGES_TO_FIND 2
-#define NEXT_IDS (1 << 12) // that the next request of a client may have: it asks other brokers in between
 #define IN_DOUBT_FOR_EVER (1u << 31)
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
 

@@ -38,8 +38,8 @@ struct ahead {
 	u8 bytes[AHEAD];
 };
 
-// Correlation ids of a client's requests: they go on by less than NEXT_IDS, or they may repeat.
-enum ids { IDS_NONE, IDS_GO_ON, IDS_REPEAT };
+// Correlation ids of a client's requests: they rise, by less than 2^31 in all, or they may repeat.
+enum ids { IDS_NONE, IDS_RISE, IDS_REPEAT };
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
@@ -120,6 +120,7 @@ struct conn {
 	u32 tail;
 	u32 overflow_head; // numbers of those in `overflow`, behind the others: [overflow_head, overflow_tail)
 	u32 overflow_tail;
+	u32 first_correlation_id;
 	u32 last_correlation_id; // of the last request that was taken note of
 	u32 unseen;              // requests that were skipped, at most, and may still be answered
 	u8 role;                 // enum role

@@ -133,14 +133,20 @@ static inline void request_taken(struct conn *conn, struct record *request)
 				   .api_key = request->api_key,
 				   .api_version = request->api_version,
 				   .after_unseen = !!conn->unseen };
-	if (conn->ids == IDS_NONE)
-		conn->ids = IDS_GO_ON;
-	else if (entry.correlation_id - conn->last_correlation_id - 1 >= NEXT_IDS)
+	if (conn->ids == IDS_NONE) {
+		conn->ids = IDS_RISE;
+		conn->first_correlation_id = entry.correlation_id;
+	} else if ((s32)(entry.correlation_id - conn->last_correlation_id) <= 0 ||
+		   (s32)(entry.correlation_id - conn->first_correlation_id) <= 0) {
 		conn->ids = IDS_REPEAT;
+	}
 	conn->last_correlation_id = entry.correlation_id;
 	conn->doubted |= entry.after_unseen;
-	if (conn->ids == IDS_REPEAT && conn->doubted)
+	if (conn->ids == IDS_REPEAT && conn->doubted) {
+		forget_in_flight(conn);
+		entry.after_unseen = 1;
 		conn->unseen = IN_DOUBT_FOR_EVER;
+	}
 	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
 	if (!conn->answers_locked) // many may stay unanswered
 		forget_oldest(conn);
@@ -354,8 +360,10 @@ static inline int answered(struct conn *conn, struct cursor *c)
 	count(LOST_OVERFLOW, evicted);
 	if (in_doubt)
 		answer_skipped(conn);
-	else if (!known && !evicted)
-		conn->acks_unread = 0; // it is of the Produce whose acks were not read
+	else if (!known && !evicted) {
+		conn->acks_unread = 0; // it is of the Produce whose acks were not read,
+		conn->doubted = 1;     // or came before its request was read
+	}
 	return in_doubt ? IN_DOUBT : passed ? PASSED : known && !ahead ? MATCHED : UNMATCHED;
 }
 

@@ -143,3 +143,19 @@ def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Captu
         ]
     assert capture.lost()["in_flight_forgotten"] == 2
     capture.begin()
+
+
+@pytest.mark.kernel
+def test_no_answer_is_taken_for_one_that_came_before_its_request_was_read(capture: Capture, port: int) -> None:
+    """No broker answers what it has not read; a server of somebody's own may."""
+    asked = [request(METADATA, 12, number) for number in range(1, 4)]
+    answers = [response(METADATA, 12, number) for number in range(1, 4)]
+    fetched_one = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=1)
+    with kafka(port) as talk:
+        talk.client.sendall(joined(asked))
+        transfer(talk.server, talk.client, joined(answers))
+        assert talk.server.recv(1 << 16) == joined(asked)
+        talk.ask(request(FETCH, 4, 1))
+        talk.answer(fetched_one)
+    assert len(capture.ends_of(talk)) == 2
+    capture.begin()  # what each end can tell differs
