@@ -1,6 +1,6 @@
 """Clients: the connections of one program under one client id, so that what one of them says holds for the others.
 
-A consumer names its group to the coordinator only; its fetches go through other connections. the client side knows
+A consumer names its group to the coordinator only; its fetches go through other connections. The client side knows
 the process; the server side only the peer's host, so there the client library has to be the same, too.
 """
 

@@ -42,7 +42,7 @@ class Identity:
 def flow_id(server_side: bool, tx_base: int, rx_base: int) -> str:
     """16 hexadecimal digits: the client side's first sequence number and the server side's.
 
-    the client side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
+    The client side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
     """
     first, second = (rx_base, tx_base) if server_side else ((tx_base + 1) % (1 << 32), rx_base)
     return f"{first:08x}{second:08x}"
