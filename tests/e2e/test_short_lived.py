@@ -47,7 +47,7 @@ def server() -> Iterator[int]:
 def live(port: int, count: int, *pid: str) -> list[list[str]]:
     """Name, pid and address of each process."""
     command = [sys.executable, "-m", "tests.lab.short_lived", HOST, str(port), ASKED.hex(), str(count), *pid]
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout
+    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
     return [line.rsplit(" ", 2) for line in said.splitlines()]
 
 
