@@ -33,7 +33,7 @@ test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in vi
 test-nodes: setup-nodes ## what is deployed, all of it real: image, chart, service, Prometheus, Spark cluster; 2 minutes of soak, 100,000 connections, an hour of outage
 	$(BIN)/python -m pytest tests/nodes/check_*.py
 
-lint: setup-tests ## formats, style, types and the order of the rooms; changes nothing
+lint: setup-tests ## formats, style, types and the order of the packages; changes nothing
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy

@@ -9,21 +9,21 @@ static inline u32 overflowed(struct conn *conn)
 	return conn->overflow_tail - conn->overflow_head;
 }
 
-static inline struct record *notice(struct conn *conn, u8 kind)
+static inline struct sample *notice(struct conn *conn, u8 kind)
 {
-	struct record *record = &conn->notice;
-	__builtin_memset(record, 0, sizeof(*record));
-	record->ts_ns = bpf_ktime_get_ns();
-	record->conn = conn->id;
-	record->kind = kind;
-	return record;
+	struct sample *sample = &conn->notice;
+	__builtin_memset(sample, 0, sizeof(*sample));
+	sample->ts_ns = bpf_ktime_get_ns();
+	sample->conn = conn->id;
+	sample->kind = kind;
+	return sample;
 }
 
 // Fills the notice of the connection and its owner, the calling process; an OPEN waits there until it is announced.
 static inline void describe(u64 sk, struct conn *conn, u8 kind)
 {
-	struct record *record = notice(conn, kind);
-	struct open_data *open = (struct open_data *)record->data;
+	struct sample *sample = notice(conn, kind);
+	struct open_data *open = (struct open_data *)sample->data;
 	fill_addresses(sk, open);
 	if (conn->tgid)
 		fill_owner(open);
@@ -33,11 +33,11 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	open->server_side = conn->role == ROLE_SERVER;
 	conn->peer = open->server_side ? peer_at(open) : peer_process(conn->tgid);
 	open->from_start = conn->from_start;
-	record->size = sizeof(*open);
+	sample->size = sizeof(*open);
 }
 
 // Tells user space of the connection, once; if there was no room for it, with its next frame or its end. Short, for with a perf
-// buffer the verifier walks it for every record of a call.
+// buffer the verifier walks it for every sample of a call.
 static inline void announce(void *ctx, struct conn *conn)
 {
 	if (conn->announced)
@@ -52,7 +52,7 @@ static inline void announce(void *ctx, struct conn *conn)
 static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
 {
 	conn->tgid = tgid;
-	describe(sk, conn, conn->announced ? RECORD_OWNER : RECORD_OPEN);
+	describe(sk, conn, conn->announced ? SAMPLE_OWNER : SAMPLE_OPEN);
 	if (conn->announced)
 		send_notice(ctx, conn->peer, &conn->notice);
 }
@@ -60,7 +60,7 @@ static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
 // Both cursors, before the bytes of a call that moved those from `start` on.
 static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 {
-	struct place *send = &conn->places[SEND], *receive = &conn->places[RECEIVE];
+	struct cursor_state *send = &conn->cursor_states[SEND], *receive = &conn->cursor_states[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
 	conn->read_end = receive->next;
@@ -73,10 +73,10 @@ static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction, u32 tgid)
 {
 	u32 zero = 0;
-	struct conn *blank_conn = blank.lookup(&zero);
-	if (!blank_conn)
+	struct conn *empty = empty_conn.lookup(&zero);
+	if (!empty)
 		return 0;
-	conns.update(&sk, blank_conn);
+	conns.update(&sk, empty);
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn) {
 		count(LOST_MAP_FULL, 1);
@@ -91,7 +91,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	conn->tx_base = send_base(sk);
 	conn->write_end = conn->sent_end = sequence_end(sk, SEND);
 	position(sk, conn, start, direction);
-	describe(sk, conn, RECORD_OPEN);
+	describe(sk, conn, SAMPLE_OPEN);
 	if (!ANY_PORT)
 		announce(ctx, conn);
 	return conn;

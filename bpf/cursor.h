@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The cursor's vocabulary: what it can want next, how that is said, and how bytes join the record being filled.
+// The cursor's vocabulary: what it can want next, how that is said, and how bytes join the sample being filled.
 #pragma once
 #include "lifecycle.h"
 
@@ -17,7 +17,7 @@ enum state {
 	BATCH,    // peeked at, never copied
 	BODY,     // nothing: the body begins,
 	NEXT,     // the walk goes on,
-	FINISHED, // the record leaves
+	FINISHED, // the sample leaves
 	STRING = NUMBER,
 	HIDDEN,
 	ARRAY,
@@ -34,7 +34,7 @@ enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = R
 #define INSIDE 0xffffffff      // no tag: the cursor is in the fields of a tag of the version, or behind them
 
 // Of a step or hop: the call has nothing more for the cursor, it goes on, or something else is to be done first.
-enum outcome { DONE, MORE, LEAVES };
+enum outcome { DONE, MORE, SUBMIT };
 
 static inline u32 be32(const u8 *p)
 {
@@ -69,46 +69,46 @@ static inline void expect(struct cursor *c, u8 state, u16 need)
 }
 
 // The cursor as the last call of its direction left it.
-static inline void take_up(struct conn *conn, struct cursor *c, u8 direction)
+static inline void load_cursor(struct conn *conn, struct cursor *c, u8 direction)
 {
 	u64 key = conn->sk + direction;
-	struct place *place = &conn->places[direction];
-	struct cursor *kept = place->inside ? unfinished.lookup(&key) : 0;
+	struct cursor_state *state = &conn->cursor_states[direction];
+	struct cursor *kept = state->inside ? unfinished.lookup(&key) : 0;
 	if (kept) {
 		bpf_probe_read_kernel(c, sizeof(*c), kept);
 	} else {
-		expect(c, HEAD, place->need);
-		c->have = place->have;
-		bpf_probe_read_kernel(c->element, sizeof(place->header), place->header);
-		c->next = place->next;
+		expect(c, HEAD, state->need);
+		c->have = state->have;
+		bpf_probe_read_kernel(c->element, sizeof(state->header), state->header);
+		c->next = state->next;
 		c->proves = 0;
 		c->withheld = 0;
-		c->out.correlation_id = place->correlation_id;
-		c->out.kind = place->kind;
+		c->out.correlation_id = state->correlation_id;
+		c->out.kind = state->kind;
 	}
-	c->lock = place->lock;
+	c->lock = state->lock;
 }
 
 // Where there is no room for what is unfinished, what was copied of the frame leaves and its rest is skipped.
-static inline void lay_down(void *ctx, struct conn *conn, struct cursor *c, u8 direction)
+static inline void save_cursor(void *ctx, struct conn *conn, struct cursor *c, u8 direction)
 {
 	u64 key = conn->sk + direction;
-	struct place *place = &conn->places[direction];
+	struct cursor_state *state = &conn->cursor_states[direction];
 	int inside = c->state != HEAD, kept = inside && !unfinished.update(&key, c);
 	if (inside && !kept) {
 		count(LOST_LIMIT, 1);
 		send_cut(ctx, conn, c);
 	}
-	if (place->inside && !kept)
+	if (state->inside && !kept)
 		unfinished.delete(&key);
-	place->next = inside ? c->frame_end : c->next;
-	place->correlation_id = c->out.correlation_id;
-	place->kind = c->out.kind;
-	place->lock = c->lock;
-	place->inside = kept;
-	place->need = c->need;
-	place->have = inside ? 0 : c->have;
-	bpf_probe_read_kernel(place->header, sizeof(place->header), c->element);
+	state->next = inside ? c->frame_end : c->next;
+	state->correlation_id = c->out.correlation_id;
+	state->kind = c->out.kind;
+	state->lock = c->lock;
+	state->inside = kept;
+	state->need = c->need;
+	state->have = inside ? 0 : c->have;
+	bpf_probe_read_kernel(state->header, sizeof(state->header), c->element);
 }
 
 // A length or count: `fixed` bytes, or a varint.

@@ -27,8 +27,8 @@ static inline u8 answer_direction(struct conn *conn)
 // Whether the cursor of a direction stands behind a whole frame, and nothing follows it in the stream yet.
 static inline int stands_at_end(struct conn *conn, u8 direction)
 {
-	struct place *place = &conn->places[direction];
-	return !place->inside && !place->have && place->next == sequence_end(conn->sk, direction);
+	struct cursor_state *state = &conn->cursor_states[direction];
+	return !state->inside && !state->have && state->next == sequence_end(conn->sk, direction);
 }
 
 // Nothing of the frame leaves: it is skipped by its length. So are raw SASL tokens (SaslHandshake 0), which are no requests.
@@ -83,7 +83,7 @@ static inline void start_chain(struct conn *conn, struct cursor *c)
 {
 	if (conn->chaining) // the frames of the chain before it were none
 		conn->tail = (s32)(conn->head - conn->chain) > 0 ? conn->head : conn->chain;
-	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
+	look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock);
 	conn->chaining = 1;
 	conn->chain = conn->tail;
 	conn->mark = conn->tail;
@@ -95,7 +95,7 @@ static inline void start_chain(struct conn *conn, struct cursor *c)
 // Takes note of a request's head while the position in either stream is lost. Returns whether the one of the requests is known.
 static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
-	struct place *answers = &conn->places[answer_direction(conn)];
+	struct cursor_state *answers = &conn->cursor_states[answer_direction(conn)];
 	if (c->lock == SEEKING || (c->lock == TENTATIVE && correlation_id - c->out.correlation_id - 1 >= IN_ORDER_WINDOW)) {
 		start_chain(conn, c);
 	} else if (answers->lock != SEEKING && !stands_at_end(conn, answer_direction(conn))) {
@@ -128,14 +128,14 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	return 0;
 }
 
-// Takes note of the answer to the request that was in flight at `place`, while a position is lost.
-static inline void answer_matched(struct conn *conn, struct cursor *c, u32 place)
+// Takes note of the answer to the request that was in flight at `number`, while a position is lost.
+static inline void answer_matched(struct conn *conn, struct cursor *c, u32 number)
 {
 	if (c->lock == SEEKING) {
 		c->lock = TENTATIVE;
 		conn->confirmations = 0;
 		conn->answered = 0;
-		conn->mark = place;
+		conn->mark = number;
 	}
-	conn->answered |= place != conn->head && (s32)(place - conn->mark) >= 0 && stands_at_end(conn, request_direction(conn));
+	conn->answered |= number != conn->head && (s32)(number - conn->mark) >= 0 && stands_at_end(conn, request_direction(conn));
 }

@@ -6,7 +6,7 @@
 // nothing, an element may be split over any number of calls, and one call may hold a thousand frames.
 #pragma once
 #include "hops.h"
-#include "walk.h"
+#include "copy_program.h"
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
 {
@@ -37,24 +37,25 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 
 // Reads ahead from the cursor on, as much as the current segment of the caller's buffer holds: a read there costs more than all
 // that a step does with it. 0 when it fails.
-static inline int read_ahead(struct call *call, struct ahead *ahead, u32 next)
+static inline int read_ahead(struct call *call, struct lookahead *bytes_ahead, u32 next)
 {
 	u32 position = next - call->start, left = call->end - next;
 	u64 bytes = call->segment_bytes - (position - call->segment);
 	if (bytes > left)
 		bytes = left;
-	if (bytes > AHEAD)
-		bytes = AHEAD;
+	if (bytes > LOOKAHEAD)
+		bytes = LOOKAHEAD;
 	PINNED(bytes);
-	if (bytes > AHEAD || bpf_probe_read_user(ahead->bytes, bytes, (void *)(call->buffer + position - call->segment)))
+	if (bytes > LOOKAHEAD ||
+	    bpf_probe_read_user(bytes_ahead->bytes, bytes, (void *)(call->buffer + position - call->segment)))
 		return 0;
-	call->ahead = next;
-	call->ahead_bytes = bytes;
+	call->lookahead_start = next;
+	call->lookahead_bytes = bytes;
 	return 1;
 }
 
 // Takes what the cursor wants, as much of it as was read ahead.
-static inline void collect(struct conn *conn, struct cursor *c, struct ahead *ahead, u8 direction)
+static inline void collect(struct conn *conn, struct cursor *c, struct lookahead *bytes_ahead, u8 direction)
 {
 	struct call *call = &c->call;
 	u32 position = c->next - call->start;
@@ -77,14 +78,14 @@ static inline void collect(struct conn *conn, struct cursor *c, struct ahead *ah
 		finish(c, FLAG_CUT); // the rule's limit: no more may leave
 		return;
 	}
-	if (c->next - call->ahead >= call->ahead_bytes) {
-		call->readable = read_ahead(call, ahead, c->next);
+	if (c->next - call->lookahead_start >= call->lookahead_bytes) {
+		call->readable = read_ahead(call, bytes_ahead, c->next);
 		if (!call->readable)
 			return;
 	}
-	u32 from = c->next - call->ahead;
-	if (want > call->ahead_bytes - from)
-		want = call->ahead_bytes - from;
+	u32 from = c->next - call->lookahead_start;
+	if (want > call->lookahead_bytes - from)
+		want = call->lookahead_bytes - from;
 	if (want > CHUNK)
 		want = CHUNK;
 	u64 at = c->state == BULK ? c->out.size : c->have;
@@ -99,9 +100,9 @@ static inline void collect(struct conn *conn, struct cursor *c, struct ahead *ah
 		return;
 	u8 *to = (c->state == BULK ? c->out.data : c->element) + at;
 	if (want == 1) // as most lengths and counts are
-		*to = ahead->bytes[from & (AHEAD - 1)];
+		*to = bytes_ahead->bytes[from & (LOOKAHEAD - 1)];
 	else
-		bpf_probe_read_kernel(to, want, ahead->bytes + from);
+		bpf_probe_read_kernel(to, want, bytes_ahead->bytes + from);
 	FORGET;
 	want = c->take;
 	at = c->at;
@@ -122,16 +123,16 @@ static inline int wants_bytes(struct cursor *c)
 	return c->state == BULK ? c->bulk != 0 : c->state != FINISHED && c->state != NEXT;
 }
 
-// One step of the cursor through the running call. DONE when the call has nothing more for it, LEAVES when the record shall leave:
+// One step of the cursor through the running call. DONE when the call has nothing more for it, SUBMIT when the sample shall leave:
 // the frame's last, or one that is full.
-static inline int step(struct conn *conn, struct cursor *c, struct ahead *ahead, u8 direction)
+static inline int step(struct conn *conn, struct cursor *c, struct lookahead *bytes_ahead, u8 direction)
 {
 	if (wants_bytes(c)) {
 		if ((s32)(c->call.end - c->next) <= 0 || conn->rejected)
 			return DONE;
 		if (c->state == HEAD && !c->have)
 			c->need = head_bytes(conn, c, direction);
-		collect(conn, c, ahead, direction);
+		collect(conn, c, bytes_ahead, direction);
 	}
 	if (c->state == BULK && !c->bulk)
 		follow(c);
@@ -151,11 +152,11 @@ static inline int step(struct conn *conn, struct cursor *c, struct ahead *ahead,
 		return MORE;
 	c->out.flags = c->state == FINISHED ? c->out.flags & ~FLAG_MORE : c->out.flags | FLAG_MORE;
 	c->leaving = 1;
-	return LEAVES;
+	return SUBMIT;
 }
 
-// The record has left: the next one of the frame, or the next frame.
-static inline void left(struct cursor *c)
+// The sample has left: the next one of the frame, or the next frame.
+static inline void next_sample(struct cursor *c)
 {
 	c->leaving = 0;
 	c->out.part++;
@@ -163,7 +164,7 @@ static inline void left(struct cursor *c)
 	if (c->state == FINISHED)
 		expect_head(c);
 	else
-		__builtin_memset(c->out.data, 0, sizeof(c->out.data)); // as in start_record
+		__builtin_memset(c->out.data, 0, sizeof(c->out.data)); // as in start_sample
 }
 
 // Bytes before the call that no hook saw: harmless inside a frame (splice takes a body from a socket unseen), where the cursor finds
@@ -205,14 +206,14 @@ static inline int begin(struct cursor *c, u8 direction)
 static inline void stop_copying(struct cursor *c)
 {
 	if (c->leaving)
-		left(c);
+		next_sample(c);
 	if (c->state != HEAD && c->state != FINISHED) {
 		c->proves = 0;
 		finish(c, FLAG_CUT);
 	}
 }
 
-// Nothing leaves of a connection that has not proven yet to speak Kafka. Its first request waits if it fits into a record; what comes
+// Nothing leaves of a connection that has not proven yet to speak Kafka. Its first request waits if it fits into a sample; what comes
 // between it and the proof is lost, and counted.
 static inline void hold(struct conn *conn, struct cursor *c)
 {
@@ -230,7 +231,7 @@ static inline void hold(struct conn *conn, struct cursor *c)
 static inline void send_held(void *ctx, struct conn *conn)
 {
 	u64 sk = conn->sk;
-	struct record *first = held.lookup(&sk);
+	struct sample *first = held.lookup(&sk);
 	if (first)
 		send_frame(ctx, conn, first);
 	else // evicted
@@ -238,8 +239,8 @@ static inline void send_held(void *ctx, struct conn *conn)
 	drop_held(conn);
 }
 
-// The record leaves.
-static inline void leave(void *ctx, struct conn *conn, struct cursor *c)
+// The sample leaves.
+static inline void submit(void *ctx, struct conn *conn, struct cursor *c)
 {
 	announce(ctx, conn);
 	if (conn->holding)
@@ -259,21 +260,21 @@ static inline int run(u64 sk, u8 direction)
 	u32 which = direction;
 	struct conn *conn = conns.lookup(&sk);
 	struct cursor *c = running.lookup(&which);
-	struct ahead *ahead = aheads.lookup(&which);
-	if (!conn || !c || !ahead)
+	struct lookahead *bytes_ahead = lookahead.lookup(&which);
+	if (!conn || !c || !bytes_ahead)
 		return DONE;
 	if (c->leaving)
-		left(c);
+		next_sample(c);
 	int outcome = MORE;
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < STEPS && outcome == MORE; i++)
-		outcome = step(conn, c, ahead, direction);
-	if (outcome == LEAVES && c->out.kind == RECORD_FRAME && (!conn->is_kafka || c->withheld)) {
+		outcome = step(conn, c, bytes_ahead, direction);
+	if (outcome == SUBMIT && c->out.kind == SAMPLE_FRAME && (!conn->is_kafka || c->withheld)) {
 		hold(conn, c);
 		return MORE;
 	}
-	if (!PERF_BUFFER && outcome == LEAVES)
-		leave(0, conn, c);
+	if (!PERF_BUFFER && outcome == SUBMIT)
+		submit(0, conn, c);
 	return outcome;
 }
 
@@ -293,8 +294,8 @@ static int (*call_run_receive)(u64 sk) = (void *)CALL_RUN_RECEIVE;
 static inline int run_once(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
 	int outcome = direction == SEND ? call_run_send(sk) : call_run_receive(sk);
-	if (PERF_BUFFER && outcome == LEAVES)
-		leave(ctx, conn, c);
+	if (PERF_BUFFER && outcome == SUBMIT)
+		submit(ctx, conn, c);
 	return outcome;
 }
 
@@ -310,7 +311,7 @@ static inline void follow_lengths(void *ctx, u64 sk, struct conn *conn, struct c
 	}
 	for (int i = 0; i < HOP_RUNS && outcome == MORE && c->lock == LOCKED; i++)
 		outcome = direction == SEND ? call_hop_send(sk) : call_hop_receive(sk);
-	if (outcome == LEAVES) {
+	if (outcome == SUBMIT) {
 		run_once(ctx, sk, conn, c, direction);
 		stop_copying(c);
 	} else if (outcome == MORE) {
@@ -358,7 +359,7 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 	struct cursor *c = running.lookup(&which);
 	if (!conn || !c || conn->rejected)
 		return;
-	take_up(conn, c, direction);
+	load_cursor(conn, c, direction);
 	c->call = *call;
 	if (call_is_urgent(sk + direction)) {
 		reject_urgent(ctx, conn);
@@ -366,5 +367,5 @@ static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end
 	}
 	if (begin(c, direction))
 		follow_frames(ctx, sk, conn, c, direction);
-	lay_down(ctx, conn, c, direction);
+	save_cursor(ctx, conn, c, direction);
 }

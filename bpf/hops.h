@@ -4,7 +4,7 @@
 #include "iov.h"
 #include "requests.h"
 
-// Hops over one frame by its size, of which it reads what the current segment of the buffer holds; `hopped` counts it. LEAVES when the
+// Hops over one frame by its size, of which it reads what the current segment of the buffer holds; `hopped` counts it. SUBMIT when the
 // cursor has to take a step instead, for what it finds is no frame or cannot be read.
 static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 {
@@ -13,7 +13,7 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 	if ((s32)left <= 0)
 		return DONE;
 	if (!call->readable || (s32)position < 0)
-		return LEAVES;
+		return SUBMIT;
 	if (position - call->segment >= call->segment_bytes) {
 		call->readable = next_segment(call);
 		return MORE;
@@ -27,10 +27,10 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 		PINNED(at);
 		PINNED(want);
 		if (at > 3 || want > 4)
-			return LEAVES;
+			return SUBMIT;
 		if (bpf_probe_read_user(c->element + at, want, (void *)(call->buffer + position - call->segment))) {
 			call->readable = 0;
-			return LEAVES;
+			return SUBMIT;
 		}
 		c->next += want;
 		c->have = at + want;
@@ -40,7 +40,7 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 	}
 	u32 size = be32(c->element), least = conn->sasl_raw ? 0 : is_request(conn, direction) ? REQUEST_HEAD - 4 : 4;
 	if (size < least || size >= MAX_FRAME_BYTES)
-		return LEAVES;
+		return SUBMIT;
 	c->next += 4 - c->have + size;
 	c->have = 0;
 	c->out.kind = 0; // the frame behind it does not go on from the one before

@@ -27,25 +27,25 @@ static inline void send_cut(void *ctx, struct conn *conn, struct cursor *c)
 static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 {
 	u64 key = conn->sk + direction;
-	struct place *place = &conn->places[direction];
-	struct cursor *c = place->inside ? unfinished.lookup(&key) : 0;
+	struct cursor_state *state = &conn->cursor_states[direction];
+	struct cursor *c = state->inside ? unfinished.lookup(&key) : 0;
 	if (c)
 		send_cut(ctx, conn, c);
-	else if (place->have && !conn->rejected)
+	else if (state->have && !conn->rejected)
 		count(LOST_HEADER_INCOMPLETE, 1);
 }
 
 // What was sent last without a hook's knowing shows at the end only; a FIN counts as a byte.
 static inline int sent_unseen(struct conn *conn)
 {
-	struct place *place = &conn->places[SEND];
-	return place->lock == LOCKED && (s32)(conn->write_end - 1 - place->next) > 0;
+	struct cursor_state *state = &conn->cursor_states[SEND];
+	return state->lock == LOCKED && (s32)(conn->write_end - 1 - state->next) > 0;
 }
 
 static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner)
 {
-	struct record *record = notice(conn, RECORD_CLOSE);
-	struct close_data *close = (struct close_data *)record->data;
+	struct sample *sample = notice(conn, SAMPLE_CLOSE);
+	struct close_data *close = (struct close_data *)sample->data;
 	u32 write_seq = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
 	u64 unsent = write_seq - READ(u32, sk, OFFSET_TCP_SOCK_SND_NXT);
 	close->closing_ns = conn->closing_ns;
@@ -79,15 +79,15 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->last_request_bytes = conn->is_kafka ? conn->last_request_bytes : 0;
 	close->last_api_version = conn->is_kafka ? conn->last_api_version : 0;
 	close->no_response = conn->is_kafka && conn->no_response;
-	record->size = sizeof(*close);
-	send_notice(ctx, conn->peer, record);
+	sample->size = sizeof(*close);
+	send_notice(ctx, conn->peer, sample);
 }
 
 // A connection that moved no byte since it is watched. Its owner is known if it is the one who ends it.
 static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 {
 	int role = ANY_PORT ? -1 : role_of(local_port(sk), peer_port(sk));
-	if (role < 0 || !watched(sk) || own.lookup(&sk))
+	if (role < 0 || !watched(sk) || agent_socks.lookup(&sk))
 		return 0;
 	u32 tgid = owner_calls ? bpf_get_current_pid_tgid() >> 32 : 0;
 	struct conn *conn = open_connection(ctx, sk, role, sequence_end(sk, SEND), SEND, tgid);
@@ -101,12 +101,12 @@ static inline void reset_sent(void *ctx, u64 skb)
 {
 	if (!skb) // a socket resets its own connection
 		return;
-	struct record record = { .ts_ns = bpf_ktime_get_ns(), .kind = RECORD_RESET };
-	struct open_data *open = (struct open_data *)record.data;
+	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_RESET };
+	struct open_data *open = (struct open_data *)sample.data;
 	if (segment(skb, open) & TCP_SYN || role_of(open->local_port, open->peer_port) < 0 || (NETNS && open->netns != NETNS))
 		return;
-	record.size = sizeof(*open);
-	send_notice(ctx, peer_at(open), &record);
+	sample.size = sizeof(*open);
+	send_notice(ctx, peer_at(open), &sample);
 }
 
 // A socket of a watched port listens, or was closed. By the end of its process all sockets are: that is no word of its own.
@@ -115,10 +115,10 @@ static inline void listening(void *ctx, u64 sk, int closed)
 	u16 port = local_port(sk);
 	if (ANY_PORT || !(PORT_MATCH(port)) || !watched(sk) || (closed && exiting()))
 		return;
-	struct record record = { .ts_ns = bpf_ktime_get_ns(), .kind = RECORD_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
-	fill_addresses(sk, (struct open_data *)record.data);
-	record.size = sizeof(struct open_data);
-	send_notice(ctx, peer_process(bpf_get_current_pid_tgid() >> 32), &record);
+	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
+	fill_addresses(sk, (struct open_data *)sample.data);
+	sample.size = sizeof(struct open_data);
+	send_notice(ctx, peer_process(bpf_get_current_pid_tgid() >> 32), &sample);
 }
 
 static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)
@@ -150,7 +150,7 @@ static inline void forget(void *ctx, u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn) {
-		own.delete(&sk);
+		agent_socks.delete(&sk);
 		return;
 	}
 	if (!conn->closed)
@@ -162,7 +162,7 @@ static inline void forget(void *ctx, u64 sk)
 		send_unfinished(ctx, conn, RECEIVE);
 		if (!conn->rejected)
 			count(LOST_BEFORE_PROOF, conn->holding + conn->unheld);
-		send_notice(ctx, conn->peer, notice(conn, RECORD_GONE));
+		send_notice(ctx, conn->peer, notice(conn, SAMPLE_GONE));
 	}
 	drop_unfinished(conn, SEND);
 	drop_unfinished(conn, RECEIVE);

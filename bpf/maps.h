@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The maps, each with its lifecycle, and the structs they hold.
 #pragma once
-#include "record.h"
+#include "sample.h"
 
-#define IN_FLIGHT 32 // power of two; what a client has outstanding beyond it goes to `overflow`
-#define WALK_DEPTH 8 // power of two
-#define CHUNK 64     // bytes moved by one step of the cursor at most
-#define AHEAD 128    // bytes read of the caller's buffer at once: the elements that follow are in them, too
+#define IN_FLIGHT 32  // power of two; what a client has outstanding beyond it goes to `overflow`
+#define MAX_DEPTH 8   // power of two
+#define CHUNK 64      // bytes moved by one step of the cursor at most
+#define LOOKAHEAD 128 // bytes read of the caller's buffer at once: the elements that follow are in them, too
 #define MAX_PEERS 16384
-#define LOT 64 // records that a CPU writes between two looks at how full the buffer is; power of two
+#define SAMPLES_PER_BATCH 64 // samples that a CPU writes between two looks at how full the buffer is; power of two
 
 struct in_flight {
 	u32 correlation_id;
@@ -29,13 +29,13 @@ struct call {
 	u32 start; // TCP sequence numbers of the bytes that the call moved: [start, end)
 	u32 end;
 	u8 readable;
-	u8 urgent; // sent with MSG_OOB
-	u32 ahead; // where what was read ahead starts
-	u32 ahead_bytes;
+	u8 urgent;           // sent with MSG_OOB
+	u32 lookahead_start; // where what was read ahead starts
+	u32 lookahead_bytes;
 };
 
-struct ahead {
-	u8 bytes[AHEAD];
+struct lookahead {
+	u8 bytes[LOOKAHEAD];
 };
 
 // Correlation ids of a client's requests: they rise, by less than 2^31 in all, or they may repeat.
@@ -44,10 +44,10 @@ enum ids { IDS_NONE, IDS_RISE, IDS_REPEAT };
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
 // Where a cursor stands between two calls: little is to be kept of it, unless it is inside a frame.
-struct place {
+struct cursor_state {
 	u32 next;           // of the next frame, if it is inside of one
 	u32 correlation_id; // of the last frame
-	u8 kind;            // of the last record
+	u8 kind;            // of the last sample
 	u8 lock;
 	u8 inside; // a frame: the cursor is in `unfinished`
 	u8 need;   // of a header
@@ -57,18 +57,18 @@ struct place {
 
 // One direction of a connection: where the next Kafka frame starts, and what of the current one is still wanted.
 struct cursor {
-	u32 next;             // TCP sequence number of the next byte that is wanted
-	u32 frame_end;        // sequence number behind the current frame
-	u32 set_end;          // and behind the current record set
-	u32 batch;            // and of the current record batch's first byte
-	u32 left[WALK_DEPTH]; // elements left of the arrays and tag sections around the cursor, the current one included
-	u32 tag;              // number of the current tagged field, or INSIDE
-	u32 tag_end;          // sequence number behind the tagged field that is walked
-	u32 bulk;             // bytes left to copy as they are
-	u32 copy_left;        // bytes that may still leave, of what is being copied
-	u32 body_left;        // and of the body behind it
-	u32 number;           // the varint being read
-	u32 records;          // of the current record set
+	u32 next;            // TCP sequence number of the next byte that is wanted
+	u32 frame_end;       // sequence number behind the current frame
+	u32 set_end;         // and behind the current record set
+	u32 batch;           // and of the current record batch's first byte
+	u32 left[MAX_DEPTH]; // elements left of the arrays and tag sections around the cursor, the current one included
+	u32 tag;             // number of the current tagged field, or INSIDE
+	u32 tag_end;         // sequence number behind the tagged field that is walked
+	u32 bulk;            // bytes left to copy as they are
+	u32 copy_left;       // bytes that may still leave, of what is being copied
+	u32 body_left;       // and of the body behind it
+	u32 number;          // the varint being read
+	u32 records;         // of the current record set
 	u32 batches;
 	u32 hopped;             // frames of the running call that were hopped over in a row
 	struct set_summary set; // its numbers are filled in at its end
@@ -80,9 +80,9 @@ struct cursor {
 	u8 depth;    // of arrays and tag sections around the cursor
 	u8 lost;     // enum counter: to be counted at the end of the step
 	u8 leaving;  // `out` was sent off
-	u8 withheld; // a record of the frame was not
+	u8 withheld; // a sample of the frame was not
 	u8 proves;   // the frame, if it is whole, goes on from the one before it: this is Kafka
-	u16 at_op;   // the op of `walks` at which the cursor is; 0: the body is copied as it is
+	u16 at_op;   // the op of `copy_programs` at which the cursor is; 0: the body is copied as it is
 	u16 op;      // that op
 	u16 need;    // size of the element being collected in `element`, and how much of it is there
 	u16 have;
@@ -91,7 +91,7 @@ struct cursor {
 	u16 at;
 	struct call call;
 	u8 element[DATA_BYTES]; // an element is CHUNK bytes at most; as large as out.data for the verifier
-	struct record out;      // the record being filled
+	struct sample out;      // the sample being filled
 };
 
 // What a peer has taken of the buffer: see share.h.
@@ -147,13 +147,13 @@ struct conn {
 	u32 mark;  // answers to what was in flight before prove nothing
 	u16 client_id_bytes;
 	u32 last_request_bytes;
-	u32 sent_end;           // sequence number behind the last payload that a call is known to have sent
-	u32 read_end;           // sequence number behind the last byte received that is known to have been read
-	u32 write_end;          // sequence number behind the last byte sent, as of its opening, then of its closing
-	u32 unheld;             // frames that came before the proof and did not wait
-	struct place places[2]; // of the cursors, by enum direction
-	u64 peer;               // see share.h
-	struct record notice;   // scratch: opened, owned, closed
+	u32 sent_end;                         // sequence number behind the last payload that a call is known to have sent
+	u32 read_end;                         // sequence number behind the last byte received that is known to have been read
+	u32 write_end;                        // sequence number behind the last byte sent, as of its opening, then of its closing
+	u32 unheld;                           // frames that came before the proof and did not wait
+	struct cursor_state cursor_states[2]; // of the cursors, by enum direction
+	u64 peer;                             // see share.h
+	struct sample notice;                 // scratch: opened, owned, closed
 	struct in_flight in_flight[IN_FLIGHT];
 };
 
@@ -166,12 +166,12 @@ struct overflow_key {
 struct rule {
 	u32 request_limit; // bytes of a frame's data
 	u32 response_limit;
-	u32 flags;        // enum rule_flag; 0: not a version of Kafka that we know
-	u16 request_walk; // its first op in `walks`; 0: the body is copied as it is
-	u16 response_walk;
+	u32 flags;           // enum rule_flag; 0: not a version of Kafka that we know
+	u16 request_program; // its first op in `copy_programs`; 0: the body is copied as it is
+	u16 response_program;
 };
 
-// A body of which something stays behind, as protocol/walks.py reads it from Kafka's definition: the kind of an op stands in its upper
+// A body of which something stays behind, as protocol/copy_programs.py reads it from Kafka's definition: the kind of an op stands in its upper
 // four bits, its operand in the others.
 #define OPERAND_BITS 12
 #define OPERAND ((1 << OPERAND_BITS) - 1)
@@ -208,39 +208,39 @@ struct mmsg {
 // deleted when the socket is, see lifecycle.h; if that was missed, when another socket at the address is connected.
 BPF_F_TABLE("hash", u64, struct conn, conns, MAX_CONNECTIONS, CONNECTIONS_FLAGS);
 // sock addresses of the agent's own connections, with the same lifecycle: these are not followed.
-BPF_HASH(own, u64, u8, 1024);
+BPF_HASH(agent_socks, u64, u8, 1024);
 // The cursors of running calls, by enum direction: a program does not run while it runs already on the same CPU, and each direction
 // has one of its own.
 BPF_PERCPU_ARRAY(running, struct cursor, 2);
 // What was read ahead of their callers' buffers, by enum direction. Never leaves: what may is copied from it.
-BPF_PERCPU_ARRAY(aheads, struct ahead, 2);
+BPF_PERCPU_ARRAY(lookahead, struct lookahead, 2);
 // sock address + enum direction → cursor. Inserted when a call ends inside a frame; deleted when one ends behind it, and with the
 // connection.
 BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_FLAGS);
 // sock address → first request of a connection that has not proven yet to speak Kafka. Deleted when it leaves or is none, and with the
 // connection. LRU: many connections that are never answered must not keep out the others.
-BPF_TABLE("lru_hash", u64, struct record, held, MAX_HELD);
+BPF_TABLE("lru_hash", u64, struct sample, held, MAX_HELD);
 // A zeroed connection to insert: too large for the stack. Never written.
-BPF_ARRAY(blank, struct conn, 1);
+BPF_ARRAY(empty_conn, struct conn, 1);
 // Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that
 // ends takes its unanswered ones along unseen.
 BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 // thread → position in the vector of a running sendmmsg or recvmmsg. LRU: rare, and a thread may end in mid-call.
 BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
-// peer → what it has used. Inserted by the first record of a peer while the buffer is more than half full; LRU: a peer that is forgotten
+// peer → what it has used. Inserted by the first sample of a peer while the buffer is more than half full; LRU: a peer that is forgotten
 // begins anew.
 BPF_TABLE("lru_hash", u64, struct usage, peers, MAX_PEERS);
 BPF_ARRAY(rules, struct rule, RULES);
 // Filled with them. The first op is of no walk.
-BPF_ARRAY(walks, u16, WALK_OPS);
+BPF_ARRAY(copy_programs, u16, PROGRAM_OPS);
 BPF_PERCPU_ARRAY(counters, u64, COUNTERS);
 #if PERF_BUFFER
 BPF_PERF_OUTPUT(events);
 #else
 BPF_RINGBUF_OUTPUT(events, RING_PAGES);
-// One count of the lots that all CPUs have written.
-BPF_ARRAY(lots, u64, 1);
-#define LOTS_TO_WAKE_UP ((RING_PAGES * 4096 / sizeof(struct record) / LOT / 4) ?: 1)
+// How many batches of samples all CPUs have written.
+BPF_ARRAY(sample_batches, u64, 1);
+#define BATCHES_TO_WAKE_UP ((RING_PAGES * 4096 / sizeof(struct sample) / SAMPLES_PER_BATCH / 4) ?: 1)
 #endif
 
 // Atomic, because an fexit program can be preempted by another on its CPU.
@@ -256,23 +256,23 @@ static inline void count(u32 which, u64 n)
 static inline bool fills(u64 written)
 {
 	u32 all = 0;
-	u64 *count = written % LOT ? 0 : lots.lookup(&all);
-	return count && ++*count % LOTS_TO_WAKE_UP == 0;
+	u64 *count = written % SAMPLES_PER_BATCH ? 0 : sample_batches.lookup(&all);
+	return count && ++*count % BATCHES_TO_WAKE_UP == 0;
 }
 #endif
 
-// Sends off a record; not 0 when there is no room. A wake-up costs more than a record: the reader looks by itself every so
+// Sends off a sample; not 0 when there is no room. A wake-up costs more than a sample: the reader looks by itself every so
 // often, and is woken when the buffer fills.
-static inline int emit(void *ctx, struct record *record)
+static inline int emit(void *ctx, struct sample *sample)
 {
-	u32 which = COUNT_RECORDS;
+	u32 which = COUNT_SAMPLES;
 	u64 *written = counters.lookup(&which);
 	if (!written)
 		return -1;
 	__sync_fetch_and_add(written, 1);
 #if PERF_BUFFER
-	return events.perf_submit(ctx, record, sizeof(*record));
+	return events.perf_submit(ctx, sample, sizeof(*sample));
 #else
-	return events.ringbuf_output(record, sizeof(*record), fills(*written) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	return events.ringbuf_output(sample, sizeof(*sample), fills(*written) ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 #endif
 }

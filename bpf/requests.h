@@ -31,9 +31,9 @@ static inline struct rule *rule_of(u32 api_key, u32 api_version)
 	return api_key < API_KEYS && api_version < 32 ? rules.lookup(&index) : 0;
 }
 
-static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
+static inline void start_sample(struct conn *conn, struct cursor *c, u8 kind)
 {
-	struct record *out = &c->out;
+	struct sample *out = &c->out;
 	__builtin_memset(out, 0, sizeof(*out)); // it leaves whole: nothing may be in it of a frame before
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
@@ -43,7 +43,7 @@ static inline void start_record(struct conn *conn, struct cursor *c, u8 kind)
 
 static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u32 correlation_id)
 {
-	start_record(conn, c, RECORD_FRAME);
+	start_sample(conn, c, SAMPLE_FRAME);
 	c->out.frame_bytes = size + 4;
 	c->out.tcp_seq = c->next - c->have;
 	c->out.correlation_id = correlation_id;
@@ -74,7 +74,7 @@ static inline void reject(struct conn *conn, struct cursor *c)
 	if (ANY_PORT)
 		return;
 	count(COUNT_REJECTED, 1);
-	start_record(conn, c, RECORD_REJECT);
+	start_sample(conn, c, SAMPLE_REJECT);
 	c->out.api_key = starts_tls(c) ? PROTOCOL_TLS : PROTOCOL_UNKNOWN;
 	expect(c, FINISHED, 0);
 }
@@ -90,9 +90,9 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 	if (ANY_PORT && !conn->announced)
 		return;
 	count(COUNT_REJECTED, 1);
-	struct record *record = notice(conn, RECORD_REJECT);
-	record->api_key = PROTOCOL_UNKNOWN;
-	send_notice(ctx, conn->peer, record);
+	struct sample *sample = notice(conn, SAMPLE_REJECT);
+	sample->api_key = PROTOCOL_UNKNOWN;
+	send_notice(ctx, conn->peer, sample);
 }
 
 // Whether the client has said nothing yet: not even something that no hook saw.
@@ -116,8 +116,8 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	seek(c);
 	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
 		conn->role = ROLE_CLIENT + ROLE_SERVER - conn->role;
-		conn->places[SEND].lock = SEEKING;
-		conn->places[RECEIVE].lock = SEEKING;
+		conn->cursor_states[SEND].lock = SEEKING;
+		conn->cursor_states[RECEIVE].lock = SEEKING;
 		conn->head = conn->tail;
 		drop_held(conn);
 		conn->unheld = 0;
@@ -126,7 +126,7 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 
 // Takes note of a request that wants an answer. The answers come in the same order, which decides as long as all requests are followed.
 // Where some were skipped, correlation ids have to decide, too: those of a client that repeats them cannot.
-static inline void request_taken(struct conn *conn, struct record *request)
+static inline void request_taken(struct conn *conn, struct sample *request)
 {
 	struct in_flight entry = { .correlation_id = request->correlation_id,
 				   .ts_us = request->ts_ns / 1000,
@@ -147,7 +147,7 @@ static inline void request_taken(struct conn *conn, struct record *request)
 		entry.after_unseen = 1;
 		conn->unseen = IN_DOUBT_FOR_EVER;
 	}
-	look_at_lock(conn, conn->places[answer_direction(conn)].lock);
+	look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock);
 	if (!conn->answers_locked) // many may stay unanswered
 		forget_oldest(conn);
 	if (conn->tail - conn->head < IN_FLIGHT && !overflowed(conn)) {
@@ -203,7 +203,7 @@ static inline int client_id_fits(struct conn *conn, struct cursor *c, u32 size)
 static inline int continues(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
 	u32 ahead = correlation_id - c->out.correlation_id;
-	return c->out.kind == RECORD_FRAME && ahead - 1 < CLOSE_BY && conn->client_id_bytes == client_id_length(c);
+	return c->out.kind == SAMPLE_FRAME && ahead - 1 < CLOSE_BY && conn->client_id_bytes == client_id_length(c);
 }
 
 static inline void request_head(struct conn *conn, struct cursor *c)
@@ -243,7 +243,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
-	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a record
+	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a sample
 		lost(c, LOST_UNKNOWN_VERSION);
 		skipped(conn, 1);
 		skip_frame(c);
@@ -253,7 +253,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		not_a_frame(conn, c, 1);
 		return;
 	}
-	int found = c->lock == LOCKED && conn->places[answer_direction(conn)].lock == LOCKED;
+	int found = c->lock == LOCKED && conn->cursor_states[answer_direction(conn)].lock == LOCKED;
 	if (!found && !request_found(conn, c, api_key, correlation_id))
 		return;
 	if (!flags)
@@ -283,7 +283,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
-	c->at_op = rule ? rule->request_walk : 0;
+	c->at_op = rule ? rule->request_program : 0;
 	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
 		call_take_request(conn->sk);
 	else
@@ -381,9 +381,9 @@ static int (*call_take_answer)(u64 sk) = (void *)CALL_TAKE_ANSWER;
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
 	u8 direction = request_direction(conn);
-	struct place *place = &conn->places[direction];
-	int whole = !place->inside && !place->have && (s32)(place->next - sequence_end(conn->sk, direction)) <= 0;
-	return place->correlation_id == correlation_id && !whole;
+	struct cursor_state *state = &conn->cursor_states[direction];
+	int whole = !state->inside && !state->have && (s32)(state->next - sequence_end(conn->sk, direction)) <= 0;
+	return state->correlation_id == correlation_id && !whole;
 }
 
 static inline void response_head(struct conn *conn, struct cursor *c)
@@ -403,8 +403,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->need = RESPONSE_HEAD;
 		return;
 	}
-	u32 correlation_id = be32(c->element + 4), place = conn->head;
-	struct place *asked = &conn->places[request_direction(conn)];
+	u32 correlation_id = be32(c->element + 4), number = conn->head;
+	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
 	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // nobody answers half a request
 		asked->lock = SEEKING;
 	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
@@ -422,8 +422,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		return;
 	}
 	if (matched && (c->lock != LOCKED || asked->lock != LOCKED))
-		answer_matched(conn, c, place);
-	else if (!matched && asked->lock == TENTATIVE && place == conn->tail) // it answers nothing of the chain
+		answer_matched(conn, c, number);
+	else if (!matched && asked->lock == TENTATIVE && number == conn->tail) // it answers nothing of the chain
 		asked->lock = SEEKING;
 	if (c->lock != LOCKED || request->unsure) {
 		withhold(c, correlation_id);
@@ -449,7 +449,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		rule = rule_of(API_VERSIONS, 0);
 	u32 flags = rule ? rule->flags : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
-	c->at_op = rule ? rule->response_walk : 0;
+	c->at_op = rule ? rule->response_program : 0;
 	c->body_left = rule ? rule->response_limit : 0;
 	start_body(c, unknown_version ? sizeof(u16) : c->body_left);
 }

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// How peers share what is left of the buffer to the agent, so that the records of one cannot crowd out those of the others.
+// How peers share what is left of the buffer to the agent, so that the samples of one cannot crowd out those of the others.
 //
 // A ring up to half full takes everything: the agent is woken at a quarter, so a peer at full speed stays below. Above that each peer
 // has a token bucket whose tokens come from what the agent reads: a peer may write a quarter as much, whatever the agent's speed is, and
 // a sixteenth of the ring besides. So one peer cannot hold the ring above half for long. Frames are refused where less than an eighth is
-// free: that is for records of the beginnings and ends of connections, of which a peer may write another sixteenth of the ring.
+// free: that is for samples of the beginnings and ends of connections, of which a peer may write another sixteenth of the ring.
 // Perf buffers do not show how full they are: there the rate is fixed, and always in force.
 #pragma once
 #include "sock.h"
 
 #if PERF_BUFFER
-#define PEER_RATE 20000 // records per second
+#define PEER_RATE 20000 // samples per second
 #define PEER_COST (1000000000 / PEER_RATE)
 #define PEER_BURST 1000000000ull
 #else
 #define RING_BYTES (RING_PAGES * 4096ull)
 // BCC has no word for this helper (kernel 5.8), nor for the map itself: capture/link.py knows its number.
 static u64 (*query_ring)(void *ring, u64 what) = (void *)RING_QUERY;
-#define PEER_COST (4 * (sizeof(struct record) + 8))
+#define PEER_COST (4 * (sizeof(struct sample) + 8))
 #define PEER_BURST (4 * RING_BYTES / 16)
 #endif
 
@@ -60,7 +60,7 @@ static inline int take_tokens(u64 peer, u64 clock, u64 burst)
 	return 1;
 }
 
-// Whether a record of the peer may be written; if not, the loss is counted.
+// Whether a sample of the peer may be written; if not, the loss is counted.
 static inline int share(u64 peer, int frame)
 {
 #if PERF_BUFFER
@@ -81,7 +81,7 @@ static inline int share(u64 peer, int frame)
 	return 0;
 }
 
-// Global functions, as in frames.h: inlined at each record they would be most of what the verifier walks.
+// Global functions, as in frames.h: inlined at each sample they would be most of what the verifier walks.
 int share_frame(u64 peer)
 {
 	return share(peer, 1);
@@ -95,22 +95,22 @@ int share_notice(u64 peer)
 static int (*call_share_frame)(u64 peer) = (void *)CALL_SHARE_FRAME;
 static int (*call_share_notice)(u64 peer) = (void *)CALL_SHARE_NOTICE;
 
-// Whether there was room for the record.
-static inline int submit(void *ctx, struct record *record)
+// Whether there was room for the sample.
+static inline int try_emit(void *ctx, struct sample *sample)
 {
-	int full = emit(ctx, record) != 0;
+	int full = emit(ctx, sample) != 0;
 	if (full)
 		count(LOST_RING_FULL, 1);
 	return !full;
 }
 
-static inline int send_frame(void *ctx, struct conn *conn, struct record *record)
+static inline int send_frame(void *ctx, struct conn *conn, struct sample *sample)
 {
-	return call_share_frame(conn->peer) && submit(ctx, record);
+	return call_share_frame(conn->peer) && try_emit(ctx, sample);
 }
 
 // Of the beginning, the end or the owner of a connection, or of a socket.
-static inline int send_notice(void *ctx, u64 peer, struct record *record)
+static inline int send_notice(void *ctx, u64 peer, struct sample *sample)
 {
-	return call_share_notice(peer) && submit(ctx, record);
+	return call_share_notice(peer) && try_emit(ctx, sample);
 }

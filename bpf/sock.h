@@ -77,7 +77,7 @@ static inline int is_agent(u64 sk)
 	if (bpf_get_current_pid_tgid() >> 32 != AGENT_TGID)
 		return 0;
 	u8 yes = 1;
-	own.update(&sk, &yes);
+	agent_socks.update(&sk, &yes);
 	return 1;
 }
 

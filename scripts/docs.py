@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_probe import config, detail, events, flows, server, workloads
+from kafka_probe import config, events, flows, load_shedding, server, workloads
 from kafka_probe.capture import programs
 from kafka_probe.connections import exchange, frames, topics, tracker
 from kafka_probe.protocol import coverage
@@ -117,8 +117,8 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
 
 
 def loss_table() -> str:
-    rooms = (programs, workloads, kubernetes, frames, tracker, flows, detail, topics, exchange, server, outbox)
-    losses = {reason: text for room in rooms for reason, text in room.LOSSES.items()}
+    modules = (programs, workloads, kubernetes, frames, tracker, flows, load_shedding, topics, exchange, server, outbox)
+    losses = {reason: text for module in modules for reason, text in module.LOSSES.items()}
     return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
 
 

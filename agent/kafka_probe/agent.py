@@ -1,6 +1,6 @@
-"""The agent: reads records, hands them through the rooms, and reports once per interval.
+"""The agent: reads samples, hands them from module to module, and reports once per interval.
 
-A composition root: it owns the loop, the clock and the numbering of events; what things mean is the rooms' affair.
+A composition root: it owns the loop, the clock and the numbering of events; what things mean is decided in the modules.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ import kafka_probe
 from kafka_probe import server
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.programs import LOSSES, Programs
-from kafka_probe.capture.record import COUNTERS, SLOT, Kind
 from kafka_probe.capture.ringbuf import RingBuffer
+from kafka_probe.capture.sample import COUNTERS, SLOT, SampleKind
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.joining import portions
 from kafka_probe.connections.listing import Listing
-from kafka_probe.connections.settling import SETTLED_NS
+from kafka_probe.connections.pending_closes import SETTLED_NS
+from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
-from kafka_probe.detail import Detail
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, DEFAULT, IN_HAND_BYTES, Bounds, event_bytes
 from kafka_probe.sinks import Sink
 from kafka_probe.sinks.outbox import encode
@@ -48,12 +48,12 @@ from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
 
 Event = dict[str, object]
-Records = npt.NDArray[Any]
+Samples = npt.NDArray[Any]
 Buffer = RingBuffer | PerfBuffers
 
-# Records wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
+# Samples wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
 _BATCH_S = 1.0
-_BATCH_RECORDS = 1 << 12
+_BATCH_SAMPLES = 1 << 12
 _LISTED_AT_ONCE = 4096
 # Between the parts of a report, for the sink to keep up.
 _PAUSE_S = 0.05
@@ -113,14 +113,14 @@ class Agent:
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
         self._flows = Flows(self._tracker, self._names, self._brokers, bounds)
-        self._detail = Detail(config.requests, config.cpu_limit)
+        self._load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self._reader = FrameReader(SUMMED, bounds)
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
         self._exchanges: Exchanges | None = None
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
-        # Records that may be unread of those written before _marked_ns; all that were written before _read_ns are read.
+        # Samples that may be unread of those written before _marked_ns; all that were written before _read_ns are read.
         self._unread, self._marked_ns, self._read_ns = 0, 0, time.monotonic_ns()
         self._looked_at = 0  # losses when it was last looked for connections whose ends are lost
         self._suspects: _Suspects | None = None
@@ -185,8 +185,8 @@ class Agent:
         programs.detach()
         now = time.monotonic_ns()
         self._look(programs)
-        while len(records := programs.buffer.take(_BATCH_RECORDS)):
-            self._consume(records)
+        while len(samples := programs.buffer.take(_BATCH_SAMPLES)):
+            self._consume(samples)
         _finish(chain(*reports, self._report(since, now, now)))
 
     def _look(self, programs: Programs) -> None:
@@ -196,11 +196,11 @@ class Agent:
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
     def _suspect_lost(self, programs: Programs) -> None:
-        """If records of ends were lost, note what is kept of connections that the kernel does not follow any more."""
-        lost_records = sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
-        if self._suspects or (lost_records == self._looked_at and not self._tracker.full):
+        """If samples of ends were lost, note what is kept of connections that the kernel does not follow any more."""
+        lost_samples = sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
+        if self._suspects or (lost_samples == self._looked_at and not self._tracker.full):
             return
-        self._looked_at = lost_records
+        self._looked_at = lost_samples
         # In this order: what is opened from now on stays.
         known, streams, orphans = self._tracker.known(), self._reader.unfinished(), self._tracker.orphans()
         followed = programs.followed()
@@ -230,58 +230,58 @@ class Agent:
     def _drain(self, buffer: Buffer, due: float = math.inf) -> None:
         """Read what the buffer holds, or what was left of that the last time, until `due` by time.monotonic.
 
-        What arrives meanwhile is for the next time: else batches would shrink to few records. It may fill as fast as it
+        What arrives meanwhile is for the next time: else batches would shrink to few samples. It may fill as fast as it
         is read.
         """
         if not self._unread:
             self._unread, self._marked_ns = self._config.ring_size_bytes // SLOT.itemsize, time.monotonic_ns()
         while self._unread:
-            records = buffer.take(_BATCH_RECORDS)
-            if len(records):
-                self._consume(records)
-            self._unread = max(0, self._unread - len(records)) if len(records) == _BATCH_RECORDS else 0
+            samples = buffer.take(_BATCH_SAMPLES)
+            if len(samples):
+                self._consume(samples)
+            self._unread = max(0, self._unread - len(samples)) if len(samples) == _BATCH_SAMPLES else 0
             if time.monotonic() >= due:
                 break
         if not self._unread:
             self._read_ns = self._marked_ns
 
-    def _consume(self, records: Records) -> None:
-        for portion in portions(records, DECODED_AT_ONCE):
+    def _consume(self, samples: Samples) -> None:
+        for portion in portions(samples, DECODED_AT_ONCE):
             self._consume_portion(portion)
 
-    def _consume_portion(self, records: Records) -> None:
-        """Records in their order: who, then what, then the end. A connection's frames never follow its end."""
-        kinds = records["kind"]
-        ends = (kinds == Kind.CLOSE) | (kinds == Kind.GONE)
-        others = (kinds != Kind.FRAME) & ~ends
-        for record in records[others]:
-            self._tracker.take(record)
-        batch = list(self._reader.read(records[kinds == Kind.FRAME] if (others | ends).any() else records))
+    def _consume_portion(self, samples: Samples) -> None:
+        """Samples in their order: who, then what, then the end. A connection's frames never follow its end."""
+        kinds = samples["kind"]
+        ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
+        others = (kinds != SampleKind.FRAME) & ~ends
+        for sample in samples[others]:
+            self._tracker.take(sample)
+        batch = list(self._reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
         self._flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
-            self._send_stamped(self._detail.wanted(self._exchanges.pair(batch)))
+            self._send_stamped(self._load_shedding.wanted(self._exchanges.pair(batch)))
         else:
-            self._detail.skip(batch)
-        for record, kind in zip(records[ends], kinds[ends].tolist(), strict=True):
-            if kind == Kind.CLOSE:
-                self._tracker.close(record)
+            self._load_shedding.skip(batch)
+        for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
+            if kind == SampleKind.CLOSE:
+                self._tracker.close(sample)
             else:
-                self._forget(int(record["conn"]))
+                self._forget(int(sample["conn"]))
 
     def _forget(self, conn: int) -> None:
         connection = self._tracker.gone(conn)
         self._reader.forget(conn)
         if connection and self._exchanges:
-            self._send_stamped(self._detail.wanted(self._exchanges.end(connection)))
+            self._send_stamped(self._load_shedding.wanted(self._exchanges.end(connection)))
 
     def _look_closely(self) -> None:
         """Build exchanges, which costs more than to count frames, only while they become events."""
-        if self._detail.requests and not self._exchanges:
+        if self._load_shedding.requests and not self._exchanges:
             self._exchanges = Exchanges(self._tracker, self._names, self._bounds.exchanges_bytes)
             self._exchanges.losses = self._request_losses
             self._reader.ask()
-        elif self._exchanges and not self._detail.requests:
+        elif self._exchanges and not self._load_shedding.requests:
             self._exchanges = None
             self._reader.ask(SUMMED)
 
@@ -293,7 +293,7 @@ class Agent:
         now = changed & RELOADED
         self._config = self._config.model_copy(update={name: getattr(config, name) for name in now})
         if now & {"requests", "cpu_limit"}:
-            self._detail.reconfigure(config.requests, config.cpu_limit)
+            self._load_shedding.reconfigure(config.requests, config.cpu_limit)
             self._look_closely()
         log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
@@ -302,14 +302,14 @@ class Agent:
 
         The agent's own comes last, so that `complete_until` is true when it arrives. Times are of CLOCK_MONOTONIC, so
         that a step of the wall clock moves both ends of an interval. settled_ns: up to then closes are settled, see
-        settling.py.
+        pending_closes.py.
         """
         offset_ns = _wall_offset_ns()
         interval: Event = {"since": (since_ns + offset_ns) // 1000}
-        flows = self._flows.report(with_topics=self._detail.topics)
+        flows = self._flows.report(with_topics=self._load_shedding.topics)
         self._resolver.name_pods()
         self._tracker.settle(settled_ns)
-        self._detail.spend(self._cpu_share())
+        self._load_shedding.spend(self._cpu_share())
         self._look_closely()
         ends, topics = _stamped(self._tracker.report()), list(_named_topics(self._names.report()))
         other = self._tracker.other()
@@ -338,7 +338,7 @@ class Agent:
             "open": self._tracker.open_now(),
             "losses": self._losses(),
             "counters": self._counters(),
-            "shed": self._detail.shed,
+            "shed": self._load_shedding.shed,
             "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
             "kernel_us": self._kernel_us,
             "rss_bytes": _resident_bytes(),
@@ -355,9 +355,17 @@ class Agent:
 
     def _losses(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in LOSSES}
-        rooms = (self._resolver, self._pod_watch, self._reader, self._tracker, self._flows, self._detail, self._names)
+        modules = (
+            self._resolver,
+            self._pod_watch,
+            self._reader,
+            self._tracker,
+            self._flows,
+            self._load_shedding,
+            self._names,
+        )
         counted = (
-            {reason: n for room in rooms for reason, n in room.losses.items()}
+            {reason: n for module in modules for reason, n in module.losses.items()}
             | self._request_losses
             | self._listener_losses
         )
@@ -365,8 +373,8 @@ class Agent:
 
     def _counters(self) -> dict[str, int]:
         kernel = {name: self._kernel[name] for name in COUNTERS}
-        rooms = {**self._reader.counters, **self._brokers.counters}
-        return {**kernel, **rooms, "events": self._sent, **self._sink.counters()}
+        modules = {**self._reader.counters, **self._brokers.counters}
+        return {**kernel, **modules, "events": self._sent, **self._sink.counters()}
 
     def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
         _finish(self._parts(_stamped(stamped), 0))

@@ -1,7 +1,7 @@
 """The command `kafka-probe`: flags in, exit status out. Every flag derives from a field of `Config`.
 
 Exit status: 0 done or stopped by a signal, 1 failed while running, 2 used wrongly, 3 could not start. A second signal
-ends the process at once. What a command does is in the room it imports, only when it is called.
+ends the process at once. What a command does is in the module it imports, only when it is called.
 """
 
 from __future__ import annotations
@@ -233,8 +233,8 @@ def _watch(
     again: reads the settings anew, at SIGHUP.
     """
     from kafka_probe.agent import Agent
-    from kafka_probe.attaching import attached
     from kafka_probe.memory import bounds_of
+    from kafka_probe.startup import attached
 
     try:
         bounds = bounds_of(config)

@@ -1,7 +1,7 @@
 """The configuration: one class that gives flags, `KAFKA_PROBE_*` variables, the keys of a TOML file, `--help` and docs.
 
 A flag wins over a variable, a variable over the file, the file over the default. A value that cannot be used is a
-`UsageError` that names the place where it was written. This room never opens a socket and never touches the kernel.
+`UsageError` that names the place where it was written. This module never opens a socket and never touches the kernel.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on
 one line; a Kafka record holds many lines and its key is the agent's id, so that one agent's events stay in order.
-This room never reads the wire and never knows a sink. The pipeline may import it, and beside it only `text`.
+This module never reads the wire and never knows a sink. The pipeline may import it, and beside it only `text`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import NO_API
+from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming, Topic
@@ -23,8 +23,8 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, CLIENT, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
-from kafka_probe.protocol.errors import ERROR_NAMES
-from kafka_probe.protocol.facts import Kind, Measure, SetStatus, Shape, TopicFacts, shape_bytes
+from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import NOBODY
@@ -66,7 +66,7 @@ class _Count:
 class _Topic:
     requests: int = 0
     partitions: set[int] = field(default_factory=set)
-    sums: Counter[Kind] = field(default_factory=Counter)
+    sums: Counter[MeasureKind] = field(default_factory=Counter)
     codecs: Counter[str] = field(default_factory=Counter)
     errors: Counter[int] = field(default_factory=Counter)
 
@@ -235,7 +235,7 @@ class Flows:
         else:
             flow.requests += count.frames
             flow.request_bytes += count.bytes
-        flow.throttle_ms += sum(value for measure, value in _measured(count) if measure.kind is Kind.THROTTLE_MS)
+        flow.throttle_ms += sum(value for measure, value in _measured(count) if measure.kind is MeasureKind.THROTTLE_MS)
 
     def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
         self._sum_frames(flow, count)
@@ -278,12 +278,12 @@ class Flows:
 _INTERNAL = -1
 _UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
 _OF_TOPICS = {
-    Kind.RECORDS: "records",
-    Kind.BATCHES: "batches",
-    Kind.RECORD_BYTES: "bytes",
-    Kind.UNCOUNTED_BYTES: "uncounted_bytes",
+    MeasureKind.RECORDS: "records",
+    MeasureKind.BATCHES: "batches",
+    MeasureKind.RECORD_BYTES: "bytes",
+    MeasureKind.UNCOUNTED_BYTES: "uncounted_bytes",
 }
-SUMMED = (*_OF_TOPICS, Kind.THROTTLE_MS)
+SUMMED = (*_OF_TOPICS, MeasureKind.THROTTLE_MS)
 
 
 def _first_seen(frames: Frames) -> int:

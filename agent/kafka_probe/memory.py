@@ -52,7 +52,7 @@ _SHARES = {
 # Of one item each; the others are counted in bytes.
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
-    "ends": 1536,  # a closed connection with the record of its end
+    "ends": 1536,  # a closed connection with the sample of its end
     "groups": 512,
 }
 
@@ -69,7 +69,7 @@ class Bounds:
     workloads_bytes: int  # the processes that own connections, as long as somebody holds them
     topic_names_bytes: int
     clients_bytes: int  # that the HTTP server shows, with their topics
-    unfinished_bytes: int  # frames of which records are missing
+    unfinished_bytes: int  # frames of which samples are missing
     exchanges_bytes: int  # requests that wait for their response
     groups: int  # of open connections, by owner and network
 

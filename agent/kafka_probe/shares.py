@@ -52,7 +52,7 @@ class Shares:
         return fits
 
 
-class Place:
+class SharedBudget:
     """Bytes that things take for as long as they are kept, shared by peers. What finds no place is counted in `losses`.
 
     Threads may share it: what one of them drops last gives its bytes back there.

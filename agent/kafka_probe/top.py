@@ -1,6 +1,6 @@
 """`kafka-probe top`: who uses which API on which topic, how often and how fast, as a table that renews itself.
 
-`Traffic` sums `flow` events into rows; three sinks show them: live on a terminal, as plain text, as JSON lines.
+`TrafficTable` sums `flow` events into rows; three sinks show them: live on a terminal, as plain text, as JSON lines.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROWS_SHOWN = 1000
 """Most rows of a table: with names of any length they fit into the buffer of the output."""
 
 
-class Key(NamedTuple):
+class RowKey(NamedTuple):
     """What makes two flows the same row."""
 
     side: str | None
@@ -66,7 +66,7 @@ class Row:
         return None
 
 
-class Traffic:
+class TrafficTable:
     """Rows summed from `flow` events, and the seconds that they cover.
 
     internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `beyond` counts requests
@@ -74,7 +74,7 @@ class Traffic:
     """
 
     def __init__(self, *, internal: bool = False) -> None:
-        self.rows: dict[Key, Row] = {}
+        self.rows: dict[RowKey, Row] = {}
         self.seconds = 0.0
         self.lost = 0
         self.left_out = 0
@@ -114,15 +114,15 @@ class Traffic:
             row.errors += sum(((flow if whole else topic).get("errors") or {}).values())
             row.latency.update({int(bucket): count for bucket, count in (flow.get("latency") or {}).items()})
 
-    def busiest(self) -> list[tuple[Key, Row]]:
+    def busiest(self) -> list[tuple[RowKey, Row]]:
         """All rows, most requests first."""
         return sorted(self.rows.items(), key=lambda item: (-item[1].requests, -item[1].bytes, str(item[0])))
 
 
-def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> Key:
+def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> RowKey:
     workload, client = flow.get("workload") or {}, flow.get("client") or {}
     library = " ".join(filter(None, (client.get("software_name"), client.get("software_version"))))
-    return Key(
+    return RowKey(
         flow.get("side"),
         workload.get("pid"),
         workload.get("comm"),
@@ -162,7 +162,7 @@ COLUMNS = (
 WIDE = 130
 
 
-def cells(key: Key, row: Row, seconds: float) -> list[str]:
+def cells(key: RowKey, row: Row, seconds: float) -> list[str]:
     """A row as text, one cell per column."""
     p50, p99 = row.quantile_us(0.5), row.quantile_us(0.99)
     version = "" if key.api_version is None else f" v{key.api_version}"
@@ -189,7 +189,7 @@ def _short(container: str) -> str:
     return container[:12] if re.fullmatch(r"[0-9a-f]{64}", container) else container
 
 
-def plain_table(traffic: Traffic, connections: Iterable[Connection] = ()) -> bytes:
+def plain_table(traffic: TrafficTable, connections: Iterable[Connection] = ()) -> bytes:
     """Return the busiest rows as aligned text with a header, and what the open connections add to them."""
     seconds = traffic.seconds or 1.0
     rows = traffic.busiest()[:ROWS_SHOWN]
@@ -203,7 +203,7 @@ def plain_table(traffic: Traffic, connections: Iterable[Connection] = ()) -> byt
     return ("\n".join([*lines, _footer(traffic, len(rows), connections)]) + "\n").encode()
 
 
-def json_lines(traffic: Traffic) -> Iterator[bytes]:
+def json_lines(traffic: TrafficTable) -> Iterator[bytes]:
     """Yield a JSON object per row of the busiest; keys as in the events where the meaning is the same.
 
     One more object has `rows_left_out` and their `requests`, if any are left out.
@@ -228,7 +228,7 @@ def json_lines(traffic: Traffic) -> Iterator[bytes]:
         yield encode({"rows_left_out": len(left_out), "requests": requests})
 
 
-def _footer(traffic: Traffic, shown_rows: int, connections: Iterable[Connection]) -> str:
+def _footer(traffic: TrafficTable, shown_rows: int, connections: Iterable[Connection]) -> str:
     """Return what the rows cover, what is left out, and why there may be none of a connection."""
     parts = [f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"]
     if left_out := len(traffic.rows) - shown_rows:
@@ -268,7 +268,7 @@ class PlainTop(StdoutSink):
         self._once_s = once_s
         self._as_json = as_json
         self._internal = internal
-        self._traffic = Traffic(internal=internal)
+        self._traffic = TrafficTable(internal=internal)
         super().__init__(descriptor=descriptor)
 
     def send(self, events: Sequence[Event]) -> None:
@@ -288,7 +288,7 @@ class PlainTop(StdoutSink):
             self.write(list(json_lines(self._traffic)))
         else:
             self.write([plain_table(self._traffic, self.connections())])
-        self._traffic = Traffic(internal=self._internal)
+        self._traffic = TrafficTable(internal=self._internal)
 
 
 class LiveTop:
@@ -303,7 +303,7 @@ class LiveTop:
 
         self.connections: Callable[[], Sequence[Connection]] = lambda: ()
         self._internal = internal
-        self._traffic = Traffic(internal=internal)
+        self._traffic = TrafficTable(internal=internal)
         self._console = Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
 
@@ -311,7 +311,7 @@ class LiveTop:
         self._live.start()  # idempotent; a thread of its own draws
         if self._traffic.add(events):
             self._live.update(self._table(self._traffic))
-            self._traffic = Traffic(internal=self._internal)
+            self._traffic = TrafficTable(internal=self._internal)
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002  # nothing waits
         self._live.stop()
@@ -325,7 +325,7 @@ class LiveTop:
     def trouble(self) -> str | None:
         return None
 
-    def _table(self, traffic: Traffic) -> Table:
+    def _table(self, traffic: TrafficTable) -> Table:
         from rich.table import Table
         from rich.text import Text
 

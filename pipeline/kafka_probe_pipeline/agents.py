@@ -1,7 +1,7 @@
 """Agents: what each one said of itself, which tells how far its silence means something.
 
 One row per run of an agent: since and up to when its word is complete, when it was heard, what is open on its host, and
-to whom its host sent an RST without a socket. Pure functions of DataFrames; this room never reads or writes.
+to whom its host sent an RST without a socket. Pure functions of DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations

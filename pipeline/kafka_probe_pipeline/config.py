@@ -1,6 +1,6 @@
 """The configuration: one class, from which flags, `KAFKA_PROBE_PIPELINE_*` variables and `--help` derive.
 
-A flag wins over a variable, a variable over the default. This room never starts Spark and never opens a socket.
+A flag wins over a variable, a variable over the default. This module never starts Spark and never opens a socket.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The ends are joined by `flow_id`, which is the same on both hosts. An end without one, which an agent listed when it
 started, has that of the agent before it, or is a connection of its own until it gets one. Times of events are of the
 clock of their host and are never compared with another host's; `heard_us` is of Kafka's clock. Pure functions of
-DataFrames; this room never reads or writes.
+DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Names of topics: what any agent said of an id names the rows of all agents, also those that came before.
 
-Pure functions of DataFrames; pairs are rows of `topic_id` and `name`, one per id. This room never reads or writes.
+Pure functions of DataFrames; pairs are rows of `topic_id` and `name`, one per id. This module never reads or writes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The rules by which a cause is named: of those that hold, the first one counts.
 
-Client ids, topics and ports name no cause. This room never touches Spark.
+Client ids, topics and ports name no cause. This module never touches Spark.
 """
 
 from __future__ import annotations

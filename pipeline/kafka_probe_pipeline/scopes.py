@@ -1,6 +1,6 @@
 """Scopes: what connections have in common, as a broker, a network of peers, a workload, and how many of them there are.
 
-Pure functions of DataFrames; this room never reads or writes.
+Pure functions of DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations

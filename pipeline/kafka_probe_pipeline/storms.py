@@ -3,7 +3,7 @@
 Idle storms are closes for the same cause at the same idle age; other storms are named as what they are: the restart of
 a broker, a crash loop of a workload, a workload that connects again and again. How dense closes are is told by the
 clocks of their hosts, and how long a storm is quiet by Kafka's. Spark keeps and counts the connections; the verdicts of
-a window are few enough to be looked at on the driver. This room never reads or writes.
+a window are few enough to be looked at on the driver. This module never reads or writes.
 """
 
 from __future__ import annotations

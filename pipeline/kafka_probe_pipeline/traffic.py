@@ -3,7 +3,7 @@
 Two levels that must never be added: `api` rows are the totals of an API, `topic` rows are what was done to one topic
 (one request may name many). Nor may the two sides of a connection. Everything else adds up: rows of several
 micro-batches, windows or nodes, histograms bucket by bucket. So a late event is one more row, never a dropped one.
-Pure functions of DataFrames; this room never reads or writes.
+Pure functions of DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Of the `RULES` that hold, the first names the cause. What rests on an absence waits until the agent that would have
 seen it has told of everything, and says so where that agent is silent or has lost something. Spark keeps the
-connections and finds those to judge, which are few; each is judged on its own, on the driver. This room never reads or
-writes.
+connections and finds those to judge, which are few; each is judged on its own, on the driver. This module never
+reads or writes.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m tests.attack.ring PORT
 
 It attaches again every few seconds, so that it also begins in the middle of records. Standard output is what it found,
-as JSON: {"records": n, "bytes": b, "markers": m}.
+as JSON: {"samples": n, "bytes": b, "markers": m}.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from threading import Event
 
 import numpy as np
 
-from kafka_probe.capture.record import DATA_BYTES
+from kafka_probe.capture.sample import DATA_BYTES
 from tests.golden.capture import Capture
 from tests.golden.wire import MARKER
 
@@ -26,7 +26,7 @@ _READ_S = 0.2
 
 
 def main() -> None:
-    found = {"attached": 0, "records": 0, "bytes": 0, "markers": 0}
+    found = {"attached": 0, "samples": 0, "bytes": 0, "markers": 0}
     stopped = Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
     while not stopped.is_set():
@@ -34,11 +34,11 @@ def main() -> None:
             found["attached"] += 1
             until_s = time.monotonic() + ATTACHED_S
             while not stopped.wait(_READ_S) and time.monotonic() < until_s:
-                while len(records := capture.records()):
-                    whole = records.tobytes()
-                    # Without what is not used of each, so that what goes over several records is seen, too.
-                    data = records["data"][np.arange(DATA_BYTES) < records["size"][:, np.newaxis]].tobytes()
-                    found["records"] += len(records)
+                while len(samples := capture.samples()):
+                    whole = samples.tobytes()
+                    # Without what is not used of each, so that what goes over several samples is seen, too.
+                    data = samples["data"][np.arange(DATA_BYTES) < samples["size"][:, np.newaxis]].tobytes()
+                    found["samples"] += len(samples)
                     found["bytes"] += len(whole)
                     found["markers"] += max(whole.count(MARKER), data.count(MARKER))
     print(json.dumps(found))

@@ -28,11 +28,11 @@ from kio.index import load_payload_module
 from kio.serial import entity_reader
 from kio.static.constants import EntityType
 
-from kafka_probe.capture.record import Kind
+from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
+from kafka_probe.protocol.decoded import Decoded
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.found import Decoded
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
 from tests.golden.capture import Capture
 from tests.lab.processes import free_port
@@ -223,8 +223,8 @@ def recorded_frames() -> None:
         for name in names():
             with said_again(read(name), port):
                 pass
-        records = capture.records()
-    frames = records[records["kind"] == Kind.FRAME]
+        records = capture.samples()
+    frames = records[records["kind"] == SampleKind.FRAME]
     batch = np.tile(frames, 8)
     reader = FrameReader(SUMMED)
     exhaust(reader.read(batch))

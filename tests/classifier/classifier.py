@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.attaching import rules
 from kafka_probe.capture.compiler import HOP_RUNS, HOPS, RUNS, STEPS, sources
-from kafka_probe.capture.options import RULES, WALK_OPS, map_contents
-from kafka_probe.capture.record import COUNTERS, LOSSES, RECORD
+from kafka_probe.capture.options import PROGRAM_OPS, RULES, map_contents
+from kafka_probe.capture.sample import COUNTERS, LOSSES, SAMPLE
+from kafka_probe.startup import rules
 
 _HERE = Path(__file__).parent
 # The functions that tell conversations, in their order; and all but Kafka's.
@@ -41,7 +41,7 @@ class Classifier:
         self.any_port = any_port
         library = folder / f"classifier-{any_port:d}.so"
         limits = {"RUNS": RUNS, "STEPS": STEPS, "HOP_RUNS": HOP_RUNS, "HOPS": HOPS}
-        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "WALK_OPS": WALK_OPS, **limits}
+        defines = {"ANY_PORT": int(any_port), "RULES": RULES, "PROGRAM_OPS": PROGRAM_OPS, **limits}
         subprocess.run(
             [
                 *("gcc", "-O2", "-shared", "-fPIC", "-ffreestanding", "-nostdlib", "-Wl,-Bsymbolic", *_WARNINGS),
@@ -73,11 +73,11 @@ class Classifier:
         for at in range(0, len(data), piece):
             self._library.move(direction, data[at : at + piece], len(data[at : at + piece]))
 
-    def records(self) -> npt.NDArray[Any]:
-        """What left of the connection, (n,) of RECORD."""
+    def samples(self) -> npt.NDArray[Any]:
+        """What left of the connection, (n,) of SAMPLE."""
         at = ctypes.c_void_p()
-        count = self._library.records_left(ctypes.byref(at))
-        return np.frombuffer(ctypes.string_at(at, count * RECORD.itemsize), RECORD)
+        count = self._library.samples_left(ctypes.byref(at))
+        return np.frombuffer(ctypes.string_at(at, count * SAMPLE.itemsize), SAMPLE)
 
     def losses(self) -> dict[str, int]:
         """What was lost since the start, by name, where something was."""

@@ -8,16 +8,16 @@ enum { LISTENING = KAFKA_PORT, CLIENT_PORT = 40000 };
 
 static struct sock sock;
 static u64 opened, frames;
-static struct record kept[4096]; // what left since the last connection began
-static u32 kept_records;
+static struct sample kept[4096]; // what left since the last connection began
+static u32 kept_samples;
 
 static int taken(void *data, u64 size, u64 flags)
 {
-	struct record *record = data;
-	if (kept_records < sizeof(kept) / sizeof(kept[0]))
-		kept[kept_records++] = *record;
-	opened += record->kind == RECORD_OPEN;
-	frames += record->kind == RECORD_FRAME;
+	struct sample *sample = data;
+	if (kept_samples < sizeof(kept) / sizeof(kept[0]))
+		kept[kept_samples++] = *sample;
+	opened += sample->kind == SAMPLE_OPEN;
+	frames += sample->kind == SAMPLE_FRAME;
 	return 0;
 }
 
@@ -26,9 +26,9 @@ void set_rules(u32 at, const struct rule *rule)
 	rules_values[at] = *rule;
 }
 
-void set_walks(u32 at, const u16 *op)
+void set_copy_programs(u32 at, const u16 *op)
 {
-	walks_values[at] = *op;
+	copy_programs_values[at] = *op;
 }
 
 // A new connection, watched at one of its ends; `seen` bytes went each way before it was.
@@ -38,7 +38,7 @@ void new_connection(int server_side, u32 seen)
 	conns.delete(&address);
 	u32 sent = 0x7fffff00 + below(512), received = 0x7fffff00 + below(512); // wrap around, now and then
 	__builtin_memset(&sock, 0, sizeof(sock));
-	kept_records = 0;
+	kept_samples = 0;
 	sock.sport = bpf_ntohs(server_side ? LISTENING : CLIENT_PORT);
 	sock.portpair = server_side ? LISTENING << 16 | bpf_ntohs(CLIENT_PORT) : CLIENT_PORT << 16 | bpf_ntohs(LISTENING);
 	sock.family = AF_INET;
@@ -76,11 +76,11 @@ void arrive(u32 size)
 	sock.bytes_received += size;
 }
 
-// How many records have left since the connection began; `at`: where they are put.
-u32 records_left(const struct record **at)
+// How many samples have left since the connection began; `at`: where they are put.
+u32 samples_left(const struct sample **at)
 {
 	*at = kept;
-	return kept_records;
+	return kept_samples;
 }
 
 u64 counted(u32 which)

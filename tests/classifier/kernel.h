@@ -184,7 +184,7 @@ static u64 now_ns;
 #define BPF_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_PERCPU_ARRAY(name, value_type, entries) ARRAY_TABLE(value_type, name, entries)
 #define BPF_RINGBUF_OUTPUT(name, pages)                                                                                          \
-	static int taken(void *record, u64 size, u64 flags);                                                                     \
+	static int taken(void *sample, u64 size, u64 flags);                                                                     \
 	static const struct {                                                                                                    \
 		int (*ringbuf_output)(void *, u64, u64);                                                                         \
 	} name = { taken }

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.capture.record import Flag, Kind
+from kafka_probe.capture.sample import Flag, SampleKind
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Kind as Measured
+from kafka_probe.protocol.facts import MeasureKind as Measured
 from kafka_probe.protocol.facts import SetStatus, measure_values
 from tests.classifier.classifier import Classifier, Direction, classifier
 from tests.golden.wire import METADATA, Set, batch, produce, request, response
@@ -42,7 +42,7 @@ def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus
     cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}, correlation_id=2).wire, WHOLE)
-    (record,) = (each for each in cursor.records() if each["kind"] == Kind.FRAME and each["correlation_id"] == 2)
+    (record,) = (each for each in cursor.samples() if each["kind"] == SampleKind.FRAME and each["correlation_id"] == 2)
     data = record["data"][: record["size"]].tobytes()
     shape = decode(False, 0, version, data, copied_all=not record["flags"] & Flag.CUT).shape()
     found = dict(zip((measure.kind for measure in shape.measures), measure_values(shape, data), strict=True))
@@ -113,6 +113,6 @@ def test_a_correlation_id_may_be_negative(cursor: Classifier) -> None:
     cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(METADATA, 12, -1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, -1).wire, WHOLE)
-    frames = [each for each in cursor.records() if each["kind"] == Kind.FRAME]
+    frames = [each for each in cursor.samples() if each["kind"] == SampleKind.FRAME]
     assert {int(each["correlation_id"]) for each in frames} == {-1}
     assert frames[1]["api_key"] == METADATA

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.capture.record import Flag, Kind
+from kafka_probe.capture.sample import Flag, SampleKind
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
 from kafka_probe.protocol.rules import LIMITS
@@ -73,9 +73,9 @@ def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, by
         cursor.move(Direction.SEND, message.frame(2), piece)
     else:
         cursor.move(Direction.RECEIVE, message.frame(2), piece)
-    records = cursor.records()
+    records = cursor.samples()
     is_answer = (records["flags"] & Flag.RESPONSE > 0) == message.response
-    own = records[(records["kind"] == Kind.FRAME) & (records["correlation_id"] == 2) & is_answer]
+    own = records[(records["kind"] == SampleKind.FRAME) & (records["correlation_id"] == 2) & is_answer]
     data = b"".join(each["data"][: each["size"]].tobytes() for each in own)
     return records.tobytes(), data, int(own["flags"][-1])
 
@@ -86,7 +86,7 @@ def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, PRODUCE_9, WHOLE)
-    produced = cursor.records()[-1]
+    produced = cursor.samples()[-1]
     data = produced["data"][: produced["size"]].tobytes()
     facts = decode(False, 0, 9, data, copied_all=not produced["flags"] & Flag.CUT).facts
     assert (facts.status, facts.acks, [topic.name for topic in facts.topics]) == (Status.COMPLETE, 1, ["good"])
@@ -105,6 +105,6 @@ def test_a_tagged_field_ends_where_its_size_says(cursor: Classifier, size: int, 
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, struct.pack(">i", len(head + body)) + head + body, WHOLE)
-    record = cursor.records()[-1]
+    record = cursor.samples()[-1]
     assert record["data"][: record["size"]].tobytes().endswith(leaves)
     assert cursor.losses().get("malformed", 0) == before + malformed

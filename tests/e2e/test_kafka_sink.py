@@ -219,7 +219,7 @@ settings = {"topic": "spooled", "spool_dir": spool, "sink_buffer_bytes": "200000
 sink = KafkaSink(load({"bootstrap_servers": bootstrap, **settings}))
 for seq in range(100):
     sink.send([{"kind": "flow", "agent_id": "killed", "seq": seq, "text": "x" * 10_000}])
-    wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "room in memory", every_s=0.01)
+    wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
 wait_until(lambda: sink.counters()["sink_waiting_bytes"] == 0, "the disk to have it all")
 print(sink.losses()["sink_buffer_full"], flush=True)
 signal.pause()
@@ -241,7 +241,7 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
     sink = KafkaSink(config(broker, "spooled", spool_dir=spool, sink_buffer_bytes=200_000))
     for seq in range(100):
         sink.send([event(seq, padding=10_000, agent="next")])
-        wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "room in memory", every_s=0.01)
+        wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
     broker.start()
     sink.close(60)
 

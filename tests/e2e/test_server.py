@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.server.traffic import Labels
 from tests.lab.broker import Broker
 from tests.lab.http import Answer, Samples, get, samples

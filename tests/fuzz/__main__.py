@@ -17,9 +17,9 @@ import atheris
 
 with atheris.instrument_imports(include=["kafka_probe.protocol"]):
     from kafka_probe.protocol import decoder
-    from kafka_probe.protocol.compiler import Walk, compiled
-    from kafka_probe.protocol.facts import Kind, Shape, measure_values
+    from kafka_probe.protocol.facts import MeasureKind, Shape, measure_values
     from kafka_probe.protocol.plan import Step
+    from kafka_probe.protocol.reader_compiler import Reader, compiled
 
 from tests.recorded.recording import exchanges, names, read
 
@@ -33,7 +33,7 @@ SET_MEASURES = 6  # of one record set, which has 24 bytes at least
 
 def main() -> None:
     """Run until the time is over or something is wrong; does not return."""
-    # the walks are made when they are first needed, so no import brings them
+    # the readers are compiled when they are first needed, so no import brings them
     vars(decoder)["compiled"] = instrumented
     corpus = DIRECTORY / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
@@ -46,10 +46,10 @@ def main() -> None:
 
 
 @cache
-def instrumented(steps: tuple[Step, ...], kinds: frozenset[Kind]) -> Walk:
-    """A plan's walk that tells the fuzzer where it goes."""
-    walk: Walk = atheris.instrument_func(compiled(steps, kinds))
-    return walk
+def instrumented(steps: tuple[Step, ...], kinds: frozenset[MeasureKind]) -> Reader:
+    """A plan's reader that tells the fuzzer where it goes."""
+    reader: Reader = atheris.instrument_func(compiled(steps, kinds))
+    return reader
 
 
 def seeds() -> list[tuple[str, bytes]]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from kafka_probe.attaching import rules
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import LOSSES, Programs
-from kafka_probe.capture.record import DATA_BYTES, Flag, Kind, Protocol
-from kafka_probe.connections.closing import read_close
-from kafka_probe.connections.frames import FrameReader, Frames, Records
+from kafka_probe.capture.sample import DATA_BYTES, Flag, Protocol, SampleKind
+from kafka_probe.connections.close_reason import read_close
+from kafka_probe.connections.frames import FrameReader, Frames, Samples
 from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner
 from tests.golden.conversation import TIMEOUT_S, Conversation
 from tests.golden.wire import MARKER, Seen
@@ -83,7 +83,7 @@ class Capture:
         self._before = Counter(self._programs.counters())
         self._reader = FrameReader()
         self._ends: dict[int, End] = {}
-        self.sockets: list[tuple[Kind, bool, Identity]] = []
+        self.sockets: list[tuple[SampleKind, bool, Identity]] = []
 
     def close(self) -> None:
         self._programs.close()
@@ -105,17 +105,17 @@ class Capture:
 
     @property
     def ends(self) -> list[End]:
-        """Every end seen, in the order of first sight. Nothing of MARKER may be in any record, or in a few together."""
-        while len(records := self._programs.buffer.take(1 << 20)):
-            assert MARKER not in records.tobytes()
-            assert MARKER not in records["data"][np.arange(DATA_BYTES) < records["size"][:, np.newaxis]].tobytes()
-            whole = (records["kind"] == Kind.FRAME) & (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
-            for some in np.split(np.arange(len(records)), np.flatnonzero(whole[1:] != whole[:-1]) + 1):
+        """Every end seen, in the order of first sight. Nothing of MARKER may be in any sample, or in a few together."""
+        while len(samples := self._programs.buffer.take(1 << 20)):
+            assert MARKER not in samples.tobytes()
+            assert MARKER not in samples["data"][np.arange(DATA_BYTES) < samples["size"][:, np.newaxis]].tobytes()
+            whole = (samples["kind"] == SampleKind.FRAME) & (samples["part"] == 0) & (samples["flags"] & Flag.MORE == 0)
+            for some in np.split(np.arange(len(samples)), np.flatnonzero(whole[1:] != whole[:-1]) + 1):
                 if whole[some[0]]:
-                    self._take_frames(records[some])
+                    self._take_frames(samples[some])
                 else:
-                    for record in records[some]:
-                        self._take(record)
+                    for sample in samples[some]:
+                        self._take(sample)
         return list(self._ends.values())
 
     def followed(self) -> set[int]:
@@ -126,8 +126,8 @@ class Capture:
         """Whether the kernel wakes its reader."""
         return self._programs.buffer.wait(TIMEOUT_S)
 
-    def records(self) -> Records:
-        """The records themselves, as they stand in the buffer, instead of what is made of them."""
+    def samples(self) -> Samples:
+        """The samples themselves, as they stand in the buffer, instead of what is made of them."""
         return self._programs.buffer.take(1 << 20)
 
     def ends_of(self, talk: Conversation) -> list[End]:
@@ -161,31 +161,31 @@ class Capture:
         wait_until(lambda: all(end.gone for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
         return self.ends_of(talk)
 
-    def _take(self, record: Any) -> None:
-        conn = int(record["conn"])
-        match Kind(record["kind"]):
-            case Kind.OPEN:
-                identity, owner = read_open(record)
+    def _take(self, sample: Any) -> None:
+        conn = int(sample["conn"])
+        match SampleKind(sample["kind"]):
+            case SampleKind.OPEN:
+                identity, owner = read_open(sample)
                 self._ends[conn] = End(identity, [owner])
-            case Kind.OWNER if conn in self._ends:
-                self._ends[conn].owners.append(read_open(record)[1])
-            case Kind.REJECT if conn in self._ends:
-                self._ends[conn].opaque = Protocol(record["api_key"])
-            case Kind.CLOSE if conn in self._ends:
+            case SampleKind.OWNER if conn in self._ends:
+                self._ends[conn].owners.append(read_open(sample)[1])
+            case SampleKind.REJECT if conn in self._ends:
+                self._ends[conn].opaque = Protocol(sample["api_key"])
+            case SampleKind.CLOSE if conn in self._ends:
                 end = self._ends[conn]
-                _, end.closed = read_close(record, tls=end.opaque is Protocol.TLS, at_once_ns=AT_ONCE_NS)
-            case Kind.GONE:
+                _, end.closed = read_close(sample, tls=end.opaque is Protocol.TLS, at_once_ns=AT_ONCE_NS)
+            case SampleKind.GONE:
                 self._reader.forget(conn)
                 if conn in self._ends:
                     self._ends[conn].gone = True
-            case Kind.FRAME:
-                self._take_frames(record.reshape(1))
-            case Kind.RESET | Kind.LISTEN as kind:
-                self.sockets.append((kind, bool(record["flags"] & Flag.CLOSED), read_open(record)[0]))
+            case SampleKind.FRAME:
+                self._take_frames(sample.reshape(1))
+            case SampleKind.RESET | SampleKind.LISTEN as kind:
+                self.sockets.append((kind, bool(sample["flags"] & Flag.CLOSED), read_open(sample)[0]))
 
-    def _take_frames(self, records: Records) -> None:
-        """Frames, in the order of their records; of long ones, one record at a time."""
-        seen = [found for frames in self._reader.read(records) for found in _seen(frames)]
+    def _take_frames(self, samples: Samples) -> None:
+        """Frames, in the order of their samples; of long ones, one sample at a time."""
+        seen = [found for frames in self._reader.read(samples) for found in _seen(frames)]
         for _, conn, frame in sorted(seen, key=itemgetter(0)):
             end = self._ends.get(conn)
             # With every port watched, others may be busy here, too.
@@ -196,11 +196,11 @@ class Capture:
 def _seen(frames: Frames) -> Iterator[tuple[int, int, Seen]]:
     """Each frame with its place in the batch and its connection."""
     for place, values in zip(frames.index.tolist(), frames.values.tolist(), strict=True):
-        record = frames.batch[place]
+        sample = frames.batch[place]
         seen = Seen(
             frames.shape.facts,
-            int(record["correlation_id"]),
-            int(record["frame_bytes"]),
+            int(sample["correlation_id"]),
+            int(sample["frame_bytes"]),
             tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
         )
-        yield place, int(record["conn"]), seen
+        yield place, int(sample["conn"]), seen

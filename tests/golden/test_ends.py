@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from kafka_probe.capture.record import Kind
+from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.identity import endpoint
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, receive_all, transfer
@@ -168,7 +168,7 @@ def test_a_reset_without_a_socket_is_told(capture: Capture, port: int, listens: 
 
 def resets(capture: Capture) -> list[tuple[str, str]]:
     """Between whom."""
-    return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == Kind.RESET]
+    return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == SampleKind.RESET]
 
 
 def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture, port: int) -> None:
@@ -182,7 +182,7 @@ def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture,
     netns = os.stat("/proc/self/ns/net").st_ino
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
     told = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
-    assert told == [(Kind.LISTEN, False, local, netns), (Kind.LISTEN, True, local, netns)]
+    assert told == [(SampleKind.LISTEN, False, local, netns), (SampleKind.LISTEN, True, local, netns)]
 
 
 LISTENER = """
@@ -208,7 +208,7 @@ def test_a_listening_socket_that_its_process_did_not_close_is_not_told_to_be(
     with conversation(port) as talk:
         exchange(talk)
     capture.wait_closed(talk)
-    told = [closed for kind, closed, _ in capture.sockets if kind == Kind.LISTEN]
+    told = [closed for kind, closed, _ in capture.sockets if kind == SampleKind.LISTEN]
     assert told == [False, *([] if killed else [True]), False, True]  # the last two are the conversation's own
 
 

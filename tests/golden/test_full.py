@@ -1,4 +1,4 @@
-"""Kernel maps without room: what could not be told at once is told later, what could not be kept is told in part."""
+"""Full kernel maps: what could not be told at once is told later, what could not be kept is told in part."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest()
         kafka(port) as waiting,
         kafka(port) as talk,
     ):
-        transfer(waiting.client, waiting.server, frame.wire[:at])  # both its ends now take the room
+        transfer(waiting.client, waiting.server, frame.wire[:at])  # both its ends now take the space
         talk.ask(frame, write=send_pieces(at), read=receive_pieces(at))
         talk.answer(response(METADATA, 12))
         transfer(waiting.client, waiting.server, frame.wire[at:])

@@ -17,7 +17,7 @@ from threading import Thread
 
 import pytest
 
-from kafka_probe.protocol.facts import Kind
+from kafka_probe.protocol.facts import MeasureKind
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     BUFFER_BYTES,
@@ -91,15 +91,15 @@ def test_a_thousand_frames_in_one_call(capture: Capture, port: int, walked: bool
 
 def stretched(frame: Frame, size: int) -> Frame:
     """A frame whose record set, its last bytes, is this long: its wire stops behind the header of the record batch."""
-    (record_bytes, *others) = frame.seen.values
-    assert record_bytes[0] is Kind.RECORD_BYTES
+    (sample_bytes, *others) = frame.seen.values
+    assert sample_bytes[0] is MeasureKind.RECORD_BYTES
     wire = bytearray(frame.wire)
-    start = len(wire) - record_bytes[3]
+    start = len(wire) - sample_bytes[3]
     total = start + size
     struct.pack_into(">i", wire, 0, total - 4)
     struct.pack_into(">i", wire, start - 4, size)
     struct.pack_into(">i", wire, start + 8, size - 12)
-    return Frame(bytes(wire), replace(frame.seen, frame_bytes=total, values=((*record_bytes[:3], size), *others)))
+    return Frame(bytes(wire), replace(frame.seen, frame_bytes=total, values=((*sample_bytes[:3], size), *others)))
 
 
 @pytest.mark.parametrize("size", [FILE_BYTES, pytest.param(1_000_000_000, marks=pytest.mark.long)])

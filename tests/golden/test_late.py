@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from kafka_probe.capture.record import Protocol
+from kafka_probe.capture.sample import Protocol
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     Conversation,

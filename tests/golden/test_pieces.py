@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_probe.capture.record import RECORD
+from kafka_probe.capture.sample import SAMPLE
 from kafka_probe.protocol.facts import Facts, Status
 from tests.golden import wire
 from tests.golden.capture import RING_BYTES, Capture
@@ -168,7 +168,7 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
 @pytest.mark.kernel
 @pytest.mark.long
 def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: int) -> None:
-    quarter = RING_BYTES // 4 // RECORD.itemsize
+    quarter = RING_BYTES // 4 // SAMPLE.itemsize
     with conversation(port) as talk:
         # Ten records each: a request of one and a response of four, at both ends.
         for first in range(0, quarter // 10 + 100, 100):

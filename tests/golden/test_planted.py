@@ -1,6 +1,6 @@
 """Frames planted in records, with the very correlation ids and client id in use: nothing of them leaves the kernel.
 
-However the position in the stream is lost, wherever the calls are split. The capture refuses any record with MARKER.
+However the position in the stream is lost, wherever the calls are split. The capture refuses any sample with MARKER.
 """
 
 from __future__ import annotations

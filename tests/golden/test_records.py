@@ -1,6 +1,6 @@
 """Record sets leave as counts, credentials not at all; what stands around them is seen exactly.
 
-Every record holds MARKER, and the capture refuses any record of the ring with MARKER in it.
+Every record holds MARKER, and the capture refuses any sample of the ring with MARKER in it.
 """
 
 from __future__ import annotations

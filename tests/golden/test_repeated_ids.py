@@ -1,7 +1,7 @@
 """A client whose requests share one correlation id: answers are told apart by their order, and no records leave.
 
 Whichever requests the kernel did not follow, the answer to a Fetch is not taken for one of another request. The capture
-refuses any record with MARKER.
+refuses any sample with MARKER.
 """
 
 from __future__ import annotations

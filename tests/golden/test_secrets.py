@@ -1,4 +1,4 @@
-"""What must stay in the kernel does: MARKER stands there, and the capture refuses any record that holds it."""
+"""What must stay in the kernel does: MARKER stands there, and the capture refuses any sample that holds it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SEEDS = range(1, 9)
 HIDING = [
     rule
     for rule in copy_rules()
-    if (rule.request_walk or rule.response_walk)
+    if (rule.request_program or rule.response_program)
     and rule.api_key not in (PRODUCE, FETCH, SHARE_FETCH)
     and any(MARKER in secretive(rule, seed, response=way).wire for seed in SEEDS for way in (False, True))
 ]

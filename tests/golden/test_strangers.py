@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import pytest
 
-from kafka_probe.capture.record import Protocol
+from kafka_probe.capture.sample import Protocol
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, receive_pieces, send_pieces, transfer
 from tests.golden.wire import MARKER, METADATA, request, response

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from kafka_probe.capture.record import Protocol
+from kafka_probe.capture.sample import Protocol
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer

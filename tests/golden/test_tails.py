@@ -1,11 +1,11 @@
-"""Records leave whole, from buffers that all connections of a CPU share: beyond their size they hold nothing."""
+"""Samples leave whole, from buffers that all connections of a CPU share: beyond their size they hold nothing."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from kafka_probe.capture.record import DATA_BYTES, Kind
+from kafka_probe.capture.sample import DATA_BYTES, SampleKind
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, transfer
 from tests.golden.wire import FETCH, fetched, records_of, request
@@ -13,23 +13,25 @@ from tests.golden.wire import FETCH, fetched, records_of, request
 pytestmark = pytest.mark.root
 
 ROUNDS = 8
-TOPICS = {f"a-topic-with-a-long-name-{number}": {0: records_of(3)} for number in range(20)}  # several records of data
+TOPICS = {f"a-topic-with-a-long-name-{number}": {0: records_of(3)} for number in range(20)}  # several samples of data
 NOT_KAFKA = b"GET / HTTP/1.1\r\nAuthorization: Basic c2VjcmV0\r\n\r\n"
 OF_A_FRAME = ["tcp_seq", "frame_bytes", "correlation_id", "latency_us", "api_version", "size", "part"]
 
 
 @pytest.mark.kernel
-def test_records_hold_nothing_of_other_connections(capture: Capture, port: int) -> None:
+def test_samples_hold_nothing_of_other_connections(capture: Capture, port: int) -> None:
     for correlation_id in range(1, ROUNDS + 1):
         with conversation(port) as long, conversation(port) as short, conversation(port) as refused:
             long.ask(request(FETCH, 12, correlation_id))
             long.answer(fetched(12, TOPICS, correlation_id=correlation_id))
             transfer(refused.client, refused.server, NOT_KAFKA)
             exchange(short, [correlation_id])
-    records = capture.records()
-    assert {Kind.FRAME, Kind.OPEN, Kind.CLOSE, Kind.REJECT, Kind.GONE} <= {*records["kind"].tolist()}
-    assert records["part"].max() > 1
-    beyond = np.arange(DATA_BYTES) >= records["size"][:, np.newaxis]
-    assert not records["data"][beyond].any()
-    rejected = records[records["kind"] == Kind.REJECT]
+    samples = capture.samples()
+    assert {SampleKind.FRAME, SampleKind.OPEN, SampleKind.CLOSE, SampleKind.REJECT, SampleKind.GONE} <= {
+        *samples["kind"].tolist()
+    }
+    assert samples["part"].max() > 1
+    beyond = np.arange(DATA_BYTES) >= samples["size"][:, np.newaxis]
+    assert not samples["data"][beyond].any()
+    rejected = samples[samples["kind"] == SampleKind.REJECT]
     assert not any(rejected[name].any() for name in OF_A_FRAME)

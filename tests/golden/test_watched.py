@@ -58,9 +58,9 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
         assert agent.stdout
         print(request(METADATA, 12, 1).wire.hex(), file=agent.stdin, flush=True)
         assert agent.stdout.readline() == "used\n"
-        assert entries("own", capture) == 1
+        assert entries("agent_socks", capture) == 1
         agent.communicate()
-        wait_until(lambda: entries("own", capture) == 0, "the agent's connection to be forgotten")
+        wait_until(lambda: entries("agent_socks", capture) == 0, "the agent's connection to be forgotten")
         (end,) = capture.ends
     assert (end.identity.server_side, end.frames, end.pids) == (True, talk.said, {os.getpid()})
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import NAMESPACE_OID, UUID, uuid5
 
-from kafka_probe.capture.record import NO_API
-from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status
+from kafka_probe.capture.sample import NO_API
+from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status
 from tests.unit.protocol.expected import expected
 from tests.unit.protocol.messages import CLIENT_ID, case
 from tests.unit.protocol.trees import Message, Records, Tree, message_of
@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 
 MARKER = b"do-not-let-me-out"
 # What is counted of a record set.
-COUNTS = (Kind.RECORDS, Kind.BATCHES, Kind.BATCH_PRODUCER_ID, Kind.BATCH_PRODUCER_EPOCH)
+COUNTS = (MeasureKind.RECORDS, MeasureKind.BATCHES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH)
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1, 2, 3, 17, 18, 36
 
 
@@ -35,7 +35,7 @@ class Seen:
     facts: Facts
     correlation_id: int
     frame_bytes: int
-    values: tuple[tuple[Kind, int, int, int], ...] = ()
+    values: tuple[tuple[MeasureKind, int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +206,12 @@ def shared(
 
 def uncounted(seen: Seen, *partitions: int) -> Seen:
     """The same frame at an end where its record sets, or those of some partitions, are in no buffer."""
-    values: list[tuple[Kind, int, int, int]] = []
+    values: list[tuple[MeasureKind, int, int, int]] = []
     for value in seen.values:
         if partitions and value[2] not in partitions:
             values.append(value)
-        elif value[0] is Kind.RECORD_BYTES:
-            values += [value, (Kind.UNCOUNTED_BYTES, *value[1:])]
+        elif value[0] is MeasureKind.RECORD_BYTES:
+            values += [value, (MeasureKind.UNCOUNTED_BYTES, *value[1:])]
         elif value[0] not in COUNTS:
             values.append(value)
     sets = tuple(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.protocol.facts import Fact, Kind, Status
+from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.rules import HEADER_ONLY
 from tests.golden.wire import Seen
 from tests.recorded import oracle
@@ -122,16 +122,16 @@ def test_every_record_set_is_told_by_size_count_and_producer(conversation: list[
 
 
 def check_records(seen: Seen, body: Any) -> None:
-    found: dict[Kind, list[int]] = {}
+    found: dict[MeasureKind, list[int]] = {}
     for kind, _, _, value in seen.values:
         found.setdefault(kind, []).append(value)
     sets = oracle.record_sets(body)
     batches = [list(oracle.batches(each)) for each in sets]
-    assert found.get(Kind.RECORD_BYTES, []) == [len(each) for each in sets]
-    assert found.get(Kind.RECORDS, []) == [sum(batch.records for batch in each) for each in batches]
-    assert found.get(Kind.BATCHES, []) == [len(each) for each in batches]
-    assert found.get(Kind.BATCH_PRODUCER_ID, []) == [each[0].producer_id for each in batches]
-    assert found.get(Kind.BATCH_PRODUCER_EPOCH, []) == [each[0].producer_epoch for each in batches]
+    assert found.get(MeasureKind.RECORD_BYTES, []) == [len(each) for each in sets]
+    assert found.get(MeasureKind.RECORDS, []) == [sum(batch.records for batch in each) for each in batches]
+    assert found.get(MeasureKind.BATCHES, []) == [len(each) for each in batches]
+    assert found.get(MeasureKind.BATCH_PRODUCER_ID, []) == [each[0].producer_id for each in batches]
+    assert found.get(MeasureKind.BATCH_PRODUCER_EPOCH, []) == [each[0].producer_epoch for each in batches]
     assert [(each.codec, each.transactional, each.control) for each in seen.facts.record_sets] == [
         (each[0].codec, any(batch.transactional for batch in each), any(batch.control for batch in each))
         for each in batches

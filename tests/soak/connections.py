@@ -16,7 +16,7 @@ from threading import Event, Thread
 
 import numpy as np
 
-from kafka_probe.capture.record import Kind
+from kafka_probe.capture.sample import SampleKind
 from tests.golden.capture import Capture
 from tests.golden.test_watched import entries
 from tests.golden.wire import METADATA, request
@@ -30,7 +30,7 @@ MAPS = ("conns", "unfinished")
 
 
 class Drain:
-    """Counts the records of the ring by kind while it is filled."""
+    """Counts the samples of the ring by kind while it is filled."""
 
     def __init__(self, capture: Capture) -> None:
         self.kinds = np.zeros(16, np.int64)
@@ -49,8 +49,8 @@ class Drain:
             self._take()
 
     def _take(self) -> None:
-        while len(records := self._capture.records()):
-            self.kinds += np.bincount(records["kind"], minlength=16)
+        while len(samples := self._capture.samples()):
+            self.kinds += np.bincount(samples["kind"], minlength=16)
 
 
 def connect_and_close(listener: socket.socket, number: int) -> None:
@@ -80,7 +80,7 @@ def main() -> int:
                 connect_and_close(listener, number)
         drain.stop()
         left = {name: entries(name, capture) for name in MAPS}
-        told = {kind.name: int(drain.kinds[kind]) for kind in (Kind.OPEN, Kind.CLOSE, Kind.GONE)}
+        told = {kind.name: int(drain.kinds[kind]) for kind in (SampleKind.OPEN, SampleKind.CLOSE, SampleKind.GONE)}
         lost = capture.lost()
     print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; told {told}, lost {lost}, left {left}")
     return int(any(left.values()) or any(lost.values()) or set(told.values()) != {2 * connections})

@@ -11,15 +11,15 @@ import pytest
 
 from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
-from kafka_probe.capture.record import COUNTERS, Kind
+from kafka_probe.capture.sample import COUNTERS, SampleKind
 from kafka_probe.config import Config, RequestEvents
-from kafka_probe.connections import census
+from kafka_probe.connections import open_counts
 from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
-from tests.unit.connections.records import (
-    Records,
+from tests.unit.connections.samples import (
+    Samples,
     closed,
     ended,
     message,
@@ -66,7 +66,7 @@ class Fed:
         self.sink = Kept()
         self.agent = Agent(Config(node="node-1", requests=RequestEvents.parse(requests)), self.sink)
 
-    def see(self, *records: Records) -> None:
+    def see(self, *records: Samples) -> None:
         self.agent._consume(stream(*records))
 
     def report(self) -> None:
@@ -79,7 +79,7 @@ class Fed:
         return [event for event in self.sink.events if kind in (None, event["kind"])]
 
 
-def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Records:
+def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:
     """A request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
     records = stream(request(api_key, version), response(api_key, version, latency_us=latency_us))
     records["correlation_id"], records["ts_ns"] = correlation_id, correlation_id * 1000
@@ -213,7 +213,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
 
     monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
     fed = Fed()
-    groups = 2 * census.MOST
+    groups = 2 * open_counts.MAX_GROUPS
     parts: list[int] = []
     fed.agent.listener = lambda events: parts.append(sum(len(encode(event)) for event in events))
     fed.see(*(opened(conn, tgid=conn, server_side=conn % 2 == 0) for conn in range(1, groups + 1)))
@@ -226,13 +226,13 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     connections = Counter[str]()
     for group in agent["open"]:
         connections[group["side"]] += group["count"]
-    assert connections == {"server": census.MOST, "client": census.MOST}
+    assert connections == {"server": open_counts.MAX_GROUPS, "client": open_counts.MAX_GROUPS}
     assert [group["workload"]["pid"] for group in agent["open"][-2:]] == [None, None]
 
 
 def test_losses_in_every_room_reach_the_agent_event() -> None:
     fed = Fed()
-    unfinished = message(case(METADATA, 12, response=True), record_bytes=20)[:1]
+    unfinished = message(case(METADATA, 12, response=True), sample_bytes=20)[:1]
     fed.see(opened(1), request(METADATA, 12, 9), ended(8), unfinished, ended(1))
     fed.report()
     losses = {reason: count for reason, count in fed.events("agent")[0]["losses"].items() if count}
@@ -241,7 +241,7 @@ def test_losses_in_every_room_reach_the_agent_event() -> None:
 
 def test_another_owner_is_the_owner_of_the_flows() -> None:
     fed = Fed()
-    fed.see(opened(tgid=1), request(METADATA, 12), opened(tgid=2, kind=Kind.OWNER))
+    fed.see(opened(tgid=1), request(METADATA, 12), opened(tgid=2, kind=SampleKind.OWNER))
     fed.report()
     assert [event["workload"]["pid"] for event in fed.events("flow")] == [2]
 

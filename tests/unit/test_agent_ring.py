@@ -11,9 +11,9 @@ import pytest
 
 from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
-from kafka_probe.capture.record import COUNTERS, RECORD, SLOT
+from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
-from tests.unit.connections.records import Records, closed, ended, message, opened, request, stream
+from tests.unit.connections.samples import Samples, closed, ended, message, opened, request, stream
 from tests.unit.protocol.messages import case
 from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
 
@@ -24,20 +24,20 @@ class LateRing:
     def __init__(self, readings: int, then: Callable[[], None]) -> None:
         self._readings = readings
         self._then = then
-        self._waiting = np.zeros(0, RECORD)
+        self._waiting = np.zeros(0, SAMPLE)
 
     def wait(self, _timeout_s: float) -> None:
         """There is always something."""
 
-    def take(self, _most: int) -> Records:
+    def take(self, _most: int) -> Samples:
         if not len(self._waiting):
             self._readings -= 1
             if self._readings == 0:
                 self._then()
             conn = 1 + self._readings
             self._waiting = stream(opened(conn), ended(conn, ts_ns=time.monotonic_ns()))
-            return np.zeros(0, RECORD)
-        taken, self._waiting = self._waiting, np.zeros(0, RECORD)
+            return np.zeros(0, SAMPLE)
+        taken, self._waiting = self._waiting, np.zeros(0, SAMPLE)
         return taken
 
 
@@ -58,13 +58,13 @@ class NoPrograms:
 
 
 class WaitingRing:
-    """A ring that holds one record for every pause in a report."""
+    """A ring that holds one sample for every pause in a report."""
 
     def wait(self, _timeout_s: float) -> None:
         self.waiting = opened(1 << 20)
 
-    def take(self, _most: int) -> Records:
-        taken, self.waiting = self.waiting, np.zeros(0, RECORD)
+    def take(self, _most: int) -> Samples:
+        taken, self.waiting = self.waiting, np.zeros(0, SAMPLE)
         return taken
 
 
@@ -72,11 +72,11 @@ class FloodedRing:
     """A ring that is full again whenever it is read."""
 
     def __init__(self) -> None:
-        self.records = 0
+        self.samples = 0
 
-    def take(self, most: int) -> Records:
-        self.records += most
-        return np.zeros(most, RECORD)
+    def take(self, most: int) -> Samples:
+        self.samples += most
+        return np.zeros(most, SAMPLE)
 
 
 class Following(NoPrograms):
@@ -122,12 +122,12 @@ def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_re
     fed.see(opened(1), opened(2))
     forget_lost(fed, ring)
     assert fed.agent._tracker.known() == {2}
-    assert ring.records >= (8 << 20) // SLOT.itemsize
+    assert ring.samples >= (8 << 20) // SLOT.itemsize
 
 
 def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> None:
     fed, ring = Fed(), WaitingRing()
-    unfinished = message(case(METADATA, 12, response=True), 7, record_bytes=20)[:1]
+    unfinished = message(case(METADATA, 12, response=True), 7, sample_bytes=20)[:1]
     ring.waiting = opened(1 << 20)
     fed.see(unfinished)
     forget_lost(fed, ring)
@@ -139,10 +139,10 @@ def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> No
     fed, ring, capacity = Fed(), FloodedRing(), (8 << 20) // SLOT.itemsize
     began = time.monotonic_ns()
     fed.agent._drain(ring, due=0.0)  # type: ignore[arg-type]  # stands in for the kernel
-    assert ring.records < capacity
+    assert ring.samples < capacity
     assert fed.agent._read_ns < began
     fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
-    assert ring.records == capacity
+    assert ring.samples == capacity
     assert began <= fed.agent._read_ns
 
 
@@ -175,7 +175,7 @@ def test_two_reports_at_the_same_time_each_have_their_own_ends() -> None:
     for parts in reports:
         deque(parts, maxlen=0)
     assert sorted(event["conn_id"] for event in fed.events("close")) == [f"{conn:016x}" for conn in range(1, 6001)]
-    assert len(fed.agent._tracker._closings) == 0
+    assert len(fed.agent._tracker._pending_closes) == 0
 
 
 class BusyRing(LateRing):
@@ -185,9 +185,9 @@ class BusyRing(LateRing):
         super().__init__(readings, then)
         self._conn = 1 << 20
 
-    def take(self, most: int) -> Records:
+    def take(self, most: int) -> Samples:
         if len(super().take(most)):
-            return np.zeros(0, RECORD)
+            return np.zeros(0, SAMPLE)
         self._conn += 2000
         return stream(*(opened(self._conn + n) for n in range(2000)))
 

@@ -191,7 +191,7 @@ class Standstill:
 def standstill(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is attached, and nobody gives up the capabilities of the tests."""
     monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
-    monkeypatch.setattr("kafka_probe.attaching.attached", lambda *_: nullcontext((None, None)))
+    monkeypatch.setattr("kafka_probe.startup.attached", lambda *_: nullcontext((None, None)))
 
 
 @pytest.mark.usefixtures("standstill")
@@ -214,7 +214,7 @@ def test_top_says_on_a_terminal_what_it_waits_for_before_it_attaches(
         before.append(capsys.readouterr().err)
         return nullcontext((None, None))
 
-    monkeypatch.setattr("kafka_probe.attaching.attached", attached)
+    monkeypatch.setattr("kafka_probe.startup.attached", attached)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     cli.commands.main(["top", "--json", "--ports", "9092,9093", "--interval-s", "2"], standalone_mode=False)
     told = "Attaching to the kernel, then watching ports 9092, 9093; first figures 2 s later ...\n"
@@ -237,7 +237,7 @@ def test_an_agent_that_cannot_start_still_closes_its_sink(monkeypatch: pytest.Mo
     def refuse(*_: object) -> None:
         raise StartError("No.")
 
-    monkeypatch.setattr("kafka_probe.attaching.attached", refuse)
+    monkeypatch.setattr("kafka_probe.startup.attached", refuse)
     monkeypatch.setattr(StdoutSink, "close", lambda _, timeout_s: closed.append(timeout_s))
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert isinstance(result.exception, StartError)

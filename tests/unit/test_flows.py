@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafka_probe.capture.record import NO_API, Flag
+from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
@@ -15,10 +15,10 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.records import (
-    Records as Frames,
+from tests.unit.connections.samples import (
+    Samples as Frames,
 )
-from tests.unit.connections.records import (
+from tests.unit.connections.samples import (
     by_hand,
     fetch,
     fetched_nothing,

@@ -20,9 +20,9 @@ from kafka_probe.config import Config
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.joining import Joiner
+from kafka_probe.connections.pending_closes import PendingCloses
+from kafka_probe.connections.reassembly import Reassembler
 from kafka_probe.connections.sessions import FetchSession
-from kafka_probe.connections.settling import Settling
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.errors import StartError
@@ -39,12 +39,12 @@ from kafka_probe.memory import (
 )
 from kafka_probe.protocol.facts import Fact, shape_bytes
 from kafka_probe.protocol.shapes import code_of, decode_code
-from kafka_probe.shares import Place, Shares
+from kafka_probe.shares import SharedBudget, Shares
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver, workload_bytes
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
-from tests.unit.connections.records import (
-    Records,
+from tests.unit.connections.samples import (
+    Samples,
     by_hand,
     closed,
     fetch,
@@ -194,7 +194,7 @@ class Watched:
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 
-    def see(self, *records: Records) -> None:
+    def see(self, *records: Samples) -> None:
         self.flows.add(self.reader.read(stream(*records)))
 
     def report(self) -> list[dict[str, object]]:
@@ -363,15 +363,15 @@ def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
 
 
 def test_of_too_many_unfinished_frames_the_oldest_go() -> None:
-    joiner = Joiner(limit_bytes=3000)
+    reassembler = Reassembler(limit_bytes=3000)
     whole = case(METADATA, 12, response=True)
-    begun = {conn: message(whole, conn, record_bytes=20) for conn in range(1, 11)}
+    begun = {conn: message(whole, conn, sample_bytes=20) for conn in range(1, 11)}
     for records in begun.values():
-        joiner.join(records[:1])
-    assert 0 < len(joiner.unfinished()) < 5
-    assert joiner.losses["frame_limit"] == 10 - len(joiner.unfinished())
-    assert len(joiner.join(begun[10][1:]).firsts) == 1
-    assert len(joiner.join(begun[1][1:]).firsts) == 0
+        reassembler.join(records[:1])
+    assert 0 < len(reassembler.unfinished()) < 5
+    assert reassembler.losses["frame_limit"] == 10 - len(reassembler.unfinished())
+    assert len(reassembler.join(begun[10][1:]).firsts) == 1
+    assert len(reassembler.join(begun[1][1:]).firsts) == 0
 
 
 def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() -> None:
@@ -428,7 +428,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
     ]
     place = watched.tracker.place
 
-    def say(some: Sequence[tuple[Records, ...]]) -> bool:
+    def say(some: Sequence[tuple[Samples, ...]]) -> bool:
         for records in some:
             for one in records:
                 watched.see(one)
@@ -473,7 +473,7 @@ def test_kafka_probe_knows_its_own_connections_also_beyond_the_bound() -> None:
 def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, partitions: int) -> None:
     watched = with_place(40)
 
-    def asked(conn: int) -> Records:
+    def asked(conn: int) -> Samples:
         named = [
             {"Topic": f"{conn}-{n}".rjust(200, "x"), "Partitions": [{"Partition": 300 + p} for p in range(partitions)]}
             for n in range(topics)
@@ -483,7 +483,7 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
     requests = [asked(conn) for conn in range(1, 41)]
     place = watched.tracker.place
 
-    def ask(some: list[Records]) -> bool:
+    def ask(some: list[Samples]) -> bool:
         for one in some:
             watched.see(one)
         list(watched.flows.report())
@@ -604,7 +604,7 @@ class Named(WorkloadResolver):
         return workload(f"{owner.pid}", pid=owner.pid, start_time=1 << 50 | owner.pid, pod_uid="in a pod", **texts)
 
 
-def of_processes(*pids: int) -> list[Records]:
+def of_processes(*pids: int) -> list[Samples]:
     """Connections, each of another process."""
     return [opened(pid, peer=("10.0.0.1", pid), tgid=1000 + pid, cgroup_id=1 << 40 | pid) for pid in pids]
 
@@ -674,20 +674,20 @@ def test_a_process_that_nobody_holds_is_remembered_while_half_of_the_place_is_fr
 
 
 def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
-    settling = Settling(RESOLVER)
+    pending = PendingCloses(RESOLVER)
     addresses = (f"2001:db8:{n:x}:4444:5555:6666:7777:8888" for n in range(600 * 12))
     records = [listener(closed=True, local=(next(addresses), 1024 + n)) for n in range(600) for _ in range(12)]
 
     def listen() -> bool:
         for record in records:
-            settling.listen(record[0])
+            pending.listen(record[0])
         return True
 
     assert 0 < grown_by(listen, 1) < MIB
 
 
 def test_what_leaves_a_place_may_be_taken_again() -> None:
-    place = Place(1000, Counter())
+    place = SharedBudget(1000, Counter())
     assert place.take("10.0.0.1", 600, "text_limit")
     assert not place.take("10.0.0.1", 400, "text_limit")
     place.give_back(600)

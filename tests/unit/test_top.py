@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from kafka_probe.capture.record import Protocol
+from kafka_probe.capture.sample import Protocol
 from kafka_probe.events import bucket_of
 from kafka_probe.sinks.stdout import BUFFER_BYTES
 from kafka_probe.top import (
@@ -18,13 +18,13 @@ from kafka_probe.top import (
     WIDE,
     LiveTop,
     PlainTop,
-    Traffic,
+    TrafficTable,
     cells,
     json_lines,
     plain_table,
     top_sink,
 )
-from tests.unit.connections import records
+from tests.unit.connections import samples
 from tests.unit.test_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
@@ -52,8 +52,8 @@ def agent(seconds: float = 5.0, **losses: int) -> dict[str, Any]:
     return {"kind": "agent", "since": 1_000_000, "ts": 1_000_000 + int(seconds * 1e6), "losses": losses}
 
 
-def traffic(*events: dict[str, Any], internal: bool = False) -> Traffic:
-    summed = Traffic(internal=internal)
+def traffic(*events: dict[str, Any], internal: bool = False) -> TrafficTable:
+    summed = TrafficTable(internal=internal)
     summed.add(events)
     return summed
 
@@ -148,8 +148,8 @@ def test_its_own_traffic_is_left_out_and_counted() -> None:
 
 def test_an_empty_table_names_what_is_open_and_not_decoded() -> None:
     fed = Fed()
-    fed.see(*(records.opened(number) for number in range(1, 7)))
-    fed.see(*(records.rejected(number) for number in range(1, 4)), records.rejected(4, Protocol.UNKNOWN))
+    fed.see(*(samples.opened(number) for number in range(1, 7)))
+    fed.see(*(samples.rejected(number) for number in range(1, 4)), samples.rejected(4, Protocol.UNKNOWN))
     sink = PlainTop(once_s=5, descriptor=(descriptor := os.memfd_create("stdout")))
     sink.connections = fed.agent.connections
     sink.send([{"kind": "close", "opaque": "tls"}, {"kind": "close", "opaque": None}, agent(5)])

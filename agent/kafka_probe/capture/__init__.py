@@ -1,1 +1,1 @@
-"""Capture: the kernel's records come out as a NumPy structured array. The only room that touches BPF."""
+"""Capture: the kernel's samples come out as a NumPy structured array. The only package that touches BPF."""

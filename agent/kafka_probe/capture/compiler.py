@@ -1,4 +1,4 @@
-"""The C sources to machine code of BPF, for the kernel whose BTF is given. The only room that imports bcc.
+"""The C sources to machine code of BPF, for the kernel whose BTF is given. The only module that imports bcc.
 
 What comes out knows nothing of this host: maps are descriptions, and the code names them. So programs for one kernel
 can be compiled on another, and what was compiled once can be kept in a folder.
@@ -18,7 +18,7 @@ from typing import Any, Self
 import kafka_probe
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.link import CALLS, EVENTS
-from kafka_probe.capture.options import RULES, WALK_OPS, Options
+from kafka_probe.capture.options import PROGRAM_OPS, RULES, Options
 from kafka_probe.errors import StartError
 
 # How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
@@ -218,7 +218,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "MAX_HELD": max(most // CONNECTIONS_PER_HELD, LEAST_HELD),
         "CONNECTIONS_FLAGS": 0 if beforehand else "BPF_F_NO_PREALLOC",
         "RULES": RULES,
-        "WALK_OPS": WALK_OPS,
+        "PROGRAM_OPS": PROGRAM_OPS,
         "RUNS": RUNS,
         "STEPS": STEPS,
         "HOP_RUNS": HOP_RUNS,

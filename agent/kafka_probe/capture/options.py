@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from kafka_probe.memory import DEFAULT
 
-# Places in the kernel's map of rules, api_key << 5 | api_version, and in that of walks.
+# Places in the kernel's map of rules, api_key << 5 | api_version, and in that of copy programs.
 RULES = 128 << 5
-WALK_OPS = 8192
+PROGRAM_OPS = 8192
 
 _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 
@@ -19,7 +19,7 @@ _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 class Rule:
     """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags.
 
-    Walks: the ops of enum op by which a body is walked; none if it is copied as it stands.
+    Programs: ops of enum op by which a body is copied; empty if it is copied as it stands.
     """
 
     api_key: int
@@ -27,24 +27,24 @@ class Rule:
     request_limit: int
     response_limit: int
     flags: int
-    request_walk: tuple[int, ...]
-    response_walk: tuple[int, ...]
+    request_program: tuple[int, ...]
+    response_program: tuple[int, ...]
 
 
 def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
-    """What the maps `rules` and `walks` are filled with: map, place, value. Equal walks are written once."""
+    """What the maps `rules` and `copy_programs` are filled with: map, index, value. Equal programs are written once."""
     starts: dict[tuple[int, ...], int] = {(): 0}
     free = 1
     for rule in rules:
-        walks = tuple(rule.request_walk), tuple(rule.response_walk)
-        for walk in walks:
-            if walk not in starts:
-                starts[walk] = free
-                for op in walk:
-                    yield "walks", free, struct.pack("<H", op)
+        programs = tuple(rule.request_program), tuple(rule.response_program)
+        for program in programs:
+            if program not in starts:
+                starts[program] = free
+                for op in program:
+                    yield "copy_programs", free, struct.pack("<H", op)
                     free += 1
         limits = rule.request_limit, rule.response_limit
-        value = _RULE.pack(*limits, rule.flags, *(starts[walk] for walk in walks))
+        value = _RULE.pack(*limits, rule.flags, *(starts[program] for program in programs))
         yield "rules", rule.api_key << 5 | rule.api_version, value
 
 
@@ -53,7 +53,7 @@ class Options:
     """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, if there is one.
 
     netns: the inode of the one network namespace that is watched, 0 for all.
-    perf_buffers: the descriptors of the perf buffers by CPU, if records leave through these and not through a ring.
+    perf_buffers: the descriptors of the perf buffers by CPU, if samples leave through these and not through a ring.
     """
 
     ports: tuple[int, ...]

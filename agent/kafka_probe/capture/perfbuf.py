@@ -1,4 +1,4 @@
-"""Perf buffers in the ring buffer's place: one per CPU, read as arrays of records and put in order by their time.
+"""Perf buffers in the ring buffer's place: one per CPU, read as arrays of samples and put in order by their time.
 
 Layout of the memory behind a perf event (include/uapi/linux/perf_event.h): a control page with the positions, then the
 data, in which a sample can wrap around the end. Opened by the agent, because a buffer lives while it is mapped.
@@ -17,15 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture import bpf
-from kafka_probe.capture.record import SAMPLE
-from kafka_probe.capture.ringbuf import Records
+from kafka_probe.capture.ringbuf import Samples
+from kafka_probe.capture.sample import PERF_SAMPLE
 
 _PAGE = mmap.PAGESIZE
 _LEAST_BYTES = 1 << 16
 _SOFTWARE, _BPF_OUTPUT = 1, 10
 _TIME_AND_RAW = 1 << 2 | 1 << 10
 _USE_CLOCK_ID = 1 << 25
-_RECORD_SAMPLE = 9
+_SAMPLE_SAMPLE = 9
 _HEAD_AT, _TAIL_AT = 1024, 1032
 _HEADER = struct.Struct("<IHH")
 
@@ -37,7 +37,7 @@ class PerfBuffers:
         cpus = _online_cpus()
         share = max(_LEAST_BYTES, 1 << (size_bytes // len(cpus)).bit_length() - 1)
         self._buffers = {cpu: _Buffer(cpu, share) for cpu in cpus}
-        self._held = np.empty(0, SAMPLE)
+        self._held = np.empty(0, PERF_SAMPLE)
         self._ready = 0  # of those that are held, how many have nothing older to wait for
         self._poll = select.epoll()
         for buffer in self._buffers.values():
@@ -52,14 +52,14 @@ class PerfBuffers:
         """Return True when a quarter of the buffer has been written, or False after the time."""
         return bool(self._poll.poll(timeout_s))
 
-    def take(self, most: int) -> Records:
-        """The oldest records, `most` at most, as an array of their own of RECORD; their places are free again."""
+    def take(self, most: int) -> Samples:
+        """The oldest samples, `most` at most, as an array of their own of SAMPLE; their places are free again."""
         if self._ready < most:  # else the rest stays in the buffers, where it has its bound
             self._read()
         count = min(most, self._ready)
-        records: Records = self._held["record"][:count].copy()
+        samples: Samples = self._held["sample"][:count].copy()
         self._held, self._ready = self._held[count:], self._ready - count
-        return records
+        return samples
 
     def _read(self) -> None:
         # What was written on one CPU while another one's buffer was read waits: something older may be there by now.
@@ -82,7 +82,7 @@ class _Buffer:
             cpu=cpu,
             sample_type=_TIME_AND_RAW,
             flags=_USE_CLOCK_ID,
-            wake_up_events=size_bytes // 4 // SAMPLE.itemsize,
+            wake_up_events=size_bytes // 4 // PERF_SAMPLE.itemsize,
             clock=time.CLOCK_MONOTONIC,
         )
         self._size = size_bytes
@@ -92,7 +92,7 @@ class _Buffer:
         bpf.enable(self.fd)
 
     def take(self) -> list[npt.NDArray[np.void]]:
-        """All samples that are there, in their order, in arrays of SAMPLE."""
+        """All samples that are there, in their order, in arrays of PERF_SAMPLE."""
         start, end = int(self._tail[0]), int(self._head[0])
         first, size = start % self._size, end - start
         data = self._memory[_PAGE + first : _PAGE + min(first + size, self._size)]
@@ -110,11 +110,11 @@ def _samples(data: bytes) -> list[npt.NDArray[np.void]]:
     """The runs of samples between other records, which tell of lost ones: these the programs count themselves."""
     runs = []
     while data:
-        samples = np.frombuffer(data, SAMPLE, len(data) // SAMPLE.itemsize)
-        others = np.flatnonzero(samples["type"] != _RECORD_SAMPLE)
+        samples = np.frombuffer(data, PERF_SAMPLE, len(data) // PERF_SAMPLE.itemsize)
+        others = np.flatnonzero(samples["type"] != _SAMPLE_SAMPLE)
         run = samples[: others[0]] if len(others) else samples
         runs.append(run)
-        data = data[len(run) * SAMPLE.itemsize :]
+        data = data[len(run) * PERF_SAMPLE.itemsize :]
         if data:
             data = data[_HEADER.unpack_from(data)[2] :]
     return runs

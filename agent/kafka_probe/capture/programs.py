@@ -1,4 +1,4 @@
-"""The loaded and attached programs, held by file descriptors, and the buffer by which their records come.
+"""The loaded and attached programs, held by file descriptors, and the buffer by which their samples come.
 
 BCC and its LLVM need 100 MB and some seconds: they live in a process of their own, which compiles, attaches, hands the
 descriptors over and ends. What is attached lasts as long as the agent holds them, so its end, in any way, detaches.
@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from kafka_probe.capture import bpf, record
+from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
 from kafka_probe.capture.options import Options, Rule
@@ -32,7 +32,7 @@ from kafka_probe.errors import StartError
 
 ORDER = tuple(BACKENDS)
 LOSSES = {
-    **record.LOSSES,
+    **sample.LOSSES,
     "program_skipped": "calls or ends that the kernel did not show, for it was showing another on the same CPU",
 }
 _MAPS = 3  # events, counters, conns
@@ -77,7 +77,7 @@ class Programs:
 
     def counters(self) -> dict[str, int]:
         """All kernel counters by name, summed over the CPUs."""
-        in_map = {name: self._counter(index) for index, name in enumerate((*record.COUNTERS, *record.LOSSES))}
+        in_map = {name: self._counter(index) for index, name in enumerate((*sample.COUNTERS, *sample.LOSSES))}
         return {**in_map, "program_skipped": self._statistic("recursion_misses")}
 
     def followed(self) -> set[int]:

@@ -1,7 +1,7 @@
-"""The kernel's ring buffer as an array of records, read without a call per record.
+"""The kernel's ring buffer as an array of samples, read without a call per sample.
 
 Layout of the memory behind the map (kernel/bpf/ringbuf.c): a page that the reader may write (its position), then the
-writers' position and the data, mapped twice in a row so that a read never wraps. Every record here has one size.
+writers' position and the data, mapped twice in a row so that a read never wraps. Every sample here has one size.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import SLOT
+from kafka_probe.capture.sample import SLOT
 
-Records = npt.NDArray[Any]
+Samples = npt.NDArray[Any]
 
 _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)
@@ -33,15 +33,15 @@ class RingBuffer:
         self._written = np.frombuffer(self._writers, np.uint64, 1)
         self._slots = np.frombuffer(self._writers, SLOT, 2 * size_bytes // SLOT.itemsize, _PAGE)
         self._poll = select.epoll()
-        # Edge-triggered: else what came meanwhile would end every wait at once, and batches would be of a few records.
+        # Edge-triggered: else what came meanwhile would end every wait at once, and batches would be of a few samples.
         self._poll.register(map_fd, select.EPOLLIN | select.EPOLLET)
 
     def wait(self, timeout_s: float) -> bool:
         """Return True when a quarter of the buffer has been written, or False after the time."""
         return bool(self._poll.poll(timeout_s))
 
-    def take(self, most: int) -> Records:
-        """The oldest records, `most` at most, as an array of their own of RECORD; their slots are free again."""
+    def take(self, most: int) -> Samples:
+        """The oldest samples, `most` at most, as an array of their own of SAMPLE; their slots are free again."""
         start, end = int(self._read[0]), int(self._written[0])
         first, count = start % self._size // SLOT.itemsize, (end - start) // SLOT.itemsize
         slots = self._slots[first : first + min(count, most)]
@@ -49,9 +49,9 @@ class RingBuffer:
         if len(busy):
             slots = slots[: busy[0]]
         kept = slots["length"] & _DISCARDED == 0
-        records: Records = slots["record"].copy() if kept.all() else slots["record"][kept]
+        samples: Samples = slots["sample"].copy() if kept.all() else slots["sample"][kept]
         self._read[0] = start + len(slots) * SLOT.itemsize
-        return records
+        return samples
 
     def close(self) -> None:
         self._poll.close()

@@ -1,1 +1,1 @@
-"""Connections: the kernel's records, in order, become frames of connections whose owner, client and end are known."""
+"""Connections: the kernel's samples, in order, become frames of connections whose owner, client and end are known."""

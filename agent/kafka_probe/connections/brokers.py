@@ -61,7 +61,7 @@ class BrokerFiles:
             return
         pid, start_time = connection.workload["pid"], connection.workload["start_time"]
         if not (isinstance(pid, int) and isinstance(start_time, int)):
-            return  # the record that names its owner found no room
+            return  # the record that names its owner found no space in the ring
         broker = self._brokers.get((pid, start_time))
         if broker is None:
             if len(self._brokers) == _PROCESSES:

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from kafka_probe.connections.sessions import FETCH
 from kafka_probe.protocol.facts import text_bytes
-from kafka_probe.shares import Place
+from kafka_probe.shares import SharedBudget
 
 if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
@@ -29,7 +29,7 @@ class Client:
 
     __slots__ = ("__weakref__", "_bytes", "_groups", "_place")
 
-    def __init__(self, place: Place, size: int) -> None:
+    def __init__(self, place: SharedBudget, size: int) -> None:
         self._place = place
         self._bytes = size
         self._groups: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class Client:
 class Clients:
     """Clients by what tells them apart. Connections hold their client, which leaves with the last of them."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: SharedBudget) -> None:
         self._place = place
         self._clients: WeakValueDictionary[tuple[object, ...], Client] = WeakValueDictionary()
 

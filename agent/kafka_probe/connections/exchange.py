@@ -15,8 +15,8 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import EXCHANGED, codec_name
 from kafka_probe.memory import DEFAULT
-from kafka_probe.protocol.errors import ERROR_NAMES
-from kafka_probe.protocol.facts import Fact, Facts, Kind, Measure, SetStatus, Shape, Status, shape_bytes
+from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe.protocol.facts import Fact, Facts, Measure, MeasureKind, SetStatus, Shape, Status, shape_bytes
 from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
@@ -28,12 +28,12 @@ ROWS = 4096  # topics and partitions of an event
 _PRODUCE = 0
 _WAITING_BYTES = 512  # what a request takes that waits, besides its shape
 _MEASURED = {
-    Kind.OFFSET: "offset",
-    Kind.HIGH_WATERMARK: "high_watermark",
-    Kind.RECORDS: "records",
-    Kind.BATCHES: "batches",
-    Kind.RECORD_BYTES: "bytes",
-    Kind.BATCH_PRODUCER_ID: "producer_id",
+    MeasureKind.OFFSET: "offset",
+    MeasureKind.HIGH_WATERMARK: "high_watermark",
+    MeasureKind.RECORDS: "records",
+    MeasureKind.BATCHES: "batches",
+    MeasureKind.RECORD_BYTES: "bytes",
+    MeasureKind.BATCH_PRODUCER_ID: "producer_id",
 }
 # Facts and their fields in the event have the same names.
 _EXCHANGED = {Fact[field.name.upper()]: field.name for field in EXCHANGED}
@@ -168,7 +168,7 @@ class Exchanges:
                 for partition, code in topic.errors:
                     row(name, topic_id, partition if partition >= 0 else None)["error"] = code
             for measure, value in zip(frame.shape.measures, frame.values, strict=True):
-                if measure.kind in _MEASURED and not (measure.kind is Kind.BATCH_PRODUCER_ID and value < 0):
+                if measure.kind in _MEASURED and not (measure.kind is MeasureKind.BATCH_PRODUCER_ID and value < 0):
                     row(*resolved[measure.topic], measure.partition)[_MEASURED[measure.kind]] = value
             for record_set in facts.record_sets:
                 if record_set.status != SetStatus.UNREADABLE:
@@ -198,14 +198,14 @@ def _values(frame: Frame) -> dict[Fact, str | int | None]:
     for fact, value in frame.shape.facts.values:
         found[fact] = value if found.get(fact, value) == value else None
     for measure, number in zip(frame.shape.measures, frame.values, strict=True):
-        if measure.kind is Kind.SESSION_EPOCH:
+        if measure.kind is MeasureKind.SESSION_EPOCH:
             found[Fact.SESSION_EPOCH] = number
     return found
 
 
 def _throttle_ms(response: Frame) -> int:
     measures: tuple[Measure, ...] = response.shape.measures
-    return sum(v for m, v in zip(measures, response.values, strict=True) if m.kind is Kind.THROTTLE_MS)
+    return sum(v for m, v in zip(measures, response.values, strict=True) if m.kind is MeasureKind.THROTTLE_MS)
 
 
 def _status(request: Facts, response: Facts | None) -> str:

@@ -1,4 +1,4 @@
-"""Records to frames: finds each frame's shape, all frames of a batch at once. A batch keeps NumPy columns."""
+"""Samples to frames: finds each frame's shape, all frames of a batch at once. A batch keeps NumPy columns."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import DATA_BYTES, Flag
-from kafka_probe.connections import joining
+from kafka_probe.capture.sample import DATA_BYTES, Flag
+from kafka_probe.connections import reassembly
 from kafka_probe.memory import DEFAULT, Bounds
-from kafka_probe.protocol.decoder import Walks
-from kafka_probe.protocol.facts import Kind, Shape, Status
+from kafka_probe.protocol.decoder import Readers
+from kafka_probe.protocol.facts import MeasureKind, Shape, Status
 from kafka_probe.protocol.measures import Bytes, Integers
 from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
 
-Records = npt.NDArray[Any]
+Samples = npt.NDArray[Any]
 
 LOSSES = {
-    **joining.LOSSES,
+    **reassembly.LOSSES,
     "frame_truncated": "frames that broke off, or of which too little was copied: counted, some topics may be missing",
     "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
 }
@@ -31,48 +31,48 @@ _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malform
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frames of one shape, in the order of their records.
+    """Frames of one shape, in the order of their samples.
 
-    index: (n,) places in `batch` of each frame's first record; values: (n, measures of the shape) int64. The batch is
-    shared, because a record is long and most of it is needed by nobody here.
+    index: (n,) places in `batch` of each frame's first sample; values: (n, measures of the shape) int64. The batch is
+    shared, because a sample is long and most of it is needed by nobody here.
     """
 
     shape: Shape
-    batch: Records
+    batch: Samples
     index: Integers
     values: Integers
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One field of the frames' records, (n,)."""
+        """One field of the frames' samples, (n,)."""
         return self.batch[name][self.index]
 
 
 class FrameReader:
-    """Reads frames out of batches of frame records; remembers their shapes, and what a batch left unfinished."""
+    """Reads frames out of batches of frame samples; remembers their shapes, and what a batch left unfinished."""
 
-    def __init__(self, kinds: Iterable[Kind] = Kind, bounds: Bounds = DEFAULT) -> None:
+    def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind, bounds: Bounds = DEFAULT) -> None:
         """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
-        self._table = ShapeTable(partial(decode_code, walks=Walks(kinds)), bounds.shapes_bytes)
-        self._joiner = joining.Joiner(bounds.unfinished_bytes)
+        self._table = ShapeTable(partial(decode_code, readers=Readers(kinds)), bounds.shapes_bytes)
+        self._reassembler = reassembly.Reassembler(bounds.unfinished_bytes)
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 
-    def ask(self, kinds: Iterable[Kind] = Kind) -> None:
+    def ask(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
         """From now on read these measures."""
-        self._table.start_anew(partial(decode_code, walks=Walks(kinds)))
+        self._table.start_anew(partial(decode_code, readers=Readers(kinds)))
 
     @property
     def losses(self) -> dict[str, int]:
         """What was lost since the start, by the names of LOSSES."""
-        return {**self._joiner.losses, **self._judged}
+        return {**self._reassembler.losses, **self._judged}
 
     @property
     def counters(self) -> dict[str, int]:
         """What was done since the start: how often the table of shapes was full and learned anew."""
         return {"shapes_reset": self._table.resets}
 
-    def read(self, records: Records) -> Iterator[Frames]:
-        """The frames of a batch, grouped by shape; records: (n,) of RECORD, all of kind FRAME."""
-        for frames in self._read(records):
+    def read(self, samples: Samples) -> Iterator[Frames]:
+        """The frames of a batch, grouped by shape; samples: (n,) of SAMPLE, all of kind FRAME."""
+        for frames in self._read(samples):
             status = frames.shape.facts.status
             if status in _JUDGED:
                 self._judged[_JUDGED[status]] += len(frames.index)
@@ -80,36 +80,36 @@ class FrameReader:
 
     def forget(self, conn: int) -> None:
         """A connection ended: what it left unfinished is lost."""
-        self._joiner.forget(conn)
+        self._reassembler.forget(conn)
 
     def unfinished(self) -> set[int]:
         """Return what `keep` takes: the streams that have an unfinished frame now."""
-        return self._joiner.unfinished()
+        return self._reassembler.unfinished()
 
     def keep(self, streams: Collection[int], conns: Iterable[int]) -> None:
         """Forget what these streams left unfinished, unless they are of one of the connections."""
-        self._joiner.keep(streams, conns)
+        self._reassembler.keep(streams, conns)
 
-    def _read(self, records: Records) -> Iterator[Frames]:
-        alone = (records["part"] == 0) & (records["flags"] & Flag.MORE == 0)
+    def _read(self, samples: Samples) -> Iterator[Frames]:
+        alone = (samples["part"] == 0) & (samples["flags"] & Flag.MORE == 0)
         index = np.flatnonzero(alone)
-        codes, lengths = _codes(records)[index], records["size"][index].astype(np.int64)
-        yield from self._match(records, index, codes, records["data"].ravel(), index * DATA_BYTES, lengths)
-        if len(index) < len(records):
-            joined = self._joiner.join(records.take(np.flatnonzero(~alone)))
+        codes, lengths = _codes(samples)[index], samples["size"][index].astype(np.int64)
+        yield from self._match(samples, index, codes, samples["data"].ravel(), index * DATA_BYTES, lengths)
+        if len(index) < len(samples):
+            joined = self._reassembler.join(samples.take(np.flatnonzero(~alone)))
             codes, index = _codes(joined.lasts), np.arange(len(joined.lasts))
             yield from self._match(joined.firsts, index, codes, joined.data, joined.starts, joined.lengths)
 
     def _match(
-        self, batch: Records, index: Integers, codes: Codes, data: Bytes, starts: Integers, lengths: Integers
+        self, batch: Samples, index: Integers, codes: Codes, data: Bytes, starts: Integers, lengths: Integers
     ) -> Iterator[Frames]:
         for shape, members, values in self._table.match(codes, data, starts, lengths):
             yield Frames(shape, batch, index[members], values)
 
 
-def _codes(records: Records) -> Codes:
-    """The code of each frame, (n,), by its last record."""
-    codes: Codes = _BY_FLAGS[records["flags"]] | records["api_key"].astype(np.uint64) << 16 | records["api_version"]
+def _codes(samples: Samples) -> Codes:
+    """The code of each frame, (n,), by its last sample."""
+    codes: Codes = _BY_FLAGS[samples["flags"]] | samples["api_key"].astype(np.uint64) << 16 | samples["api_version"]
     return codes
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kafka_probe.capture.record import OPEN_DATA, unpack
+from kafka_probe.capture.sample import OPEN_DATA, unpack
 from kafka_probe.workloads import Owner
 
-Record = npt.NDArray[Any]
+Sample = npt.NDArray[Any]
 
 _SHARED = 1024
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2
@@ -71,12 +71,12 @@ def _network(address: str) -> str:
 _local = lru_cache(_SHARED)(endpoint)  # those of server ends are mostly the same
 
 
-def read_open(record: Record) -> tuple[Identity, Owner]:
-    """The identity and the owner out of an OPEN or OWNER record."""
-    data = unpack(record, OPEN_DATA)
+def read_open(sample: Sample) -> tuple[Identity, Owner]:
+    """The identity and the owner out of an OPEN or OWNER sample."""
+    data = unpack(sample, OPEN_DATA)
     server_side, family = bool(data["server_side"]), data["family"]
     identity = Identity(
-        conn=int(record["conn"]),
+        conn=int(sample["conn"]),
         server_side=server_side,
         from_start=bool(data["from_start"]),
         flow_id=flow_id(server_side, data["tx_base"], data["rx_base"]),

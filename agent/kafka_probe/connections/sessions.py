@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kafka_probe.connections.frames import Frames
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_bytes
-from kafka_probe.shares import Place
+from kafka_probe.shares import SharedBudget
 
 FETCH, SHARE_FETCH = 1, 78
 SESSION_BYTES = 512  # what a session takes that holds nothing,
@@ -26,7 +26,7 @@ _TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # and each topic besides its texts, a
 Topic = tuple[str | None, str | None]
 
 
-class Role(Enum):
+class FrameRole(Enum):
     """What a frame means to the session of its connection."""
 
     ALONE = auto()  # a full request without a session: it ends the one that there was
@@ -35,14 +35,14 @@ class Role(Enum):
     ANSWER = auto()
 
 
-_ROLES: dict[int | None, Role] = {0: Role.FULL, 1: Role.INCREMENTAL}
+_ROLES: dict[int | None, FrameRole] = {0: FrameRole.FULL, 1: FrameRole.INCREMENTAL}
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
     """What all frames of one shape say of a session: partitions by topic."""
 
-    role: Role
+    role: FrameRole
     version: int
     complete: bool
     added: dict[Topic, set[int]]
@@ -51,7 +51,7 @@ class Naming:
     @property
     def by_session(self) -> bool:
         """A request for all that the session holds."""
-        return self.role in (Role.FULL, Role.INCREMENTAL)
+        return self.role in (FrameRole.FULL, FrameRole.INCREMENTAL)
 
 
 def naming(facts: Facts) -> Naming | None:
@@ -62,7 +62,7 @@ def naming(facts: Facts) -> Naming | None:
     epoch = facts.number(Fact.SESSION_EPOCH)
     if not facts.response and epoch is None and not complete:
         return None
-    role = Role.ANSWER if facts.response else _ROLES.get(epoch, Role.ALONE)
+    role = FrameRole.ANSWER if facts.response else _ROLES.get(epoch, FrameRole.ALONE)
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
 
 
@@ -100,7 +100,7 @@ class FetchSession:
         "api_key",
     )
 
-    def __init__(self, api_key: int, place: Place, peer: str) -> None:
+    def __init__(self, api_key: int, place: SharedBudget, peer: str) -> None:
         self.api_key = api_key
         self._place = place
         self._peer = peer
@@ -151,13 +151,13 @@ class FetchSession:
     def _stays(self, frame: Naming) -> bool:
         """Whether the session is the same after the frame."""
         match frame.role:
-            case Role.ALONE:
+            case FrameRole.ALONE:
                 return self._known and not self._held
-            case Role.FULL:
+            case FrameRole.FULL:
                 return self._known and self._size == _size(frame.added) and self._holds(frame.added)
-            case Role.INCREMENTAL:
+            case FrameRole.INCREMENTAL:
                 return self._holds(frame.added) and self._lacks(frame.forgotten)
-            case Role.ANSWER:
+            case FrameRole.ANSWER:
                 return self._known or self._holds(frame.added)
 
     def _holds(self, topics: dict[Topic, set[int]]) -> bool:
@@ -175,10 +175,10 @@ class FetchSession:
 
     def _change(self, frame: Naming) -> None:
         """Count a frame that changes the session: for what it holds then, and what the frame names."""
-        if frame.role in (Role.ALONE, Role.FULL):
+        if frame.role in (FrameRole.ALONE, FrameRole.FULL):
             self.forget()
             self._known = frame.complete
-        if frame.role is not Role.ALONE:
+        if frame.role is not FrameRole.ALONE:
             for topic, partitions in frame.added.items():
                 self._add(topic, partitions)
         for topic, partitions in frame.forgotten.items():

@@ -1,4 +1,4 @@
-"""The open connections: what their records said so far, and the events of their opening and closing."""
+"""The open connections: what their samples said so far, and the events of their opening and closing."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kafka_probe.capture.record import Kind, Protocol
+from kafka_probe.capture.sample import Protocol, SampleKind
 from kafka_probe.connections import conntrack
-from kafka_probe.connections.census import Census, Group
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
-from kafka_probe.connections.closing import read_close
+from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.open_counts import Group, OpenCounts
+from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
 from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
-from kafka_probe.connections.settling import Closed, Settling
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts, text_bytes
-from kafka_probe.shares import Place, peer_of
+from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
 
-Record = npt.NDArray[Any]
+Sample = npt.NDArray[Any]
 Event = dict[str, object]
 
 SASL_HANDSHAKE = 17
 
 LOSSES = {
     **conntrack.LOSSES,
-    "connection_unknown": "frames and ends of connections whose first record was lost: see ring_full",
-    "close_unknown": "connections that are gone and did not say how, because that record was lost: see ring_full",
+    "connection_unknown": "frames and ends of connections whose first sample was lost: see ring_full",
+    "close_unknown": "connections that are gone and did not say how, because that sample was lost: see ring_full",
     "connection_limit": "connections that `--memory-limit` has no place for; their frames are `connection_unknown`",
     "open_limit": "opened connections without an event, for the same reason: `other` of `agent` counts them",
     "close_limit": "closed connections without an event, likewise",
@@ -51,7 +51,7 @@ class Connection:
     workload: Mapping[str, object]
     opened_ns: int
     conn_id: int  # for events: that of the first sight
-    place: Place  # of what it learns
+    place: SharedBudget  # of what it learns
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
@@ -174,20 +174,20 @@ class Tracker:
         """nat: who is asked what this host's NAT makes of new connections; None: nobody."""
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self.place = Place(bounds.learned_bytes, self.losses)
+        self.place = SharedBudget(bounds.learned_bytes, self.losses)
         self._resolver = resolver
         self._nat = nat
         self._clients = Clients(self.place)
         self._connections: dict[int, Connection] = {}
-        # What no record was about yet, by namespace and ends; and until the list comes, what records were about.
+        # What no sample was about yet, by namespace and ends; and until the list comes, what samples were about.
         self._listed: dict[_Ends, Connection] = {}
         self._seen: set[_Ends] | None = set()
         self._unreported: dict[int, Connection] = {}  # by id()
-        self._resets: deque[Record] = deque()
-        self._closings = Settling(resolver)
+        self._resets: deque[Sample] = deque()
+        self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
         self._open = 0
-        self._census = Census(bounds.groups)
+        self._open_counts = OpenCounts(bounds.groups)
 
     def __len__(self) -> int:
         """Connections that are open."""
@@ -209,23 +209,23 @@ class Tracker:
         internal = connection.internal
         connection.learn(facts)
         if connection.internal != internal:
-            self._census.count(connection)
+            self._open_counts.count(connection)
         self._clients.learn(connection, facts)
 
-    def take(self, record: Record) -> None:
-        """A record of a connection, or of a socket, that is neither a frame nor an end."""
-        match int(record["kind"]):
-            case Kind.OPEN | Kind.OWNER:
-                self._take_owner(record)
-            case Kind.REJECT:
-                connection = self._connections.get(int(record["conn"]))
+    def take(self, sample: Sample) -> None:
+        """A sample of a connection, or of a socket, that is neither a frame nor an end."""
+        match int(sample["kind"]):
+            case SampleKind.OPEN | SampleKind.OWNER:
+                self._take_owner(sample)
+            case SampleKind.REJECT:
+                connection = self._connections.get(int(sample["conn"]))
                 if connection:
-                    connection.opaque = "tls" if record["api_key"] == Protocol.TLS else "unknown"
-            case Kind.LISTEN:
-                self._closings.listen(record)
-            case Kind.RESET:
+                    connection.opaque = "tls" if sample["api_key"] == Protocol.TLS else "unknown"
+            case SampleKind.LISTEN:
+                self._pending_closes.listen(sample)
+            case SampleKind.RESET:
                 if self._has_place("reset_limit", "reset"):
-                    self._resets.append(record.copy())
+                    self._resets.append(sample.copy())
 
     def add_listed(self, listed: Iterable[tuple[Identity, Owner] | None], now_ns: int) -> None:
         """Connections that were open when capture began, listed since then, or some of them.
@@ -247,16 +247,16 @@ class Tracker:
         """All that were open have been listed, or no list will come."""
         self._seen = None
 
-    def close(self, record: Record) -> None:
-        """A CLOSE record: the connection has ended, and only what was received before may still be read."""
-        connection = self._connections.get(int(record["conn"]))
+    def close(self, sample: Sample) -> None:
+        """A CLOSE sample: the connection has ended, and only what was received before may still be read."""
+        connection = self._connections.get(int(sample["conn"]))
         if connection is None:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
-        _, facts = read_close(record, tls=connection.opaque == "tls")
+        _, facts = read_close(sample, tls=connection.opaque == "tls")
         if self._has_place("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}"):
-            self._closings.add(connection, record)
+            self._pending_closes.add(connection, sample)
         else:
             self._drop_open(connection)
 
@@ -270,17 +270,17 @@ class Tracker:
         return connection
 
     def known(self) -> set[int]:
-        """The connections that records were about and that are not gone, by the kernel's ids."""
+        """The connections that samples were about and that are not gone, by the kernel's ids."""
         return set(self._connections)
 
     def orphans(self) -> list[_Ends]:
-        """The connections that no record was about and whose process has ended."""
+        """The connections that no sample was about and whose process has ended."""
         owners = {id(connection.workload): connection.workload for connection in self._listed.values()}
         ended = {number for number, workload in owners.items() if self._resolver.ended(workload)}
         return [ends for ends, connection in self._listed.items() if id(connection.workload) in ended]
 
     def forget_listed(self, orphans: Iterable[_Ends]) -> None:
-        """Forget those of them that still no record was about: how they ended is lost."""
+        """Forget those of them that still no sample was about: how they ended is lost."""
         for ends in orphans:
             connection = self._listed.pop(ends, None)
             if connection:
@@ -288,11 +288,11 @@ class Tracker:
 
     def open_now(self) -> list[Event]:
         """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
-        return self._census.report()
+        return self._open_counts.report()
 
     def settle(self, until_ns: int) -> None:
-        """What was closed until then is told with the next report, see settling.py; to be called every second or so."""
-        self._closings.settle(until_ns)
+        """Move closes that are final by then to the next report, see pending_closes.py. Call it every second."""
+        self._pending_closes.settle(until_ns)
 
     def report(self) -> Iterator[tuple[int, Event]]:
         """(ts_ns, event) of what was opened, reset, and settled after its close, until now.
@@ -304,8 +304,8 @@ class Tracker:
         resets, self._resets = self._resets, deque()
         return chain(
             (_opened(opened.popleft(), next(nats)) for _ in range(len(opened))),
-            ((int(record["ts_ns"]), _reset(record)) for record in resets),
-            map(_closed, self._closings.take()),
+            ((int(sample["ts_ns"]), _reset(sample)) for sample in resets),
+            map(_closed, self._pending_closes.take()),
         )
 
     def other(self) -> dict[str, int]:
@@ -321,7 +321,7 @@ class Tracker:
     @property
     def free(self) -> int:
         """How many connections more there is a place for; below 0 where ended ones take that of `ends`."""
-        kept = len(self._connections) + len(self._listed) + len(self._closings)
+        kept = len(self._connections) + len(self._listed) + len(self._pending_closes)
         # Those whose end was lost are kept by their open event only.
         return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
 
@@ -345,13 +345,13 @@ class Tracker:
         self.losses["nat_not_asked"] = self._nat.not_asked
         return translations
 
-    def _take_owner(self, record: Record) -> None:
-        identity, owner = read_open(record)
+    def _take_owner(self, sample: Sample) -> None:
+        identity, owner = read_open(sample)
         workload = self._workload(identity, owner)
         known = self._connections.get(identity.conn)
         if known:
             known.workload = workload
-            self._census.count(known)
+            self._open_counts.count(known)
             return
         ends = identity.netns, identity.local, identity.peer
         if self._seen is not None and len(self._seen) < self._bounds.connections:
@@ -360,9 +360,9 @@ class Tracker:
         if connection:
             connection.identity = identity
             connection.workload = connection.workload if workload is NOBODY else workload
-            self._census.count(connection)
+            self._open_counts.count(connection)
         elif self._has_place_for_connection():
-            connection = self._add(identity, workload, int(record["ts_ns"]))
+            connection = self._add(identity, workload, int(sample["ts_ns"]))
         else:
             return
         self._connections[identity.conn] = connection
@@ -374,7 +374,7 @@ class Tracker:
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1
         connection = Connection(identity, workload, opened_ns, identity.conn, self.place)
-        self._census.count(connection)
+        self._open_counts.count(connection)
         return connection
 
     def _lose(self, connection: Connection) -> None:
@@ -392,7 +392,7 @@ class Tracker:
     def _end(self, connection: Connection) -> None:
         self._open -= 1
         connection.closed = True
-        self._census.count(connection)
+        self._open_counts.count(connection)
 
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:
@@ -405,9 +405,9 @@ def _opened(connection: Connection, nat: conntrack.Translation | None) -> tuple[
     return connection.opened_ns, _event(connection, "open", facts)
 
 
-def _closed(closed: Closed) -> tuple[int, Event]:
+def _closed(closed: PendingClose) -> tuple[int, Event]:
     connection = closed.connection
-    began_ns, facts = read_close(closed.record, tls=connection.opaque == "tls")
+    began_ns, facts = read_close(closed.sample, tls=connection.opaque == "tls")
     more = {
         "age_us": (closed.ended_ns - connection.opened_ns) // 1000,
         "auth_error": connection.auth_error,
@@ -418,7 +418,7 @@ def _closed(closed: Closed) -> tuple[int, Event]:
     return closed.ended_ns, _event(connection, "close", {**facts, **more})
 
 
-def _reset(record: Record) -> Event:
-    identity, _ = read_open(record)
+def _reset(sample: Sample) -> Event:
+    identity, _ = read_open(sample)
     ends = {"local": identity.local, "peer": identity.peer, "netns": identity.netns}
     return {"kind": "reset", **ends, "direction": "sent"}

@@ -13,14 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kafka_probe.protocol.facts import Fact, Kind, Status
+from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.plan import Step, plan_for
 from kafka_probe.protocol.roles import Part
 from kafka_probe.protocol.schemas import Api, apis
 
 _OF_RECORDS = "records, bytes, magic, codec, producer id and epoch, transactional"
 # In the order of the table: what of a topic, what of the frame, what of a partition.
-_ORDER = {role: place for place, role in enumerate((*Part, *Fact, *Kind))}
+_ORDER = {role: place for place, role in enumerate((*Part, *Fact, *MeasureKind))}
 
 
 def coverage() -> list[dict[str, Any]]:
@@ -64,7 +64,7 @@ def _facts(api: Api, *, response: bool) -> list[str]:
     return [f"{role.value} ({_OF_RECORDS})" if role is Part.RECORDS else role.value for role in roles]
 
 
-def _roles(steps: list[Step]) -> Iterator[Part | Fact | Kind]:
+def _roles(steps: list[Step]) -> Iterator[Part | Fact | MeasureKind]:
     for step in steps:
         if step.role is not None:
             # A list of names of topics and a name in a topic are the same to a reader.

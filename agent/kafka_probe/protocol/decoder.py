@@ -9,26 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kafka_probe.protocol.compiler import Walk, compiled
-from kafka_probe.protocol.facts import POSITIVE, Facts, Kind, Status
-from kafka_probe.protocol.found import Decoded
+from kafka_probe.protocol.decoded import Decoded
+from kafka_probe.protocol.facts import POSITIVE, Facts, MeasureKind, Status
 from kafka_probe.protocol.plan import answered_version, plan_for
+from kafka_probe.protocol.reader_compiler import Reader, compiled
 
 
-class Walks(dict[tuple[bool, int, int], tuple[Walk, Status]]):
-    """From (response, API key, version) to a walk over what leaves the kernel, and the status of a frame that it comes
-    to the end of; for those who ask for no other measures."""
+class Readers(dict[tuple[bool, int, int], tuple[Reader, Status]]):
+    """Readers by (response, API key, version), each with the status of a frame that it read to the end.
 
-    def __init__(self, kinds: Iterable[Kind] = Kind) -> None:
+    They return only the measures of the given kinds.
+    """
+
+    def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
         self._asked = POSITIVE.union(kinds)
 
-    def __missing__(self, which: tuple[bool, int, int]) -> tuple[Walk, Status]:
+    def __missing__(self, which: tuple[bool, int, int]) -> tuple[Reader, Status]:
         plan = plan_for(*which).only(self._asked)
-        walk = self[which] = compiled(plan.steps, self._asked), plan.done
-        return walk
+        reader = self[which] = compiled(plan.steps, self._asked), plan.done
+        return reader
 
 
-_ALL_WALKS = Walks()
+_ALL_READERS = Readers()
 _new = tuple.__new__
 
 
@@ -39,15 +41,15 @@ def decode(
     data: bytes,
     *,
     copied_all: bool,
-    walks: Walks = _ALL_WALKS,
+    readers: Readers = _ALL_READERS,
 ) -> Decoded:
     """What a frame says. `copied_all`: the data is all of the frame but its record sets, so that a field that ends
     beyond it is malformed; without it such a frame is truncated. Time and memory are bounded by the length of the data,
-    see compiler.py."""
+    see reader_compiler.py."""
     version = answered_version(api_key, api_version, data) if response else api_version
-    walk, status = walks[response, api_key, version]
+    reader, status = readers[response, api_key, version]
     end = len(data)
-    at, place, malformed, said, located, skipped = walk(data, end)
+    at, place, malformed, said, located, skipped = reader(data, end)
     stopped_at = None
     if place is not None:
         status = Status.MALFORMED if malformed or copied_all else Status.TRUNCATED

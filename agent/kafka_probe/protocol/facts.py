@@ -89,7 +89,7 @@ class Fact(Enum):
     MAX_RECORDS = "maximum records"
 
 
-class Kind(Enum):
+class MeasureKind(Enum):
     """What a measure counts. Topic and partition are set where the number is one of a partition, else -1."""
 
     RECORDS = "records"  # of a record set; absent where the kernel could not count them
@@ -127,7 +127,9 @@ class Kind(Enum):
     THROTTLE_MS = "throttle time"
 
 
-POSITIVE = frozenset({Kind.RECORD_BYTES, Kind.SESSION_EPOCH})  # a frame whose number is not above 0 has another shape
+POSITIVE = frozenset(
+    {MeasureKind.RECORD_BYTES, MeasureKind.SESSION_EPOCH}
+)  # a frame whose number is not above 0 has another shape
 
 
 class Encoding(Enum):
@@ -140,7 +142,7 @@ class Encoding(Enum):
 class Measure(NamedTuple):
     """A number of `width` bytes at `offset` of the data. `topic` is an index into the facts' topics."""
 
-    kind: Kind
+    kind: MeasureKind
     topic: int
     partition: int
     offset: int
@@ -149,7 +151,7 @@ class Measure(NamedTuple):
 
 
 class SetStatus(IntEnum):
-    """What the kernel could count of a record set: enum set_status of bpf/record.h, the status in its stub."""
+    """What the kernel could count of a record set: enum set_status of bpf/sample.h, the status in its stub."""
 
     COUNTED = 0
     UNREADABLE = 1  # nothing could be read, as with sendfile

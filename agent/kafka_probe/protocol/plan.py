@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from kafka_probe.protocol.facts import Fact, Kind, Status
+from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_of
@@ -52,7 +52,7 @@ class Plan:
     steps: tuple[Step, ...]
     done: Status
 
-    def only(self, kinds: Collection[Kind]) -> Plan:
+    def only(self, kinds: Collection[MeasureKind]) -> Plan:
         """The plan for those who ask for no other measures."""
         return Plan(_until_last_role(tuple(_only(kinds, step) for step in self.steps)), self.done)
 
@@ -155,8 +155,8 @@ def _holds(versions: tuple[int, int] | None, version: int) -> bool:
     return versions is not None and versions[0] <= version <= versions[1]
 
 
-def _only(kinds: Collection[Kind], step: Step) -> Step:
-    asked = not isinstance(step.role, Kind) or step.role in kinds
+def _only(kinds: Collection[MeasureKind], step: Step) -> Step:
+    asked = not isinstance(step.role, MeasureKind) or step.role in kinds
     inner = tuple(_only(kinds, each) for each in step.inner)
     return replace(step, role=step.role if asked else None, inner=inner)
 

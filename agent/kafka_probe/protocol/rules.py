@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafka_probe.protocol.copy_programs import copy_program_of
 from kafka_probe.protocol.schemas import Api, apis
-from kafka_probe.protocol.walks import walk_of
 
 # Nothing is listed in them that grows with the cluster.
 _SMALL = 4096
@@ -100,15 +100,16 @@ HEADER_ONLY: dict[str, str] = {
 @dataclass(frozen=True, slots=True)
 class CopyRule:
     """What the kernel needs to know about one version of one API. A limit of 0 means header only: of a request the
-    client id, of a response nothing behind the correlation id. Walks are walks.py's ops; none: copied as it is."""
+    client id, of a response nothing behind the correlation id. Programs are ops of copy_programs.py;
+    an empty one copies the body as it is."""
 
     api_key: int
     api_version: int
     flexible: bool  # lengths and counts in its bodies are varints
     request_limit_bytes: int
     response_limit_bytes: int
-    request_walk: tuple[int, ...]
-    response_walk: tuple[int, ...]
+    request_program: tuple[int, ...]
+    response_program: tuple[int, ...]
 
 
 def copy_rules() -> list[CopyRule]:
@@ -119,15 +120,15 @@ def copy_rules() -> list[CopyRule]:
             version,
             api.flexible(version),
             *LIMITS.get(api.name, (0, 0)),
-            _walk(api, version, response=False),
-            _walk(api, version, response=True),
+            _copy_program(api, version, response=False),
+            _copy_program(api, version, response=True),
         )
         for api in apis().values()
         for version in api.versions
     ]
 
 
-def _walk(api: Api, version: int, *, response: bool) -> tuple[int, ...]:
+def _copy_program(api: Api, version: int, *, response: bool) -> tuple[int, ...]:
     if not LIMITS.get(api.name, (0, 0))[response]:
         return ()
-    return walk_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()))
+    return copy_program_of(api, response=response, version=version, hidden=HIDDEN.get(api.name, frozenset()))

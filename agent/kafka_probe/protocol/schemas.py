@@ -3,7 +3,7 @@
 The table is JSON: api key -> {name, request: [era], response: [era]}. An era is [first version, last version, first
 flexible version or null, fields]; a field is [name, type, versions or null for all of the era, nullable versions, tag,
 fields of a struct] without the nulls at its end, where tag is [number, first tagged version, last tagged version].
-It is read on first use. This room says what Kafka defines; what we make of it is plan.py's.
+It is read on first use. This module says what Kafka defines; what we make of it is plan.py's.
 """
 
 from __future__ import annotations

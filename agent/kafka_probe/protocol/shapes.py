@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.memory import DEFAULT
-from kafka_probe.protocol.decoder import Walks, decode
+from kafka_probe.protocol.decoder import Readers, decode
 from kafka_probe.protocol.facts import POSITIVE, Shape, measure_values, shape_bytes
 from kafka_probe.protocol.measures import WORD_BYTES, Bytes, Integers, Numbers, Words, windows
 
@@ -39,10 +39,10 @@ def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) ->
     return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
 
 
-def decode_code(code: int, data: bytes, **walks: Walks) -> Shape:
+def decode_code(code: int, data: bytes, **readers: Readers) -> Shape:
     """The shape of one frame by its code."""
     response, copied_all = bool(code & _RESPONSE_BIT), bool(code & _COPIED_ALL_BIT)
-    return decode(response, code >> 16 & 0xFFFF, code & 0xFFFF, data, copied_all=copied_all, **walks).shape()
+    return decode(response, code >> 16 & 0xFFFF, code & 0xFFFF, data, copied_all=copied_all, **readers).shape()
 
 
 class ShapeTable:

@@ -1,10 +1,10 @@
-"""What compiled walks call for what is rare, varints and tags that nobody asked for; and the kernel's stubs."""
+"""What compiled readers call for rare fields, varints and tags that nobody asked for; and the kernel's stubs."""
 
 from __future__ import annotations
 
 _VARINT_BITS = 35  # as many as five bytes hold
 
-# struct set_summary of bpf/record.h, its fields by name: (offset, width).
+# struct set_summary of bpf/sample.h, its fields by name: (offset, width).
 STUB_BYTES = 24
 STUB_FIELDS = {
     "records": (0, 4),

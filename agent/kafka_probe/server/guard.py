@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kafka_probe.server import openapi
-from kafka_probe.server.connection import CERTIFIED
+from kafka_probe.server.http_connection import CERTIFIED
 from kafka_probe.server.limits import Rate
 from kafka_probe.text import printable_json
 

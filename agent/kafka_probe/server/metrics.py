@@ -1,6 +1,6 @@
 """The metrics: one declaration of each gives its samples at /metrics and its line in the documentation.
 
-Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. This room never counts
+Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. This module never counts
 anything itself.
 """
 
@@ -123,7 +123,7 @@ NAMED = {
 COUNTED = {
     "requests": ("kernel_requests_total", "requests that the programs in the kernel saw"),
     "responses": ("kernel_responses_total", "responses that they matched with a request"),
-    "records": ("kernel_records_total", "records that they wrote for the agent"),
+    "samples": ("kernel_samples_total", "samples that they wrote for the agent"),
     "connections": ("kernel_connections_total", "connections that they followed"),
     "rejected": ("kernel_rejected_total", "connections that turned out to be TLS or not Kafka"),
     "shapes_reset": (

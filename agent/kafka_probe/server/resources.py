@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from kafka_probe.connections.tracker import Connection
 from kafka_probe.events import CLIENT, COMMON, FLOW, FLOW_TOPIC, OPEN, Counts, Field, ListOf, Struct
-from kafka_probe.server.clients import Client, Key
+from kafka_probe.server.client_table import ClientEntry, ClientKey
 from kafka_probe.server.query import Resource, Row
 from kafka_probe.server.traffic import Labels, Named
 from kafka_probe.server.view import View
@@ -26,7 +26,7 @@ def _connection(connection: Connection) -> Row:
     return {"since": opened_ns // 1000, **connection.common(), **more}
 
 
-def _client(item: tuple[Key, Client]) -> Row:
+def _client(item: tuple[ClientKey, ClientEntry]) -> Row:
     key, client = item
     return {
         "since": client.since,
@@ -72,7 +72,7 @@ def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> Row:
     }
 
 
-_TOPIC = Field("topic", "string", "topic name, or its id while that has no name; other: what found no room")
+_TOPIC = Field("topic", "string", "topic name, or its id while that has no name; other: topics beyond the limit")
 
 RESOURCES = (
     Resource(

@@ -20,9 +20,9 @@ import uvicorn
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
-from kafka_probe.server.clients import Clients
-from kafka_probe.server.connection import Connection, Listener
+from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.http import application
+from kafka_probe.server.http_connection import HttpConnection, Listener
 from kafka_probe.server.limits import PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
@@ -81,7 +81,7 @@ class Server:
 
         clients_bytes: what the clients that are kept may take.
         """
-        view = View(agent, sink, Traffic(self._config.metrics_series), Clients(clients_bytes))
+        view = View(agent, sink, Traffic(self._config.metrics_series), ClientTable(clients_bytes))
         waiting: deque[int] = deque()  # the bytes of each list of events that is not added yet
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
@@ -91,7 +91,7 @@ class Server:
                 (*self._config.http_host, self._address.host),
                 certificates=certificates,
             ),
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,

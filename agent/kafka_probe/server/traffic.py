@@ -1,9 +1,9 @@
 """Sums of the agent's events for /metrics, by labels whose number is bounded. They belong to the server's thread.
 
-Sums by side and API last from the agent's start to its end. Those of workloads and topics have room for so many label
+Sums by side and API last from the agent's start to its end. Those of workloads and topics have space for so many label
 sets, and what finds none is counted under `other`, so that every sum over workloads or topics stays right. A workload
 that has ended, with no connection open and silent for a quarter of an hour, leaves, and so do topics that were not used
-for an hour, once there is no room; the sums by API keep all.
+for an hour, once there is no space; the sums by API keep all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.text import printable
 
 OTHER = "other"
@@ -36,7 +36,7 @@ Labels = tuple[str, ...]
 Row = TypeVar("Row")
 
 
-class Owner(NamedTuple):
+class OwnerLabels(NamedTuple):
     """The labels of a workload."""
 
     side: str
@@ -128,7 +128,7 @@ class Named:
 
 
 @dataclass(slots=True)
-class Closed:
+class CloseTotals:
     """Connections that ended in one way."""
 
     count: int = 0
@@ -146,11 +146,11 @@ class Table(Generic[Row]):
         self._make = make
         self._limit = limit
         self._size = 0
-        self._rows: dict[Owner, dict[Labels, Row]] = {}
+        self._rows: dict[OwnerLabels, dict[Labels, Row]] = {}
         self._others: dict[Labels, Row] = defaultdict(make)
 
-    def row(self, owner: Owner, labels: Labels, others: Labels) -> Row:
-        """The row of the labels; if there is none and no room, that of the workload OTHER and the labels `others`."""
+    def row(self, owner: OwnerLabels, labels: Labels, others: Labels) -> Row:
+        """The row of the labels; if there is none and no space, that of the workload OTHER and the labels `others`."""
         rows = self._rows.get(owner)
         if rows and (row := rows.get(labels)):
             return row
@@ -162,7 +162,7 @@ class Table(Generic[Row]):
         row = self._rows.setdefault(owner, {})[labels] = self._make()
         return row
 
-    def forget(self, owner: Owner) -> None:
+    def forget(self, owner: OwnerLabels) -> None:
         self._size -= len(self._rows.pop(owner, ()))
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
@@ -176,7 +176,7 @@ class Table(Generic[Row]):
                 del self._rows[owner]
 
     @property
-    def owners(self) -> AbstractSet[Owner]:
+    def owners(self) -> AbstractSet[OwnerLabels]:
         """All workloads that have rows, but for OTHER."""
         return self._rows.keys()
 
@@ -199,14 +199,14 @@ class Traffic:
         self.apis: dict[Labels, Exchanged] = {}  # by side and API
         self.workloads = Table(Timed, limit)  # and API
         self.topics = Table(Named, limit)  # API and topic
-        self.closes = Table(Closed, limit)  # by how and who
+        self.closes = Table(CloseTotals, limit)  # by how and who
         # From 0: where a counter begins with its first value, Prometheus sees no increase.
         self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
         self.resets = 0
-        self.open: Counter[Owner] = Counter()  # now
-        self._spoke: set[Owner] = set()  # in this interval
-        self._absent: dict[Owner, int] = {}  # since when, of `_passed_us`
+        self.open: Counter[OwnerLabels] = Counter()  # now
+        self._spoke: set[OwnerLabels] = set()  # in this interval
+        self._absent: dict[OwnerLabels, int] = {}  # since when, of `_passed_us`
         self._passed_us = 0  # by the agent's intervals, which no step of a clock moves
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -245,7 +245,7 @@ class Traffic:
     def _end_interval(self, agent: Mapping[str, Any]) -> None:
         self.agent = agent
         self._add_other(agent.get("other", {}))
-        open_now: Counter[Owner] = Counter()
+        open_now: Counter[OwnerLabels] = Counter()
         for entry in agent["open"]:
             open_now[_owner(entry)] += entry["count"]
         self._passed_us += agent["ts"] - agent["since"]
@@ -263,15 +263,15 @@ class Traffic:
                 case "close", [side, how, closed_by]:
                     self.closed[side, how, closed_by] += count
                     end = how, closed_by
-                    self.closes.row(Owner(side, OTHER, OTHER), end, end).count += count
+                    self.closes.row(OwnerLabels(side, OTHER, OTHER), end, end).count += count
                 case "open", [side]:
                     self.opened[side,] += count
                 case "reset", []:
                     self.resets += count
 
-    def _forget_ended(self, there: AbstractSet[Owner]) -> None:
+    def _forget_ended(self, there: AbstractSet[OwnerLabels]) -> None:
         tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
-        absent = set[Owner]().union(*(table.owners for table in tables)) - there
+        absent = set[OwnerLabels]().union(*(table.owners for table in tables)) - there
         self._absent = {owner: self._absent.get(owner, self._passed_us) for owner in absent}
         for owner, since_us in self._absent.items():
             if self._passed_us - since_us >= ENDED_US:
@@ -284,24 +284,24 @@ def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     return (topic for topic in flow["topics"] if topic["requests"] or topic["bytes"] or topic["errors"])
 
 
-def _owner(event: Mapping[str, Any]) -> Owner:
+def _owner(event: Mapping[str, Any]) -> OwnerLabels:
     if event.get("conn_id", "") is None:
-        return Owner(event["side"], OTHER, OTHER)
+        return OwnerLabels(event["side"], OTHER, OTHER)
     workload = event["workload"]
     # What runs a pod outlives it: a rollout makes no new label sets.
     if named := workload["owner_name"] or workload["pod"]:
         where = f"{printable(workload['namespace'])}/{printable(named)}"
     else:
         where = (workload["container_id"] or "")[:_SHORT] or printable(workload["unit"] or "")
-    return Owner(event["side"], where, printable(workload["comm"] or ""))
+    return OwnerLabels(event["side"], where, printable(workload["comm"] or ""))
 
 
-def _largest(counts: Counter[Owner], limit: int) -> Counter[Owner]:
+def _largest(counts: Counter[OwnerLabels], limit: int) -> Counter[OwnerLabels]:
     """The same sums by at most `limit` workloads and OTHER."""
     if len(counts) <= limit:
         return counts
     kept = counts.most_common()
     largest = Counter(dict(kept[:limit]))
     for owner, count in kept[limit:]:
-        largest[Owner(owner.side, OTHER, OTHER)] += count
+        largest[OwnerLabels(owner.side, OTHER, OTHER)] += count
     return largest

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kafka_probe.connections.tracker import Connection
-from kafka_probe.server.clients import Clients
+from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.sinks import Sink
 
@@ -32,7 +32,7 @@ class View:
     agent: Watched
     sink: Sink
     traffic: Traffic
-    clients: Clients = field(default_factory=Clients)
+    clients: ClientTable = field(default_factory=ClientTable)
     started_s: float = field(default_factory=time.time)
     handed_over: int = 0
 

@@ -57,7 +57,7 @@ class KafkaSink:
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers of the events have not taken any yet"
-        self._client_says = _LastWords()
+        self._client_says = _LastMessages()
         self._outbox = Outbox(config.sink_buffer_bytes, self._spool)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
 
@@ -259,7 +259,7 @@ class KafkaSink:
             log.info("Topic %s takes events again.", self._config.topic)
 
 
-class _LastWords(logging.Handler):
+class _LastMessages(logging.Handler):
     """What kafka-python said last. It logs every attempt to connect; the sink says once what that means."""
 
     def __init__(self) -> None:
@@ -284,7 +284,7 @@ def reach(config: Config) -> str:
     """Ask the brokers who they are; `ConnectionError` if they do not answer."""
     from kafka import KafkaAdminClient, errors
 
-    client_says = _LastWords()
+    client_says = _LastMessages()
     try:
         admin = _open(KafkaAdminClient, config)
         try:

@@ -1,7 +1,7 @@
 """What waits between the capture loop and a sink's own thread: encoded events, bounded in bytes.
 
 What waits longer than it takes to deliver goes to the disk, if there is a spool, by a thread of its own. When there is
-no room left, the newest events are dropped: the beginning of an outage is what explains it, and the `agent` events
+no space left, the newest events are dropped: the beginning of an outage is what explains it, and the `agent` events
 carry totals since the start, so the gap shows in the first one that follows. Above half of the bound peers share what
 is left, and the last eighth is for events that are not about one connection, as `agent`.
 """
@@ -34,7 +34,7 @@ RETRY_S = 1.0
 EXIT_S = 10.0
 
 LOSSES = {
-    "sink_buffer_full": "events that found no room, or no share of their peer, while the sink was away or slow: see "
+    "sink_buffer_full": "events that found no space, or no share of their peer, while the sink was away or slow: see "
     "`--spool-dir`, `--sink-buffer-bytes`",
     "sink_event_too_large": "events of more than 4 MiB, as of requests for very many partitions of long names",
     "sink_refused": "events that the brokers refused, as those too large for the topic; the log says why",
@@ -111,12 +111,12 @@ class Outbox:
             self._changed.notify_all()
 
     def _take(self, size: int, peer: str | None) -> bool:
-        """Count the bytes of an event as waiting, or the event as lost if there is no room for it."""
+        """Count the bytes of an event as waiting, or the event as lost if there is no space for it."""
         if size > EVENT_BYTES:
             self.lost["sink_event_too_large"] += 1
             return False
-        room_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
-        fits = self.waiting_bytes + size <= room_bytes and (
+        free_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
+        fits = self.waiting_bytes + size <= free_bytes and (
             peer is None or self._shares.take(peer, size, self.waiting_bytes, self._gone_bytes)
         )
         self.waiting_bytes += size * fits
@@ -163,7 +163,7 @@ class Outbox:
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Leave what is left to the spool, and count what finds no room there as lost."""
+        """Leave what is left to the spool, and count what finds no space there as lost."""
         with self._changed:
             self._closed = self._abandoned = True
             self._changed.notify_all()
@@ -177,8 +177,8 @@ class Outbox:
     def _write(self, spool: Spool) -> None:
         """Move to the disk what waits too long, and in the end all that is left."""
         while (batch := self._overdue()) is not None:
-            room_bytes = spool.limit_bytes - self.spooled_bytes if len(self._on_disk) < SPOOL_FILES else 0
-            segment = spool.write(batch, room_bytes)
+            free_bytes = spool.limit_bytes - self.spooled_bytes if len(self._on_disk) < SPOOL_FILES else 0
+            segment = spool.write(batch, free_bytes)
             if segment is None:
                 with self._changed:
                     if self._changed.wait_for(lambda: self._abandoned, RETRY_S):

@@ -71,11 +71,11 @@ class Spool:
         if self.left:
             log.info("%d events that waited in %s go first.", sum(one.events for one in self.left), directory)
 
-    def write(self, batch: Batch, room_bytes: int) -> Segment | None:
-        """Put a batch on disk, to stay; None if it takes more than `room_bytes` or the disk refuses it."""
+    def write(self, batch: Batch, free_bytes: int) -> Segment | None:
+        """Put a batch on disk, to stay; None if it takes more than `free_bytes` or the disk refuses it."""
         content = zlib.compress(batch.lines, _LEVEL, _GZIP)
         size_bytes = _space(len(content))
-        if size_bytes > room_bytes:
+        if size_bytes > free_bytes:
             return None
         try:
             if not self._is_there():

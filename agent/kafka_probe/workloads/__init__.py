@@ -13,7 +13,7 @@ from pathlib import Path
 from weakref import WeakValueDictionary
 
 from kafka_probe.memory import DEFAULT
-from kafka_probe.shares import Place
+from kafka_probe.shares import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
@@ -42,7 +42,7 @@ class WorkloadResolver:
     ) -> None:
         """command_lines: False leaves `cmdline` null."""
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self.place = Place(limit_bytes, self.losses)
+        self.place = SharedBudget(limit_bytes, self.losses)
         self._kept_bytes = limit_bytes // 2
         self.cgroups = Cgroups(proc)
         self._proc = proc

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kafka_probe.events import WORKLOAD
 from kafka_probe.protocol.facts import cut, text_bytes
-from kafka_probe.shares import Place, peer_of
+from kafka_probe.shares import SharedBudget, peer_of
 
 TEXT_CHARACTERS = 1024
 """What is kept of a text: a Java class path can be megabytes."""
@@ -22,7 +22,7 @@ class Workload(dict[str, object]):
 
     __slots__ = ("__weakref__", "_bytes", "_place")
 
-    def __init__(self, facts: Mapping[str, object], place: Place, taken_bytes: int) -> None:
+    def __init__(self, facts: Mapping[str, object], place: SharedBudget, taken_bytes: int) -> None:
         super().__init__(facts)
         self._place = place
         self._bytes = taken_bytes

@@ -1,4 +1,4 @@
-// Producers of Kafka's Java client; see the room's docstring for what they are told. Run as a single source file.
+// Producers of Kafka's Java client; see the package's docstring for their arguments. Run as a single source file.
 
 import java.io.BufferedReader;
 import java.io.InputStreamReader;

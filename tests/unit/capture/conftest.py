@@ -14,14 +14,14 @@ Compile = Callable[[str], Any]
 
 @pytest.fixture
 def compile_bpf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
-    """BCC's object for a program text behind bpf/record.h; detached and freed at the end."""
+    """BCC's object for a program text behind bpf/sample.h; detached and freed at the end."""
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(sources()))
     made: list[Any] = []
 
     def compile_text(text: str) -> Any:
         from bcc import BPF
 
-        made.append(BPF(text=f"{flatten(sources() / 'record.h')}\n{text}".encode()))
+        made.append(BPF(text=f"{flatten(sources() / 'sample.h')}\n{text}".encode()))
         return made[-1]
 
     yield compile_text

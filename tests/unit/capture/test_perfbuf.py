@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kafka_probe.capture.perfbuf import PerfBuffers
-from kafka_probe.capture.record import SAMPLE
+from kafka_probe.capture.sample import PERF_SAMPLE
 
 if TYPE_CHECKING:
     from tests.unit.capture.conftest import Compile
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.root
 
 BYTES_PER_CPU = 1 << 16
-SAMPLES = BYTES_PER_CPU // SAMPLE.itemsize
+SAMPLES = BYTES_PER_CPU // PERF_SAMPLE.itemsize
 # A number for every getpriority() of this process.
 NUMBERS = """
 BPF_PERF_OUTPUT(events);
 BPF_ARRAY(next, u64, 1);
 BPF_ARRAY(full, u64, 1);
-BPF_ARRAY(scratch, struct record, 1);
+BPF_ARRAY(scratch, struct sample, 1);
 RAW_TRACEPOINT_PROBE(sys_enter)
 {
 	u32 zero = 0;
 	u64 *number = next.lookup(&zero), *lost = full.lookup(&zero);
-	struct record *record = scratch.lookup(&zero);
-	if (ctx->args[1] != 140 || bpf_get_current_pid_tgid() >> 32 != %d || !number || !lost || !record)
+	struct sample *sample = scratch.lookup(&zero);
+	if (ctx->args[1] != 140 || bpf_get_current_pid_tgid() >> 32 != %d || !number || !lost || !sample)
 		return 0;
-	record->ts_ns = (*number)++;
-	if (events.perf_submit(ctx, record, sizeof(*record)))
+	sample->ts_ns = (*number)++;
+	if (events.perf_submit(ctx, sample, sizeof(*sample)))
 		(*lost)++;
 	return 0;
 }
@@ -75,7 +75,7 @@ def all_cpus() -> Iterator[list[int]]:
     os.sched_setaffinity(0, cpus)
 
 
-def test_records_come_in_the_order_of_their_writing_whatever_their_cpu(numbers: Numbers, all_cpus: list[int]) -> None:
+def test_samples_come_in_the_order_of_their_writing_whatever_their_cpu(numbers: Numbers, all_cpus: list[int]) -> None:
     for n in range(40):
         os.sched_setaffinity(0, {all_cpus[n % len(all_cpus)]})
         numbers.write(3)

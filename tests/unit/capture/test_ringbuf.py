@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kafka_probe.capture.record import SLOT
 from kafka_probe.capture.ringbuf import RingBuffer
+from kafka_probe.capture.sample import SLOT
 
 if TYPE_CHECKING:
     from tests.unit.capture.conftest import Compile
@@ -34,16 +34,16 @@ RAW_TRACEPOINT_PROBE(sys_enter)
 	if (ctx->args[1] != 140 || bpf_get_current_pid_tgid() >> 32 != %d || !number || !lost)
 		return 0;
 	u64 n = (*number)++;
-	struct record *record = events.ringbuf_reserve(sizeof(*record));
-	if (!record) {
+	struct sample *sample = events.ringbuf_reserve(sizeof(*sample));
+	if (!sample) {
 		(*lost)++;
 		return 0;
 	}
-	record->ts_ns = n;
+	sample->ts_ns = n;
 	if (n %% 10 == %d)
-		events.ringbuf_discard(record, 0);
+		events.ringbuf_discard(sample, 0);
 	else
-		events.ringbuf_submit(record, 0);
+		events.ringbuf_submit(sample, 0);
 	return 0;
 }
 """
@@ -81,7 +81,7 @@ def numbers(compile_bpf: Compile) -> Iterator[Numbers]:
     ring.close()
 
 
-def test_records_come_in_their_order_and_once(numbers: Numbers) -> None:
+def test_samples_come_in_their_order_and_once(numbers: Numbers) -> None:
     assert numbers.take() == []
     numbers.write(20)
     assert numbers.take() == kept(range(20))
@@ -114,17 +114,17 @@ def test_a_full_ring_refuses_what_comes_and_recovers(numbers: Numbers) -> None:
     assert numbers.take() == kept(range(SLOTS + 10, SLOTS + 30))
 
 
-def test_records_taken_stay_when_their_slots_are_used_again(numbers: Numbers) -> None:
+def test_samples_taken_stay_when_their_slots_are_used_again(numbers: Numbers) -> None:
     numbers.write(20)
     first = numbers.ring.take(20)
     numbers.write(2 * SLOTS)
     assert first["ts_ns"].tolist() == kept(range(20))
 
 
-def test_what_is_behind_a_busy_record_waits(numbers: Numbers) -> None:
+def test_what_is_behind_a_busy_sample_waits(numbers: Numbers) -> None:
     numbers.write(6)
     real = numbers.ring._slots
-    numbers.ring._slots = np.array(real)  # a copy in which a record can be busy: the kernel does not leave one so
+    numbers.ring._slots = np.array(real)  # a copy in which a sample can be busy: the kernel does not leave one so
     numbers.ring._slots["length"][3] |= 1 << 31
     assert numbers.take() == [0, 1, 2]
     assert numbers.take() == []
@@ -132,7 +132,7 @@ def test_what_is_behind_a_busy_record_waits(numbers: Numbers) -> None:
     assert numbers.take() == [3, 4, 5]
 
 
-def test_waiting_ends_with_a_record_or_with_the_time(numbers: Numbers) -> None:
+def test_waiting_ends_with_a_sample_or_with_the_time(numbers: Numbers) -> None:
     before = time.monotonic()
     numbers.ring.wait(0.05)
     assert time.monotonic() - before >= 0.05

@@ -18,7 +18,7 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
 from kafka_probe.workloads import NOBODY, StoredTopic, WorkloadResolver
-from tests.unit.connections.records import opened
+from tests.unit.connections.samples import opened
 
 FETCH = 1
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

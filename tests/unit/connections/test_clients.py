@@ -11,7 +11,7 @@ from kafka_probe.connections.sessions import FETCH
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.records import opened
+from tests.unit.connections.samples import opened
 
 METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = 3, 8, 12, 15
 CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT = 68, 76, 88

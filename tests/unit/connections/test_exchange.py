@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.capture.record import Flag
+from kafka_probe.capture.sample import Flag
 from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.records import (
-    Records as Frames,
+from tests.unit.connections.samples import (
+    Samples as Frames,
 )
-from tests.unit.connections.records import (
+from tests.unit.connections.samples import (
     by_hand,
     fetch,
     opened,

@@ -1,4 +1,4 @@
-"""Frames out of records: joined, grouped by shape, and no loss without its count."""
+"""Frames out of samples: joined, grouped by shape, and no loss without its count."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.capture.record import DATA_BYTES, RECORD, Flag
+from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
 from kafka_probe.connections.frames import FrameReader, Frames
-from tests.unit.connections.records import Records, by_hand, message, request, response, stream
+from tests.unit.connections.samples import Samples, by_hand, message, request, response, stream
 from tests.unit.protocol.messages import CASES, Case, case
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def named(whole: Case) -> str:
     return whole.name
 
 
-def read(*batches: Records) -> list[Frames]:
+def read(*batches: Samples) -> list[Frames]:
     reader = FrameReader()
     frames = [group for batch in batches for group in reader.read(batch)]
     assert reader.losses == NOTHING_LOST
@@ -43,52 +43,52 @@ def test_a_frame_has_the_facts_and_values_of_its_message(whole: Case) -> None:
 
 
 @given(st.sampled_from(CASES), st.integers(1, DATA_BYTES))
-def test_a_frame_is_the_same_in_however_many_records(whole: Case, record_bytes: int) -> None:
-    assert contents(read(message(whole, record_bytes=record_bytes))) == contents(read(message(whole)))
+def test_a_frame_is_the_same_in_however_many_samples(whole: Case, sample_bytes: int) -> None:
+    assert contents(read(message(whole, sample_bytes=sample_bytes))) == contents(read(message(whole)))
 
 
 def test_a_frame_is_joined_across_batches() -> None:
-    records = message(LONG[0])
-    assert contents(read(records[:1], records[1:])) == contents(read(records))
+    samples = message(LONG[0])
+    assert contents(read(samples[:1], samples[1:])) == contents(read(samples))
 
 
-def test_a_frame_may_be_longer_than_a_record_can_say() -> None:
+def test_a_frame_may_be_longer_than_a_sample_can_say() -> None:
     topics = [f"topic-{n:05}" for n in range(6_000)]
-    records = by_hand("Metadata", 1, {"Topics": [{"Name": topic} for topic in topics]})
-    assert records["size"].sum() > 0xFFFF
-    (group,) = read(records)
+    samples = by_hand("Metadata", 1, {"Topics": [{"Name": topic} for topic in topics]})
+    assert samples["size"].sum() > 0xFFFF
+    (group,) = read(samples)
     assert [topic.name for topic in group.shape.facts.topics] == topics
 
 
-def test_the_record_of_a_joined_frame_is_its_first() -> None:
-    records = message(LONG[0], correlation_id=7)
-    records["ts_ns"] = 1000 + np.arange(len(records))
-    (group,) = read(records)
+def test_the_sample_of_a_joined_frame_is_its_first() -> None:
+    samples = message(LONG[0], correlation_id=7)
+    samples["ts_ns"] = 1000 + np.arange(len(samples))
+    (group,) = read(samples)
     assert group.column("ts_ns").tolist() == [1000]
     assert group.column("correlation_id").tolist() == [7]
 
 
 def test_frames_of_two_connections_and_both_directions_may_interleave() -> None:
     pair = (case(METADATA, 12, response=False), case(METADATA, 12, response=True))
-    records = stream(*(message(whole, conn, record_bytes=20) for conn in (1, 2) for whole in pair))
-    interleaved = records[np.argsort(records["part"], kind="stable")]
+    samples = stream(*(message(whole, conn, sample_bytes=20) for conn in (1, 2) for whole in pair))
+    interleaved = samples[np.argsort(samples["part"], kind="stable")]
     by_direction = sorted(group.shape.facts.response for group in read(interleaved) for _ in group.index)
     assert by_direction == [False, False, True, True]
     assert all(group.shape.facts in (pair[0].facts, pair[1].facts) for group in read(interleaved))
 
 
-def test_frames_are_grouped_by_shape_in_the_order_of_their_records() -> None:
-    records = stream(
+def test_frames_are_grouped_by_shape_in_the_order_of_their_samples() -> None:
+    samples = stream(
         *(request(METADATA, 12, conn, correlation_id=n) for n, conn in enumerate((1, 2, 1))), response(FETCH, 4)
     )
-    groups = {group.shape.facts.api_key: group for group in read(records)}
+    groups = {group.shape.facts.api_key: group for group in read(samples)}
     assert groups[METADATA].column("correlation_id").tolist() == [0, 1, 2]
     assert groups[METADATA].column("conn").tolist() == [1, 2, 1]
     assert len(groups[FETCH].index) == 1
 
 
-def test_no_records_are_no_frames() -> None:
-    assert read(np.zeros(0, RECORD)) == []
+def test_no_samples_are_no_frames() -> None:
+    assert read(np.zeros(0, SAMPLE)) == []
 
 
 def test_a_frame_that_was_not_copied_to_its_end_is_truncated_and_counted_so() -> None:
@@ -100,20 +100,20 @@ def test_a_frame_that_was_not_copied_to_its_end_is_truncated_and_counted_so() ->
 
 
 @pytest.mark.parametrize("missing", range(4))
-def test_a_frame_that_misses_a_record_is_counted_once_and_not_read(missing: int) -> None:
+def test_a_frame_that_misses_a_sample_is_counted_once_and_not_read(missing: int) -> None:
     whole = case(METADATA, 12, response=True)
-    records = message(whole, record_bytes=len(whole.data) // 4 + 1)
-    assert len(records) == 4
+    samples = message(whole, sample_bytes=len(whole.data) // 4 + 1)
+    assert len(samples) == 4
     reader = FrameReader()
-    frames = list(reader.read(np.delete(records, missing)))
-    next_one = message(whole, record_bytes=len(whole.data) // 4 + 1)
+    frames = list(reader.read(np.delete(samples, missing)))
+    next_one = message(whole, sample_bytes=len(whole.data) // 4 + 1)
     frames += list(reader.read(next_one))
     assert contents(frames) == contents(read(next_one))
     assert reader.losses["frame_incomplete"] == 1
 
 
 def test_the_rest_of_another_frame_does_not_complete_one() -> None:
-    first, second = (message(LONG[0], record_bytes=len(LONG[0].data) // 2 + 1, correlation_id=n) for n in (1, 2))
+    first, second = (message(LONG[0], sample_bytes=len(LONG[0].data) // 2 + 1, correlation_id=n) for n in (1, 2))
     reader = FrameReader()
     assert list(reader.read(stream(first[:1], second[1:]))) == []
     assert reader.losses["frame_incomplete"] == 2

@@ -7,19 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.capture.record import COMMAND_LINE_BYTES
+from kafka_probe.capture.sample import COMMAND_LINE_BYTES
 from kafka_probe.connections.identity import Identity, flow_id, read_open
 from kafka_probe.workloads import Owner
-from tests.unit.connections.records import Records, opened
+from tests.unit.connections.samples import Samples, opened
 
 SEQUENCE_NUMBERS = st.integers(0, 2**32 - 1)
 
 
-def identity_of(records: Records) -> Identity:
+def identity_of(records: Samples) -> Identity:
     return read_open(records[0])[0]
 
 
-def owner_of(records: Records) -> Owner:
+def owner_of(records: Samples) -> Owner:
     return read_open(records[0])[1]
 
 

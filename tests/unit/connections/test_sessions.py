@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_probe.capture.record import RECORD
+from kafka_probe.capture.sample import SAMPLE
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, naming
 from kafka_probe.memory import MIB
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
-from kafka_probe.shares import Place
+from kafka_probe.shares import SharedBudget
 
 FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
 VERSION = 16
@@ -40,7 +40,7 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
 
 def grouped(batch: list[Facts], now: int = 0) -> list[Group]:
     """Frames of equal facts are one group, as shapes are."""
-    records = np.zeros(len(batch), RECORD)
+    records = np.zeros(len(batch), SAMPLE)
     # A clock that cannot tell one from the next.
     records["ts_ns"] = (now + np.arange(len(batch))) // 3
     groups: dict[Facts, list[int]] = {}
@@ -60,7 +60,7 @@ def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, in
 
     forgotten: the connection ends before the counts are taken.
     """
-    session, now = FetchSession(FETCH, Place(MIB, Counter()), "10.0.0.1"), 0
+    session, now = FetchSession(FETCH, SharedBudget(MIB, Counter()), "10.0.0.1"), 0
     for batch in batches:
         session.see(grouped(batch, now))
         now += len(batch)
@@ -131,7 +131,7 @@ def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
 
 
 def test_requests_in_several_versions_count_for_the_newest() -> None:
-    session = FetchSession(FETCH, Place(MIB, Counter()), "10.0.0.1")
+    session = FetchSession(FETCH, SharedBudget(MIB, Counter()), "10.0.0.1")
     idle = request(INCREMENTAL)
     session.see(grouped([request(FULL, {"orders": (0,)}), idle._replace(api_version=VERSION + 1), idle]))
     assert session.take() == (VERSION + 1, {("orders", None): 3})
@@ -153,7 +153,7 @@ class Name(str):
 @pytest.mark.parametrize("change", ["adds and forgets", "forgets what is not held", "adds what is held"])
 def test_a_frame_costs_no_more_the_more_is_held(change: str) -> None:
     def looked_up(held: int) -> int:
-        session = FetchSession(FETCH, Place(100 * MIB, Counter()), "10.0.0.1")
+        session = FetchSession(FETCH, SharedBudget(100 * MIB, Counter()), "10.0.0.1")
         session.see(grouped([request(FULL, {Name(f"held-{n}"): (0,) for n in range(held)})]))
         frames = {
             "adds and forgets": lambda n: request(INCREMENTAL, {Name(f"new-{n + 1}"): (0,)}, {Name(f"new-{n}"): (0,)}),

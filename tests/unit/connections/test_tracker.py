@@ -1,4 +1,4 @@
-"""Connections from their first record to their last, and the events in between."""
+"""Connections from their first sample to their last, and the events in between."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.capture.record import Kind, Protocol
-from kafka_probe.connections import census
+from kafka_probe.capture.sample import Protocol, SampleKind
+from kafka_probe.connections import open_counts
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.lab.processes import wait_until
-from tests.unit.connections.records import Records, closed, listener, opened, rejected
+from tests.unit.connections.samples import Samples, closed, listener, opened, rejected
 from tests.unit.protocol.messages import case
 from tests.unit.schema import assert_body_valid
 
@@ -44,9 +44,9 @@ def kinds(tracker: Tracker) -> list[object]:
     return [event["kind"] for event in events(tracker)]
 
 
-def take(tracker: Tracker, *records: Records) -> None:
-    for record in records:
-        tracker.take(record[0])
+def take(tracker: Tracker, *samples: Samples) -> None:
+    for sample in samples:
+        tracker.take(sample[0])
 
 
 def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:
@@ -105,13 +105,13 @@ def test_frames_teach_client_library_and_cluster(tracker: Tracker) -> None:
 
 
 def test_another_process_that_uses_the_connection_owns_it_from_then_on(tracker: Tracker) -> None:
-    take(tracker, opened(1, tgid=1), opened(1, tgid=os.getpid(), kind=Kind.OWNER))
+    take(tracker, opened(1, tgid=1), opened(1, tgid=os.getpid(), kind=SampleKind.OWNER))
     (event,) = events(tracker)
     assert event["workload"]["pid"] == os.getpid()
 
 
 def test_a_connection_whose_opening_was_lost_is_known_by_its_next_owner(tracker: Tracker) -> None:
-    take(tracker, opened(1, kind=Kind.OWNER))
+    take(tracker, opened(1, kind=SampleKind.OWNER))
     assert kinds(tracker) == ["open"]
 
 
@@ -181,7 +181,7 @@ def test_the_end_of_an_unknown_owner_is_unknown(tracker: Tracker) -> None:
     assert owner_of_a_close(tracker, 0, 0) is None
 
 
-def listener_of_a_close(tracker: Tracker, *listeners: Records, **fields: Any) -> object:
+def listener_of_a_close(tracker: Tracker, *listeners: Samples, **fields: Any) -> object:
     take(tracker, *listeners, opened(1, **{"server_side": True, "local": BROKER, "netns": 7, **fields}))
     tracker.close(closed(1, closing_ns=5 * SECOND_NS)[0])
     return events(tracker)[-1]["listener_closed_us"]
@@ -222,13 +222,13 @@ def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracke
     ],
 )
 def test_no_listener_of_this_end_was_closed(
-    tracker: Tracker, listeners: tuple[Records, ...], fields: dict[str, Any]
+    tracker: Tracker, listeners: tuple[Samples, ...], fields: dict[str, Any]
 ) -> None:
     assert listener_of_a_close(tracker, *listeners, **fields) is None
 
 
 def test_a_reset_without_a_socket_is_told_with_its_addresses(tracker: Tracker) -> None:
-    take(tracker, opened(0, kind=Kind.RESET, local=BROKER, netns=7))
+    take(tracker, opened(0, kind=SampleKind.RESET, local=BROKER, netns=7))
     (event,) = events(tracker)
     assert (event["kind"], event["local"], event["peer"]) == ("reset", "10.0.0.1:9092", "10.0.0.1:9092")
 
@@ -249,7 +249,7 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
 def test_of_very_many_far_networks_the_smallest_are_told_as_one(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(census, "MOST", 2)
+    monkeypatch.setattr(open_counts, "MAX_GROUPS", 2)
     networks = (1, 2, 2, 3, 3, 3, 4)
     for conn, number in enumerate(networks):
         take(tracker, opened(conn, tgid=1, server_side=True, local=BROKER, peer=(f"10.0.{number}.1", 40000 + conn)))
@@ -258,7 +258,7 @@ def test_of_very_many_far_networks_the_smallest_are_told_as_one(
 
 
 def test_resets_that_come_while_a_report_is_read_are_for_the_next_one(tracker: Tracker) -> None:
-    reset = opened(0, kind=Kind.RESET, local=BROKER, netns=7)
+    reset = opened(0, kind=SampleKind.RESET, local=BROKER, netns=7)
     take(tracker, reset)
     for _ in tracker.report():
         take(tracker, reset)
@@ -266,9 +266,9 @@ def test_resets_that_come_while_a_report_is_read_are_for_the_next_one(tracker: T
 
 
 def test_who_takes_a_connection_over_is_counted_for_it(tracker: Tracker) -> None:
-    take(tracker, opened(1, tgid=1), opened(2, tgid=1), opened(2, tgid=2, kind=Kind.OWNER))
+    take(tracker, opened(1, tgid=1), opened(2, tgid=1), opened(2, tgid=2, kind=SampleKind.OWNER))
     assert [now["count"] for now in tracker.open_now()] == [1, 1]
-    take(tracker, opened(1, tgid=2, kind=Kind.OWNER))
+    take(tracker, opened(1, tgid=2, kind=SampleKind.OWNER))
     assert [now["count"] for now in tracker.open_now()] == [2]
 
 
@@ -285,9 +285,9 @@ def test_connections_of_our_own_are_not_counted_once_they_are_known(tracker: Tra
     assert tracker.open_now() == []
 
 
-def identity(record: Records, **changes: Any) -> tuple[Identity, Owner]:
+def identity(sample: Samples, **changes: Any) -> tuple[Identity, Owner]:
     """What a list of open sockets says of a connection."""
-    found, owner = read_open(record[0])
+    found, owner = read_open(sample[0])
     return replace(found, flow_id=None, from_start=False, **changes), owner
 
 

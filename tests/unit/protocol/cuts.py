@@ -1,11 +1,11 @@
-"""The walks of whole messages, whether their bodies leave the kernel or not, and what a part of a frame may tell."""
+"""The readers of whole messages, whether their bodies leave the kernel or not, and what a part of a frame may tell."""
 
 from __future__ import annotations
 
-from kafka_probe.protocol.compiler import Walk, compiled
-from kafka_probe.protocol.decoder import Walks, decode
+from kafka_probe.protocol.decoder import Readers, decode
 from kafka_probe.protocol.facts import Facts, Shape, Status, TopicFacts
 from kafka_probe.protocol.plan import full_plan
+from kafka_probe.protocol.reader_compiler import Reader, compiled
 from kafka_probe.protocol.schemas import apis
 from tests.unit.protocol.trees import Message
 
@@ -13,15 +13,15 @@ from tests.unit.protocol.trees import Message
 def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:
     """The shape of the message's data, or of a part of it."""
     which = message.response, message.api.key, message.version
-    return decode(*which, data, copied_all=copied_all, walks=WHOLE).shape()
+    return decode(*which, data, copied_all=copied_all, readers=WHOLE).shape()
 
 
-class WholeWalks(Walks):
-    def __missing__(self, which: tuple[bool, int, int]) -> tuple[Walk, Status]:
+class WholeWalks(Readers):
+    def __missing__(self, which: tuple[bool, int, int]) -> tuple[Reader, Status]:
         response, api_key, version = which
         plan = full_plan(response, apis()[api_key], version)
-        walk = self[which] = compiled(plan.steps), plan.done
-        return walk
+        reader = self[which] = compiled(plan.steps), plan.done
+        return reader
 
 
 WHOLE = WholeWalks()

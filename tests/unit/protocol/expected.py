@@ -6,12 +6,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from kafka_probe.protocol.facts import Fact, Facts, Kind, RecordSet, SetStatus, Status, TopicFacts
+from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
 from kafka_probe.protocol.roles import Part, Scope, role_of, scopes_inside
 from kafka_probe.protocol.schemas import SchemaField
 from tests.unit.protocol.trees import CLIENT_ID, Message, Records, Tree, present
 
-Value = tuple[Kind, int, int, int]
+Value = tuple[MeasureKind, int, int, int]
 
 
 def expected(message: Message) -> Expected:
@@ -75,11 +75,11 @@ class Expected:
         role = role_of(name, parent, scope)
         topics = self.forgotten if scope is Scope.FORGOTTEN else self.topics
         match role:
-            case Kind.SESSION_EPOCH:
+            case MeasureKind.SESSION_EPOCH:
                 self.values.append((Fact.SESSION_EPOCH, min(value, 1)))
                 if value > 0:
                     self.measured.append((role, -1, -1, value))
-            case Kind():
+            case MeasureKind():
                 place = (len(topics) - 1, self._partition) if scope is Scope.PARTITION else (-1, -1)
                 self.measured.append((role, *place, value))
             case Fact():
@@ -104,14 +104,14 @@ class Expected:
         place = len(self.topics) - 1, self._partition
         transactional, control = bool(value.flags & 1), bool(value.flags & 2)
         self.record_sets.append(RecordSet(*place, value.status, value.magic, value.codec, transactional, control))
-        found = [(Kind.RECORD_BYTES, len(value.data))]
+        found = [(MeasureKind.RECORD_BYTES, len(value.data))]
         if value.status in (SetStatus.COUNTED, SetStatus.PARTIAL):
-            found += [(Kind.RECORDS, value.records), (Kind.BATCHES, value.batches)]
+            found += [(MeasureKind.RECORDS, value.records), (MeasureKind.BATCHES, value.batches)]
             if value.magic == 2:
                 found += [
-                    (Kind.BATCH_PRODUCER_ID, value.producer_id),
-                    (Kind.BATCH_PRODUCER_EPOCH, value.producer_epoch),
+                    (MeasureKind.BATCH_PRODUCER_ID, value.producer_id),
+                    (MeasureKind.BATCH_PRODUCER_EPOCH, value.producer_epoch),
                 ]
         else:
-            found.append((Kind.UNCOUNTED_BYTES, len(value.data)))
+            found.append((MeasureKind.UNCOUNTED_BYTES, len(value.data)))
         self.measured += [(kind, *place, number) for kind, number in found]

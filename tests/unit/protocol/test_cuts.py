@@ -81,7 +81,7 @@ def test_damaged_messages_give_a_status(message: Message, draw: st.DataObject) -
 @given(st.sampled_from(APIS), st.booleans(), st.integers(0, 20), st.binary(max_size=400))
 def test_a_walk_does_no_more_than_some_lines_per_byte(api: Api, response: bool, nth: int, data: bytes) -> None:
     version = api.versions[nth % len(api.versions)]
-    assert lines_of_walk(response, api.key, version, data) <= LINES_PER_FRAME + LINES_PER_BYTE * len(data)
+    assert lines_of_reader(response, api.key, version, data) <= LINES_PER_FRAME + LINES_PER_BYTE * len(data)
 
 
 LINES_PER_FRAME, LINES_PER_BYTE = 700, 40
@@ -104,12 +104,12 @@ def test_counts_far_beyond_the_data_cost_no_more_than_the_data(
 ) -> None:
     for size in (0, 100, 10_000):
         data = head + filling * size
-        assert lines_of_walk(False, api_key, version, data) <= LINES_PER_FRAME + LINES_PER_BYTE * len(data)
+        assert lines_of_reader(False, api_key, version, data) <= LINES_PER_FRAME + LINES_PER_BYTE * len(data)
 
 
-def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> int:
-    """How many lines of Python a walk runs through."""
-    walk, _ = WHOLE[response, api_key, version]
+def lines_of_reader(response: bool, api_key: int, version: int, data: bytes) -> int:
+    """How many lines of Python a reader runs through."""
+    reader, _ = WHOLE[response, api_key, version]
     lines = 0
 
     def trace(_frame: FrameType, event: str, _argument: Any) -> Any:
@@ -120,7 +120,7 @@ def lines_of_walk(response: bool, api_key: int, version: int, data: bytes) -> in
     before = sys.gettrace()
     sys.settrace(trace)
     try:
-        walk(data, len(data))
+        reader(data, len(data))
     finally:
         sys.settrace(before)
     return lines

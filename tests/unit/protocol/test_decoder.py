@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import Fact, Facts, Kind, SetStatus, Status, TopicFacts, measure_values
+from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status, TopicFacts, measure_values
 from kafka_probe.protocol.plan import Form, Step, full_plan
 from kafka_probe.protocol.schemas import Api, apis
 from tests.unit.protocol.cuts import shape_of
@@ -211,7 +211,7 @@ def test_names_that_are_not_utf_8_are_still_names() -> None:
 
 
 def test_the_status_of_a_stub_means_what_the_kernel_means() -> None:
-    header = (Path(__file__).parents[3] / "bpf" / "record.h").read_text()
+    header = (Path(__file__).parents[3] / "bpf" / "sample.h").read_text()
     (body,) = re.findall(r"enum set_status \{(.*?)\}", header, re.DOTALL)
     assert re.findall(r"SET_(\w+)", body) == [status.name for status in SetStatus]
     assert [status.value for status in SetStatus] == list(range(len(SetStatus)))
@@ -220,18 +220,18 @@ def test_the_status_of_a_stub_means_what_the_kernel_means() -> None:
 @pytest.mark.parametrize(
     ("status", "second_kind"),
     [
-        (SetStatus.COUNTED, Kind.RECORDS),
-        (SetStatus.UNREADABLE, Kind.UNCOUNTED_BYTES),
-        (SetStatus.PARTIAL, Kind.RECORDS),
-        (SetStatus.WRAPPER, Kind.UNCOUNTED_BYTES),
-        (9, Kind.UNCOUNTED_BYTES),
+        (SetStatus.COUNTED, MeasureKind.RECORDS),
+        (SetStatus.UNREADABLE, MeasureKind.UNCOUNTED_BYTES),
+        (SetStatus.PARTIAL, MeasureKind.RECORDS),
+        (SetStatus.WRAPPER, MeasureKind.UNCOUNTED_BYTES),
+        (9, MeasureKind.UNCOUNTED_BYTES),
     ],
 )
-def test_records_are_counted_or_their_bytes_are_uncounted(status: int, second_kind: Kind) -> None:
+def test_records_are_counted_or_their_bytes_are_uncounted(status: int, second_kind: MeasureKind) -> None:
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x01"
     data = head + bytes(4) + (80).to_bytes(4, "big") + Records(b"", 5, status=status).stub
     shape = decode(False, 0, 0, data, copied_all=True).shape()
-    assert [measure.kind for measure in shape.measures][:2] == [Kind.RECORD_BYTES, second_kind]
+    assert [measure.kind for measure in shape.measures][:2] == [MeasureKind.RECORD_BYTES, second_kind]
 
 
 def test_the_stub_stands_only_where_records_are() -> None:

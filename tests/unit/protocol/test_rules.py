@@ -65,7 +65,7 @@ def test_nothing_leaves_that_may_be_a_secret(rule: CopyRule) -> None:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{api_name(rule.api_key)} {rule.api_version}")
 def test_a_body_of_which_something_stays_or_may_stay_is_walked(rule: CopyRule) -> None:
     api = apis()[rule.api_key]
-    for response, walk in ((False, rule.request_walk), (True, rule.response_walk)):
+    for response, program in ((False, rule.request_program), (True, rule.response_program)):
         limit = rule.response_limit_bytes if response else rule.request_limit_bytes
         fields = fields_of(api, response=response, version=rule.api_version)
         present = [field for field in strings(fields) if field.versions[0] <= rule.api_version <= field.versions[1]]
@@ -75,7 +75,7 @@ def test_a_body_of_which_something_stays_or_may_stay_is_walked(rule: CopyRule) -
             if field.type.endswith(("bytes", "records")) or field.name in HIDDEN.get(api.name, ())
         ]
         of_any_version = response and api.name == "ApiVersions"
-        assert bool(walk) == bool(limit and (stays or rule.flexible or of_any_version))
+        assert bool(program) == bool(limit and (stays or rule.flexible or of_any_version))
 
 
 def test_every_api_is_either_limited_or_leaves_by_its_header() -> None:

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from starlette.types import Message
 
-from kafka_probe.server import connection, http, limits, query
+from kafka_probe.server import http, http_connection, limits, query
 from tests.lab.processes import wait_until
-from tests.unit.connections.records import opened
+from tests.unit.connections.samples import opened
 from tests.unit.server.builders import flow, view
 from tests.unit.server.served import Served, serving
 from tests.unit.test_agent import Fed
@@ -161,7 +161,7 @@ def test_health_is_answered_while_a_long_list_is_made() -> None:
 
 
 def test_who_does_not_read_an_answer_holds_it_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(http_connection, "PATIENCE_S", 0.5)
     monkeypatch.setattr(http, "LISTS_AT_ONCE", 1)
     monkeypatch.setattr(query, "PAGE_BYTES", 1 << 26)
     with serving() as served, served.connect() as peer:

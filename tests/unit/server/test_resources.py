@@ -15,8 +15,8 @@ from kafka_probe.events import INTERNAL_CLIENT, Field
 from kafka_probe.server import openapi
 from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
 from kafka_probe.server.resources import RESOURCES
-from tests.unit.connections.records import opened as opened_record
-from tests.unit.connections.records import rejected, request
+from tests.unit.connections.samples import opened as opened_record
+from tests.unit.connections.samples import rejected, request
 from tests.unit.server.builders import NOW_US, SECOND_US, flow, topic, view, workload
 from tests.unit.test_agent import Fed
 

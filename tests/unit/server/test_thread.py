@@ -19,7 +19,7 @@ import pytest
 from kafka_probe.config import Address, Config, load
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.memory import SERVER_WAITING_BYTES
-from kafka_probe.server import connection
+from kafka_probe.server import http_connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.lab.http import get
@@ -285,7 +285,7 @@ def test_a_renewed_certificate_is_shown_and_one_that_does_not_fit_its_key_is_not
 
 
 def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(http_connection, "PATIENCE_S", 0.5)
     with serving() as served, ExitStack() as stack:
         _, _, place = served.url.rpartition("/")
         host, _, port = place.partition(":")
@@ -305,7 +305,7 @@ def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("tls", [False, True])
 def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: pytest.MonkeyPatch, tls: bool) -> None:
-    monkeypatch.setattr(connection, "MOST", 3)
+    monkeypatch.setattr(http_connection, "MOST", 3)
     certificate: dict[str, Any] = {"listen_certfile": authority.sign("server")} if tls else {}
     trusting = ssl.create_default_context(cafile=authority.certificate) if tls else None
     with serving(**certificate) as served, ExitStack() as stack:

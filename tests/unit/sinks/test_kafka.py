@@ -145,7 +145,7 @@ def test_what_breaks_inside_the_client_is_said_and_another_producer_tried(
 
 
 def test_an_attempt_cut_short_does_not_hide_why_the_one_before_failed() -> None:
-    says, logger = sink_kafka._LastWords(), logging.getLogger("kafka")
+    says, logger = sink_kafka._LastMessages(), logging.getLogger("kafka")
     for sentence in ("<BrokerConnection node_id=1>: ECONNREFUSED", "Connection attempt timed out", "Bootstrap failed"):
         logger.error(sentence)
     says.detach()

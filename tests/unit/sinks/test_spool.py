@@ -108,7 +108,7 @@ def test_half_the_memory_is_reason_enough_to_use_the_disk(opened: Spool, monkeyp
     outbox = Outbox(1000, opened)
     for number in range(100):
         outbox.put([line(number, padding=200)])
-        wait_until(lambda: outbox.waiting_bytes <= 500, "room in memory", every_s=0.001)
+        wait_until(lambda: outbox.waiting_bytes <= 500, "space in memory", every_s=0.001)
     assert drained(outbox) == list(range(100))
     outbox.abandon()
 
@@ -132,8 +132,8 @@ def test_a_batch_that_is_delivered_while_it_is_written_leaves_no_file(
 ) -> None:
     write, writing, delivered = opened.write, threading.Event(), threading.Event()
 
-    def slow(batch: Batch, room_bytes: int) -> Segment | None:
-        segment = write(batch, room_bytes)
+    def slow(batch: Batch, free_bytes: int) -> Segment | None:
+        segment = write(batch, free_bytes)
         writing.set()
         delivered.wait(5)
         return segment
@@ -173,7 +173,7 @@ def test_what_exceeds_disk_and_memory_is_counted_and_the_oldest_is_kept(tmp_path
     outbox = Outbox(5000, spool)
     for number in range(40):
         outbox.put([line(number, padding=1000)])
-        wait_until(lambda: outbox.waiting_bytes <= 2500 or outbox.spooled_bytes == 10 * BLOCK_BYTES, "room")
+        wait_until(lambda: outbox.waiting_bytes <= 2500 or outbox.spooled_bytes == 10 * BLOCK_BYTES, "space")
     taken = sum(file.stat().st_blocks * 512 for file in files(tmp_path))
     assert taken <= 10 * BLOCK_BYTES == outbox.spooled_bytes
     arrived = drained(outbox)

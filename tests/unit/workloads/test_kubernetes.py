@@ -30,7 +30,7 @@ from kafka_probe.workloads.kubernetes import PodWatch, Setting
 from kafka_probe.workloads.pods import GONE_S, Pods
 from tests.lab.api_server import ApiServer, pod
 from tests.lab.processes import wait_until
-from tests.unit.connections.records import ended, opened, request, stream
+from tests.unit.connections.samples import ended, opened, request, stream
 from tests.unit.schema import assert_valid
 
 METADATA = 3

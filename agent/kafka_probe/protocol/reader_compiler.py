@@ -1,12 +1,12 @@
-"""Turns a plan into one Python function that walks over the data of a frame: a walk by tables takes six times as long.
+"""Compiles a plan to one Python function that reads a frame's data: a table-driven reader takes six times as long.
 
 The function takes (data, end) and returns where it stopped and what it found, (at, place, malformed, said, located,
-skipped), see found.py; place is None at the plan's end. A field that the data's end cuts raises IndexError or
+skipped), see decoded.py; place is None at the plan's end. A field that the data's end cuts raises IndexError or
 struct.error inside of it, a value that cannot be raises ValueError; the line that raised says which field it was.
 
 What a frame can cost is bounded by its data, whatever lengths and counts it claims: nothing is read beyond `end`, a
 string is taken or skipped only if it ends before that, and an array's elements are walked one by one until the data
-ends, each of which takes at least one byte. So a walk's loops turn at most as often as the data has bytes.
+ends, each of which takes at least one byte. So a reader's loops turn at most as often as the data has bytes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,22 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from kafka_probe.protocol import wire
-from kafka_probe.protocol.facts import TEXT_CHARACTERS, Encoding, Fact, Kind, RecordSet, SetStatus, TopicFacts, cut
-from kafka_probe.protocol.found import Block, Located, Said, Skipped
+from kafka_probe.protocol.decoded import Block, Contents, Located, Skipped
+from kafka_probe.protocol.facts import (
+    TEXT_CHARACTERS,
+    Encoding,
+    Fact,
+    MeasureKind,
+    RecordSet,
+    SetStatus,
+    TopicFacts,
+    cut,
+)
 from kafka_probe.protocol.plan import Form, Step
 from kafka_probe.protocol.roles import Part, Scope
 
 
-class Place(NamedTuple):
+class Position(NamedTuple):
     """What a line is about: the path of its field, or of neighbours that are skipped as one, with their sizes; and
     whether its bytes decide."""
 
@@ -44,21 +53,21 @@ class Place(NamedTuple):
         return ".".join(path)
 
 
-Walk = Callable[[bytes, int], tuple[int, Place | None, bool, Said, list[Located], list[Skipped]]]
+Reader = Callable[[bytes, int], tuple[int, Position | None, bool, Contents, list[Located], list[Skipped]]]
 
 
-def compiled(steps: tuple[Step, ...], kinds: Collection[Kind] = frozenset(Kind)) -> Walk:
-    """The walk of a plan's steps; of record sets it takes the measures of these kinds."""
+def compiled(steps: tuple[Step, ...], kinds: Collection[MeasureKind] = frozenset(MeasureKind)) -> Reader:
+    """The reader of a plan's steps; of record sets it takes the measures of these kinds."""
     writer = _Writer(kinds)
     writer.steps(steps)
     namespace: dict[str, Any] = {**_NAMES, **writer.constants, "PLACES": writer.places}
     exec("\n".join([_HEAD, *writer.lines, _TAIL]), namespace)
-    walk: Walk = namespace["walk"]
-    return walk
+    reader: Reader = namespace["reader"]
+    return reader
 
 
 _HEAD = """\
-def walk(data, end):
+def reader(data, end):
     values = []; errors = []; topics = []; forgotten = []; record_sets = []; located = []; skipped = []
     place = into = None
     malformed = False
@@ -78,8 +87,8 @@ _TAIL = f"""\
     return at, place, malformed, said, located, skipped
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
-_OF_RECORDS = {Kind.RECORDS: "records", Kind.BATCHES: "batches"}
-_OF_PRODUCER = {Kind.BATCH_PRODUCER_ID: "producer_id", Kind.BATCH_PRODUCER_EPOCH: "producer_epoch"}
+_OF_RECORDS = {MeasureKind.RECORDS: "records", MeasureKind.BATCHES: "batches"}
+_OF_PRODUCER = {MeasureKind.BATCH_PRODUCER_ID: "producer_id", MeasureKind.BATCH_PRODUCER_EPOCH: "producer_epoch"}
 _NAMES: dict[str, Any] = {
     "StructError": struct.error,
     "new": tuple.__new__,
@@ -99,10 +108,10 @@ _NAMES: dict[str, Any] = {
 class _Writer:
     """Writes the lines."""
 
-    def __init__(self, kinds: Collection[Kind]) -> None:
+    def __init__(self, kinds: Collection[MeasureKind]) -> None:
         self._kinds = kinds
         self.lines: list[str] = []
-        self.places: list[Place] = []
+        self.places: list[Position] = []
         self.constants: dict[str, object] = {}
         self._path: tuple[str, ...] = ()
         self._depth = 2
@@ -119,9 +128,9 @@ class _Writer:
 
     def fixed(self, step: Step) -> None:
         match step.role:
-            case Kind.SESSION_EPOCH:
+            case MeasureKind.SESSION_EPOCH:
                 self._session_epoch()
-            case Kind():
+            case MeasureKind():
                 self._measure(step, step.role)
             case Part.PARTITION_INDEX:
                 self._number("p", step)
@@ -173,16 +182,16 @@ class _Writer:
         self._line(f"magic, codec, status, flags = data[at + {magic} : at + {magic + 4}]")
         self._line("record_sets.append(new(RecordSet, (t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0)))")
         bare, counted, with_producer = (
-            self._constant(Block(Kind.RECORD_BYTES, length, self._of_stub(fields)))
+            self._constant(Block(MeasureKind.RECORD_BYTES, length, self._of_stub(fields)))
             for fields in ({}, _OF_RECORDS, _OF_RECORDS | _OF_PRODUCER)
         )
         if_counted = f"{with_producer} if magic == {wire.WITH_PRODUCER} else {counted}"
         self._line(f"located.append((({if_counted}) if status in COUNTED else {bare}, t, p, start, at))")
-        if Kind.UNCOUNTED_BYTES in self._kinds:
-            uncounted = self._constant(Block(Kind.UNCOUNTED_BYTES, length))
+        if MeasureKind.UNCOUNTED_BYTES in self._kinds:
+            uncounted = self._constant(Block(MeasureKind.UNCOUNTED_BYTES, length))
             self._line(f"if status not in COUNTED: located.append(({uncounted}, t, p, start, at))")
 
-    def _of_stub(self, fields: dict[Kind, str]) -> tuple[tuple[Kind, int, int], ...]:
+    def _of_stub(self, fields: dict[MeasureKind, str]) -> tuple[tuple[MeasureKind, int, int], ...]:
         return tuple((kind, *wire.STUB_FIELDS[name]) for kind, name in fields.items() if kind in self._kinds)
 
     def array(self, step: Step) -> None:
@@ -236,7 +245,7 @@ class _Writer:
 
     def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = (), *, decides: bool = True) -> None:
         self.lines.append("    " * self._depth + text)
-        self.places.append(Place(self._path, skipped, decides))
+        self.places.append(Position(self._path, skipped, decides))
 
     def _constant(self, value: object) -> str:
         name = f"C{len(self.constants)}"
@@ -293,7 +302,7 @@ class _Writer:
                 partition = "p" if scope is Scope.PARTITION else "-1"
                 self._line(f"if n: errors.append(n); topic_errors.append(({partition}, n))")
 
-    def _measure(self, step: Step, kind: Kind) -> None:
+    def _measure(self, step: Step, kind: MeasureKind) -> None:
         topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
         self._line(f"if at + {step.size} > end: raise IndexError", decides=False)
         block = self._constant(Block(kind, Encoding.SIGNED))
@@ -305,7 +314,7 @@ class _Writer:
         self._line("n, = int_i(data, at)")
         with self._block("if n > 0:"):
             self._line("values.append((F_SESSION_EPOCH, 1))")
-            block = self._constant(Block(Kind.SESSION_EPOCH, Encoding.SIGNED))
+            block = self._constant(Block(MeasureKind.SESSION_EPOCH, Encoding.SIGNED))
             self._line(f"located.append(({block}, -1, -1, at, at + 4))")
         self._line("else: values.append((F_SESSION_EPOCH, n))")
         self._line("at += 4")

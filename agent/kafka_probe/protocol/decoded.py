@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kafka_probe.protocol.facts import Encoding, Fact, Facts, Kind, Measure, RecordSet, Shape, TopicFacts
+from kafka_probe.protocol.facts import Encoding, Fact, Facts, Measure, MeasureKind, RecordSet, Shape, TopicFacts
 from kafka_probe.protocol.wire import STUB_BYTES, STUB_MASK
 
-Said = tuple[
+Contents = tuple[
     tuple[tuple[Fact, str | int], ...],
     tuple[tuple[int, int], ...],
     tuple[TopicFacts, ...],
@@ -24,9 +24,9 @@ class Block(NamedTuple):
     """Measures that stand together, as those of a record set do: what the first one counts and how it stands in the
     data, and the kind, the offset from its end and the width of each behind it."""
 
-    kind: Kind
+    kind: MeasureKind
     encoding: Encoding
-    behind: tuple[tuple[Kind, int, int], ...] = ()
+    behind: tuple[tuple[MeasureKind, int, int], ...] = ()
 
 
 Located = tuple[Block, int, int, int, int]
@@ -36,7 +36,7 @@ Skipped = tuple[int, int]
 
 _new = tuple.__new__
 # To look up an enum's member takes longer than what is done with it.
-_SIGNED, _RECORD_BYTES = Encoding.SIGNED, Kind.RECORD_BYTES
+_SIGNED, _RECORD_BYTES = Encoding.SIGNED, MeasureKind.RECORD_BYTES
 
 
 class Decoded(NamedTuple):

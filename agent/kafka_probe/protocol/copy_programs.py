@@ -2,7 +2,7 @@
 
 Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, the strings that rules.py
 hides, and tagged fields that the version does not have. Neighbours of fixed size are one op. Flexible versions, and
-bodies with record sets, are walked to their last field: what stands behind it stays. In other bodies the copy goes on
+bodies with record sets, are followed to their last field: what stands behind it stays. In other bodies the copy goes on
 to the end behind the last field of which something stays.
 """
 
@@ -15,7 +15,7 @@ from enum import IntEnum
 
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
-WALK_DEPTH = 8  # of arrays and sections of tagged fields
+MAX_DEPTH = 8  # of arrays and sections of tagged fields
 OPERAND_BITS = 12
 HIDDEN = 16  # of a string's operand
 TAG_BITS = 8  # of a tagged field's operand, below its number
@@ -25,7 +25,7 @@ _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
 
 
 class Op(IntEnum):
-    """What stands above the OPERAND_BITS of an op; the operand is a size, or how many ops further the walk goes on."""
+    """The kind of an op, above its OPERAND_BITS. The operand is a size, or how many ops to skip."""
 
     STOP = 0
     REST = 1
@@ -43,26 +43,26 @@ class Op(IntEnum):
     TAGS_END = 13
 
 
-def walk_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
-    """The ops of the walk through one version's body, from behind the client id or the correlation id.
+def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
+    """The ops of the copy program for one version's body, from behind the client id or the correlation id.
 
     hidden: names of strings that stay. Empty if nothing has to stay.
     """
-    walk = _Walk(version, api.flexible(version), hidden)
+    program = _Program(version, api.flexible(version), hidden)
     fields = fields_of(api, response=response, version=version)
-    last = max((place for place, each in enumerate(fields, 1) if walk.holds_back(each)), default=0)
-    if api.flexible_response_header(version) if response else walk.flexible:
-        walk.add_tags(())
+    last = max((place for place, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
+    if api.flexible_response_header(version) if response else program.flexible:
+        program.add_tags(())
     if response and api.key == _API_VERSIONS:
-        walk.append(Op.ERROR, WIDTHS[fields[0].type])
+        program.append(Op.ERROR, WIDTHS[fields[0].type])
         fields = fields[1:]
-    if walk.flexible or any(map(_has_records, fields)):
-        walk.add_struct(fields)
-        walk.append(Op.STOP)
-    elif last or walk.ops:
-        walk.add(fields[:last])
-        walk.append(Op.REST)
-    return tuple(walk.ops)
+    if program.flexible or any(map(_has_records, fields)):
+        program.add_struct(fields)
+        program.append(Op.STOP)
+    elif last or program.ops:
+        program.add(fields[:last])
+        program.append(Op.REST)
+    return tuple(program.ops)
 
 
 def _has_records(each: SchemaField) -> bool:
@@ -70,7 +70,7 @@ def _has_records(each: SchemaField) -> bool:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _Program:
     version: int
     flexible: bool
     hidden: frozenset[str]
@@ -132,7 +132,7 @@ class _Walk:
     @contextmanager
     def _deeper(self, name: str) -> Iterator[None]:
         self.depth += 1
-        if self.depth > WALK_DEPTH:
+        if self.depth > MAX_DEPTH:
             raise ValueError(f"{name} is inside of more arrays than the kernel counts")
         yield
         self.depth -= 1

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy.typing as npt
 
-from kafka_probe.capture.record import ALERTS_BYTES, BURST_NS, CLOSE_DATA, unpack
+from kafka_probe.capture.sample import ALERTS_BYTES, BURST_NS, CLOSE_DATA, unpack
 from kafka_probe.protocol.schemas import apis
 
-Record = npt.NDArray[Any]
+Sample = npt.NDArray[Any]
 
 _JUST_NS = 1_000_000_000
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
@@ -34,21 +34,21 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
     return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
-def closing_ns(record: Record) -> int:
+def closing_ns(sample: Sample) -> int:
     """Return when this end began to close, ns of CLOCK_MONOTONIC."""
-    return int(unpack(record, CLOSE_DATA)["closing_ns"] or record["ts_ns"])
+    return int(unpack(sample, CLOSE_DATA)["closing_ns"] or sample["ts_ns"])
 
 
-def read_close(record: Record, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
+def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
     """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
 
     tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.
     at_once_ns: within which this end closes once it has read the peer's.
     """
-    data = unpack(record, CLOSE_DATA)
+    data = unpack(sample, CLOSE_DATA)
     error = data["error"]
     closed_by, how = _how(data["first_state"], error)
-    began_ns = closing_ns(record)
+    began_ns = closing_ns(sample)
     sent_us, received_us = (_since(data[name], began_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
     unacked_bytes, unanswered = data["unacked_bytes"], data["retransmits_unanswered"]

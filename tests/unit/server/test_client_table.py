@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.server import clients as room
-from kafka_probe.server.clients import SILENT_US, Client, Clients, Key
+from kafka_probe.server import client_table
+from kafka_probe.server.client_table import SILENT_US, ClientEntry, ClientKey, ClientTable
 from tests.unit.server.builders import NOW_US, SECOND_US, flow, passed, topic, workload
 from tests.unit.test_memory import grown_by
 
 
-def clients(*events: dict[str, Any]) -> list[tuple[Key, Client]]:
-    found = Clients()
+def clients(*events: dict[str, Any]) -> list[tuple[ClientKey, ClientEntry]]:
+    found = ClientTable()
     found.add(events)
     return list(found)
 
@@ -88,7 +88,7 @@ def test_the_group_is_the_last_that_was_named() -> None:
 
 @pytest.mark.parametrize("step_us", [0, 2 * SILENT_US, -2 * SILENT_US])
 def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_does(step_us: int) -> None:
-    found = Clients()
+    found = ClientTable()
     found.add([flow(), passed(SECOND_US), flow(NOW_US + step_us, local="10.0.0.8:1")])
     found.add([passed(SILENT_US - SECOND_US, until_us=NOW_US + step_us)])
     assert len(list(found)) == 2
@@ -97,15 +97,15 @@ def test_a_client_is_forgotten_after_an_hour_of_silence_whatever_the_wall_clock_
 
 
 def test_of_too_many_clients_those_that_spoke_last_are_kept() -> None:
-    two = Clients()
+    two = ClientTable()
     two.add([flow(local=f"10.0.0.{n}:1") for n in (1, 2)])
-    found = Clients(two.held_bytes)
+    found = ClientTable(two.held_bytes)
     found.add([flow(local=f"10.0.0.{n}:1") for n in (1, 2, 1, 3)])
     assert [key.address for key, _ in found] == ["10.0.0.1", "10.0.0.3"]
 
 
 def test_topics_of_all_clients_together_are_bounded() -> None:
-    found = Clients(200_000)
+    found = ClientTable(200_000)
     for host in range(50):
         found.add([flow(local=f"10.0.0.{host}:1", topics=[topic(f"t{host}-{n}") for n in range(100)])])
     assert 100_000 < found.held_bytes <= 200_000
@@ -116,12 +116,12 @@ def test_topics_of_all_clients_together_are_bounded() -> None:
 @pytest.mark.parametrize("char", ["x", "\u00e9"])
 @pytest.mark.parametrize("topics", [0, 5, 100])
 def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
-    found = Clients()
+    found = ClientTable()
 
     def text(kind: str, n: int) -> str:
         return f"{kind}{n}".ljust(256, char)
 
-    def add_all() -> Clients:
+    def add_all() -> ClientTable:
         for n in range(40):
             client = {"id": text("id", n), "software_name": text("name", n), "software_version": text("version", n)}
             named = [topic(text("topic", 1000 * n + t)) for t in range(topics)]
@@ -135,7 +135,7 @@ def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
 
 
 def test_a_workload_that_gets_names_while_clients_hold_it_leaves_no_bytes_behind() -> None:
-    found, named = Clients(), workload()
+    found, named = ClientTable(), workload()
     found.add([flow(workload=named)])
     named["pod"] = "orders-0"
     found.add([flow(workload=named, local="10.0.0.8:1"), flow(workload=workload(pid=8)), flow(workload=named)])
@@ -149,7 +149,7 @@ def test_flows_that_found_no_place_are_no_client() -> None:
 
 
 def test_a_client_that_names_topics_without_end_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "TOPICS_KEPT", 3)
+    monkeypatch.setattr(client_table, "TOPICS_KEPT", 3)
     ((_, client),) = clients(flow(topics=[topic(f"t{n}") for n in range(9)]))
     assert client.topics == {"t0", "t1", "t2"}
     assert client.records == 450

@@ -68,7 +68,7 @@ def rules() -> Iterator[Rule]:
     for rule in copy_rules():
         flags = 1 | rule.flexible << 1
         limits = rule.request_limit_bytes, rule.response_limit_bytes
-        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_walk, rule.response_walk)
+        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_program, rule.response_program)
 
 
 def _needed(config: Config) -> Iterator[Capability]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 Event = dict[str, object]
 
-MOST = 256
+MAX_GROUPS = 256
 """Groups that are reported one by one: clients may be in thousands of networks."""
-MOST_BYTES = 256 << 10
+MAX_BYTES = 256 << 10
 """What the groups of a report may take as JSON: names may be hostile, and the event must fit into a record."""
 
 
@@ -36,7 +36,7 @@ class Group:
     count: int = 0
 
 
-class Census:
+class OpenCounts:
     """Groups of connections; each connection holds the one that it is counted in.
 
     Beyond `limit` groups the network of new ones is not told apart; beyond twice as many neither is the owner.
@@ -69,14 +69,14 @@ class Census:
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
         others: dict[tuple[str, int, str, str | None], Group] = {}
         rest = {side: _rest(side) for side in ("client", "server")}
-        for group in largest[MOST:]:
+        for group in largest[MAX_GROUPS:]:
             other = Group(group.side, group.workload, group.local, None)
-            if len(others) >= MOST and _key(other) not in others:
+            if len(others) >= MAX_GROUPS and _key(other) not in others:
                 rest[group.side].count += group.count
             else:
                 others.setdefault(_key(other), other).count += group.count
-        reported, left_bytes = [], MOST_BYTES
-        for group in (*largest[:MOST], *others.values()):
+        reported, left_bytes = [], MAX_BYTES
+        for group in (*largest[:MAX_GROUPS], *others.values()):
             counted = _counted(group)
             size = len(printable_json(orjson.dumps(counted)))
             if size <= left_bytes:

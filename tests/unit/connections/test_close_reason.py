@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from kafka_probe.capture.record import NO_API
-from kafka_probe.connections.closing import read_close
-from tests.unit.connections.records import (
+from kafka_probe.capture.sample import NO_API
+from kafka_probe.connections.close_reason import read_close
+from tests.unit.connections.samples import (
     ESTABLISHED_TO_CLOSE,
     ESTABLISHED_TO_CLOSE_WAIT,
     ESTABLISHED_TO_FIN_WAIT1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from kafka_probe.protocol.errors import ERROR_NAMES
+from kafka_probe.protocol.error_codes import ERROR_NAMES
 
 
 def test_codes_and_names_are_kafkas() -> None:

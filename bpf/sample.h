@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The one struct that crosses to user space. 248 bytes, so that with the ring buffer's own header of 8 bytes a slot is 256 and
-// the ring is an array. agent/kafka_probe/capture/record.py holds its twin; a test compares the two field by field.
+// the ring is an array. agent/kafka_probe/capture/sample.py holds its twin; a test compares the two field by field.
 #pragma once
 
 #define DATA_BYTES 208
 #define COMMAND_LINE_BYTES 92
 
-enum record_kind {
-	RECORD_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
-	RECORD_OPEN,      // data: struct open_data, on first sight of a connection
-	RECORD_OWNER,     // data: struct open_data, when another process uses the connection
-	RECORD_CLOSE,     // data: struct close_data, when the owner has closed it or nothing can pass any more; what was received
+enum sample_kind {
+	SAMPLE_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
+	SAMPLE_OPEN,      // data: struct open_data, on first sight of a connection
+	SAMPLE_OWNER,     // data: struct open_data, when another process uses the connection
+	SAMPLE_CLOSE,     // data: struct close_data, when the owner has closed it or nothing can pass any more; what was received
 			  // before may still be read
-	RECORD_REJECT,    // the connection does not speak plain Kafka; api_key: enum protocol
-	RECORD_GONE,      // nothing more follows of the connection
-	RECORD_RESET,     // data: struct open_data, its addresses: an RST was sent to a segment for which there is no socket
-	RECORD_LISTEN,    // data: struct open_data, its local end and netns: a listening socket was opened, or by its flags
+	SAMPLE_REJECT,    // the connection does not speak plain Kafka; api_key: enum protocol
+	SAMPLE_GONE,      // nothing more follows of the connection
+	SAMPLE_RESET,     // data: struct open_data, its addresses: an RST was sent to a segment for which there is no socket
+	SAMPLE_LISTEN,    // data: struct open_data, its local end and netns: a listening socket was opened, or by its flags
 };
 
-enum record_flag {
+enum sample_flag {
 	FLAG_RESPONSE = 1, // else a request
-	FLAG_MORE = 2,     // the frame goes on in the connection's next record of this direction
+	FLAG_MORE = 2,     // the frame goes on in the connection's next sample of this direction
 	FLAG_CUT = 4,      // the frame has bytes that were not copied
 	FLAG_CLOSED = 8    // of a listening socket
 };
@@ -29,7 +29,7 @@ enum record_flag {
 
 enum protocol { PROTOCOL_TLS = 1, PROTOCOL_UNKNOWN };
 
-struct record {
+struct sample {
 	u64 ts_ns;   // CLOCK_MONOTONIC, when the frame's header was complete
 	u64 conn;    // id of the connection, unique per agent run
 	u32 tcp_seq; // sequence number of the frame's first byte
@@ -41,7 +41,7 @@ struct record {
 	u8 kind;
 	u8 flags;
 	u16 size; // bytes used in data
-	u16 part; // 0, 1, … for the records of one frame
+	u16 part; // 0, 1, … for the samples of one frame
 	u8 data[DATA_BYTES];
 };
 
@@ -130,10 +130,10 @@ enum set_status {
 enum counter {
 	COUNT_REQUESTS,
 	COUNT_RESPONSES,
-	COUNT_RECORDS,
+	COUNT_SAMPLES,
 	COUNT_CONNECTIONS,
 	COUNT_REJECTED,
-	LOST_RING_FULL,         // records
+	LOST_RING_FULL,         // samples
 	LOST_MAP_FULL,          // connections that could not be followed
 	LOST_GAP,               // bytes that no hook saw, across the start of a frame
 	LOST_RESYNC,            // calls and frames skipped while searching for a frame's start
@@ -147,6 +147,6 @@ enum counter {
 	LOST_OVERFLOW,          // requests in flight that were forgotten
 	LOST_BEFORE_PROOF,      // frames before the one that proved their connection to be Kafka's, if they were any
 	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
-	LOST_PEER_LIMITED,      // records of a peer that had used its share of a buffer more than half full
+	LOST_PEER_LIMITED,      // samples of a peer that had used its share of a buffer more than half full
 	COUNTERS,
 };

@@ -23,7 +23,7 @@ TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile o
 _CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # what a client and a topic of it take besides texts
 
 
-class Role(Flag):
+class Activity(Flag):
     """What a client was seen to do."""
 
     NOTHING = 0
@@ -43,7 +43,7 @@ _OF_BROKERS = frozenset(_NAMES.split())
 _OF_ADMINISTRATORS = ("Alter", "Create", "Delete", "Describe", "Elect", "IncrementalAlter")
 
 
-class Key(NamedTuple):
+class ClientKey(NamedTuple):
     """What tells clients apart. address: of the client's host, as the watched end sees it."""
 
     side: str
@@ -56,7 +56,7 @@ class Key(NamedTuple):
 
 
 @dataclass(slots=True)
-class Client:
+class ClientEntry:
     """What one client did. since, ts: start of the first and end of the last interval in which it spoke, in µs.
 
     heard_us: when it spoke last, of the time that passed by the agent's intervals, which no step of a clock moves.
@@ -67,7 +67,7 @@ class Client:
     ts: int = 0
     heard_us: int = 0
     internal: bool = False
-    role: Role = Role.NOTHING
+    role: Activity = Activity.NOTHING
     group: str | None = None
     requests: int = 0
     request_bytes: int = 0
@@ -85,7 +85,7 @@ class Client:
         self.workload = flow["workload"]
         self.ts = flow["ts"]
         self.internal = flow["internal"]
-        self.role |= Role.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
+        self.role |= Activity.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
         self.group = flow["group"] or self.group
         self.requests += flow["requests"]
         self.request_bytes += flow["request_bytes"]
@@ -103,20 +103,20 @@ class Client:
         """internal, broker, producer, consumer, producer+consumer, admin or other."""
         if self.internal:
             return "internal"
-        if Role.REPLICATE in self.role:
+        if Activity.REPLICATE in self.role:
             return "broker"
-        does = [name for role, name in ((Role.WRITE, "producer"), (Role.READ, "consumer")) if role in self.role]
-        return "+".join(does) or ("admin" if Role.ADMINISTRATE in self.role else "other")
+        does = [name for role, name in ((Activity.WRITE, "producer"), (Activity.READ, "consumer")) if role in self.role]
+        return "+".join(does) or ("admin" if Activity.ADMINISTRATE in self.role else "other")
 
 
-class Clients:
+class ClientTable:
     """Clients that spoke in the last hour, those that spoke last in `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
         self._workloads: dict[int, tuple[int, int]] = {}  # clients of each and its bytes, by id()
-        self._clients: OrderedDict[Key, Client] = OrderedDict()  # who spoke last is last
+        self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # who spoke last is last
         self._passed_us = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -127,14 +127,14 @@ class Clients:
                 self._passed_us += event["ts"] - event["since"]
                 self._forget(self._passed_us - SILENT_US)
 
-    def __iter__(self) -> Iterator[tuple[Key, Client]]:
+    def __iter__(self) -> Iterator[tuple[ClientKey, ClientEntry]]:
         return iter(self._clients.items())
 
     def _add(self, flow: Mapping[str, Any]) -> None:
         key = _key(flow)
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = Client(flow["workload"], flow["since"])
+            client = self._clients[key] = ClientEntry(flow["workload"], flow["since"])
             self.held_bytes += _key_bytes(key)
             self._count(client.workload, client.size, 1)
         else:
@@ -170,27 +170,27 @@ class Clients:
         self.held_bytes += sign * (size if clients and clients + sign else size + workload_size)
 
 
-def _key_bytes(key: Key) -> int:
+def _key_bytes(key: ClientKey) -> int:
     return _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
 
 
-def _key(flow: Mapping[str, Any]) -> Key:
+def _key(flow: Mapping[str, Any]) -> ClientKey:
     workload, client = flow["workload"], flow["client"]
     address = flow["local" if flow["side"] == "client" else "peer"].rpartition(":")[0]
     process = workload["pid"], workload["start_time"]
-    return Key(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
+    return ClientKey(flow["side"], *process, address, client["id"], client["software_name"], client["software_version"])
 
 
 @cache
-def _role(api: str) -> Role:
+def _role(api: str) -> Activity:
     match api:
         case "Produce":
-            return Role.WRITE
+            return Activity.WRITE
         case "Fetch" | "ShareFetch":
-            return Role.READ
+            return Activity.READ
         case _ if api in _OF_BROKERS:
-            return Role.REPLICATE
+            return Activity.REPLICATE
         case _ if api.startswith(_OF_ADMINISTRATORS):
-            return Role.ADMINISTRATE
+            return Activity.ADMINISTRATE
         case _:
-            return Role.NOTHING
+            return Activity.NOTHING

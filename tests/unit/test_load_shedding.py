@@ -1,18 +1,18 @@
-"""Detail gives way to a limit of CPU, step by step, and comes back when there is room."""
+"""Load shedding leaves out detail above the CPU limit, step by step, and restores it below."""
 
 from __future__ import annotations
 
 from kafka_probe.config import RequestEvents
-from kafka_probe.detail import Detail
+from kafka_probe.load_shedding import LoadShedding
 
 LIMIT = 0.2
 
 
-def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> Detail:
-    return Detail(RequestEvents.parse(requests), cpu_limit)
+def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> LoadShedding:
+    return LoadShedding(RequestEvents.parse(requests), cpu_limit)
 
 
-def after(told: Detail, *shares: float) -> str | None:
+def after(told: LoadShedding, *shares: float) -> str | None:
     """What is left out after intervals that took so much of a core."""
     for share in shares:
         told.spend(share)

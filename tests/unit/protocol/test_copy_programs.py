@@ -7,40 +7,40 @@ import re
 import pytest
 
 from kafka_probe.capture.compiler import sources
+from kafka_probe.protocol.copy_programs import HIDDEN, MAX_DEPTH, OPERAND_BITS, TAG_BITS, Op, copy_program_of
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.protocol.schemas import Api, Era, SchemaField, api_name
-from kafka_probe.protocol.walks import HIDDEN, OPERAND_BITS, TAG_BITS, WALK_DEPTH, Op, walk_of
 
 MAPS = (sources() / "maps.h").read_text()
 
 
-def words(walk: tuple[int, ...]) -> str:
-    ops = (divmod(op, 1 << OPERAND_BITS) for op in walk)
+def words(program: tuple[int, ...]) -> str:
+    ops = (divmod(op, 1 << OPERAND_BITS) for op in program)
     return " ".join(f"{Op(op).name}{operand or ''}" for op, operand in ops)
 
 
 def spelled(name: str, version: int, *, response: bool) -> str:
-    """A walk in words."""
+    """A copy program in words."""
     (rule,) = (r for r in copy_rules() if (api_name(r.api_key), r.api_version) == (name, version))
-    return words(rule.response_walk if response else rule.request_walk)
+    return words(rule.response_program if response else rule.request_program)
 
 
 def field(name: str, kind: str, *inside: SchemaField, nullable: bool = False) -> SchemaField:
     return SchemaField(name, kind, (0, 0), (0, 0) if nullable else None, None, None, inside)
 
 
-def walk(*fields: SchemaField, flexible: bool = False) -> tuple[int, ...]:
+def program(*fields: SchemaField, flexible: bool = False) -> tuple[int, ...]:
     """That of a body of which each `Value` is hidden."""
     api = Api(0, "Some", (Era(0, 0, 0 if flexible else None, fields),), ())
-    return walk_of(api, response=False, version=0, hidden=frozenset({"Value"}))
+    return copy_program_of(api, response=False, version=0, hidden=frozenset({"Value"}))
 
 
 def test_ops_agree_with_the_kernels() -> None:
     body = re.search(r"enum op \{(.*?)\};", MAPS, re.DOTALL)
     assert body
     assert re.findall(r"^\s*OP_(\w+),", body[1], re.MULTILINE) == [op.name for op in Op]
-    defined = dict(re.findall(r"#define (WALK_DEPTH|OPERAND_BITS|OP_HIDDEN|TAG_BITS)\s+(\d+)", MAPS))
-    sizes = {"WALK_DEPTH": WALK_DEPTH, "OPERAND_BITS": OPERAND_BITS, "OP_HIDDEN": HIDDEN, "TAG_BITS": TAG_BITS}
+    defined = dict(re.findall(r"#define (MAX_DEPTH|OPERAND_BITS|OP_HIDDEN|TAG_BITS)\s+(\d+)", MAPS))
+    sizes = {"MAX_DEPTH": MAX_DEPTH, "OPERAND_BITS": OPERAND_BITS, "OP_HIDDEN": HIDDEN, "TAG_BITS": TAG_BITS}
     assert defined == {name: str(size) for name, size in sizes.items()}
 
 
@@ -65,11 +65,11 @@ def test_the_tagged_fields_of_a_version_are_walked() -> None:
 def test_tagged_fields_inside_of_one_another_are_refused() -> None:
     inner = SchemaField("Inner", "int8", (0, 0), None, 0, (0, 0), ())
     with pytest.raises(ValueError, match="Inner"):
-        walk(SchemaField("Outer", "struct", (0, 0), None, 0, (0, 0), (inner,)), flexible=True)
+        program(SchemaField("Outer", "struct", (0, 0), None, 0, (0, 0), (inner,)), flexible=True)
 
 
 def test_elements_of_fixed_size_are_one_op() -> None:
-    assert words(walk(field("Ids", "[]int32"), field("Value", "string"))) == f"ITEMS4 STRING{2 + HIDDEN} REST"
+    assert words(program(field("Ids", "[]int32"), field("Value", "string"))) == f"ITEMS4 STRING{2 + HIDDEN} REST"
 
 
 def test_the_error_of_an_api_versions_response_comes_before_its_version_is_known() -> None:
@@ -89,15 +89,15 @@ def test_behind_the_last_field_that_is_hidden_the_rest_is_copied() -> None:
 def test_a_null_struct_is_passed_over_with_all_that_it_would_hold() -> None:
     held = field("Held", "struct", field("Name", "string"), field("Value", "string"), nullable=True)
     assert (
-        words(walk(held, field("Name", "string"), flexible=True))
+        words(program(held, field("Name", "string"), flexible=True))
         == f"TAGS2 TAGS_END NULLABLE5 STRING2 STRING{2 + HIDDEN} TAGS2 TAGS_END STRING2 TAGS2 TAGS_END STOP"
     )
 
 
 def test_more_arrays_around_a_field_than_the_kernel_counts_are_refused() -> None:
     held = field("Value", "string")
-    for _ in range(WALK_DEPTH):
+    for _ in range(MAX_DEPTH):
         held = field("Around", "[]struct", held)
-    assert walk(held)
+    assert program(held)
     with pytest.raises(ValueError, match="Around"):
-        walk(field("Around", "[]struct", held))
+        program(field("Around", "[]struct", held))

@@ -15,13 +15,13 @@
 static inline void read_op(struct cursor *c)
 {
 	u32 at = c->at_op;
-	u16 *op = walks.lookup(&at);
+	u16 *op = copy_programs.lookup(&at);
 	c->op = op ? *op : OP_STOP << OPERAND_BITS;
 }
 
 static inline u32 *elements_left(struct cursor *c)
 {
-	u64 depth = c->depth & (WALK_DEPTH - 1);
+	u64 depth = c->depth & (MAX_DEPTH - 1);
 	PINNED(depth);
 	return &c->left[depth];
 }

@@ -1,4 +1,4 @@
-"""bpf/record.h and its NumPy twin say the same, by the layout that the compiler gives the C structs."""
+"""bpf/sample.h and its NumPy twin say the same, by the layout that the compiler gives the C structs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from kafka_probe.capture import record
+from kafka_probe.capture import sample
 from kafka_probe.capture.compiler import sources
 from kafka_probe.protocol.facts import SetStatus
 from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS
@@ -17,8 +17,8 @@ from kafka_probe.protocol.wire import STUB_BYTES, STUB_FIELDS
 if TYPE_CHECKING:
     from tests.unit.capture.conftest import Compile
 
-STRUCTS = {"record": record.RECORD, "open_data": record.OPEN_DATA, "close_data": record.CLOSE_DATA}
-HEADER = (sources() / "record.h").read_text()
+STRUCTS = {"sample": sample.SAMPLE, "open_data": sample.OPEN_DATA, "close_data": sample.CLOSE_DATA}
+HEADER = (sources() / "sample.h").read_text()
 # Enumerators of enum counter whose counter has another name than their own in lower case.
 RENAMED = {
     "unreadable": "buffer_unreadable",
@@ -32,7 +32,7 @@ Layout = dict[str, tuple[int, int]]
 
 
 def enumerators(name: str) -> dict[str, int]:
-    """Names and values of an enum of record.h."""
+    """Names and values of an enum of sample.h."""
     body = re.search(rf"enum {name} {{(.*?)}}", HEADER, re.DOTALL)
     assert body
     values: dict[str, int] = {}
@@ -73,23 +73,23 @@ def test_structs_agree_in_every_field(compile_bpf: Compile) -> None:
 
 
 def test_a_slot_fills_the_ring_evenly() -> None:
-    assert record.SLOT.itemsize == 256
-    assert record.OPEN_DATA.itemsize <= record.DATA_BYTES
-    assert record.CLOSE_DATA.itemsize <= record.DATA_BYTES
+    assert sample.SLOT.itemsize == 256
+    assert sample.OPEN_DATA.itemsize <= sample.DATA_BYTES
+    assert sample.CLOSE_DATA.itemsize <= sample.DATA_BYTES
 
 
 def test_constants_agree() -> None:
     defines = dict(re.findall(r"#define (\w+) (\d+)", HEADER))
     names = ("DATA_BYTES", "COMMAND_LINE_BYTES", "NO_API", "BURST_NS", "ALERTS_BYTES")
-    assert {name: int(defines[name]) for name in names} == {name: getattr(record, name) for name in names}
+    assert {name: int(defines[name]) for name in names} == {name: getattr(sample, name) for name in names}
 
 
 @pytest.mark.parametrize(
     ("c_name", "python"),
     [
-        ("record_kind", record.Kind),
-        ("record_flag", record.Flag),
-        ("protocol", record.Protocol),
+        ("sample_kind", sample.SampleKind),
+        ("sample_flag", sample.Flag),
+        ("protocol", sample.Protocol),
         ("set_status", SetStatus),
     ],
 )
@@ -103,5 +103,5 @@ def test_counters_stand_in_the_order_of_their_names() -> None:
     done = [name[6:].lower() for name in in_kernel if name.startswith("COUNT_")]
     lost = [name[5:].lower() for name in in_kernel if name.startswith("LOST_")]
     assert [*done, *lost] == [name.split("_", 1)[1].lower() for name in in_kernel]
-    assert tuple(done) == record.COUNTERS
-    assert [RENAMED.get(name, name) for name in lost] == list(record.LOSSES)
+    assert tuple(done) == sample.COUNTERS
+    assert [RENAMED.get(name, name) for name in lost] == list(sample.LOSSES)

@@ -18,7 +18,7 @@ PATIENCE_S = 10.0
 
 
 class Listener(socket.socket):
-    """A listening socket of at most MOST connections: if there is no room, the oldest goes and the newcomer is let in.
+    """A listening socket of at most MOST connections: beyond that it closes the oldest for each new one.
 
     So those who say nothing keep nobody out, and a TLS handshake that never ends counts like any other connection. Of
     very many at once one may go that is being answered.
@@ -42,7 +42,7 @@ class Listener(socket.socket):
         return connection, address
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """Has PATIENCE_S for its next request, and up to twice as long for the answer."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own

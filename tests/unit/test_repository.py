@@ -1,4 +1,4 @@
-"""The house itself: what is shipped, what is pinned, and what stays out of the repository."""
+"""The repository itself: what is shipped, what is pinned, and what stays out of the repository."""
 
 from __future__ import annotations
 

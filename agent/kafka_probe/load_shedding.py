@@ -1,7 +1,7 @@
 """How much the agent tells besides counts: which exchanges become events, and whether flows name their topics.
 
 While the agent takes more CPU than it may, it leaves out detail, `request` events first and topics next, and returns to
-it when there is room. Counts are never left out.
+it when the CPU time allows. Counts are never left out.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ Event = dict[str, object]
 LOSSES = {
     "request_shed": "answered requests not looked at for events, because the agent took more CPU than `--cpu-limit`",
 }
-# Detail returns after so many intervals below half of the limit; each return doubles it, until all has been calm. After
-# the most of them below the limit it returns, too: a load that stays above half of it costs no detail for good.
+# Detail returns after so many intervals below half of the limit; each return doubles the number, until the load is low
+# for long. After _MOST_PATIENCE intervals below the limit it returns, too: a load between half and the whole of the
+# limit does not disable detail permanently.
 _PATIENCE, _MOST_PATIENCE = 3, 96
 
 log = logging.getLogger(__name__)
 
 
-class Detail:
+class LoadShedding:
     """requests: which exchanges are wanted as events. cpu_limit: share of one core; None: no limit."""
 
     def __init__(self, requests: RequestEvents, cpu_limit: float | None) -> None:

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.record import RECORD, Flag
-from kafka_probe.connections.closing import closing_ns
+from kafka_probe.capture.sample import SAMPLE, Flag
+from kafka_probe.connections.close_reason import closing_ns
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
 
-Record = npt.NDArray[Any]
+Sample = npt.NDArray[Any]
 
 SETTLED_NS = 1_000_000_000
 _ANY = "0.0.0.0", "[::]"  # listens for every address
@@ -30,8 +30,8 @@ _PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are remembere
 
 
 @dataclass(slots=True)
-class Closed:
-    """A closed connection with its CLOSE record, packed: an event takes ten times the memory.
+class PendingClose:
+    """A closed connection with its CLOSE sample, packed: an event takes ten times the memory.
 
     owner_ended: whether its process had ended when it was settled. listener_closed_us: how long before the connection
     its listener was closed; None if it was not.
@@ -44,19 +44,19 @@ class Closed:
     listener_closed_us: int | None = None
 
     @property
-    def record(self) -> Record:
-        record: Record = np.frombuffer(self.packed, RECORD)[0]
-        return record
+    def sample(self) -> Sample:
+        sample: Sample = np.frombuffer(self.packed, SAMPLE)[0]
+        return sample
 
 
-class Settling:
+class PendingCloses:
     """Closed connections, in the order in which they ended; times are of CLOCK_MONOTONIC."""
 
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
-        self._waiting: deque[Closed] = deque()
-        self._settled: deque[Closed] = deque()
-        self._taken: list[deque[Closed]] = []  # by reports that go on
+        self._waiting: deque[PendingClose] = deque()
+        self._settled: deque[PendingClose] = deque()
+        self._taken: list[deque[PendingClose]] = []  # by reports that go on
         # When listening sockets were closed, by network namespace and port, and by address.
         self._listeners: dict[tuple[int, str], dict[str, int]] = {}
 
@@ -64,13 +64,13 @@ class Settling:
         """Return how many are kept."""
         return len(self._waiting) + len(self._settled) + sum(map(len, self._taken))
 
-    def listen(self, record: Record) -> None:
-        """A LISTEN record."""
-        identity, _ = read_open(record)
+    def listen(self, sample: Sample) -> None:
+        """A LISTEN sample."""
+        identity, _ = read_open(sample)
         address, _, port = identity.local.rpartition(":")
         closed = self._listeners.pop((identity.netns, port), {})
-        if record["flags"] & Flag.CLOSED:
-            closed[address] = int(record["ts_ns"])
+        if sample["flags"] & Flag.CLOSED:
+            closed[address] = int(sample["ts_ns"])
         elif address in _ANY:
             closed.clear()
         else:
@@ -83,9 +83,9 @@ class Settling:
         if len(self._listeners) > _PORTS:
             del self._listeners[next(iter(self._listeners))]
 
-    def add(self, connection: Connection, record: Record) -> None:
-        """Keep a connection with its CLOSE record."""
-        self._waiting.append(Closed(connection, int(record["ts_ns"]), record.tobytes()))
+    def add(self, connection: Connection, sample: Sample) -> None:
+        """Keep a connection with its CLOSE sample."""
+        self._waiting.append(PendingClose(connection, int(sample["ts_ns"]), sample.tobytes()))
 
     def settle(self, until_ns: int) -> None:
         """What ended until then has waited long enough, and what is to be seen is what is there now."""
@@ -99,17 +99,17 @@ class Settling:
             closed.listener_closed_us = self._listener_closed_us(closed)
             self._settled.append(closed)
 
-    def take(self) -> Iterator[Closed]:
+    def take(self) -> Iterator[PendingClose]:
         """Return those that are settled now, one by one: each is kept until the iterator has reached it."""
         taken, self._settled = self._settled, deque()
         self._taken = [*filter(None, self._taken), taken]
         return (taken.popleft() for _ in range(len(taken)))
 
-    def _listener_closed_us(self, closed: Closed) -> int | None:
+    def _listener_closed_us(self, closed: PendingClose) -> int | None:
         identity = closed.connection.identity
         address, _, port = identity.local.rpartition(":")
         listeners = self._listeners.get((identity.netns, port), {})
         closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
         if not (closed_ns and identity.server_side):
             return None
-        return max(closing_ns(closed.record) - max(closed_ns), 0) // 1000
+        return max(closing_ns(closed.sample) - max(closed_ns), 0) // 1000

@@ -1,4 +1,4 @@
-"""The kernel's records as NumPy types: the twin of bpf/record.h, which a test compares field by field."""
+"""The kernel's samples as NumPy types: the twin of bpf/sample.h, which a test compares field by field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_API = 255
 BURST_NS = 50_000_000
 ALERTS_BYTES = 128  # two alert records, the longest of TLS 1.2 with padding to a block
 
-RECORD = np.dtype(
+SAMPLE = np.dtype(
     [
         ("ts_ns", "<u8"),
         ("conn", "<u8"),
@@ -32,21 +32,21 @@ RECORD = np.dtype(
     ]
 )
 
-# What a perf buffer holds of a record: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and its raw data, padded.
-SAMPLE = np.dtype(
+# What a perf buffer holds of a sample: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and its raw data, padded.
+PERF_SAMPLE = np.dtype(
     [
         ("type", "<u4"),
         ("misc", "<u2"),
         ("size", "<u2"),
         ("time", "<u8"),
         ("raw_size", "<u4"),
-        ("record", RECORD),
+        ("sample", SAMPLE),
         ("pad", "<u4"),
     ]
 )
 
-# A slot of the ring: the ring buffer's header (length with busy and discard bits, page offset) and the record.
-SLOT = np.dtype([("length", "<u4"), ("page", "<u4"), ("record", RECORD)])
+# A slot of the ring: the ring buffer's header (length with busy and discard bits, page offset) and the sample.
+SLOT = np.dtype([("length", "<u4"), ("page", "<u4"), ("sample", SAMPLE)])
 
 OPEN_DATA = np.dtype(
     [
@@ -106,13 +106,13 @@ CLOSE_DATA = np.dtype(
 )
 
 
-def unpack(record: npt.NDArray[Any], layout: np.dtype[Any]) -> dict[str, Any]:
-    """What is in a record's data, as values of Python: those of NumPy are slow one by one."""
-    return dict(zip(layout.names or (), np.frombuffer(record["data"].tobytes(), layout, 1).item(), strict=True))
+def unpack(sample: npt.NDArray[Any], layout: np.dtype[Any]) -> dict[str, Any]:
+    """What is in a sample's data, as values of Python: those of NumPy are slow one by one."""
+    return dict(zip(layout.names or (), np.frombuffer(sample["data"].tobytes(), layout, 1).item(), strict=True))
 
 
-class Kind(IntEnum):
-    """What a record is about."""
+class SampleKind(IntEnum):
+    """What a sample is about."""
 
     FRAME = 1
     OPEN = 2
@@ -125,7 +125,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Of a frame's record."""
+    """Of a frame's sample."""
 
     RESPONSE = 1
     MORE = 2
@@ -134,16 +134,16 @@ class Flag(IntFlag):
 
 
 class Protocol(IntEnum):
-    """Why a connection was rejected, in the flags of its REJECT record."""
+    """Why a connection was rejected, in the flags of its REJECT sample."""
 
     TLS = 1
     UNKNOWN = 2
 
 
 # The kernel's counters in the order of enum counter: what was done, then what operators must know, with its meaning.
-COUNTERS = ("requests", "responses", "records", "connections", "rejected")
+COUNTERS = ("requests", "responses", "samples", "connections", "rejected")
 LOSSES = {
-    "ring_full": "records that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
+    "ring_full": "samples that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
     "map_full": "connections beyond the most that are followed at once: narrow `--ports` or `--side`",
     "gap": "stretches that no hook saw with the start of a frame in them, whose frames are missing; urgent data",
     "resync": "calls and frames skipped in search of a frame's start: expected on connections older than the agent",
@@ -157,5 +157,5 @@ LOSSES = {
     "in_flight_forgotten": "requests in flight beyond what the kernel can keep; their responses count as unmatched",
     "before_proof": "possible frames of connections that had not proven to speak Kafka, or never did: see Limits",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
-    "peer_limited": "records of clients at one address, or of one process, beyond their share of the ring: see Limits",
+    "peer_limited": "samples of clients at one address, or of one process, beyond their share of the ring: see Limits",
 }
