@@ -44,6 +44,7 @@ MOST_AGENTS = 20_000
 _BLOCK = 1024
 
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
+_JSON = {"columnNameOfCorruptRecord": _MISFIT, "allowSingleQuotes": "false"}
 
 
 def spark_schema() -> T.StructType:
@@ -76,7 +77,7 @@ def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFram
         records.select(*RECORD, F.posexplode(F.split(F.col("value").cast("string"), "\n")))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
-        .withColumn("event", F.from_json("line", _with_misfit(event), {"columnNameOfCorruptRecord": _MISFIT}))
+        .withColumn("event", F.from_json("line", _with_misfit(event), _JSON))
         .withColumn("reason", _reason(F.col("line"), F.col("event"), event.names))
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))
         .withColumn("line", F.when(F.col("reason").isNotNull(), F.col("line")))
@@ -175,7 +176,6 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
     # from_json reads the first value of a line and forgets the rest: one line must be one value.
     one_value = F.coalesce(F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))), F.lit(0)) == 1
     reasons = {
-        f"a text of more than {TEXT_CHARACTERS} characters": (F.length(line) > TEXT_CHARACTERS) & _has_long_text(line),
         "not a JSON object": ~one_value | ~F.ltrim(line).startswith("{"),
         "a value of another type than the schema's": event[_MISFIT].isNotNull(),
         f"schema version other than {schema.SCHEMA_VERSION}": ~event["v"].eqNullSafe(schema.SCHEMA_VERSION),
@@ -183,6 +183,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         "unknown kind": ~event["kind"].isin(list(schema.KINDS)),
         "ts before 1970 or after 9999": ~event["ts"].between(0, YEAR_9999_US),
         "seq below 0 or above 2^48": ~event["seq"].between(0, MOST_SEQ),
+        f"a text of more than {TEXT_CHARACTERS} characters": (F.length(line) > TEXT_CHARACTERS) & _has_long_text(event),
         f"an address of more than {ADDRESS_CHARACTERS} characters": _any(
             F.length(event[name]) > ADDRESS_CHARACTERS for name in ADDRESSES if name in fields
         ),
@@ -197,9 +198,13 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
 
 
-def _has_long_text(line: Column) -> Column:
-    """Between two quotes; an escape counts as one character: agents escape all that no terminal should get."""
-    parts = F.split(F.regexp_replace(line, r"\\(u[0-9a-fA-F]{4}|.)", "."), '"')
+def _has_long_text(event: Column) -> Column:
+    """Return whether the event has a text that is too long; an escape counts as one character.
+
+    It looks at Spark's own JSON of the parsed event: from_json makes a text of any value.
+    """
+    written = F.to_json(event.dropFields(_MISFIT))
+    parts = F.split(F.regexp_replace(written, r"\\(u[0-9a-fA-F]{4}|.)", "."), '"')
     return F.size(F.filter(parts, lambda part, i: (i % 2 == 1) & (F.length(part) > TEXT_CHARACTERS))) > 0
 
 

@@ -95,7 +95,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     for one in incidents:
         for storm in storms_with(one):
             storm.members.append(one)
-    new.sort(key=lambda storm: len(storm.members), reverse=True)
+    new.sort(key=lambda storm: (storm.subject[0] == RECONNECTS, -len(storm.members)))  # a workload causes these at will
     places = max(0, MOST_ACTIVE - len(active))
     if left_out := len(new[places:]):
         log.warning("%d possible storms left out: at most %d are reported at a time.", left_out, MOST_ACTIVE)

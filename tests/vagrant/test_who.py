@@ -32,6 +32,12 @@ def test_both_ends_are_one_row_whatever_came_first_and_whatever_became_known_lat
     assert table(found, ACCEPTED, flow) == [[*where, *who]]
 
 
+def test_names_are_text() -> None:
+    hostile = {**CONNECTED, "client": {"id": "\x1b]0;x\x07" + "a" * 99}, "workload": {**WORKLOAD, "comm": "\u202eb\n"}}
+    *_, comm, _, client_id, _ = table(ACCEPTED, hostile)[0]
+    assert (comm, client_id) == (r"\u202eb\n", r"\x1b]0;x\x07" + "a" * 58)
+
+
 def test_where_no_agent_watches_the_client_its_columns_are_dashes() -> None:
     assert table(ACCEPTED) == [["10.57.2.2:7935", "-", "00000001ffffffff", *"------"]]
 

@@ -43,7 +43,12 @@ def row(server_side: dict[str, Any], client_side: dict[str, Any]) -> tuple[str, 
         client.get("id"),
         " ".join(library),
     )
-    return tuple(str(cell or "-") for cell in cells)
+    return tuple(_printable(str(cell or "-")) for cell in cells)
+
+
+def _printable(text: str) -> str:
+    """Return the beginning of a text with what a terminal obeys as escapes: others choose their names."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text[:64])
 
 
 if __name__ == "__main__":

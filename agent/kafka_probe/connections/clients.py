@@ -79,4 +79,6 @@ def _key(connection: Connection) -> tuple[object, ...]:
     if connection.identity.server_side:
         host = connection.identity.peer.rpartition(":")[0]
         return host, connection.client_id, connection.software_name, connection.software_version
-    return connection.workload["pid"], connection.workload["start_time"], connection.client_id
+    process = connection.workload["pid"], connection.workload["start_time"]
+    # An unknown process may be any: each of its connections is a client of its own.
+    return *(process if process[0] is not None else (connection.conn_id,)), connection.client_id

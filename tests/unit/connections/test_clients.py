@@ -10,7 +10,7 @@ import pytest
 from kafka_probe.connections.sessions import FETCH
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.protocol.facts import Fact, Facts, Status
-from kafka_probe.workloads import WorkloadResolver
+from kafka_probe.workloads import NOBODY, WorkloadResolver
 from tests.unit.connections.samples import opened
 
 METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = 3, 8, 12, 15
@@ -113,3 +113,13 @@ def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Wa
     list(watched.tracker.report())
     del coordinator, fetcher, connection
     assert watched.ask(watched.connect(), FETCH) is None
+
+
+def test_connections_of_unknown_processes_are_clients_of_their_own() -> None:
+    watched = Watched(server_side=False)
+    member, fetcher = watched.connect(), watched.connect()
+    for connection in (member, fetcher):
+        connection.workload = NOBODY
+    watched.ask(member, HEARTBEAT, "etl")
+    assert watched.ask(fetcher, FETCH) is None
+    assert watched.ask(member, FETCH) == "etl"
