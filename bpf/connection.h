@@ -3,12 +3,6 @@
 #pragma once
 #include "share.h"
 
-// Requests in flight that are in `overflow`.
-static inline u32 overflowed(struct conn *conn)
-{
-	return conn->overflow_tail - conn->overflow_head;
-}
-
 static inline struct sample *notice(struct conn *conn, u8 kind)
 {
 	struct sample *sample = &conn->notice;

@@ -36,24 +36,6 @@ enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = R
 // Of a step or hop: the call has nothing more for the cursor, it goes on, or something else is to be done first.
 enum outcome { DONE, MORE, SUBMIT };
 
-static inline u32 be32(const u8 *p)
-{
-	return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
-}
-
-static inline u16 be16(const u8 *p)
-{
-	return (u16)p[0] << 8 | p[1];
-}
-
-static inline void put_be32(u8 *p, u32 value)
-{
-	p[0] = value >> 24;
-	p[1] = value >> 16;
-	p[2] = value >> 8;
-	p[3] = value;
-}
-
 static inline int is_request(struct conn *conn, u8 direction)
 {
 	return (conn->role == ROLE_SERVER) == (direction == RECEIVE);

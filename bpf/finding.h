@@ -11,18 +11,6 @@
 #include "cursor.h"
 
 #define EXCHANGES_TO_FIND 2
-#define IN_DOUBT_FOR_EVER (1u << 31)
-#define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
-
-static inline u8 request_direction(struct conn *conn)
-{
-	return conn->role == ROLE_SERVER ? RECEIVE : SEND;
-}
-
-static inline u8 answer_direction(struct conn *conn)
-{
-	return conn->role == ROLE_SERVER ? SEND : RECEIVE;
-}
 
 // Whether the cursor of a direction stands behind a whole frame, and nothing follows it in the stream yet.
 static inline int stands_at_end(struct conn *conn, u8 direction)
@@ -45,48 +33,19 @@ static inline void withhold(struct cursor *c, u32 correlation_id)
 	skip_frame(c);
 }
 
-// Makes room for one more request in flight: the oldest is forgotten.
-static inline void forget_oldest(struct conn *conn)
+static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
-	if (conn->tail - conn->head < IN_FLIGHT)
-		return;
-	count(LOST_OVERFLOW, !conn->in_flight[conn->head & (IN_FLIGHT - 1)].unsure);
-	conn->head++;
-}
-
-// Which of what is in flight was answered is not known where the position of the answers was lost.
-static inline void forget_in_flight(struct conn *conn)
-{
-	conn->head = conn->tail;
-	conn->overflow_head = conn->overflow_tail;
-}
-
-// Requests were skipped, which may be answered. Without a branch: the verifier walks what follows each of them.
-static inline void skipped(struct conn *conn, u32 requests)
-{
-	conn->unseen += (~conn->unseen >> 31) * requests;
-}
-
-static inline void answer_skipped(struct conn *conn)
-{
-	conn->unseen -= (-conn->unseen & ~conn->unseen) >> 31;
-}
-
-static inline void look_at_lock(struct conn *conn, u8 lock)
-{
-	if (conn->answers_locked && lock != LOCKED)
-		forget_in_flight(conn);
-	conn->answers_locked = lock == LOCKED;
-}
-
-static inline void start_chain(struct conn *conn, struct cursor *c)
-{
-	if (conn->chaining) // the frames of the chain before it were none
-		conn->tail = (s32)(conn->head - conn->chain) > 0 ? conn->head : conn->chain;
-	look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock);
+	if (conn->chaining) { // the frames of the chain before it were none
+		conn->asked = later(conn->settled, conn->chain);
+		if ((s32)(conn->doubted_by_requests - conn->asked) > 0)
+			doubt_requests(conn);
+	}
+	conn->doubted_by_requests =
+		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
 	conn->chaining = 1;
-	conn->chain = conn->tail;
-	conn->mark = conn->tail;
+	conn->chain = conn->asked;
+	conn->mark = conn->asked;
+	conn->first_correlation_id = correlation_id;
 	conn->confirmations = 0;
 	conn->answered = 0;
 	c->lock = TENTATIVE;
@@ -97,45 +56,46 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 {
 	struct cursor_state *answers = &conn->cursor_states[answer_direction(conn)];
 	if (c->lock == SEEKING || (c->lock == TENTATIVE && correlation_id - c->out.correlation_id - 1 >= IN_ORDER_WINDOW)) {
-		start_chain(conn, c);
+		start_chain(conn, c, correlation_id);
 	} else if (answers->lock != SEEKING && !stands_at_end(conn, answer_direction(conn))) {
 		if (answers->lock == TENTATIVE)
 			answers->lock = SEEKING;
 	} else if (answers->lock != SEEKING && conn->answered) {
 		conn->answered = 0;
-		conn->mark = conn->tail;
+		conn->mark = conn->asked;
 		if (++conn->confirmations >= EXCHANGES_TO_FIND) {
+			if (c->lock != LOCKED) {
+				conn->sasl_raw = 0;
+				conn->acks_unread = 0;
+			}
 			c->lock = LOCKED;
 			answers->lock = LOCKED;
 			conn->chaining = 0;
-			conn->sasl_raw = 0;
-			conn->unseen = 0;
-			conn->ids = IDS_NONE;
-			conn->acks_unread = 0;
 			conn->is_kafka = 1;
 		}
 	}
 	if (c->lock == LOCKED)
 		return 1;
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
-	if (answers->lock == LOCKED && (overflowed(conn) || conn->tail - conn->head == IN_FLIGHT)) {
-		c->lock = SEEKING; // until there is room: what the next answers are of is known
+	if (answers->lock == LOCKED && is_full(conn)) {
+		c->lock = SEEKING; // until there is space: what the next answers are to is known
 	} else {
-		forget_oldest(conn);
-		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
+		keep_latest(conn, &entry);
+		conn->last_correlation_id = correlation_id;
 	}
 	withhold(c, correlation_id);
 	return 0;
 }
 
-// Takes note of the answer to the request that was in flight at `number`, while a position is lost.
-static inline void answer_matched(struct conn *conn, struct cursor *c, u32 number)
+// Takes note of the answer to the last request that was settled, while a position is lost.
+static inline void answer_matched(struct conn *conn, struct cursor *c)
 {
+	u32 number = conn->settled - 1;
 	if (c->lock == SEEKING) {
 		c->lock = TENTATIVE;
 		conn->confirmations = 0;
 		conn->answered = 0;
 		conn->mark = number;
 	}
-	conn->answered |= number != conn->head && (s32)(number - conn->mark) >= 0 && stands_at_end(conn, request_direction(conn));
+	conn->answered |= (s32)(number - conn->mark) >= 0 && stands_at_end(conn, request_direction(conn));
 }

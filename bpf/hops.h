@@ -62,10 +62,10 @@ static inline int hop_on(u64 sk, u8 direction)
 	for (int i = 0; i < HOPS && outcome == MORE; i++)
 		outcome = hop(conn, c, direction);
 	count(LOST_LIMIT, c->hopped);
-	if (is_request(conn, direction))
-		skipped(conn, c->hopped);
+	if (c->hopped && is_request(conn, direction))
+		skip_requests(conn, c->hopped);
 	else if (c->hopped)
-		answers_skipped(conn, c->hopped);
+		settle(conn, c->hopped);
 	return outcome;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // How connections end; and what belongs to none: listening sockets, resets without a socket.
 #pragma once
-#include "connection.h"
+#include "in_flight.h"
 #include "segment.h"
 
 #define TCP_ESTABLISHED 1
@@ -70,8 +70,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->user_timeout_ms = READ(u32, sk, OFFSET_INET_CONNECTION_SOCK_ICSK_USER_TIMEOUT);
 	close->keepalive = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_KEEPOPEN & 1;
 	// What looked like a request while the position was lost may have been none, or have wanted no answer.
-	u32 sure = conn->chaining ? conn->chain : conn->tail;
-	close->in_flight = ((s32)(sure - conn->head) > 0 ? sure - conn->head : 0) + overflowed(conn);
+	close->in_flight = known_before(conn, conn->chaining ? conn->chain : conn->asked);
 	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the caller may have read it, or a close of its own have set one
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;

@@ -15,8 +15,7 @@ struct in_flight {
 	u32 ts_us;
 	u8 api_key;
 	u8 api_version;
-	u8 unsure;       // where the request starts is a guess: see finding.h
-	u8 after_unseen; // requests before it may still be answered that are not in flight here
+	u8 unsure; // where the request starts is a guess: see finding.h
 };
 
 // Where the bytes of the running call are.
@@ -37,9 +36,6 @@ struct call {
 struct lookahead {
 	u8 bytes[LOOKAHEAD];
 };
-
-// Correlation ids of a client's requests: they rise, by less than 2^31 in all, or they may repeat.
-enum ids { IDS_NONE, IDS_RISE, IDS_REPEAT };
 
 enum lock { SEEKING, TENTATIVE, LOCKED }; // is the cursor at a frame's start?
 
@@ -112,40 +108,40 @@ struct conn {
 	u8 burst_direction;
 	u8 burst_answers;
 	u8 burst_replied; // in the other direction
+	u8 first_state;   // that ESTABLISHED changed to
 	u32 tgid;
 	u32 rx_base;
 	u32 tx_base;
-	u32 sasl_correlation_id; // of a SaslHandshake 0, while raw tokens may follow
-	u32 head;                // in_flight[head, tail) are outstanding, in order
-	u32 tail;
-	u32 overflow_head; // numbers of those in `overflow`, behind the others: [overflow_head, overflow_tail)
-	u32 overflow_tail;
+	u32 asked;               // number of the next request: see in_flight.h
+	u32 settled;             // the requests before it were answered, by the count
+	u32 doubted_by_requests; // answers to requests before it are in doubt, for requests were skipped
+	u32 doubted_by_answers;  // or for answers were
+	u32 proven;              // `settled` when it was certain
+	u32 repeated;            // the last request whose correlation id did not rise
+	u32 overflow_start;      // the requests in flight from it on are in `overflow`
 	u32 first_correlation_id;
 	u32 last_correlation_id; // of the last request that was taken note of
-	u32 unseen;              // requests that were skipped, at most, and may still be answered
 	u8 role;                 // enum role
 	u8 rejected;
 	u8 announced; // to user space
 	u8 is_kafka;  // proven: two consistent frames, or a request and its answer
 	u8 sasl_raw;
-	u8 first_state;  // that ESTABLISHED changed to
 	u8 closed;       // and said to be
 	u8 silent;       // it was closed before any of its bytes were seen
 	u8 last_api_key; // of the last request
 	u8 last_api_version;
 	u8 no_response;    // it was a Produce with acks=0
 	u8 answers_locked; // when the last request or answer was taken note of
-	u8 ids;            // enum ids
-	u8 doubted;        // requests were taken note of while others were unseen
-	u8 acks_unread;    // or one whose acks are not read yet
+	u8 overflowing;    // some requests in flight are in `overflow`
+	u8 acks_unread;    // the last request is a Produce whose acks are not read yet
 	u8 from_start;     // seen from its first byte
 	u8 holding;        // the first request waits in `held` until it is proven to be one
 	u8 chaining;       // what follows is of the search for a lost position: see finding.h
 	u8 confirmations;
 	u8 answered;
+	u16 client_id_bytes;
 	u32 chain; // in_flight from here on is of the chain
 	u32 mark;  // answers to what was in flight before prove nothing
-	u16 client_id_bytes;
 	u32 last_request_bytes;
 	u32 sent_end;                         // sequence number behind the last payload that a call is known to have sent
 	u32 read_end;                         // sequence number behind the last byte received that is known to have been read
@@ -159,7 +155,7 @@ struct conn {
 
 struct overflow_key {
 	u64 conn;
-	u64 number; // of the request among those of its connection that went to `overflow`
+	u64 number; // of the request among those of its connection
 };
 
 // What may leave of an API's version, from protocol/rules.py. Filled once by the loader; index: api_key << 5 | api_version.
@@ -222,8 +218,8 @@ BPF_F_TABLE("hash", u64, struct cursor, unfinished, MAX_UNFINISHED, CONNECTIONS_
 BPF_TABLE("lru_hash", u64, struct sample, held, MAX_HELD);
 // A zeroed connection to insert: too large for the stack. Never written.
 BPF_ARRAY(empty_conn, struct conn, 1);
-// Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because a connection that
-// ends takes its unanswered ones along unseen.
+// Requests beyond IN_FLIGHT of a connection: inserted by the request, deleted by its response; LRU, because those that are in doubt,
+// and those of a connection that ends, are deleted by nothing else.
 BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 // thread → position in the vector of a running sendmmsg or recvmmsg. LRU: rare, and a thread may end in mid-call.
 BPF_TABLE("lru_hash", u64, struct mmsg, mmsgs, 1024);
@@ -242,6 +238,25 @@ BPF_RINGBUF_OUTPUT(events, RING_PAGES);
 BPF_ARRAY(sample_batches, u64, 1);
 #define BATCHES_TO_WAKE_UP ((RING_PAGES * 4096 / sizeof(struct sample) / SAMPLES_PER_BATCH / 4) ?: 1)
 #endif
+
+// Numbers on the wire.
+static inline u32 be32(const u8 *p)
+{
+	return (u32)p[0] << 24 | (u32)p[1] << 16 | (u32)p[2] << 8 | p[3];
+}
+
+static inline u16 be16(const u8 *p)
+{
+	return (u16)p[0] << 8 | p[1];
+}
+
+static inline void put_be32(u8 *p, u32 value)
+{
+	p[0] = value >> 24;
+	p[1] = value >> 16;
+	p[2] = value >> 8;
+	p[3] = value;
+}
 
 // Atomic, because an fexit program can be preempted by another on its CPU.
 static inline void count(u32 which, u64 n)

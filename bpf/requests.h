@@ -10,11 +10,9 @@
 #define SASL_REQUESTS 64 // raw tokens end with a request whose correlation id is this close to the one expected
 #define CLOSE_BY 64      // consecutive requests: the client may have asked other brokers in between
 #define MAX_CLIENT_ID 512
+#define MAX_VERSIONS 32 // of an API: see `rules`
 #define NO_CLIENT_ID 0xffff
 #define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
-
-// Of a response: it is that of the request that was due, of none that is known, of one that may be another's, or of a later one.
-enum answer { MATCHED, UNMATCHED, IN_DOUBT, PASSED };
 
 // While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
 // TLS.
@@ -28,7 +26,7 @@ static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
 static inline struct rule *rule_of(u32 api_key, u32 api_version)
 {
 	u32 index = api_key << 5 | api_version;
-	return api_key < API_KEYS && api_version < 32 ? rules.lookup(&index) : 0;
+	return api_key < API_KEYS && api_version < MAX_VERSIONS ? rules.lookup(&index) : 0;
 }
 
 static inline void start_sample(struct conn *conn, struct cursor *c, u8 kind)
@@ -84,9 +82,9 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 {
 	conn->rejected = 1;
 	drop_held(conn);
-	forget_in_flight(conn);
+	doubt_requests(conn);
 	conn->unheld = 0;
-	count(LOST_GAP, 1);
+	count(LOST_URGENT_DATA, 1);
 	if (ANY_PORT && !conn->announced)
 		return;
 	count(COUNT_REJECTED, 1);
@@ -118,64 +116,16 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 		conn->role = ROLE_CLIENT + ROLE_SERVER - conn->role;
 		conn->cursor_states[SEND].lock = SEEKING;
 		conn->cursor_states[RECEIVE].lock = SEEKING;
-		conn->head = conn->tail;
+		doubt_requests(conn);
 		drop_held(conn);
 		conn->unheld = 0;
 	}
 }
 
-// Takes note of a request that wants an answer. The answers come in the same order, which decides as long as all requests are followed.
-// Where some were skipped, correlation ids have to decide, too: those of a client that repeats them cannot.
-static inline void request_taken(struct conn *conn, struct sample *request)
-{
-	struct in_flight entry = { .correlation_id = request->correlation_id,
-				   .ts_us = request->ts_ns / 1000,
-				   .api_key = request->api_key,
-				   .api_version = request->api_version,
-				   .after_unseen = !!conn->unseen };
-	if (conn->ids == IDS_NONE) {
-		conn->ids = IDS_RISE;
-		conn->first_correlation_id = entry.correlation_id;
-	} else if ((s32)(entry.correlation_id - conn->last_correlation_id) <= 0 ||
-		   (s32)(entry.correlation_id - conn->first_correlation_id) <= 0) {
-		conn->ids = IDS_REPEAT;
-	}
-	conn->last_correlation_id = entry.correlation_id;
-	conn->doubted |= entry.after_unseen;
-	if (conn->ids == IDS_REPEAT && conn->doubted) {
-		forget_in_flight(conn);
-		entry.after_unseen = 1;
-		conn->unseen = IN_DOUBT_FOR_EVER;
-	}
-	look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock);
-	if (!conn->answers_locked) // many may stay unanswered
-		forget_oldest(conn);
-	if (conn->tail - conn->head < IN_FLIGHT && !overflowed(conn)) {
-		conn->in_flight[conn->tail++ & (IN_FLIGHT - 1)] = entry;
-		return;
-	}
-	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_tail };
-	overflow.update(&key, &entry); // without a place it counts as evicted, when its answer comes
-	conn->overflow_tail++;         // only now: its answer may come on another CPU
-}
-
-// A global function, as in frames.h: inlined it would be most of what the verifier walks.
-int take_request(u64 sk)
-{
-	struct conn *conn = conns.lookup(&sk);
-	u32 which = conn ? request_direction(conn) : SEND;
-	struct cursor *c = running.lookup(&which);
-	if (conn && c)
-		request_taken(conn, &c->out);
-	return 0;
-}
-
-static int (*call_take_request)(u64 sk) = (void *)CALL_TAKE_REQUEST;
-
 // Correlation ids behind a SASL exchange go on from the handshake's, or start at 0 (Java reserves its highest ids for SASL).
 static inline int ends_sasl(struct conn *conn, u32 correlation_id)
 {
-	return correlation_id < SASL_REQUESTS || correlation_id - conn->sasl_correlation_id - 1 < SASL_REQUESTS;
+	return correlation_id < SASL_REQUESTS || correlation_id - conn->last_correlation_id - 1 < SASL_REQUESTS;
 }
 
 // The length of the client id, the last two bytes of a request's head. Where there is none they are the body's.
@@ -213,7 +163,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->frame_end = c->next - c->have + 4 + size;
 	if (size < REQUEST_HEAD - 4 || size >= MAX_FRAME_BYTES) {
 		if (raw && size < MAX_FRAME_BYTES) {
-			skipped(conn, 1);
+			skip_request(conn, 1);
 			skip_frame(c);
 		} else {
 			not_a_frame(conn, c, 1);
@@ -233,19 +183,18 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	u32 flags = rule ? rule->flags : 0;
 	if (raw) {
 		if (!flags || !ends_sasl(conn, correlation_id)) {
-			skipped(conn, 1);
+			skip_request(conn, 1);
 			skip_frame(c);
 			return;
 		}
 		conn->sasl_raw = 0;
-		conn->ids = IDS_NONE; // Java has others for SASL
 	}
 	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
 	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a sample
 		lost(c, LOST_UNKNOWN_VERSION);
-		skipped(conn, 1);
+		skip_request(conn, 1);
 		skip_frame(c);
 		return;
 	}
@@ -274,12 +223,10 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	conn->last_api_version = api_version;
 	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
-	skipped(conn, conn->acks_unread); // the Produce before it was cut: it may want an answer
+	skip_request(conn, conn->acks_unread); // the Produce before it was cut: it may want an answer
 	conn->acks_unread = 0;
-	if (api_key == API_SASL_HANDSHAKE && api_version == 0) {
+	if (api_key == API_SASL_HANDSHAKE && api_version == 0)
 		conn->sasl_raw = 1;
-		conn->sasl_correlation_id = correlation_id;
-	}
 	c->copy_left = MAX_CLIENT_ID;
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
@@ -303,80 +250,6 @@ static inline void start_body(struct cursor *c, u32 limit)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
-static inline struct overflow_key oldest_overflowed(struct conn *conn)
-{
-	struct overflow_key key = { .conn = conn->id, .number = conn->overflow_head };
-	return key;
-}
-
-// The oldest request in flight, which the next response answers. 0 if there is none, or if it was evicted.
-static inline int oldest(struct conn *conn, struct in_flight *request)
-{
-	if (conn->head != conn->tail) {
-		*request = conn->in_flight[conn->head & (IN_FLIGHT - 1)];
-		return 1;
-	}
-	struct overflow_key key = oldest_overflowed(conn);
-	struct in_flight *entry = overflowed(conn) ? overflow.lookup(&key) : 0;
-	if (entry)
-		*request = *entry;
-	return !!entry;
-}
-
-static inline void drop_oldest(struct conn *conn)
-{
-	if (conn->head != conn->tail) {
-		conn->head++;
-	} else if (overflowed(conn)) {
-		struct overflow_key key = oldest_overflowed(conn);
-		overflow.delete(&key);
-		conn->overflow_head++;
-	}
-}
-
-// So many answers were skipped: all that was in flight, as far as they were not its, may still be answered.
-static inline void answers_skipped(struct conn *conn, u32 answers)
-{
-	u32 outstanding = conn->tail - conn->head + overflowed(conn) + conn->unseen;
-	forget_in_flight(conn);
-	if (conn->unseen < IN_DOUBT_FOR_EVER)
-		conn->unseen = outstanding > answers ? outstanding - answers : 0;
-}
-
-// What the next response answers, `request` in the cursor: the oldest one in flight. Correlation ids that were passed over had no answer
-// that was seen. As many responses as requests were skipped, behind the answers to what was in flight before, are in doubt: after those
-// it takes the correlation id to tell which of the requests behind the skipped ones were answered among them.
-static inline int answered(struct conn *conn, struct cursor *c)
-{
-	struct in_flight none = { .api_key = NO_API };
-	c->request = none;
-	look_at_lock(conn, c->lock);
-	int known = oldest(conn, &c->request), evicted = !known && overflowed(conn);
-	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
-	int in_doubt = conn->unseen && c->lock == LOCKED && !evicted && !(known && !c->request.after_unseen);
-	int passed = known && !in_doubt && ahead > 0 && ahead < IN_ORDER_WINDOW;
-	if (passed || evicted || (known && !ahead))
-		drop_oldest(conn);
-	count(LOST_OVERFLOW, evicted);
-	if (in_doubt)
-		answer_skipped(conn);
-	else if (!known && !evicted) {
-		conn->acks_unread = 0; // it is of the Produce whose acks were not read,
-		conn->doubted = 1;     // or came before its request was read
-	}
-	return in_doubt ? IN_DOUBT : passed ? PASSED : known && !ahead ? MATCHED : UNMATCHED;
-}
-
-int take_answer(u64 sk)
-{
-	struct conn *conn = conns.lookup(&sk);
-	u32 which = conn ? answer_direction(conn) : SEND;
-	struct cursor *c = running.lookup(&which);
-	return conn && c ? answered(conn, c) : UNMATCHED;
-}
-
-static int (*call_take_answer)(u64 sk) = (void *)CALL_TAKE_ANSWER;
-
 // Whether the request is still on its way, or has ended too early: then nothing answers it.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
@@ -386,12 +259,19 @@ static inline int asks(struct conn *conn, u32 correlation_id)
 	return state->correlation_id == correlation_id && !whole;
 }
 
+// Whether the stream may be read backwards: where it is a guess who asks, an answer may look like a request whose API key and version are
+// the correlation id, which the client chose, and the next request like its answer.
+static inline int may_be_backwards(struct conn *conn, u32 correlation_id)
+{
+	return ANY_PORT && !conn->is_kafka && correlation_id >> 16 < API_KEYS && (correlation_id & 0xffff) < MAX_VERSIONS;
+}
+
 static inline void response_head(struct conn *conn, struct cursor *c)
 {
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
-	if (conn->sasl_raw && c->lock == LOCKED && conn->head == conn->tail && !overflowed(conn) && size < MAX_FRAME_BYTES) {
-		answer_skipped(conn);
+	if (conn->sasl_raw && c->lock == LOCKED && !known_before(conn, conn->asked) && size < MAX_FRAME_BYTES) {
+		skip_answer(conn);
 		skip_frame(c);
 		return;
 	}
@@ -403,7 +283,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->need = RESPONSE_HEAD;
 		return;
 	}
-	u32 correlation_id = be32(c->element + 4), number = conn->head;
+	u32 correlation_id = be32(c->element + 4);
 	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
 	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // nobody answers half a request
 		asked->lock = SEEKING;
@@ -421,9 +301,13 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;
 	}
+	if (matched && may_be_backwards(conn, correlation_id) && (c->lock != LOCKED || asked->lock != LOCKED)) {
+		withhold(c, correlation_id);
+		return;
+	}
 	if (matched && (c->lock != LOCKED || asked->lock != LOCKED))
-		answer_matched(conn, c, number);
-	else if (!matched && asked->lock == TENTATIVE && number == conn->tail) // it answers nothing of the chain
+		answer_matched(conn, c);
+	else if (!matched && asked->lock == TENTATIVE && !known_before(conn, conn->asked)) // it answers nothing of the chain
 		asked->lock = SEEKING;
 	if (c->lock != LOCKED || request->unsure) {
 		withhold(c, correlation_id);

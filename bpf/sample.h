@@ -148,5 +148,6 @@ enum counter {
 	LOST_BEFORE_PROOF,      // frames before the one that proved their connection to be Kafka's, if they were any
 	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
 	LOST_PEER_LIMITED,      // samples of a peer that had used its share of a buffer more than half full
+	LOST_URGENT_DATA,       // connections with urgent data, which Kafka never sends
 	COUNTERS,
 };

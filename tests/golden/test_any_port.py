@@ -11,10 +11,24 @@ import pytest
 from tests.golden.capture import Capture
 from tests.golden.conversation import Conversation, conversation, exchange, transfer
 from tests.golden.test_strangers import FIRST_WORDS
-from tests.golden.wire import METADATA, request, response
+from tests.golden.wire import (
+    FETCH,
+    METADATA,
+    Frame,
+    Set,
+    fetched,
+    frame_of,
+    produce,
+    records_of,
+    request,
+    response,
+)
 from tests.lab.processes import free_port
+from tests.unit.protocol.trees import message_of
 
 pytestmark = pytest.mark.root
+
+METADATA_1 = 3 << 16 | 1  # a correlation id that reads as API key and version
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +40,30 @@ def older() -> Iterator[Conversation]:
 
 
 @pytest.fixture(scope="module")
-def attached_to_all(older: Conversation) -> Iterator[Capture]:
+def reversible() -> Iterator[Conversation]:
+    """An older connection in whose two directions everything reads as requests; one is in flight."""
+    with conversation(free_port()) as talk:
+        transfer(talk.client, talk.server, produce_to(3, 4).wire)
+        yield talk
+
+
+def produce_to(version: int, topics: int) -> Frame:
+    """A Produce request to so many topics."""
+    names = {f"topic-{number}": {0: Set(b"", 0)} for number in range(topics)}
+    return produce(version, names, correlation_id=METADATA_1)
+
+
+def produced(version: int, topics: int) -> Frame:
+    """Its answer: correlation id, and the count of topics, as API key and version, and correlation id of a request."""
+    partitions = [{"Index": 0, "BaseOffset": 5}]
+    responses = [{"Name": f"topic-{number}", "PartitionResponses": partitions} for number in range(topics)]
+    return frame_of(message_of("Produce", True, version, {"Responses": responses}), METADATA_1)
+
+
+@pytest.fixture(scope="module")
+def attached_to_all(older: Conversation, reversible: Conversation) -> Iterator[Capture]:
     assert older.said
+    assert not reversible.said
     with closing(Capture()) as capture:
         yield capture
 
@@ -51,12 +87,29 @@ def test_kafka_is_found_by_who_asks(any_port: Capture, backwards: bool) -> None:
 
 def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port: Capture, older: Conversation) -> None:
     older.said.clear()
-    for correlation_id in (3, 4, 5):
+    for correlation_id in (103, 104, 105):
         older.answer(response(METADATA, 12, correlation_id))
-    exchange(older, range(6, 20))
+    exchange(older, range(106, 120))
     for end in any_port.ends_of(older):
         assert end.frames == older.said[-len(end.frames) :]
         assert len(end.frames) > 20
+
+
+def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
+    any_port: Capture, reversible: Conversation
+) -> None:
+    """The capture refuses MARKER, which the records of the answer hold: read as a request that could leave."""
+    transfer(reversible.server, reversible.client, produced(3, 4).wire)
+    for version in (4, 5):
+        transfer(reversible.client, reversible.server, produce_to(version, version + 1).wire)
+        transfer(reversible.server, reversible.client, produced(version, version + 1).wire)
+    transfer(reversible.client, reversible.server, request(FETCH, 4, METADATA_1).wire)
+    answer = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=METADATA_1)
+    transfer(reversible.server, reversible.client, answer.wire)
+    assert all(not frame.facts.topics for end in any_port.ends_of(reversible) for frame in end.frames)
+    exchange(reversible, range(METADATA_1 + 100, METADATA_1 + 110))
+    for end in any_port.ends_of(reversible):
+        assert end.frames[-12:] == reversible.said[-12:]
 
 
 @pytest.mark.parametrize("protocol", FIRST_WORDS)

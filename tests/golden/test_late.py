@@ -45,25 +45,36 @@ READS = {"a whole record": receive_all, "its header by itself": receive_pieces(5
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """A capture younger than connections: one between its frames, one inside of a frame, at both ends, and others."""
+    """A capture younger than connections: one between its frames, one inside of a frame, at both ends, and others.
+
+    Of one the answer comes after the start of the capture, the request came before.
+    """
 
     capture: Capture
     between: Conversation
     inside: Conversation
+    asked: Conversation
     others: Mapping[str, Conversation]
 
 
 @pytest.fixture(scope="module")
 def late() -> Iterator[Late]:
     port = free_port()
-    with conversation(port) as between, conversation(port) as inside, ExitStack() as stack:
+    with (
+        conversation(port) as between,
+        conversation(port) as inside,
+        conversation(port) as asked,
+        ExitStack() as stack,
+    ):
         between.ask(request(METADATA, 12, 1))
         inside.client.sendall(FRAME.wire[:200])
         receive_all(inside.server, 100)
         between.said.clear()
+        asked.ask(request(METADATA, 12, 5))
+        asked.said.clear()
         others = {name: stack.enter_context(conversation(port)) for name in (*READS, "half closed")}
         with closing(Capture(port)) as capture:
-            yield Late(capture, between, inside, others)
+            yield Late(capture, between, inside, asked, others)
 
 
 def assert_soon_right(capture: Capture, talk: Conversation) -> None:
@@ -90,6 +101,17 @@ def test_inside_a_frame(late: Late) -> None:
     receive_all(late.inside.server, len(FRAME) - 100)
     assert_soon_right(late.capture, late.inside)
     assert set(late.capture.lost()) <= {"resync", "frame_truncated"}
+
+
+def test_correlation_ids_that_fall_cast_no_doubt_once_requests_and_answers_are_followed(late: Late) -> None:
+    """Java numbers its requests when it makes them, and sends Metadata before what waits for it."""
+    late.capture.begin()
+    transfer(late.asked.server, late.asked.client, response(METADATA, 12, 5).wire)
+    exchange(late.asked, range(6, 12))
+    late.asked.said.clear()
+    exchange(late.asked, (13, 12, 14, 15))
+    for end in late.capture.ends_of(late.asked):
+        assert end.frames[-8:] == late.asked.said
 
 
 @pytest.mark.parametrize("read", READS)

@@ -261,5 +261,5 @@ def test_a_connection_with_urgent_data_is_not_believed(
     ends = capture.ends_of(talk)
     assert [end.frames[:2] for end in ends] == [talk.said[:2]] * 2
     assert [len(end.frames) <= 3 and end.opaque for end in ends] == [Protocol.UNKNOWN] * 2
-    assert capture.lost()["gap"] == 2
+    assert capture.lost()["urgent_data"] == 2
     capture.begin()  # how much of the frame is shown differs

@@ -145,7 +145,7 @@ COUNTERS = ("requests", "responses", "samples", "connections", "rejected")
 LOSSES = {
     "ring_full": "samples that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
     "map_full": "connections beyond the most that are followed at once: narrow `--ports` or `--side`",
-    "gap": "stretches that no hook saw with the start of a frame in them, whose frames are missing; urgent data",
+    "gap": "stretches that no hook saw with the start of a frame in them, whose frames are missing",
     "resync": "calls and frames skipped in search of a frame's start: expected on connections older than the agent",
     "header_incomplete": "connections that ended inside what is copied of a frame: a client or broker that died",
     "buffer_unreadable": "frames whose header could not be read in the program's memory: see Limits",
@@ -158,4 +158,5 @@ LOSSES = {
     "before_proof": "possible frames of connections that had not proven to speak Kafka, or never did: see Limits",
     "record_count": "record batches that name more records than their bytes can hold: their bytes are left uncounted",
     "peer_limited": "samples of clients at one address, or of one process, beyond their share of the ring: see Limits",
+    "urgent_data": "connections with TCP urgent data, which Kafka never sends: nothing that follows it is decoded",
 }

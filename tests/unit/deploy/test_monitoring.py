@@ -17,7 +17,15 @@ README = HERE.parents[2] / "README.md"
 SUFFIXES = ("_bucket", "_count", "_sum")
 # Losses about which no rule fires: they are expected now and then, or KafkaProbeSheds tells of them.
 UNASKED = {
-    *("resync", "header_incomplete", "response_unmatched", "request_unanswered", "before_proof", "frame_truncated"),
+    *(
+        "resync",
+        "urgent_data",
+        "header_incomplete",
+        "response_unmatched",
+        "request_unanswered",
+        "before_proof",
+        "frame_truncated",
+    ),
     *("nat_not_asked", "topics_shed", "request_shed"),
 }
 # What the scrape adds.
