@@ -161,7 +161,7 @@ def test_health_is_answered_while_a_long_list_is_made() -> None:
 
 
 def test_who_does_not_read_an_answer_holds_it_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(http_connection, "PATIENCE_S", 2)
     monkeypatch.setattr(http, "LISTS_AT_ONCE", 1)
     monkeypatch.setattr(query, "PAGE_BYTES", 1 << 26)
     with serving() as served, served.connect() as peer:
