@@ -18,7 +18,7 @@ import numpy.typing as npt
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, Naming, Topic
+from kafka_probe.connections.sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, CLIENT, codec_name
@@ -175,7 +175,7 @@ class Flows:
     def _count_other(self, count: _Count) -> None:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
-        if facts.api_key in (FETCH, SHARE_FETCH) and not facts.response:
+        if facts.api_key in FETCHES and not facts.response:
             connection.forget_sessions()  # they miss this request
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self._other.setdefault((connection.side, api_key), _Flow())
@@ -228,7 +228,7 @@ class Flows:
             flow.responses += count.frames
             flow.response_bytes += count.bytes
             if facts.api_key != NO_API:
-                empty = facts.api_key in (FETCH, SHARE_FETCH) and not facts.has_records
+                empty = facts.api_key in FETCHES and not facts.has_records
                 (flow.latency_empty if empty else flow.latency).update(count.latency)
             for code, times in facts.errors:
                 flow.errors[code] += times * count.frames
@@ -318,7 +318,7 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
 def _count_bytes(shape: Shape) -> int:
     """What a count of the shape takes, without the shape."""
     facts = shape.facts
-    asked = (*facts.topics, *facts.forgotten) if facts.api_key in (FETCH, SHARE_FETCH) else ()
+    asked = (*facts.topics, *facts.forgotten) if facts.api_key in FETCHES else ()
     partitions = sum(len(topic.partitions) for topic in asked)
     of_session = _ASKED_TOPIC_BYTES * len(asked) + _ASKED_PARTITION_BYTES * partitions
     return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session

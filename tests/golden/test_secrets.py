@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
 from tests.golden.capture import Capture
@@ -30,7 +31,7 @@ from tests.unit.protocol.trees import Tree, generated
 
 pytestmark = pytest.mark.root
 
-SHARE_FETCH = 78
+SHARE_FETCH = ApiKey.SHARE_FETCH
 SECRET_APIS = [api for api in apis().values() if api.name in HEADER_ONLY]
 # What is said in SASL: PLAIN, and the four messages of SCRAM.
 TOKENS = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from uuid import NAMESPACE_OID, UUID, uuid5
 
 from kafka_probe.capture.sample import NO_API
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status
 from tests.unit.protocol.expected import expected
 from tests.unit.protocol.messages import CLIENT_ID, case
@@ -25,7 +26,15 @@ with warnings.catch_warnings():
 MARKER = b"do-not-let-me-out"
 # What is counted of a record set.
 COUNTS = (MeasureKind.RECORDS, MeasureKind.BATCHES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH)
-PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = 0, 1, 2, 3, 17, 18, 36
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.LIST_OFFSETS,
+    ApiKey.METADATA,
+    ApiKey.SASL_HANDSHAKE,
+    ApiKey.API_VERSIONS,
+    ApiKey.SASL_AUTHENTICATE,
+)
 
 
 @dataclass(frozen=True, slots=True)

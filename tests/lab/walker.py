@@ -18,10 +18,17 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import entity_reader
 from kio.static.protocol import RequestPayload, ResponsePayload
 
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.lab.tcpdump import Address, Stream, segments
 from tests.lab.times import Times
 
-_PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = 0, 1, 3, 18, 78
+_PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.METADATA,
+    ApiKey.API_VERSIONS,
+    ApiKey.SHARE_FETCH,
+)
 _OF_GROUP_MEMBERS = (8, 9, 11, 12, 13, 14, 68, 76)  # from OffsetCommit to ShareGroupHeartbeat
 _NO_SESSION = -1
 _PARTITION_INDEX = ("partition", "partition_index", "index")

@@ -15,6 +15,7 @@ from kafka_probe.capture.sample import COUNTERS, SampleKind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import open_counts
 from kafka_probe.memory import IN_HAND_BYTES
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
@@ -33,7 +34,7 @@ from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 from tests.unit.schema import assert_valid
 from tests.unit.server.builders import workload
 
-METADATA, OFFSET_COMMIT, API_VERSIONS = 3, 8, 18
+METADATA, OFFSET_COMMIT, API_VERSIONS = ApiKey.METADATA, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS
 SECOND_NS = 10**9
 
 

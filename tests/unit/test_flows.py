@@ -14,6 +14,7 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.samples import (
     Samples as Frames,
@@ -32,7 +33,14 @@ from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID
 from tests.unit.protocol.trees import Records
 from tests.unit.schema import assert_body_valid
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = 0, 1, 3, 8, 12, 9
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.METADATA,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.HEARTBEAT,
+    ApiKey.OFFSET_FETCH,
+)
 RESOLVER = WorkloadResolver()
 
 

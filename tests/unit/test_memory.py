@@ -37,6 +37,7 @@ from kafka_probe.memory import (
     bounds_of,
     event_bytes,
 )
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, shape_bytes
 from kafka_probe.protocol.shapes import code_of, decode_code
 from kafka_probe.shares import SharedBudget, Shares
@@ -61,7 +62,7 @@ from tests.unit.schema import assert_body_valid
 from tests.unit.server.builders import workload
 from tests.unit.test_agent import Fed
 
-PRODUCE, FETCH, METADATA = 0, 1, 3
+PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 RESOLVER = WorkloadResolver()
 FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from kafka_probe.connections.sessions import FETCH
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import text_bytes
 from kafka_probe.shares import SharedBudget
 
@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from kafka_probe.connections.tracker import Connection
     from kafka_probe.protocol.facts import Facts
 
-# OffsetCommit, OffsetFetch, JoinGroup, Heartbeat, LeaveGroup, SyncGroup, ConsumerGroupHeartbeat, ShareGroupHeartbeat,
-# StreamsGroupHeartbeat: what members say of their own group, whereas an admin client may ask about any.
-_OF_MEMBERS = frozenset((8, 9, 11, 12, 13, 14, 68, 76, 88))
-OF_CONSUMERS = _OF_MEMBERS | {FETCH}
+# What members send about their own group; an admin client may ask about any other.
+_OF_MEMBERS = frozenset(
+    (
+        *(ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT),
+        *(ApiKey.LEAVE_GROUP, ApiKey.SYNC_GROUP),
+        *(ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT, ApiKey.STREAMS_GROUP_HEARTBEAT),
+    )
+)
+OF_CONSUMERS = _OF_MEMBERS | {ApiKey.FETCH}
 _CLIENT_BYTES = 1024  # what a client takes besides texts
 
 

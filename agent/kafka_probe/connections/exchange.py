@@ -15,6 +15,7 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
 from kafka_probe.events import EXCHANGED, codec_name
 from kafka_probe.memory import DEFAULT
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, Facts, Measure, MeasureKind, SetStatus, Shape, Status, shape_bytes
 from kafka_probe.protocol.schemas import apis
@@ -25,7 +26,6 @@ LOSSES = {
     "request_topic_limit": "`request` events that name 4096 of their topics and partitions only",
 }
 ROWS = 4096  # topics and partitions of an event
-_PRODUCE = 0
 _WAITING_BYTES = 512  # what a request takes that waits, besides its shape
 _MEASURED = {
     MeasureKind.OFFSET: "offset",
@@ -97,7 +97,7 @@ class Exchanges:
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
                     yield self._unanswered(connection, passed, self._take_out(conn, passed))
                 yield frame.ts_ns, self._event(connection, correlation_id, self._take_out(conn, correlation_id), frame)
-        elif facts.api_key == _PRODUCE and facts.acks == 0:
+        elif facts.api_key == ApiKey.PRODUCE and facts.acks == 0:
             yield self._unanswered(connection, correlation_id, frame)
         else:
             if correlation_id in waiting:

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.connections.frames import Frames
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_bytes
 from kafka_probe.shares import SharedBudget
 
-FETCH, SHARE_FETCH = 1, 78
+FETCHES = ApiKey.FETCH, ApiKey.SHARE_FETCH
 SESSION_BYTES = 512  # what a session takes that holds nothing,
 _TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # and each topic besides its texts, and each of its partitions
 
@@ -56,7 +57,7 @@ class Naming:
 
 def naming(facts: Facts) -> Naming | None:
     """None for frames that have nothing to do with a session, or ended before they said so."""
-    if facts.api_key not in (FETCH, SHARE_FETCH) or (facts.response and not facts.topics):
+    if facts.api_key not in FETCHES or (facts.response and not facts.topics):
         return None
     complete = facts.status is Status.COMPLETE
     epoch = facts.number(Fact.SESSION_EPOCH)

@@ -21,6 +21,7 @@ from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
 from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import DEFAULT, Bounds
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
 from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
@@ -28,7 +29,6 @@ from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
 Sample = npt.NDArray[Any]
 Event = dict[str, object]
 
-SASL_HANDSHAKE = 17
 
 LOSSES = {
     **conntrack.LOSSES,
@@ -91,7 +91,7 @@ class Connection:
             self.client_id = self._kept(self.client_id, facts.client_id)
         if facts.cluster_id:
             self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
-        if facts.api_key == SASL_HANDSHAKE and facts.errors:
+        if facts.api_key == ApiKey.SASL_HANDSHAKE and facts.errors:
             self.auth_error = facts.errors[0][0]
         if facts.software_name:
             self.software_name = self._kept(self.software_name, facts.software_name)

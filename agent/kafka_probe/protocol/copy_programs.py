@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
 MAX_DEPTH = 8  # of arrays and sections of tagged fields
 OPERAND_BITS = 12
 HIDDEN = 16  # of a string's operand
 TAG_BITS = 8  # of a tagged field's operand, below its number
-_API_VERSIONS = 18
 _FIXED_BYTES = 31  # at most, of one op
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
 
@@ -53,7 +53,7 @@ def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset
     last = max((place for place, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
     if api.flexible_response_header(version) if response else program.flexible:
         program.add_tags(())
-    if response and api.key == _API_VERSIONS:
+    if response and api.key == ApiKey.API_VERSIONS:
         program.append(Op.ERROR, WIDTHS[fields[0].type])
         fields = fields[1:]
     if program.flexible or any(map(_has_records, fields)):

@@ -11,10 +11,11 @@ from __future__ import annotations
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
 
+from kafka_probe.protocol.api_keys import ApiKey
+
 TEXT_CHARACTERS = 256
 """What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
 
-_LEADER_AND_ISR, _UPDATE_METADATA = 4, 6
 _KEY_IS_GROUP, _KEY_IS_TRANSACTION = 0, 1
 
 
@@ -266,7 +267,7 @@ class Facts(NamedTuple):
     def topic_names(self) -> tuple[tuple[str, str], ...]:
         """(topic id, name) pairs to be learned, where a broker or controller says both (KIP-516): not of clients'
         requests, which may claim anything."""
-        if not self.response and self.api_key not in (_LEADER_AND_ISR, _UPDATE_METADATA):
+        if not self.response and self.api_key not in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
             return ()
         return tuple((topic.topic_id, topic.name) for topic in self.topics if topic.topic_id and topic.name)
 

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.roles import Part, Role, Scope, role_of, scopes_inside
 from kafka_probe.protocol.rules import LIMITS
@@ -62,8 +63,7 @@ _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 # The client id keeps its old form in flexible headers, so that any broker can read any ApiVersions request.
 _CLIENT_ID = Step("ClientId", Form.STRING, 2, role=Fact.CLIENT_ID)
 _TAGS = Step("TaggedFields", Form.TAGS)
-_CONTROLLED_SHUTDOWN_0 = (7, 0)  # the only request whose header has no client id
-_API_VERSIONS = 18
+_CONTROLLED_SHUTDOWN_0 = (ApiKey.CONTROLLED_SHUTDOWN, 0)  # the only request whose header has no client id
 _UNSUPPORTED_VERSION = b"\x00\x23"
 
 
@@ -74,7 +74,7 @@ def answered_version(api_key: int, api_version: int, data: bytes) -> int:
     """The version that a response is in, which is not always that of its request: a broker that does not know the
     version of an ApiVersions request answers in version 0, with an error that stands first in every version (KIP-511).
     """
-    return 0 if api_key == _API_VERSIONS and data[:2] == _UNSUPPORTED_VERSION else api_version
+    return 0 if api_key == ApiKey.API_VERSIONS and data[:2] == _UNSUPPORTED_VERSION else api_version
 
 
 def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
@@ -82,7 +82,7 @@ def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
     api = apis().get(api_key)
     if api is None or api_version not in api.versions:
         # The client id stands first in every later header too, whatever the body is.
-        steps = (_ERROR,) if api_key == _API_VERSIONS else ()
+        steps = (_ERROR,) if api_key == ApiKey.API_VERSIONS else ()
         return Plan(steps if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     if LIMITS.get(api.name, (0, 0))[response]:
         return full_plan(response, api, api_version)

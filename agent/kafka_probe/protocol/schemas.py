@@ -14,10 +14,11 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from kafka_probe.protocol.api_keys import ApiKey
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_API_VERSIONS = 18
 
 # Bytes of Kafka's types of fixed size.
 WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
@@ -43,7 +44,7 @@ class Api:
 
     def flexible_response_header(self, version: int) -> bool:
         """Whether tags follow the correlation id. Not for ApiVersions: its reader may not know the version."""
-        return self.key != _API_VERSIONS and self.flexible(version)
+        return self.key != ApiKey.API_VERSIONS and self.flexible(version)
 
 
 @dataclass(frozen=True, slots=True)

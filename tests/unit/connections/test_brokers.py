@@ -16,11 +16,12 @@ import pytest
 from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, SHARE, STEP_S, BrokerFiles
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
 from kafka_probe.workloads import NOBODY, StoredTopic, WorkloadResolver
 from tests.unit.connections.samples import opened
 
-FETCH = 1
+FETCH = ApiKey.FETCH
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 

@@ -7,14 +7,23 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.connections.sessions import FETCH
 from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import NOBODY, WorkloadResolver
 from tests.unit.connections.samples import opened
 
-METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = 3, 8, 12, 15
-CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT = 68, 76, 88
+METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = (
+    ApiKey.METADATA,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.HEARTBEAT,
+    ApiKey.DESCRIBE_GROUPS,
+)
+CONSUMER_GROUP_HEARTBEAT, SHARE_GROUP_HEARTBEAT, STREAMS_GROUP_HEARTBEAT = (
+    ApiKey.CONSUMER_GROUP_HEARTBEAT,
+    ApiKey.SHARE_GROUP_HEARTBEAT,
+    ApiKey.STREAMS_GROUP_HEARTBEAT,
+)
 RESOLVER = WorkloadResolver()
 
 
@@ -57,9 +66,9 @@ def watched(request: pytest.FixtureRequest) -> Watched:
 )
 def test_a_fetch_has_the_group_that_its_client_named_on_another_connection(watched: Watched, api_key: int) -> None:
     coordinator, fetcher = watched.connect(), watched.connect()
-    assert watched.ask(fetcher, FETCH) is None
+    assert watched.ask(fetcher, ApiKey.FETCH) is None
     assert watched.ask(coordinator, api_key, "etl") == "etl"
-    assert watched.ask(fetcher, FETCH) == "etl"
+    assert watched.ask(fetcher, ApiKey.FETCH) == "etl"
 
 
 def test_other_requests_have_the_group_that_they_name_and_no_other(watched: Watched) -> None:
@@ -71,48 +80,48 @@ def test_other_requests_have_the_group_that_they_name_and_no_other(watched: Watc
 def test_whoever_asks_about_groups_is_a_member_of_none(watched: Watched) -> None:
     connection = watched.connect()
     assert watched.ask(connection, DESCRIBE_GROUPS, "etl") == "etl"
-    assert watched.ask(connection, FETCH) is None
+    assert watched.ask(connection, ApiKey.FETCH) is None
 
 
 def test_a_client_of_two_groups_has_none(watched: Watched) -> None:
     coordinators, fetcher = [watched.connect(), watched.connect()], watched.connect()
     for coordinator, group in zip(coordinators, ("etl", "audit"), strict=True):
         watched.ask(coordinator, HEARTBEAT, group)
-    assert watched.ask(fetcher, FETCH) is None
+    assert watched.ask(fetcher, ApiKey.FETCH) is None
 
 
 def test_another_client_id_is_another_client(watched: Watched) -> None:
     watched.ask(watched.connect("billing"), HEARTBEAT, "etl")
-    assert watched.ask(watched.connect("audit"), FETCH) is None
+    assert watched.ask(watched.connect("audit"), ApiKey.FETCH) is None
 
 
 def test_on_the_client_side_another_process_is_another_client_wherever_it_connects_from() -> None:
     watched = Watched(server_side=False)
     coordinator = watched.connect(pid=1000)
     watched.ask(coordinator, HEARTBEAT, "etl")
-    assert watched.ask(watched.connect(pid=1001), FETCH) is None
-    assert watched.ask(watched.connect(pid=1000, host="10.0.0.77", library="other"), FETCH) == "etl"
+    assert watched.ask(watched.connect(pid=1001), ApiKey.FETCH) is None
+    assert watched.ask(watched.connect(pid=1000, host="10.0.0.77", library="other"), ApiKey.FETCH) == "etl"
 
 
 def test_on_the_server_side_another_host_or_library_is_another_client() -> None:
     watched = Watched(server_side=True)
     coordinator = watched.connect()
     watched.ask(coordinator, HEARTBEAT, "etl")
-    assert watched.ask(watched.connect(host="10.0.0.77"), FETCH) is None
-    assert watched.ask(watched.connect(library="kafka-python"), FETCH) is None
-    assert watched.ask(watched.connect(), FETCH) == "etl"
+    assert watched.ask(watched.connect(host="10.0.0.77"), ApiKey.FETCH) is None
+    assert watched.ask(watched.connect(library="kafka-python"), ApiKey.FETCH) is None
+    assert watched.ask(watched.connect(), ApiKey.FETCH) == "etl"
 
 
 def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Watched) -> None:
     coordinator, fetcher = watched.connect(), watched.connect()
     watched.ask(coordinator, HEARTBEAT, "etl")
-    watched.ask(fetcher, FETCH)
+    watched.ask(fetcher, ApiKey.FETCH)
     for connection in (coordinator, fetcher):
-        assert watched.ask(fetcher, FETCH) == "etl"
+        assert watched.ask(fetcher, ApiKey.FETCH) == "etl"
         watched.tracker.gone(connection.identity.conn)
     list(watched.tracker.report())
     del coordinator, fetcher, connection
-    assert watched.ask(watched.connect(), FETCH) is None
+    assert watched.ask(watched.connect(), ApiKey.FETCH) is None
 
 
 def test_connections_of_unknown_processes_are_clients_of_their_own() -> None:
@@ -121,5 +130,5 @@ def test_connections_of_unknown_processes_are_clients_of_their_own() -> None:
     for connection in (member, fetcher):
         connection.workload = NOBODY
     watched.ask(member, HEARTBEAT, "etl")
-    assert watched.ask(fetcher, FETCH) is None
-    assert watched.ask(member, FETCH) == "etl"
+    assert watched.ask(fetcher, ApiKey.FETCH) is None
+    assert watched.ask(member, ApiKey.FETCH) == "etl"

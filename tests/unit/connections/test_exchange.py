@@ -11,6 +11,7 @@ from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.samples import (
     Samples as Frames,
@@ -28,7 +29,13 @@ from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.unit.protocol.trees import Records
 from tests.unit.schema import assert_body_valid
 
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = 0, 1, 3, 8, 12
+PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.METADATA,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.HEARTBEAT,
+)
 
 
 class Watched:

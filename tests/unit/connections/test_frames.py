@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
 from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.unit.connections.samples import Samples, by_hand, message, request, response, stream
 from tests.unit.protocol.messages import CASES, Case, case
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-METADATA, FETCH = 3, 1
+METADATA, FETCH = ApiKey.METADATA, ApiKey.FETCH
 LONG = [c for c in CASES if len(c.data) > DATA_BYTES]
 NOTHING_LOST = dict.fromkeys(FrameReader().losses, 0)
 

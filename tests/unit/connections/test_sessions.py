@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import SAMPLE
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FETCH, SHARE_FETCH, FetchSession, Group, naming
+from kafka_probe.connections.sessions import FetchSession, Group, naming
 from kafka_probe.memory import MIB
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
 from kafka_probe.shares import SharedBudget
 
@@ -26,12 +27,12 @@ Partitions = dict[str, tuple[int, ...]]
 def request(epoch: int | None, named: Partitions | None = None, forgotten: Partitions | None = None) -> Facts:
     values = () if epoch is None else ((Fact.SESSION_EPOCH, epoch),)
     version = 6 if epoch is None else VERSION
-    return Facts(False, FETCH, version, Status.COMPLETE, None, values, (), topics(named), topics(forgotten))
+    return Facts(False, ApiKey.FETCH, version, Status.COMPLETE, None, values, (), topics(named), topics(forgotten))
 
 
 def answer(named: Partitions | None = None, error: int = 0) -> Facts:
     errors = ((error, 1),) if error else ()
-    return Facts(True, FETCH, VERSION, Status.COMPLETE, None, ((Fact.SESSION_ID, 7),), errors, topics(named))
+    return Facts(True, ApiKey.FETCH, VERSION, Status.COMPLETE, None, ((Fact.SESSION_ID, 7),), errors, topics(named))
 
 
 def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
@@ -60,7 +61,7 @@ def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, in
 
     forgotten: the connection ends before the counts are taken.
     """
-    session, now = FetchSession(FETCH, SharedBudget(MIB, Counter()), "10.0.0.1"), 0
+    session, now = FetchSession(ApiKey.FETCH, SharedBudget(MIB, Counter()), "10.0.0.1"), 0
     for batch in batches:
         session.see(grouped(batch, now))
         now += len(batch)
@@ -131,7 +132,7 @@ def test_what_is_named_and_forgotten_at_once_was_asked_for_once() -> None:
 
 
 def test_requests_in_several_versions_count_for_the_newest() -> None:
-    session = FetchSession(FETCH, SharedBudget(MIB, Counter()), "10.0.0.1")
+    session = FetchSession(ApiKey.FETCH, SharedBudget(MIB, Counter()), "10.0.0.1")
     idle = request(INCREMENTAL)
     session.see(grouped([request(FULL, {"orders": (0,)}), idle._replace(api_version=VERSION + 1), idle]))
     assert session.take() == (VERSION + 1, {("orders", None): 3})
@@ -153,7 +154,7 @@ class Name(str):
 @pytest.mark.parametrize("change", ["adds and forgets", "forgets what is not held", "adds what is held"])
 def test_a_frame_costs_no_more_the_more_is_held(change: str) -> None:
     def looked_up(held: int) -> int:
-        session = FetchSession(FETCH, SharedBudget(100 * MIB, Counter()), "10.0.0.1")
+        session = FetchSession(ApiKey.FETCH, SharedBudget(100 * MIB, Counter()), "10.0.0.1")
         session.see(grouped([request(FULL, {Name(f"held-{n}"): (0,) for n in range(held)})]))
         frames = {
             "adds and forgets": lambda n: request(INCREMENTAL, {Name(f"new-{n + 1}"): (0,)}, {Name(f"new-{n}"): (0,)}),
@@ -178,12 +179,12 @@ def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_se
 
 
 def test_a_request_that_was_cut_before_it_named_its_session_leaves_it_alone() -> None:
-    assert naming(Facts(False, FETCH, VERSION, Status.TRUNCATED)) is None
+    assert naming(Facts(False, ApiKey.FETCH, VERSION, Status.TRUNCATED)) is None
 
 
 def test_only_fetches_have_sessions() -> None:
     assert naming(Facts(False, 0, 9, Status.COMPLETE, topics=topics({"orders": (0,)}))) is None
-    assert naming(Facts(False, SHARE_FETCH, 1, Status.COMPLETE, values=((Fact.SESSION_EPOCH, 0),)))
+    assert naming(Facts(False, ApiKey.SHARE_FETCH, 1, Status.COMPLETE, values=((Fact.SESSION_EPOCH, 0),)))
 
 
 named = st.dictionaries(st.sampled_from("abcd"), st.lists(st.integers(0, 2), min_size=1, max_size=4).map(tuple))

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.connections.topics import TopicNames
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
 from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 
-METADATA = 3
+METADATA = ApiKey.METADATA
 ANYBODY = "10.0.0.1"
 UNNAMED = TopicFacts(None, TOPIC_ID.hex, (), ())
 WITHOUT_ID = TopicFacts(TOPIC, None, (), ())

@@ -15,6 +15,7 @@ from kafka_probe.connections import open_counts
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.lab.processes import wait_until
@@ -22,7 +23,7 @@ from tests.unit.connections.samples import Samples, closed, listener, opened, re
 from tests.unit.protocol.messages import case
 from tests.unit.schema import assert_body_valid
 
-API_VERSIONS, METADATA = 18, 3
+API_VERSIONS, METADATA = ApiKey.API_VERSIONS, ApiKey.METADATA
 SECOND_NS = 10**9
 ALL = 1 << 62
 

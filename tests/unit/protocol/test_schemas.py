@@ -31,6 +31,7 @@ def test_the_table_is_what_the_jars_give() -> None:
 
 def test_a_table_that_differs_from_the_jars_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "TABLE", tmp_path / "schemas.json")
+    monkeypatch.setattr(generate, "API_KEYS", tmp_path / "api_keys.py")
     generate.TABLE.write_text("{}")
     assert generate.main(["--check", "--jars", str(JARS)]) == 1
     assert generate.main(["--jars", str(JARS)]) == 0

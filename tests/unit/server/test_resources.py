@@ -12,6 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from kafka_probe.events import INTERNAL_CLIENT, Field
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.server import openapi
 from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
 from kafka_probe.server.resources import RESOURCES
@@ -21,7 +22,7 @@ from tests.unit.server.builders import NOW_US, SECOND_US, flow, topic, view, wor
 from tests.unit.test_agent import Fed
 
 CONNECTIONS, CLIENTS, TOPICS = RESOURCES
-METADATA = 3
+METADATA = ApiKey.METADATA
 
 
 def ask(resource: Any, shown: Any, *parameters: tuple[str, str]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import pytest
 
 from kafka_probe.agent import Agent
 from kafka_probe.config import Config
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, kubernetes
@@ -33,7 +34,7 @@ from tests.lab.processes import wait_until
 from tests.unit.connections.samples import ended, opened, request, stream
 from tests.unit.schema import assert_valid
 
-METADATA = 3
+METADATA = ApiKey.METADATA
 NODE = "node-1"
 
 
