@@ -149,5 +149,5 @@ def by_topic(seen: Report, side: str) -> dict[tuple[str | None, str, str], Topic
             count = counts.setdefault((row["client_id"], row["api"], row["topic"]), TopicTraffic())
             count.requests += row["requests"]
             count.records += row["records"]
-            count.bytes += row["sample_bytes"]
+            count.bytes += row["record_bytes"]
     return counts

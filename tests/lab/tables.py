@@ -43,7 +43,7 @@ def traffic(seen: Report, topics: Sequence[str]) -> list[Line]:
             continue
         identity = {name: part.get(name) for name in who}
         row = rows.setdefault(tuple(map(str, identity.values())), {**identity, "requests": 0, "records": 0, "bytes": 0})
-        for total, column in (("requests", "requests"), ("records", "records"), ("bytes", "sample_bytes")):
+        for total, column in (("requests", "requests"), ("records", "records"), ("bytes", "record_bytes")):
             row[total] += part.get(column) or 0
     for row in rows.values():
         row["rate"] = round(row["requests"] / seen.seconds(row["client_id"]), 1)

@@ -159,7 +159,7 @@ def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
 def test_counts_too_large_to_add_become_unknown_and_do_not_stop_the_job(spark: SparkSession) -> None:
     absurd = (flow(seq, topics=[{"bytes": MOST}] * 2**12) for seq in range(8))
     rows = events(spark, *absurd).transform(traffic, 60).transform(without_overflows).collect()
-    assert {(row["level"], row["sample_bytes"]) for row in rows} == {("api", None), ("topic", None)}
+    assert {(row["level"], row["record_bytes"]) for row in rows} == {("api", None), ("topic", None)}
     counted = {"requests": MOST, "errors": {"3": MOST}}
     (api,) = events(spark, flow(0, **counted), flow(1, **counted)).transform(traffic, 60).collect()
     assert (api["requests"], api["errors"]) == (2 * MOST, {"3": 2 * MOST})
