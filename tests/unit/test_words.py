@@ -1,0 +1,34 @@
+"""scripts/words.py: which prose it reads, and which words it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "words.py"
+
+
+def lint(path: Path, text: str) -> tuple[int, list[str]]:
+    """The exit status, and the line numbers and words that are reported."""
+    path.write_text(text)
+    done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True, check=False)
+    reported = [line.removeprefix(f"{path}:").split(":") for line in done.stdout.splitlines()]
+    return done.returncode, [f"{number}{word}" for number, word, *_ in reported]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reported"),
+    [
+        ("a.py", '"""Is told.\n\nA word: heard.\n"""\n', ["1 'told'", "3 'heard'"]),
+        ("a.py", "said = 1  # what was said\n", ["1 'said'"]),
+        ("a.py", 'print("Told so", f"{1} rooms")\n', ["1 'Told'", "1 'rooms'"]),
+        ("a.py", '"""`said` is a name, untold is a word."""\n', []),
+        ("a.h", "int told; // whoever reads it\n", ["1 'whoever'"]),
+        ("a.md", "The house\n`house`\n", ["1 'house'"]),
+    ],
+)
+def test_prose_is_linted_and_code_is_not(tmp_path: Path, name: str, text: str, reported: list[str]) -> None:
+    assert lint(tmp_path / name, text) == (int(bool(reported)), reported)
