@@ -1,1 +1,1 @@
-"""Connections: the kernel's samples, in order, become frames of connections whose owner, client and end are known."""
+"""Connections: turns the kernel's samples into frames, and tracks the owner, client and close of each connection."""

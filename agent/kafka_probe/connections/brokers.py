@@ -1,8 +1,9 @@
-"""Names from the files of the brokers on this host: nobody has to ask for metadata first.
+"""Topic names from the files of the brokers on this host, known before any metadata response passes.
 
-A process that accepts Kafka connections has its log directories read when it is first seen, and again when a topic id
-that nobody has named passes through it. Both happen in small steps between batches, one broker after the other, so that
-those with a hundred thousand partitions delay no frame, and ever less often while they find nothing.
+The agent reads the log directories of a process that accepts Kafka connections when it first sees the process, and
+again when a frame of the process contains a topic id without a known name. It reads in small steps between batches, one
+broker after the other, so that brokers with a hundred thousand partitions delay no frame. After each read that finds no
+new name, the pause before the next read doubles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from kafka_probe.workloads import StoredTopic, WorkloadResolver
 _PROCESSES = 64
 STEP_S = 0.05
 SHARE = 20
-"""After a step the next one waits this many times its duration: at most 5 % of a CPU."""
+"""Pause after a step, as a multiple of the step's duration: steps take at most 5 % of a CPU."""
 PAUSE_S, LONGEST_PAUSE_S = 2.0, 300.0
 
 log = logging.getLogger("kafka_probe")
@@ -29,7 +30,11 @@ log = logging.getLogger("kafka_probe")
 
 @dataclass(slots=True)
 class _Broker:
-    """A process and, while its files are read, where that is. `due`: when they may be read again."""
+    """A broker process.
+
+    topics: iterator over its topics while its files are being read. due: when they may be read again, s of the clock.
+    taught: whether this read has found a new name.
+    """
 
     topics: Iterator[StoredTopic | None] | None
     due: float = 0.0
@@ -38,7 +43,7 @@ class _Broker:
 
 
 class BrokerFiles:
-    """Teaches `names` what the brokers' files say."""
+    """Adds the topic names in the brokers' files to `names`."""
 
     def __init__(
         self, names: TopicNames, resolver: WorkloadResolver, clock: Callable[[], float] = time.monotonic
@@ -52,16 +57,19 @@ class BrokerFiles:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was done since the start: topic ids that got a name, and processes whose files we may not read."""
+        """Return counts since the start: topic ids that got a name, and processes with unreadable files."""
         return {"topics_named": self._names.learned, "brokers_refused": self._refused}
 
     def see(self, connection: Connection, facts: Facts) -> None:
-        """What a frame on the connection says of topics; at most once per shape and interval."""
+        """Start to read the files of the connection's process if it is new or a topic id in `facts` has no name.
+
+        Called at the first frame of a shape on the connection in an interval.
+        """
         if not connection.identity.server_side:
             return
         pid, start_time = connection.workload["pid"], connection.workload["start_time"]
         if not (isinstance(pid, int) and isinstance(start_time, int)):
-            return  # the record that names its owner found no space in the ring
+            return  # the sample with its owner was lost because the ring was full
         broker = self._brokers.get((pid, start_time))
         if broker is None:
             if len(self._brokers) == _PROCESSES:
@@ -71,7 +79,7 @@ class BrokerFiles:
             broker.topics = self._resolver.stored_topics(pid, start_time)
 
     def read_on(self) -> None:
-        """Read what is due, as far as one step goes."""
+        """Read the files of one broker for the duration of a step, unless the pause after the last step goes on."""
         began = self._clock()
         if began < self._next_step_s:
             return
@@ -95,7 +103,7 @@ class BrokerFiles:
             self._refuse(pid)
             broker.pause_s = math.inf
         except OSError:
-            pass  # it ended meanwhile
+            pass  # the process ended meanwhile
         if broker.taught:
             broker.pause_s = PAUSE_S
         broker.due = self._clock() + broker.pause_s

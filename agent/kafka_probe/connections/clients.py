@@ -1,7 +1,7 @@
-"""Clients: the connections of one program under one client id, so that what one of them says holds for the others.
+"""Clients: the connections of one program with one client id, which share the consumer group learned from one of them.
 
-A consumer names its group to the coordinator only; its fetches go through other connections. The client side knows
-the process; the server side only the peer's host, so there the client library has to be the same, too.
+A consumer sends its group to the coordinator only; its fetches use other connections. The client side knows the
+process. The server side knows only the peer's host, so there the client library has to be the same, too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ _OF_MEMBERS = frozenset(
     )
 )
 OF_CONSUMERS = _OF_MEMBERS | {ApiKey.FETCH}
-_CLIENT_BYTES = 1024  # what a client takes besides texts
+_CLIENT_BYTES = 1024  # memory of a client besides texts
 
 
 class Client:
-    """What the connections of one client said of it. It gives back the bytes that were taken for it, and for groups."""
+    """The consumer groups that the connections of one client named.
+
+    When deleted, it gives back the bytes taken for itself and its groups.
+    """
 
     __slots__ = ("__weakref__", "_bytes", "_groups", "_place")
 
@@ -43,7 +46,7 @@ class Client:
         self._place.give_back(self._bytes)
 
     def add(self, group: str, peer: str) -> None:
-        # Two are as good as many: nobody can tell which one a fetch is for.
+        # Two are enough: with more than one group, the group of a fetch is unknown.
         if len(self._groups) < 2 and group not in self._groups:
             size = text_bytes(group)
             if self._place.take(peer, size, "text_limit"):
@@ -52,19 +55,19 @@ class Client:
 
     @property
     def group(self) -> str | None:
-        """The consumer group; None if it is not known or there are several."""
+        """Return the consumer group; None if it is not known or there are several."""
         return next(iter(self._groups)) if len(self._groups) == 1 else None
 
 
 class Clients:
-    """Clients by what tells them apart. Connections hold their client, which leaves with the last of them."""
+    """Clients by the key that identifies them. Connections refer to their client; it is deleted with the last one."""
 
     def __init__(self, place: SharedBudget) -> None:
         self._place = place
         self._clients: WeakValueDictionary[tuple[object, ...], Client] = WeakValueDictionary()
 
     def learn(self, connection: Connection, facts: Facts) -> None:
-        """What a request says of its client's group, or for which client it fetches."""
+        """Set the connection's client from a consumer's request, and add the group that the request names."""
         if facts.response or facts.api_key not in OF_CONSUMERS:
             return
         key = _key(connection)
@@ -85,5 +88,5 @@ def _key(connection: Connection) -> tuple[object, ...]:
         host = connection.identity.peer.rpartition(":")[0]
         return host, connection.client_id, connection.software_name, connection.software_version
     process = connection.workload["pid"], connection.workload["start_time"]
-    # An unknown process may be any: each of its connections is a client of its own.
+    # Connections of unknown processes may belong to different ones: each is a client of its own.
     return *(process if process[0] is not None else (connection.conn_id,)), connection.client_id

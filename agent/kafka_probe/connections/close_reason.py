@@ -1,4 +1,4 @@
-"""How a connection ended, from the facts that the kernel has when it destroys the socket."""
+"""Reasons why connections ended, derived from the facts in the kernel's CLOSE samples."""
 
 from __future__ import annotations
 
@@ -15,22 +15,25 @@ Sample = npt.NDArray[Any]
 _JUST_NS = 1_000_000_000
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
 _RECEIVE = 1  # enum direction of bpf/sock.h
-# What tcp_write_err() sets: the reason that the network gave, if it gave one.
+# Errors that tcp_write_err() sets: the last ICMP error if there was one, else ETIMEDOUT.
 _TIMEOUTS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 def _how(first_state: int, error: int) -> tuple[str, str]:
-    """(closed_by, how): the state that ESTABLISHED changed to says who began, the socket's error what came of it."""
+    """Return (closed_by, how) from the TCP state that ESTABLISHED changed to and the socket's error.
+
+    The state shows which end began to close, the error shows the result.
+    """
     if error in _TIMEOUTS:
         return "local", "timeout"
-    # What tcp_reset() sets; EPIPE once the peer had closed its half.
+    # Errors that tcp_reset() sets: EPIPE after the peer's FIN, else ECONNRESET.
     reset = error in (errno.ECONNRESET, errno.EPIPE)
     if first_state == _CLOSE:
-        # Without the error the socket was closed with unread data or on purpose, by sending a reset.
+        # Without the error this end sent the reset: it closed with unread data, or aborted on purpose.
         return ("peer", "rst_received") if reset else ("local", "rst_sent")
     if first_state == _FIN_WAIT1:
         return "local", "rst_received" if reset else "fin"
-    # After its FIN a peer may answer with a reset what it is sent.
+    # A peer may answer data with a reset after its own FIN. The FIN came first and counts.
     return ("peer", "fin") if first_state == _CLOSE_WAIT else ("unknown", "unknown")
 
 
@@ -40,10 +43,10 @@ def closing_ns(sample: Sample) -> int:
 
 
 def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
-    """When this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
+    """Return when this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
 
-    tls: what is said just before the end is taken for close_notify alerts (RFC 8446, 6.1) if it is no more than those.
-    at_once_ns: within which this end closes once it has read the peer's.
+    tls: the connection uses TLS, so a last burst no longer than alerts is taken for close_notify (RFC 8446, 6.1).
+    at_once_ns: time within which this end closes after it has read the peer's close_notify.
     """
     data = unpack(sample, CLOSE_DATA)
     error = data["error"]
@@ -52,17 +55,18 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
     sent_us, received_us = (_since(data[name], began_ns) for name in ("sent_ns", "received_ns"))
     idle_us = min((us for us in (sent_us, received_us) if us is not None), default=None)
     unacked_bytes, unanswered = data["unacked_bytes"], data["retransmits_unanswered"]
-    # What is not acknowledged was silence for the peer, unless it was sent just now and is on its way.
+    # To the peer, unacknowledged payload is silence, unless it was sent just now and is on its way.
     in_vain = unacked_bytes and (unanswered or error)
     silence_us = data["silence_ns"] // 1000 if in_vain else idle_us
     peers = data["burst_direction"] == _RECEIVE
-    # A close after one's own goodbye sends a reset where the peer's has come, and is not read.
+    # A close after our own close_notify sends a reset if the peer's close_notify has arrived and was not read.
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1 or (how == "rst_sent" and not peers)
     brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < _JUST_NS
     killed = data["owner_exiting"] and data["first_state"] != _CLOSE_WAIT
     if tls and orderly and brief and not data["burst_answers"] and not killed:
-        # Who says goodbye first closes, whoever's FIN comes first; and a goodbye does not end a silence. A peer that
-        # said it closes at once: if we closed later, and no FIN had come, it had said something else.
+        # The end that sends close_notify first closes the connection, even if the other FIN comes first; and
+        # close_notify does not end an idle time. A peer closes at once after close_notify: if this end closed later,
+        # and no FIN had arrived, the peer had sent something else.
         something_else = peers and data["first_state"] == _FIN_WAIT1 and (received_us or 0) > at_once_ns // 1000
         closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
         idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000 or None
@@ -90,5 +94,5 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
 
 
 def _since(then_ns: int, now_ns: int) -> int | None:
-    """µs; what came after the beginning of the end was not idle at all."""
+    """Return the µs from then to now, None if then is 0. Payload after the start of the close gives 0 µs."""
     return max(now_ns - then_ns, 0) // 1000 if then_ns else None

@@ -1,7 +1,7 @@
-"""What this host's NAT makes of connections: asked of its connection tracking over ctnetlink, where that is wanted.
+"""NAT translations of connections on this host, queried from its connection tracking over ctnetlink if enabled.
 
-An addition to the flow id, which joins both ends without it: for nodes that translate by themselves, by kube-proxy or a
-masquerade. Asked is the network namespace of the agent.
+The flow id joins both ends without them. They are an addition for nodes that translate addresses themselves, by
+kube-proxy or a masquerade. Queries cover the network namespace of the agent only.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Translation = dict[str, str]
 
 LOSSES = {"nat_not_asked": "connections opened so many at a time that `--conntrack` did not ask for them: nat is null"}
 
-ASKED_AT_ONCE = 1000  # each takes about two milliseconds
+ASKED_AT_ONCE = 1000  # queries per call; each takes about two milliseconds
 
 
 class Conntrack:
-    """Answers while the kernel does; if it refuses, the log says so once, and nothing is asked any more."""
+    """A client of the kernel's connection tracking. After a refusal it logs one warning and sends no more queries."""
 
     def __init__(self) -> None:
-        # It takes 25 MB, and most agents do not ask.
+        # Imported here: pyroute2 takes 25 MB, and most agents do not query.
         from pyroute2 import NetlinkError
         from pyroute2.netlink.nfnetlink import nfctsocket
 
@@ -38,7 +38,7 @@ class Conntrack:
         self.not_asked = 0
 
     def translations(self, identities: Sequence[Identity]) -> list[Translation | None]:
-        """Of each connection `local` and `peer` as they are beyond the NAT; None where it is not translated here."""
+        """Return `local` and `peer` of each connection beyond the NAT; None if not translated here or not queried."""
         if self._refused or not identities:
             return [None] * len(identities)
         with ExitStack() as stack:

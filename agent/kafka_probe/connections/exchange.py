@@ -1,6 +1,7 @@
-"""Exchanges: a request with its response, for the `request` events. Only built when somebody asked for them.
+"""Exchanges: a request with its response, for the `request` events. Built only while the agent sends those events.
 
-Kafka answers in order per connection; the kernel matched the response, so the correlation id finds its request here.
+Kafka answers the requests of a connection in order. The kernel has matched each response to its request, so the
+correlation id finds the request here.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ LOSSES = {
     "request_limit": "requests without an event, because `--memory-limit` has no place for more in flight",
     "request_topic_limit": "`request` events that name 4096 of their topics and partitions only",
 }
-ROWS = 4096  # topics and partitions of an event
-_WAITING_BYTES = 512  # what a request takes that waits, besides its shape
+ROWS = 4096  # most entries of topics and partitions in an event
+_WAITING_BYTES = 512  # memory of a waiting request besides its shape
 _MEASURED = {
     MeasureKind.OFFSET: "offset",
     MeasureKind.HIGH_WATERMARK: "high_watermark",
@@ -42,7 +43,7 @@ _LEFT_TO_THE_BROKER = (None, "", 0, -1)
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame out of a batch; `values` are those of the shape's measures."""
+    """One frame of a batch. `values`: one for each measure of the shape."""
 
     shape: Shape
     ts_ns: int
@@ -52,9 +53,9 @@ class Frame:
 
 
 class Exchanges:
-    """Pairs requests with responses. What waits is what clients have in flight: an answer ends what was before it.
+    """Pairs requests with responses. Only requests in flight wait: a response also ends the requests before it.
 
-    Beyond `limit_bytes` the requests of the connection that waits longest are forgotten.
+    Beyond `limit_bytes` it drops all requests of the connection that has had waiting requests for the longest time.
     """
 
     def __init__(self, tracker: Tracker, names: TopicNames, limit_bytes: int = DEFAULT.exchanges_bytes) -> None:
@@ -66,7 +67,7 @@ class Exchanges:
         self._waiting: dict[int, dict[int, Frame]] = {}
 
     def pair(self, batch: list[Frames]) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) for each exchange that a batch of frames completes, in the order of its frames."""
+        """Yield (ts_ns, event) for each exchange that a batch of frames completes, in the order of the frames."""
         frames = [
             (
                 record,
@@ -75,7 +76,7 @@ class Exchanges:
             for group in batch
             for record, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
         ]
-        # A response is seen after its request; where the clock cannot tell, its direction does.
+        # A response comes after its request, also if both have the same time.
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))
         for record, frame in frames:
             connection = self._tracker.get(int(record["conn"]))
@@ -83,7 +84,7 @@ class Exchanges:
                 yield from self._take(connection, int(record["correlation_id"]), frame)
 
     def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
-        """The requests that the connection's end left unanswered."""
+        """Yield (ts_ns, event) for each request that had no response when the connection ended."""
         for correlation_id, request in self._forget(connection.identity.conn).items():
             yield self._unanswered(connection, correlation_id, request)
 
@@ -93,7 +94,7 @@ class Exchanges:
         waiting = self._waiting.get(conn, {})
         if facts.response:
             if correlation_id in waiting:
-                # What was asked before it and still waits has lost its answer.
+                # Earlier requests that still wait have lost their responses.
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
                     yield self._unanswered(connection, passed, self._take_out(conn, passed))
                 yield frame.ts_ns, self._event(connection, correlation_id, self._take_out(conn, correlation_id), frame)
@@ -147,7 +148,7 @@ class Exchanges:
         }
 
     def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[Event]:
-        """Return one entry per topic and partition of both frames; what the response says of one wins."""
+        """Return one entry per topic and partition of both frames; values of the response take precedence."""
         rows: dict[tuple[str | None, str | None, int | None], Event] = {}
         cut = False
 
@@ -193,7 +194,7 @@ def _exchanged(request: Frame, response: Frame | None) -> Event:
 
 
 def _values(frame: Frame) -> dict[Fact, str | int | None]:
-    """The facts of a frame that have one value, and None for those that have several."""
+    """Return the value of each fact of a frame, None for facts that have several values."""
     found: dict[Fact, str | int | None] = {}
     for fact, value in frame.shape.facts.values:
         found[fact] = value if found.get(fact, value) == value else None

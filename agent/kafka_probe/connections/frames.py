@@ -1,4 +1,7 @@
-"""Samples to frames: finds each frame's shape, all frames of a batch at once. A batch keeps NumPy columns."""
+"""Turns samples into frames: finds each frame's shape, for all frames of a batch at once.
+
+The fields of a batch stay NumPy columns.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +36,8 @@ _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malform
 class Frames:
     """Frames of one shape, in the order of their samples.
 
-    index: (n,) places in `batch` of each frame's first sample; values: (n, measures of the shape) int64. The batch is
-    shared, because a sample is long and most of it is needed by nobody here.
+    index: (n,) indices in `batch` of each frame's first sample; values: (n, measures of the shape) int64. Frames share
+    the batch, because a sample is long and later stages need little of it.
     """
 
     shape: Shape
@@ -43,35 +46,35 @@ class Frames:
     values: Integers
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One field of the frames' samples, (n,)."""
+        """Return one field of the frames' first samples, (n,)."""
         return self.batch[name][self.index]
 
 
 class FrameReader:
-    """Reads frames out of batches of frame samples; remembers their shapes, and what a batch left unfinished."""
+    """Reads frames from batches of FRAME samples. Keeps their shapes, and the frames that a batch left unfinished."""
 
     def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind, bounds: Bounds = DEFAULT) -> None:
-        """kinds: the measures that anybody asks for. Others are not read: of most frames they are the most."""
+        """kinds: the measures that the agent needs. Others are not read: they are the larger part of most frames."""
         self._table = ShapeTable(partial(decode_code, readers=Readers(kinds)), bounds.shapes_bytes)
         self._reassembler = reassembly.Reassembler(bounds.unfinished_bytes)
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))
 
     def ask(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
-        """From now on read these measures."""
+        """Read these measures from now on."""
         self._table.start_anew(partial(decode_code, readers=Readers(kinds)))
 
     @property
     def losses(self) -> dict[str, int]:
-        """What was lost since the start, by the names of LOSSES."""
+        """Return the losses since the start, by the names of LOSSES."""
         return {**self._reassembler.losses, **self._judged}
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was done since the start: how often the table of shapes was full and learned anew."""
+        """Return how often since the start the table of shapes was full and was emptied."""
         return {"shapes_reset": self._table.resets}
 
     def read(self, samples: Samples) -> Iterator[Frames]:
-        """The frames of a batch, grouped by shape; samples: (n,) of SAMPLE, all of kind FRAME."""
+        """Yield the frames of a batch, grouped by shape; samples: (n,) of SAMPLE, all of kind FRAME."""
         for frames in self._read(samples):
             status = frames.shape.facts.status
             if status in _JUDGED:
@@ -79,15 +82,15 @@ class FrameReader:
             yield frames
 
     def forget(self, conn: int) -> None:
-        """A connection ended: what it left unfinished is lost."""
+        """Drop the unfinished frames of a connection that has ended, and count them as lost."""
         self._reassembler.forget(conn)
 
     def unfinished(self) -> set[int]:
-        """Return what `keep` takes: the streams that have an unfinished frame now."""
+        """Return the streams that have an unfinished frame now, as `keep` takes them."""
         return self._reassembler.unfinished()
 
     def keep(self, streams: Collection[int], conns: Iterable[int]) -> None:
-        """Forget what these streams left unfinished, unless they are of one of the connections."""
+        """Drop the unfinished frames of these streams, except those of the given connections."""
         self._reassembler.keep(streams, conns)
 
     def _read(self, samples: Samples) -> Iterator[Frames]:
@@ -108,7 +111,7 @@ class FrameReader:
 
 
 def _codes(samples: Samples) -> Codes:
-    """The code of each frame, (n,), by its last sample."""
+    """Return the code of each frame, (n,), from its last sample."""
     codes: Codes = _BY_FLAGS[samples["flags"]] | samples["api_key"].astype(np.uint64) << 16 | samples["api_version"]
     return codes
 

@@ -1,4 +1,4 @@
-"""Who a connection is: its ends, its flow id that is the same on both hosts, and the process that owns this end."""
+"""Identities of connections: both ends, the flow id that is the same on both hosts, and this end's process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What is known at first sight. `flow_id` as in design contract 3.3."""
+    """The facts that are known when the agent first sees a connection. `flow_id` as in design contract 3.3."""
 
     conn: int
     server_side: bool
@@ -31,8 +31,8 @@ class Identity:
     peer: str
     peer_network: str
     netns: int
-    cookie: int | None  # the kernel's own number of the socket, if somebody asked for it
-    handshake_us: int | None  # known where nothing that was sent had been acknowledged
+    cookie: int | None  # the kernel's number of the socket, which it assigns at the first request
+    handshake_us: int | None  # None if sent payload had already been acknowledged
 
     @property
     def side(self) -> str:
@@ -40,16 +40,16 @@ class Identity:
 
 
 def flow_id(server_side: bool, tx_base: int, rx_base: int) -> str:
-    """16 hexadecimal digits: the client side's first sequence number and the server side's.
+    """Return 16 hexadecimal digits: the first sequence numbers of the client side and of the server side.
 
-    The client side's own base is its ISN, one less than the peer's count of it; arithmetic modulo 2**32.
+    At the client side tx_base is the ISN, one less than rx_base at the server side; arithmetic modulo 2**32.
     """
     first, second = (rx_base, tx_base) if server_side else ((tx_base + 1) % (1 << 32), rx_base)
     return f"{first:08x}{second:08x}"
 
 
 def endpoint(family: int, address: bytes, port: int) -> str:
-    """address:port; IPv6 in brackets, an IPv4-mapped address as the IPv4 address it is."""
+    """Return address:port; IPv6 in brackets, an IPv4-mapped address as IPv4."""
     if family == socket.AF_INET:
         return f"{socket.inet_ntop(family, address[:4])}:{port}"
     mapped = address.startswith(_IPV4_MAPPED)
@@ -57,22 +57,22 @@ def endpoint(family: int, address: bytes, port: int) -> str:
 
 
 def network(endpoint: str) -> str:
-    """The network that an endpoint is taken to be in: the first 24 bits of an IPv4 address, 64 of an IPv6 one."""
+    """Return the assumed network of an endpoint: the first 24 bits of an IPv4 address, 64 of an IPv6 one."""
     return _network(endpoint.rpartition(":")[0])
 
 
-@lru_cache(_SHARED)  # equal texts of many connections are one
+@lru_cache(_SHARED)  # many connections share one text
 def _network(address: str) -> str:
     if address.startswith("["):
         return str(ipaddress.ip_network((address.strip("[]"), 64), strict=False))
     return f"{address.rpartition('.')[0]}.0/24"
 
 
-_local = lru_cache(_SHARED)(endpoint)  # those of server ends are mostly the same
+_local = lru_cache(_SHARED)(endpoint)  # server ends mostly have the same local endpoint
 
 
 def read_open(sample: Sample) -> tuple[Identity, Owner]:
-    """The identity and the owner out of an OPEN or OWNER sample."""
+    """Return the identity and the owner from a sample whose data is OPEN_DATA: OPEN, OWNER, RESET or LISTEN."""
     data = unpack(sample, OPEN_DATA)
     server_side, family = bool(data["server_side"]), data["family"]
     identity = Identity(

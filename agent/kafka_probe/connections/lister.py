@@ -1,9 +1,9 @@
-"""A process of its own that lists the connections that are open when the agent starts.
+"""A separate program that lists the connections that are open when the agent starts.
 
-Run as `python -m kafka_probe.connections.lister MOST PORT,... SIDE AGENT_TGID [NETNS]`. Prints one JSON object, the
-fields of `Listed`, for each end on that side (both, client, server) of a connection to one of the ports, in the
-network namespace of that file or else in all that a process lives in; not for the agent's own. For each end beyond the
-first MOST it prints an empty line. A process of its own, because to look into a namespace is to enter it.
+Run as `python -m kafka_probe.connections.lister MOST PORT,... SIDE AGENT_TGID [NETNS]`. It covers the network namespace
+of the file NETNS, or without it all namespaces in which a process lives. For each end on SIDE (both, client, server) of
+a connection to one of the ports it prints one JSON object with the fields of `Listed`, except for the agent's own, and
+an empty line for each end beyond the first MOST. It runs in a separate process because it has to enter each namespace.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CLONE_NEWNET = 0x40000000
 
 @dataclass(slots=True)
 class Listed:
-    """One end of a connection. pid: of a process that holds it, None if none does."""
+    """One end of a connection. pid: a process that holds the socket, None if there is none."""
 
     netns: int
     server_side: bool
@@ -39,23 +39,23 @@ class Listed:
 
 
 def namespaces() -> dict[int, Path]:
-    """A file that stands for each network namespace that a process lives in, by inode."""
+    """Return one file for each network namespace in which a process lives, by inode."""
     found: dict[int, Path] = {}
     for process in PROC.glob("[0-9]*"):
         file = process / "ns" / "net"
         try:
             inode = file.stat().st_ino
-        except OSError:  # it has ended, or may not be looked at
+        except OSError:  # the process has ended, or access is denied
             continue
         found.setdefault(inode, file)
     return found
 
 
 def enter(file: Path) -> bool:
-    """Whether this thread is in the namespace now; the process that it was found by may have ended.
+    """Move this thread into a network namespace; return False if that fails because the file's process has ended.
 
     Raises:
-        PermissionError: it is not the one that we are in already, and only CAP_SYS_ADMIN may enter it.
+        PermissionError: it is another namespace than the current one, and entering it requires CAP_SYS_ADMIN.
     """
     try:
         namespace = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -73,7 +73,7 @@ def enter(file: Path) -> bool:
 
 
 def ends(netns: int, ports: Collection[int], side: str) -> Iterator[Listed]:
-    """The ends of connections in the namespace of now, without their processes."""
+    """Yield the ends of connections in the current namespace, without their processes."""
     for found in connected():
         (local, local_port), (peer, peer_port) = found.local, found.peer
         server_side = local_port in ports
@@ -83,11 +83,11 @@ def ends(netns: int, ports: Collection[int], side: str) -> Iterator[Listed]:
 
 
 def holders() -> Iterator[tuple[int, int]]:
-    """(inode, pid) of every socket that a process holds."""
+    """Yield (inode, pid) of every socket that a process holds open."""
     for pid in map(int, filter(str.isdigit, os.listdir(PROC))):
         try:
             descriptors = os.scandir(f"{PROC}/{pid}/fd")
-        except OSError:  # it has ended, or may not be looked at
+        except OSError:  # the process has ended, or access is denied
             continue
         with descriptors:
             for descriptor in descriptors:
@@ -100,16 +100,16 @@ def holders() -> Iterator[tuple[int, int]]:
 
 
 def write(listed: Listed) -> None:
-    """Print one end."""
+    """Print one end as a line of JSON."""
     sys.stdout.buffer.write(orjson.dumps(listed, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def main() -> None:
-    """Print what is open."""
+    """Print the open connections."""
     most, ports, side, agent_tgid, *only = sys.argv[1:]
     watched = frozenset(map(int, ports.split(",")))
     entered = {file.stat().st_ino: file for file in map(Path, only)} or namespaces()
-    waiting: dict[int, Listed] = {}  # for the process that holds them, by inode
+    waiting: dict[int, Listed] = {}  # ends whose process is not known yet, by inode
     found = refused = 0
     for netns, file in entered.items():
         try:
@@ -119,7 +119,7 @@ def main() -> None:
                     sys.stdout.buffer.write(b"\n")
                 elif each.inode and each.inode not in waiting:
                     waiting[each.inode] = each
-                else:  # nobody holds it: it waits to be accepted
+                else:  # no process holds it: it has not been accepted
                     write(each)
         except PermissionError:
             refused += 1

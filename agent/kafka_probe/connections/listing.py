@@ -1,6 +1,6 @@
-"""The connections that were open when the agent started: who they are, before they say anything.
+"""Identities and owners of the connections that were open when the agent started, known before their first payload.
 
-What a flow id is made of the kernel does not list: that comes with the first payload, or with the end.
+The kernel's list does not contain the sequence numbers of a flow id: they come with the first payload or the close.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ log = logging.getLogger("kafka_probe")
 
 
 class Listing:
-    """A lister's process at work, see lister.py. `agent_tgid`: whose own connections are left out."""
+    """A lister process and its output, see lister.py. `agent_tgid`: the process whose connections are left out."""
 
     def __init__(
         self,
@@ -36,9 +36,9 @@ class Listing:
         agent_tgid: int,
         most: int = DEFAULT.connections,
     ) -> None:
-        """most: how many connections there is a place for."""
+        """most: number of connections that fit into the agent's memory."""
         self._open = ExitStack()
-        # Files, because a pipe would be full before anybody reads it.
+        # Files, because a pipe would be full before the agent reads it.
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
         self._errors = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
         of = [] if netns is None else [str(netns)]
@@ -54,9 +54,9 @@ class Listing:
         self._present = lru_cache(present)
 
     def take(self, most: int) -> list[tuple[Identity, Owner] | None] | None:
-        """The next of what was found, once it is there; None before. Fewer than `most` are the last.
+        """Return the next connections of the list, None while the lister runs. Fewer than `most` are the last ones.
 
-        A connection that there is no place for is None. If the list is not all, or nothing, the log says why.
+        A connection beyond the memory limit is None. If the list is incomplete or failed, a warning is logged.
         """
         if self._found is None:
             status = self._process.poll()
@@ -66,7 +66,7 @@ class Listing:
         return [None if line == b"\n" else self._read(orjson.loads(line)) for line in islice(self._found, most)]
 
     def close(self) -> None:
-        """End it, if it has not ended."""
+        """Kill the lister if it still runs, and close its files."""
         self._process.kill()
         self._process.wait()
         self._open.close()

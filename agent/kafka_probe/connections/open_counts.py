@@ -1,5 +1,6 @@
-"""The open connections, counted by owner and by where they lead, while they come and go: a hundred thousand that are
-silent cost nothing. kafka-probe's own are in no group.
+"""Counts of open connections by owner and peer network, updated when connections open, change and close.
+
+So a hundred thousand idle connections cost no CPU. kafka-probe's own connections are in no group.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
 Event = dict[str, object]
 
 MAX_GROUPS = 256
-"""Groups that are reported one by one: clients may be in thousands of networks."""
+"""Most groups that are reported one by one: clients may be in thousands of networks."""
 MAX_BYTES = 256 << 10
-"""What the groups of a report may take as JSON: names may be hostile, and the event must fit into a record."""
+"""Most bytes of a report's groups as JSON: names may be hostile, and the event must fit into a record."""
 
 
 @dataclass(slots=True)
 class Group:
-    """Open connections of one owner that lead to one place. `local`: without the port where that is any."""
+    """Open connections of one owner with the same local end and peer network.
+
+    local: address and port of a server end; of a client end the address only, because its port is arbitrary.
+    """
 
     side: str
     workload: Mapping[str, object]
@@ -37,9 +41,9 @@ class Group:
 
 
 class OpenCounts:
-    """Groups of connections; each connection holds the one that it is counted in.
+    """Groups of connections. Each connection refers to the group that counts it.
 
-    Beyond `limit` groups the network of new ones is not told apart; beyond twice as many neither is the owner.
+    Beyond `limit` groups, a new group combines all networks of an owner; beyond twice as many, all owners of a side.
     """
 
     def __init__(self, limit: int = DEFAULT.groups) -> None:
@@ -47,7 +51,7 @@ class OpenCounts:
         self._groups: dict[tuple[str, int, str, str | None], Group] = {}
 
     def count(self, connection: Connection) -> None:
-        """Count a connection where it belongs now; to be called when anything of that may have changed."""
+        """Count a connection in its current group. Call this after each change of its owner, identity or state."""
         if group := connection.counted:
             group.count -= 1
             if not group.count:
@@ -65,7 +69,7 @@ class OpenCounts:
             connection.counted.count += 1
 
     def report(self) -> list[Event]:
-        """Return `open` of the `agent` event: the largest groups, others by owner only, and the rest by side."""
+        """Return `open` of the `agent` event: the largest groups, others without networks, and the rest by side."""
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
         others: dict[tuple[str, int, str, str | None], Group] = {}
         rest = {side: _rest(side) for side in ("client", "server")}
@@ -90,7 +94,7 @@ class OpenCounts:
 def _counted(group: Group) -> Event:
     return {
         "side": group.side,
-        "workload": {**group.workload, "cmdline": None, "labels": None},  # the longest, and in `open` events
+        "workload": {**group.workload, "cmdline": None, "labels": None},  # the longest fields; `open` events have them
         "local": group.local,
         "peer_network": group.peer_network,
         "count": group.count,
@@ -98,10 +102,10 @@ def _counted(group: Group) -> Event:
 
 
 def _rest(side: str) -> Group:
-    """Return the group of all that have none of their own."""
+    """Return a group for all connections of a side that have no group of their own."""
     return Group(side, NOBODY, "", None)
 
 
 def _key(group: Group) -> tuple[str, int, str, str | None]:
-    # A workload is a shared dict, kept by its group: its id stays its own.
+    # A workload is a shared dict. The group refers to it, so no other object can get its id().
     return group.side, id(group.workload), group.local, group.peer_network

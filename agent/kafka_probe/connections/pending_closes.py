@@ -1,7 +1,7 @@
-"""Closed connections wait here for a second: then it shows whether their process or its listener ended with them.
+"""Closed connections, kept for a second until it is known whether their process or its listener ended with them.
 
-The order of these ends within a stopping process is nobody's contract: Kafka closes connections and listeners from
-several threads, and a client ends some milliseconds after its last connection.
+A stopping process guarantees no order of these ends: Kafka closes connections and listeners from several threads, and
+a client process ends some milliseconds after its last connection.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 Sample = npt.NDArray[Any]
 
 SETTLED_NS = 1_000_000_000
-_ANY = "0.0.0.0", "[::]"  # listens for every address
-_PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are remembered, and addresses of each: 1 MiB
+_ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
+_PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are kept, and addresses of each: 1 MiB
 
 
 @dataclass(slots=True)
 class PendingClose:
-    """A closed connection with its CLOSE sample, packed: an event takes ten times the memory.
+    """A closed connection and its packed CLOSE sample, which takes a tenth of an event's memory.
 
-    owner_ended: whether its process had ended when it was settled. listener_closed_us: how long before the connection
-    its listener was closed; None if it was not.
+    owner_ended: whether its process had ended when the close was settled. listener_closed_us: time from the close of
+    its listener to the close of the connection; None if the listener was not closed.
     """
 
     connection: Connection
@@ -50,22 +50,22 @@ class PendingClose:
 
 
 class PendingCloses:
-    """Closed connections, in the order in which they ended; times are of CLOCK_MONOTONIC."""
+    """Closed connections, in the order in which they ended. Times are ns of CLOCK_MONOTONIC."""
 
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
         self._waiting: deque[PendingClose] = deque()
         self._settled: deque[PendingClose] = deque()
-        self._taken: list[deque[PendingClose]] = []  # by reports that go on
-        # When listening sockets were closed, by network namespace and port, and by address.
+        self._taken: list[deque[PendingClose]] = []  # by reports whose iterators are not exhausted
+        # Times when listening sockets were closed, by network namespace and port, then by address.
         self._listeners: dict[tuple[int, str], dict[str, int]] = {}
 
     def __len__(self) -> int:
-        """Return how many are kept."""
+        """Return the number of closed connections that are kept."""
         return len(self._waiting) + len(self._settled) + sum(map(len, self._taken))
 
     def listen(self, sample: Sample) -> None:
-        """A LISTEN sample."""
+        """Record from a LISTEN sample that a listening socket was opened or closed."""
         identity, _ = read_open(sample)
         address, _, port = identity.local.rpartition(":")
         closed = self._listeners.pop((identity.netns, port), {})
@@ -84,12 +84,12 @@ class PendingCloses:
             del self._listeners[next(iter(self._listeners))]
 
     def add(self, connection: Connection, sample: Sample) -> None:
-        """Keep a connection with its CLOSE sample."""
+        """Keep a connection and its CLOSE sample until it is reported."""
         self._waiting.append(PendingClose(connection, int(sample["ts_ns"]), sample.tobytes()))
 
     def settle(self, until_ns: int) -> None:
-        """What ended until then has waited long enough, and what is to be seen is what is there now."""
-        ended: dict[int, bool | None] = {}  # of the owners, each asked for once: a broker may be that of thousands
+        """Settle closes up to this time: record whether their process and listener have ended by now."""
+        ended: dict[int, bool | None] = {}  # by id() of the workload: one check per process, which may have thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
             workload = closed.connection.workload
@@ -100,7 +100,7 @@ class PendingCloses:
             self._settled.append(closed)
 
     def take(self) -> Iterator[PendingClose]:
-        """Return those that are settled now, one by one: each is kept until the iterator has reached it."""
+        """Return an iterator over the closes settled by now. Each is kept until the iterator has reached it."""
         taken, self._settled = self._settled, deque()
         self._taken = [*filter(None, self._taken), taken]
         return (taken.popleft() for _ in range(len(taken)))

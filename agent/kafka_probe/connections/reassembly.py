@@ -1,7 +1,7 @@
-"""Long frames leave the kernel in several samples: here they are put together, all of a batch at once.
+"""Reassembly of long frames, which the kernel copies in several samples, for all frames of a batch at once.
 
-Mostly a frame's samples follow one another. What does not, because connections interleave or a batch ends in between,
-is put together one by one and may wait for its end. No frame is lost here without being counted.
+Mostly a frame's samples follow one another. Frames whose samples do not, because connections interleave or a batch ends
+in between, are joined one by one and may wait for their last sample. Every frame that is lost here is counted.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ LOSSES = {
     "frame_incomplete": "frames that lost one of their samples, and are not counted: see ring_full",
     "frame_limit": "unfinished frames that `--memory-limit` has no place for, the oldest first; not counted",
 }
-_BEGUN_BYTES = 768  # what an unfinished frame takes besides its data
+_BEGUN_BYTES = 768  # memory of an unfinished frame besides its data
 
-# As plain numbers: an enum's own operators take longer than all that is done with a sample.
+# Plain ints: the operators of an enum take longer than all other work on a sample.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
-_STREAM = 2**64 - 1  # a stream's number is as wide in arrays, and has lost the first bit of its connection's
-_PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # as wide as a size: compared as they are
+_STREAM = 2**64 - 1  # mask: stream numbers in arrays have 64 bits, without the highest bit of `conn`
+_PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # same type as `size`: a comparison converts nothing
 
 
 @dataclass(frozen=True, slots=True)
 class Reassembled:
     """Whole frames, in the order in which they were completed.
 
-    firsts, lasts: (n,) of SAMPLE, the first and the last sample of each; data: uint8, in which the data of each stands
-    from `starts` on, (n,), in a length of `lengths`, (n,).
+    firsts, lasts: (n,) of SAMPLE, the first and the last sample of each frame; data: uint8, the bytes of all frames;
+    starts, lengths: (n,), position and number of each frame's bytes in `data`.
     """
 
     firsts: Samples
@@ -50,7 +50,7 @@ class Reassembled:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A frame of which some samples are there; the first of them, the number of the last, and their data."""
+    """A frame with its samples so far: the first one, the part number of the last one, and the data of all."""
 
     first: Any
     part: int
@@ -58,9 +58,10 @@ class _Unfinished:
 
 
 def portions(samples: Samples, most_bytes: int) -> Iterator[Samples]:
-    """Cut samples, in their order, so that the frames that end in a portion have about so many bytes together.
+    """Yield the samples in portions, in order; the frames that end in one have about `most_bytes` together.
 
-    A connection may hold back the last sample of a long frame: without this those of many could be decoded at once.
+    Connections may hold back the last samples of long frames: without portions many such frames could be decoded at
+    once.
     """
     ends = (samples["kind"] == SampleKind.FRAME) & (samples["flags"] & _MORE == 0)
     sizes = np.where(ends, samples["part"].astype(np.int64) * DATA_BYTES + samples["size"], 0)
@@ -69,7 +70,7 @@ def portions(samples: Samples, most_bytes: int) -> Iterator[Samples]:
 
 
 class Reassembler:
-    """Joins batch after batch; remembers what a batch left unfinished, up to `limit_bytes`."""
+    """Joins the samples of frames, batch after batch. Keeps unfinished frames between batches, up to `limit_bytes`."""
 
     def __init__(self, limit_bytes: int = DEFAULT.unfinished_bytes) -> None:
         self._limit_bytes = limit_bytes
@@ -78,7 +79,7 @@ class Reassembler:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def forget(self, conn: int) -> None:
-        """A connection ended: what it left unfinished is lost."""
+        """Drop the unfinished frames of a connection that has ended, and count them as lost."""
         for direction in (0, _RESPONSE):
             if self._take(conn << 1 & _STREAM | direction):
                 self.losses["frame_incomplete"] += 1
@@ -88,14 +89,14 @@ class Reassembler:
         return set(self._begun)
 
     def keep(self, streams: Collection[int], conns: Iterable[int]) -> None:
-        """Forget what these streams left unfinished, unless they are of one of the connections."""
+        """Drop the unfinished frames of these streams, except those of the given connections."""
         followed = {conn << 1 & _STREAM | direction for conn in conns for direction in (0, _RESPONSE)}
         for stream in streams:
             if stream not in followed and self._take(stream):
                 self.losses["frame_incomplete"] += 1
 
     def join(self, samples: Samples) -> Reassembled:
-        """The frames that these samples complete; samples: (n,), at least one."""
+        """Return the frames that these samples complete; samples: (n,), at least one."""
         size = samples["size"]
         data = samples["data"][size[:, np.newaxis] > _PLACES]
         ends = size.cumsum(dtype=np.int64)
@@ -104,7 +105,7 @@ class Reassembler:
         whole = (samples["part"][first] == 0) & (samples["flags"][last] & _MORE == 0)
         streams = samples["conn"][first] << np.uint64(1) | samples["flags"][first] & _RESPONSE
         if self._begun or not whole.all():
-            # Where something is unfinished, or will be, the order of a stream's samples tells what was lost.
+            # Join streams with an unfinished frame, before or after this batch, run by run: their order shows losses.
             whole &= ~np.isin(streams, np.append(streams[~whole], np.array([*self._begun], np.uint64)))
         firsts, lasts = samples.take(first[whole]), samples.take(last[whole])
         at_once = Reassembled(firsts, lasts, data, starts[whole], (stops - starts)[whole])
@@ -119,17 +120,20 @@ class Reassembler:
         return _merged(at_once, np.flatnonzero(whole), completed) if completed else at_once
 
     def _complete(self, stream: int, first: Any, last: Any, data: bytes) -> _Unfinished | None:
-        """The frame that a run of samples completes, by its first and its last sample and the data of all."""
+        """Return the frame that a run of samples completes, None if it completes none.
+
+        first, last: first and last sample of the run; data: the data of all its samples.
+        """
         more = last["flags"] & _MORE
         begun = self._take(stream)
         if begun and begun.first["tcp_seq"] != last["tcp_seq"]:
-            # Its end was lost, and perhaps the beginning of this one.
+            # The end of the older frame was lost, and perhaps the start of this one.
             self.losses["frame_incomplete"] += 1
             begun = None
         if first["part"] == 0:
-            begun = _Unfinished(first.copy(), -1, b"")  # a view would keep its whole batch
+            begun = _Unfinished(first.copy(), -1, b"")  # a view would keep the whole batch in memory
         if begun is None or first["part"] != begun.part + 1:
-            # However many of its samples are lost, the last one counts the frame.
+            # Count a lost frame once, at its last sample, however many of its samples were lost.
             self.losses["frame_incomplete"] += not more
             return None
         begun.data += data
@@ -151,7 +155,7 @@ class Reassembler:
 
 
 def _runs(samples: Samples) -> tuple[Integers, Integers]:
-    """Where samples of one frame follow one another: the places of the first and of the last of each such run."""
+    """Return the indices of the first and of the last sample of each run, successive samples of one frame."""
     part, flags = samples["part"], samples["flags"]
     goes_on = (part[1:] == part[:-1] + 1) & (flags[:-1] & _MORE > 0)
     for same in (samples["conn"], samples["tcp_seq"], flags & _RESPONSE):
@@ -161,7 +165,7 @@ def _runs(samples: Samples) -> tuple[Integers, Integers]:
 
 
 def _merged(at_once: Reassembled, runs: Integers, completed: list[tuple[int, bytes, bytes, bytes]]) -> Reassembled:
-    """The frames of `runs` and those completed by others, in the order of the runs."""
+    """Return the frames of `runs` and those that other runs completed, in the order of the runs."""
     others, firsts, lasts, data = zip(*completed, strict=True)
     order = np.argsort(np.append(runs, others))
     lengths = np.array([len(each) for each in data])

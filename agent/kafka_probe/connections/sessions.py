@@ -1,9 +1,9 @@
-"""Fetch sessions: which topics a connection's Fetch and ShareFetch requests ask for without naming them.
+"""Fetch sessions: the topics that a connection's Fetch and ShareFetch requests ask for without naming them.
 
-A full request names all partitions, an incremental one only what changed (KIP-227, KIP-932): a consumer that waits for
-records names nothing at all. The order of frames decides what a session holds, but almost no frame changes it, and
-frames that change nothing may come in any order. A session that was open before we saw it holds what was named so far,
-in requests and in their answers.
+A full request names all partitions, an incremental one only changes (KIP-227, KIP-932): a consumer that waits for
+records names none. The order of frames determines which partitions a session has. Almost no frame changes a session,
+and frames that change nothing may be counted in any order. A session that was open before the agent saw it has the
+partitions named so far, in requests and in responses.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_byt
 from kafka_probe.shares import SharedBudget
 
 FETCHES = ApiKey.FETCH, ApiKey.SHARE_FETCH
-SESSION_BYTES = 512  # what a session takes that holds nothing,
-_TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # and each topic besides its texts, and each of its partitions
+SESSION_BYTES = 512  # memory of an empty session,
+_TOPIC_BYTES, _PARTITION_BYTES = 768, 144  # of each topic besides its texts, and of each partition
 
 Topic = tuple[str | None, str | None]
 
 
 class FrameRole(Enum):
-    """What a frame means to the session of its connection."""
+    """The effect of a frame on the session of its connection."""
 
-    ALONE = auto()  # a full request without a session: it ends the one that there was
-    FULL = auto()  # begins a session with what it names
+    ALONE = auto()  # a full request without a session: it ends the previous session
+    FULL = auto()  # begins a session with the partitions that it names
     INCREMENTAL = auto()
     ANSWER = auto()
 
@@ -41,7 +41,7 @@ _ROLES: dict[int | None, FrameRole] = {0: FrameRole.FULL, 1: FrameRole.INCREMENT
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What all frames of one shape say of a session: partitions by topic."""
+    """The content of all frames of one shape that concerns a session: partitions by topic."""
 
     role: FrameRole
     version: int
@@ -51,12 +51,12 @@ class Naming:
 
     @property
     def by_session(self) -> bool:
-        """A request for all that the session holds."""
+        """Return True for a request for all partitions of the session."""
         return self.role in (FrameRole.FULL, FrameRole.INCREMENTAL)
 
 
 def naming(facts: Facts) -> Naming | None:
-    """None for frames that have nothing to do with a session, or ended before they said so."""
+    """Return the naming of a frame; None if it concerns no session, or broke off before its session fields."""
     if facts.api_key not in FETCHES or (facts.response and not facts.topics):
         return None
     complete = facts.status is Status.COMPLETE
@@ -68,23 +68,26 @@ def naming(facts: Facts) -> Naming | None:
 
 
 Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
-"""What some frames of a batch say, and which members of their group they are."""
+"""A naming, the frames of its shape, and the indices in them of those of one connection."""
 
 
 @dataclass(slots=True)
 class _Held:
-    """Partitions that a session holds of a topic, which its requests since `take` asked for, and so many `more`."""
+    """The partitions of a topic that a session has.
+
+    The topic was asked for by all requests of the session since `take`, plus `more`.
+    """
 
     partitions: set[int]
-    more: int  # below 0 if the session did not hold the topic all the time
+    more: int  # below 0 if the topic was added after `take`
 
 
 class FetchSession:
-    """The session of a connection, and how often its topics were asked for since `take`.
+    """The session of a connection, and the number of requests for each topic since `take`.
 
-    SESSION_BYTES of the place were taken for it; it takes more for what it holds, and gives all back in the end. A
-    topic that it holds no more keeps its bytes until the requests for it are reported. A frame costs no more than what
-    it names, however much the session holds.
+    The caller takes SESSION_BYTES of the budget for it. The session takes more for its topics and partitions, and gives
+    all bytes back when it is deleted. A topic that was removed keeps its bytes until the requests for it are reported.
+    The time to process a frame depends on what the frame names, not on the size of the session.
     """
 
     __slots__ = (
@@ -108,17 +111,17 @@ class FetchSession:
         self._bytes = SESSION_BYTES
         self._held: dict[Topic, _Held] = {}
         self._size = 0
-        self._known = False  # all of it, from a full request on
+        self._known = False  # True after a complete full request: all partitions are known
         self._requests = 0
-        self._version = 0  # the newest of them
-        self._left: dict[Topic, int] = {}  # requests for what was held
-        self._reported_bytes = 0  # of what had left before the last report, which may not be sent yet
+        self._version = 0  # the newest API version of these requests
+        self._left: dict[Topic, int] = {}  # requests for topics that were removed
+        self._reported_bytes = 0  # of topics removed before the last report, which may be unsent
 
     def __del__(self) -> None:
         self._place.give_back(self._bytes)
 
     def see(self, groups: list[Group]) -> None:
-        """The frames of one batch."""
+        """Count the frames of one batch, and apply their changes to the session."""
         if all(self._stays(said) for said, _, _ in groups):
             for said, _, members in groups:
                 self._count(said, len(members))
@@ -130,7 +133,7 @@ class FetchSession:
                 self._change(said)
 
     def take(self) -> tuple[int, dict[Topic, int]]:
-        """The newest API version of the requests since the last time, and how many of all asked for each topic."""
+        """Return the newest API version of requests since the last call, and the number of requests by topic."""
         asked = {topic: times for topic, times in self._left.items() if times}
         for topic, held in self._held.items():
             if times := self._requests + held.more:
@@ -139,18 +142,18 @@ class FetchSession:
         version, self._version, self._requests = self._version, 0, 0
         self._free(self._reported_bytes)
         self._reported_bytes = sum(map(_topic_bytes, self._left))
-        self._left, self._held = {}, dict(self._held)  # a dict does not shrink with what leaves it
+        self._left, self._held = {}, dict(self._held)  # a dict does not shrink when keys are deleted
         return version, asked
 
     def forget(self) -> None:
-        """Hold nothing, and know nothing. What was asked for until now stays, for `take`."""
+        """Drop all partitions; the session is unknown then. The counts of requests are kept for `take`."""
         for topic, held in self._held.items():
             self._remove(topic, held.partitions)
         self._let_go(list(self._held))
         self._known = False
 
     def _stays(self, frame: Naming) -> bool:
-        """Whether the session is the same after the frame."""
+        """Return True if the frame does not change the session."""
         match frame.role:
             case FrameRole.ALONE:
                 return self._known and not self._held
@@ -175,7 +178,7 @@ class FetchSession:
             self._version = max(self._version, frame.version)
 
     def _change(self, frame: Naming) -> None:
-        """Count a frame that changes the session: for what it holds then, and what the frame names."""
+        """Apply a frame that changes the session; count it for the session's topics then and those that it names."""
         if frame.role in (FrameRole.ALONE, FrameRole.FULL):
             self.forget()
             self._known = frame.complete
@@ -209,7 +212,7 @@ class FetchSession:
         self._free(_PARTITION_BYTES * (before - len(held)))
 
     def _let_go(self, topics: Iterable[Topic]) -> None:
-        """Hold those of the topics no more of which no partition is held."""
+        """Remove those of the topics that have no partition left; keep their counts."""
         for topic in topics:
             held = self._held.get(topic)
             if held and not held.partitions:
@@ -222,7 +225,10 @@ class FetchSession:
 
 
 def _in_order(groups: list[Group]) -> Iterator[Naming]:
-    """One for each frame. A frame of many records has a batch of its own, and finds its place by time only."""
+    """Yield the naming of each frame, in the order of the frames.
+
+    Frames of several samples are in a batch of their own, so only their times compare with those of other frames.
+    """
     order = []
     for n, (_, frames, members) in enumerate(groups):
         places = frames.index[members]

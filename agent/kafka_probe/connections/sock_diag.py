@@ -1,6 +1,6 @@
 """The connected TCP sockets of a network namespace as the kernel lists them, by sock_diag(7).
 
-By hand: a broker may have a hundred thousand, for which a library that knows all of netlink takes a minute.
+Written by hand: a broker may have a hundred thousand sockets, for which a general netlink library takes a minute.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REQUEST_DUMP = 0x1 | 0x300
 _ERROR, _DONE = 2, 3
 # include/net/tcp_states.h: ESTABLISHED, and CLOSE_WAIT, in which this end may still be in use.
 _CONNECTED = 1 << 1 | 1 << 8
-# include/uapi/linux: struct nlmsghdr, inet_diag_req_v2 and, as far as it is read, inet_diag_msg.
+# include/uapi/linux: struct nlmsghdr, inet_diag_req_v2, and of inet_diag_msg the fields that are read.
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _FOUND = struct.Struct("=4x2s2s16s16s4xQ16xI")
@@ -26,7 +26,7 @@ _BUFFER_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Socket:
-    """A connected socket: ends as address and port, the kernel's number of it, and the inode of its file."""
+    """A connected socket: both ends as address and port, the kernel's number of the socket, and its file's inode."""
 
     family: int
     local: tuple[bytes, int]
@@ -36,7 +36,11 @@ class Socket:
 
 
 def connected() -> Iterator[Socket]:
-    """The connected sockets of the namespace that this thread is in. OSError: the kernel does not list them."""
+    """Yield the connected sockets of this thread's network namespace.
+
+    Raises:
+        OSError: the kernel does not list them.
+    """
     for family in (socket.AF_INET, socket.AF_INET6):
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as netlink:
             wanted = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, _CONNECTED)
@@ -49,13 +53,13 @@ def connected() -> Iterator[Socket]:
 
 
 def _messages(netlink: socket.socket) -> Iterator[memoryview]:
-    """The bodies of a dump's messages."""
+    """Yield the bodies of a dump's messages."""
     while True:
         received, at = memoryview(netlink.recv(_BUFFER_BYTES)), 0
         while at < len(received):
             size, kind, *_ = _HEADER.unpack_from(received, at)
             body = received[at + _HEADER.size : at + size]
-            if kind in (_DONE, _ERROR):  # the end says, too, whether it failed
+            if kind in (_DONE, _ERROR):  # both contain an error number, 0 for success
                 number = -int.from_bytes(body[:4], "little", signed=True)
                 if number:
                     missing = "the kernel lists no TCP sockets without its module tcp_diag"

@@ -1,9 +1,9 @@
-"""Topic ids to names, learned from messages and files that carry both; shared by all connections of an agent.
+"""Topic names by topic id, learned from messages and files that contain both, for all connections of an agent.
 
-Ids are UUIDs, so those of several clusters do not collide (KIP-516), and an id never gets another name: where two are
-given, one of them is false, and the id has none. The files of the brokers on this host are believed before messages. A
-topic that was deleted and created again has a new id: both ids have the name, and the name has the newer one. A name
-that several clusters have is an id's only where the cluster is known.
+Ids are UUIDs, so those of several clusters do not collide (KIP-516), and an id never changes its name: if an id appears
+with two names, one of them is false, and the id has none from then on. Files of brokers on this host override messages.
+A topic that was deleted and created again has a new id: both ids map to the name, and the name maps to the newer id. A
+name that exists in several clusters maps to an id only if the cluster is known.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LOSSES = {
     "`--memory-limit`",
     "topic_name_conflict": "topic ids that got a second, different name, one of which is false: they have none since",
 }
-_NAME_BYTES = 640  # what an id takes besides its name,
-_CLUSTER_BYTES = 64  # and each cluster of a name besides its own id
+_NAME_BYTES = 640  # memory of an id besides its name,
+_CLUSTER_BYTES = 64  # and of each cluster of a name besides the cluster id
 
 
 @dataclass(slots=True)
 class _Named:
-    """What an id is called, in which cluster, and whether a file says so. No name: there were two."""
+    """The name of an id, its cluster, and whether a file contains it. No name: the id appeared with two names."""
 
     name: str | None = None
     cluster_id: str | None = None
@@ -35,7 +35,10 @@ class _Named:
 
 
 class TopicNames:
-    """Names by topic id, those used last in `limit_bytes`, which peers share. `learned` counts them since the start."""
+    """Names by topic id, the most recently used ones in `limit_bytes`, which peers share.
+
+    `learned` counts names since the start.
+    """
 
     def __init__(self, limit_bytes: int = DEFAULT.topic_names_bytes) -> None:
         self._limit_bytes = limit_bytes
@@ -43,7 +46,7 @@ class TopicNames:
         self._gone_bytes = 0
         self._shares = Shares(limit_bytes)
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self._names: OrderedDict[str, _Named] = OrderedDict()  # the last used last
+        self._names: OrderedDict[str, _Named] = OrderedDict()  # the most recently used last
         self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
         self._unreported: dict[str, str] = {}
         self.learned = 0
@@ -62,8 +65,11 @@ class TopicNames:
         stored: bool = False,
         gone: bool = False,
     ) -> bool:
-        """Whether that was new. `stored`: a broker's file on this host says so. `gone`: the topic is known to be
-        deleted, another one may have its name by now."""
+        """Add the name of a topic id; return True if it is new.
+
+        stored: a file of a broker on this host contains it. gone: the topic may be deleted, and a newer topic may have
+        its name.
+        """
         named = self._names.get(topic_id)
         if named is None:
             needed = _NAME_BYTES + text_bytes(name) + _cluster_bytes(cluster_id)
@@ -96,7 +102,7 @@ class TopicNames:
         return True
 
     def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
-        """(name, id) of a topic, each None while it is not known. Of an id that was named no frame's name counts."""
+        """Return (name, id) of a topic, None for what is unknown. A known id's name overrides the name in the frame."""
         named = self._names.get(topic.topic_id) if topic.topic_id else None
         name = named.name if named else topic.name
         topic_id = topic.topic_id or (self._id_of(name, cluster_id) if name else None)
@@ -105,11 +111,11 @@ class TopicNames:
         return name, topic_id
 
     def lacks(self, facts: Facts) -> bool:
-        """Whether a frame shows a topic of which only the id is known."""
+        """Return True if a frame contains a topic of which only the id is known."""
         return any(topic.topic_id and not topic.name and not self.resolve(topic)[0] for topic in facts.topics)
 
     def report(self) -> Iterator[tuple[str, str]]:
-        """(id, name) of what was learned since the last report."""
+        """Yield (id, name) for each name learned since the last report."""
         yield from self._unreported.items()
         self._unreported = {}
 
@@ -129,7 +135,7 @@ class TopicNames:
         self._unreported.pop(topic_id, None)
         self._free(text_bytes(named.name))
         ids = self._ids.get(named.name, {})
-        if ids.get(named.cluster_id) == topic_id:  # else the name has a newer one
+        if ids.get(named.cluster_id) == topic_id:  # else the name maps to a newer id
             del ids[named.cluster_id]
             self._free(_cluster_bytes(named.cluster_id))
             if not ids:
