@@ -1,1 +1,4 @@
-"""The Kafka protocol without I/O: bytes that the kernel copied in, facts out. Bad bytes are a status, no exception."""
+"""Decodes the Kafka protocol: takes bytes that the kernel copied and returns facts.
+
+It does no I/O. Invalid bytes give a status, never an exception.
+"""

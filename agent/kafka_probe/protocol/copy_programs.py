@@ -1,9 +1,9 @@
-"""Walks: how the kernel steps over what must stay behind in a body, op by op, from Kafka's own definition.
+"""Builds copy programs: ops by which the kernel copies the allowed parts of a body, from Kafka's own definition.
 
-Op is enum op of bpf/maps.h, which says what each does. Record sets stay, opaque bytes, the strings that rules.py
-hides, and tagged fields that the version does not have. Neighbours of fixed size are one op. Flexible versions, and
-bodies with record sets, are followed to their last field: what stands behind it stays. In other bodies the copy goes on
-to the end behind the last field of which something stays.
+Op is enum op of bpf/maps.h, which defines each op. Record sets, opaque bytes, the strings that rules.py hides, and
+tagged fields that the version does not have are not copied. Neighboring fields of fixed size are one op. In flexible
+versions, and in bodies with record sets, a program covers all fields, and bytes behind the last field are not copied.
+In other bodies it ends with the last field that is not copied whole; the kernel then copies the rest of the body.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from enum import IntEnum
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, fields_of
 
-MAX_DEPTH = 8  # of arrays and sections of tagged fields
+MAX_DEPTH = 8  # of nested arrays and sections of tagged fields
 OPERAND_BITS = 12
-HIDDEN = 16  # of a string's operand
-TAG_BITS = 8  # of a tagged field's operand, below its number
-_FIXED_BYTES = 31  # at most, of one op
+HIDDEN = 16  # flag in a string's operand
+TAG_BITS = 8  # in a tagged field's operand, below the tag number: how many ops to skip
+_FIXED_BYTES = 31  # maximum of one op
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4}
 
 
 class Op(IntEnum):
-    """The kind of an op, above its OPERAND_BITS. The operand is a size, or how many ops to skip."""
+    """The kind of an op, in the bits above OPERAND_BITS. The operand is a size, or how many ops to skip."""
 
     STOP = 0
     REST = 1
@@ -44,9 +44,9 @@ class Op(IntEnum):
 
 
 def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset[str]) -> tuple[int, ...]:
-    """The ops of the copy program for one version's body, from behind the client id or the correlation id.
+    """Return the ops for one version's body, which starts behind the client id or the correlation id.
 
-    hidden: names of strings that stay. Empty if nothing has to stay.
+    hidden: names of strings that are not copied. The result is empty if the whole body may be copied.
     """
     program = _Program(version, api.flexible(version), hidden)
     fields = fields_of(api, response=response, version=version)
@@ -79,7 +79,7 @@ class _Program:
     in_tag: bool = False
 
     def holds_back(self, each: SchemaField) -> bool:
-        """Whether something of the field stays in the kernel."""
+        """Return True if the field is not copied whole."""
         return self._stands(each) and (self._hides(each) or any(map(self.holds_back, each.fields)))
 
     def add(self, fields: tuple[SchemaField, ...]) -> None:
@@ -92,7 +92,7 @@ class _Program:
             self.add_tags(fields)
 
     def add_tags(self, fields: tuple[SchemaField, ...]) -> None:
-        """The tagged fields of a struct: those of the version, and any others."""
+        """Append ops for a struct's tagged fields: those of the version, and any others."""
         with self._deeper("TaggedFields"), self._passed_over(Op.TAGS):
             start = len(self.ops)
             for each in (each for each in fields if self._in(each.versions) and self._in(each.tagged)):
@@ -139,7 +139,7 @@ class _Program:
 
     @contextmanager
     def _passed_over(self, op: Op, operand: int = 0) -> Iterator[None]:
-        """An op, and the ops inside of it, which it says how to pass over."""
+        """Append an op and the ops inside it; add the number of all of them to its operand, for skipping them."""
         start = len(self.ops)
         self.append(op, operand)
         yield

@@ -1,8 +1,8 @@
-"""What is decoded, as a table: per API its versions, and the facts that are kept of its requests and responses.
+"""Lists the decoded APIs as a table: per API its versions, and the facts that are kept of its requests and responses.
 
     python -m kafka_probe.protocol.coverage [--json build/protocol.json]
 
-It follows from the plans, so it is what the decoder does; README.md shows it too.
+The table is derived from the plans, so it matches the decoder. README.md contains it, too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kafka_probe.protocol.roles import Part
 from kafka_probe.protocol.schemas import Api, apis
 
 _OF_RECORDS = "records, bytes, magic, codec, producer id and epoch, transactional"
-# In the order of the table: what of a topic, what of the frame, what of a partition.
+# The order of roles in the table: parts, then facts of the frame, then measures.
 _ORDER = {role: place for place, role in enumerate((*Part, *Fact, *MeasureKind))}
 
 
 def coverage() -> list[dict[str, Any]]:
-    """One object per API key, in their order."""
+    """Return one object per API, in the order of the API keys."""
     return [
         {
             "key": api.key,
@@ -58,7 +58,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
 
 
 def _facts(api: Api, *, response: bool) -> list[str]:
-    """The facts of any version."""
+    """Return the roles of an API's fields over all its versions, as texts of the table."""
     steps = [step for version in api.versions for step in plan_for(response, api.key, version).steps]
     roles = sorted(set(_roles(steps)), key=_ORDER.__getitem__)
     return [f"{role.value} ({_OF_RECORDS})" if role is Part.RECORDS else role.value for role in roles]
@@ -67,7 +67,7 @@ def _facts(api: Api, *, response: bool) -> list[str]:
 def _roles(steps: list[Step]) -> Iterator[Part | Fact | MeasureKind]:
     for step in steps:
         if step.role is not None:
-            # A list of names of topics and a name in a topic are the same to a reader.
+            # The table shows a list of topic names and the name inside a topic as the same fact.
             yield Part.TOPIC_NAME if step.role is Part.TOPIC else step.role
         yield from _roles(list(step.inner))
 

@@ -1,6 +1,6 @@
-"""What a walk over one frame finds, as plain tuples, and the shape that it adds up to.
+"""Holds the result of decoding one frame as plain tuples, and derives the frame's shape from it.
 
-Tuples are given their class by `tuple.__new__`: that takes a third of the time that the classes themselves take.
+`tuple.__new__` creates the named tuples: it takes a third of the time that calling their classes takes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ Contents = tuple[
 
 
 class Block(NamedTuple):
-    """Measures that stand together, as those of a record set do: what the first one counts and how it stands in the
-    data, and the kind, the offset from its end and the width of each behind it."""
+    """Neighboring measures, such as those of a record set: kind and encoding of the first, and all that follow it.
+
+    Each entry of `behind` has the kind of a further measure, its offset from the end of the first, and its width in
+    bytes.
+    """
 
     kind: MeasureKind
     encoding: Encoding
@@ -30,17 +33,20 @@ class Block(NamedTuple):
 
 
 Located = tuple[Block, int, int, int, int]
-"""A block, its topic and partition (see Measure), and where its first measure starts and ends."""
+"""A block, its topic and partition (see Measure), and the start and end offsets of its first measure."""
 Skipped = tuple[int, int]
-"""Where bytes that do not decide start and end."""
+"""Start and end offsets of bytes that the shape's mask ignores."""
 
 _new = tuple.__new__
-# To look up an enum's member takes longer than what is done with it.
+# Looking up an enum member takes longer than the code that uses it.
 _SIGNED, _RECORD_BYTES = Encoding.SIGNED, MeasureKind.RECORD_BYTES
 
 
 class Decoded(NamedTuple):
-    """One frame: what it says, `used_bytes` of its data being walked over for that, and where its measures are."""
+    """The result for one frame: its facts, the location of its measures, and the ranges that its mask ignores.
+
+    Decoding read the first `used_bytes` of the `data_bytes`.
+    """
 
     facts: Facts
     data_bytes: int
@@ -49,7 +55,7 @@ class Decoded(NamedTuple):
     skipped: list[Skipped]
 
     def shape(self) -> Shape:
-        """What others have in common with the frame."""
+        """Return the shape of the frame, which other frames may share."""
         mask = bytearray(b"\xff" * self.data_bytes)
         for start, end in self.skipped:
             mask[start:end] = bytes(end - start)
@@ -59,7 +65,7 @@ class Decoded(NamedTuple):
             measures += [
                 _new(Measure, (other, topic, partition, end + at, size, _SIGNED)) for other, at, size in behind
             ]
-            # A varint's own width decides.
+            # The mask keeps the top bits of a varint: they determine its width.
             mask[start:end] = (b"\0" if encoding is _SIGNED else b"\x80") * (end - start)
             if kind is _RECORD_BYTES:
                 mask[end : end + STUB_BYTES] = STUB_MASK

@@ -1,8 +1,8 @@
-"""Decodes what the kernel copied of one frame. Sans-IO; bad bytes give a status, never an exception.
+"""Decodes the data that the kernel copied of one frame. Does no I/O; invalid bytes give a status, never an exception.
 
-Data of a request begins at the client id, of a response behind the correlation id. In the place of every record set
-that is not empty stands a stub of 24 bytes, written by the kernel (see wire.STUB_FIELDS). The data may end anywhere:
-the facts are those read before.
+The data of a request begins at the client id, that of a response behind the correlation id. The kernel replaces every
+record set that is not empty by a stub of 24 bytes (see wire.STUB_FIELDS). The data may end anywhere: the facts are
+those read before its end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kafka_probe.protocol.reader_compiler import Reader, compiled
 class Readers(dict[tuple[bool, int, int], tuple[Reader, Status]]):
     """Readers by (response, API key, version), each with the status of a frame that it read to the end.
 
-    They return only the measures of the given kinds.
+    The readers return only measures of the given kinds and of POSITIVE.
     """
 
     def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
@@ -43,9 +43,11 @@ def decode(
     copied_all: bool,
     readers: Readers = _ALL_READERS,
 ) -> Decoded:
-    """What a frame says. `copied_all`: the data is all of the frame but its record sets, so that a field that ends
-    beyond it is malformed; without it such a frame is truncated. Time and memory are bounded by the length of the data,
-    see reader_compiler.py."""
+    """Return the facts of a frame and the location of its measures.
+
+    copied_all: the data is the whole frame except its record sets. A field that ends beyond the data makes such a frame
+    malformed, and any other frame truncated. The length of the data bounds time and memory, see reader_compiler.py.
+    """
     version = answered_version(api_key, api_version, data) if response else api_version
     reader, status = readers[response, api_key, version]
     end = len(data)

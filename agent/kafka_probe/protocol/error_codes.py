@@ -1,8 +1,8 @@
-"""The names of Kafka's error codes, as in org.apache.kafka.common.protocol.Errors of Kafka 4.3.0."""
+"""Names of Kafka's error codes, as in org.apache.kafka.common.protocol.Errors of Kafka 4.3.0."""
 
 from __future__ import annotations
 
-# In the order of their codes, which run from -1 without a gap.
+# In ascending order of the codes, which start at -1 and have no gap.
 _NAMES = """
     UNKNOWN_SERVER_ERROR NONE OFFSET_OUT_OF_RANGE CORRUPT_MESSAGE UNKNOWN_TOPIC_OR_PARTITION INVALID_FETCH_SIZE
     LEADER_NOT_AVAILABLE NOT_LEADER_OR_FOLLOWER REQUEST_TIMED_OUT BROKER_NOT_AVAILABLE REPLICA_NOT_AVAILABLE

@@ -1,9 +1,9 @@
-"""What a decoded frame says, as frozen values: facts, measures, and the shape that ties them to bytes.
+"""Defines the values that the decoder returns: facts, measures, and the shape that maps them to bytes.
 
-Frames of one connection repeat except for a few fixed-width numbers. A shape is what all frames have in common that
-agree in the bytes under its mask: equal facts, and equal places of the measures, the numbers to be read from each.
-What is steady is a fact; what varies from frame to frame, and every number of a partition, is a measure.
-All are named tuples, because to make a frozen dataclass takes three times as long.
+Frames of one connection are equal except for a few fixed-width numbers. Frames that agree in the bytes under a mask
+share a shape: they have equal facts, and their measures, the numbers to read from each frame, have equal offsets.
+Steady values are facts; values that vary from frame to frame, and all numbers of partitions, are measures.
+All are named tuples, because creating a frozen dataclass takes three times as long.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from typing import NamedTuple
 from kafka_probe.protocol.api_keys import ApiKey
 
 TEXT_CHARACTERS = 256
-"""What is kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
+"""Most characters kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
 
 _KEY_IS_GROUP, _KEY_IS_TRANSACTION = 0, 1
 
 
 class Status(Enum):
-    """How far a frame was decoded."""
+    """The decoding status of a frame."""
 
-    COMPLETE = "complete"  # every fact was read; bytes that carry none may be missing
-    HEADER_ONLY = "header_only"  # the body of this API never leaves the kernel, see rules.py
-    TRUNCATED = "truncated"  # the bytes ended before the facts did
+    COMPLETE = "complete"  # every fact was read; bytes without facts may be missing
+    HEADER_ONLY = "header_only"  # the body of this API is never copied to user space, see rules.py
+    TRUNCATED = "truncated"  # the data ended before the last fact
     UNKNOWN_API = "unknown_api"
     UNKNOWN_VERSION = "unknown_version"
-    MALFORMED = "malformed"  # not what Kafka defines: a negative length, or an end in the middle of a whole frame
+    MALFORMED = "malformed"  # violates Kafka's definition: a negative length, or a whole frame that ends inside a field
 
 
 class Fact(Enum):
-    """What a value is: of a frame, not of one of its topics. The words are those that the coverage table shows."""
+    """The kind of a value of the frame itself, not of one of its topics. The coverage table shows these names."""
 
     CLIENT_ID = "client id"
     SOFTWARE_NAME = "software name"
@@ -49,7 +49,7 @@ class Fact(Enum):
     API_KEY = "API key"
     MIN_VERSION = "minimum version"
     MAX_VERSION = "maximum version"
-    KEY_TYPE = "key type"  # of FindCoordinator: says what its keys are
+    KEY_TYPE = "key type"  # of FindCoordinator: the kind of its keys
     KEY = "key"
     GROUP = "group"
     GROUP_TYPE = "group type"
@@ -75,7 +75,7 @@ class Fact(Enum):
     REPLICA_EPOCH = "replica epoch"
     FEATURES_EPOCH = "features epoch"
     SESSION_ID = "session id"
-    SESSION_EPOCH = "session epoch"  # 1 for all above 0: the number itself is a measure
+    SESSION_EPOCH = "session epoch"  # 1 for all values above 0: the number itself is a measure
     ISOLATION_LEVEL = "isolation level"
     ACKS = "acks"
     TIMEOUT_MS = "timeout"
@@ -91,19 +91,19 @@ class Fact(Enum):
 
 
 class MeasureKind(Enum):
-    """What a measure counts. Topic and partition are set where the number is one of a partition, else -1."""
+    """The kind of a measure. Its topic and partition are set if the number belongs to a partition, else -1."""
 
-    RECORDS = "records"  # of a record set; absent where the kernel could not count them
-    BATCHES = "batches"  # with RECORDS
+    RECORDS = "records"  # of a record set; absent if the kernel could not count them
+    BATCHES = "batches"  # of a record set; present with RECORDS
     RECORD_BYTES = "record bytes"  # size of a record set, always above 0
-    UNCOUNTED_BYTES = "uncounted bytes"  # RECORD_BYTES once more, of a set whose records could not be counted
+    UNCOUNTED_BYTES = "uncounted bytes"  # RECORD_BYTES again, of a set whose records the kernel could not count
     BATCH_PRODUCER_ID = "batch producer id"  # of the first batch of magic 2, -1 for none
     BATCH_PRODUCER_EPOCH = "batch producer epoch"
-    OFFSET = "offset"  # asked for (Fetch), committed (OffsetCommit, OffsetFetch) or given (Produce, ListOffsets)
+    OFFSET = "offset"  # requested (Fetch), committed (OffsetCommit, OffsetFetch) or returned (Produce, ListOffsets)
     HIGH_WATERMARK = "high watermark"
     LOW_WATERMARK = "low watermark"
     LAST_STABLE_OFFSET = "last stable offset"
-    START_OFFSET = "start offset"  # of a log or of a share group's partition
+    START_OFFSET = "start offset"  # of a log, of a share group's partition or of a producer's transaction
     END_OFFSET = "end offset"
     FIRST_OFFSET = "first offset"  # of a batch acquired or acknowledged, or of an aborted transaction
     LAST_OFFSET = "last offset"
@@ -117,7 +117,7 @@ class MeasureKind(Enum):
     CONTROLLER_EPOCH = "partition controller epoch"
     COORDINATOR_EPOCH = "partition coordinator epoch"
     LEADER_EPOCH = "partition leader epoch"
-    OFFSET_EPOCH = "offset epoch"  # the leader's when the offset was committed, fetched or ended
+    OFFSET_EPOCH = "offset epoch"  # leader epoch of the committed, the last fetched or the end offset
     PARTITION_EPOCH = "partition epoch"
     REPLICA_EPOCH = "partition replica epoch"
     STATE_EPOCH = "state epoch"
@@ -130,18 +130,18 @@ class MeasureKind(Enum):
 
 POSITIVE = frozenset(
     {MeasureKind.RECORD_BYTES, MeasureKind.SESSION_EPOCH}
-)  # a frame whose number is not above 0 has another shape
+)  # a frame in which one of these is not above 0 has another shape
 
 
 class Encoding(Enum):
-    """How a measure stands in the data."""
+    """The encoding of a measure in the data."""
 
     SIGNED = auto()  # big-endian two's complement
     COMPACT_LENGTH = auto()  # unsigned varint, minus 1 (KIP-482)
 
 
 class Measure(NamedTuple):
-    """A number of `width` bytes at `offset` of the data. `topic` is an index into the facts' topics."""
+    """A number of `width` bytes at `offset` in the data. `topic` is an index into the facts' topics."""
 
     kind: MeasureKind
     topic: int
@@ -152,18 +152,21 @@ class Measure(NamedTuple):
 
 
 class SetStatus(IntEnum):
-    """What the kernel could count of a record set: enum set_status of bpf/sample.h, the status in its stub."""
+    """The result of the kernel's count of a record set: enum set_status of bpf/sample.h, the status in its stub."""
 
     COUNTED = 0
-    UNREADABLE = 1  # nothing could be read, as with sendfile
-    PARTIAL = 2  # the broker cut the last batch, which clients leave aside: not counted, and not missing
-    WRAPPER = 3  # compressed messages of magic 0 or 1 hide how many they are
-    IMPLAUSIBLE = 4  # a batch names a count of records that its bytes cannot hold
+    UNREADABLE = 1  # a batch header is in no readable buffer, as with sendfile
+    PARTIAL = 2  # the broker cut the last batch, which clients ignore: it is not counted, and not missing
+    WRAPPER = 3  # compressed messages of magic 0 or 1 hide their number
+    IMPLAUSIBLE = 4  # a batch claims a record count that its bytes cannot hold, or a magic above 2
 
 
 class RecordSet(NamedTuple):
-    """A record set that is not empty, as the kernel's stub tells it. `topic` is an index into the facts' topics;
-    `status` is of SetStatus, magic and codec are of its first batch; transactional and control hold if any batch is."""
+    """A record set that is not empty, as described by the kernel's stub.
+
+    `topic` is an index into the facts' topics; `status` is a SetStatus; magic and codec are those of the last batch
+    that the kernel read; transactional and control are true if any batch is.
+    """
 
     topic: int
     partition: int
@@ -175,34 +178,34 @@ class RecordSet(NamedTuple):
 
 
 class TopicFacts(NamedTuple):
-    """A topic that a frame names. `topic_id` has 32 hexadecimal digits; name and id are None where not given."""
+    """A topic that a frame names. `topic_id` has 32 hexadecimal digits; name and id are None if absent."""
 
     name: str | None
     topic_id: str | None
-    partitions: tuple[int, ...]  # indexes, as they stand in the frame
-    errors: tuple[tuple[int, int], ...]  # (partition, code), code 0 left out; partition -1: the topic itself
+    partitions: tuple[int, ...]  # indexes in the order of the frame
+    errors: tuple[tuple[int, int], ...]  # (partition, code) without code 0; partition -1: the topic itself
 
 
 class Facts(NamedTuple):
-    """What is equal for all frames of one shape. The properties below name the values that others ask for."""
+    """The values that are equal in all frames of one shape. The properties name those that other modules use."""
 
     response: bool
     api_key: int
     api_version: int
     status: Status
-    stopped_at: str | None = None  # path of the field where a truncated or malformed frame ended
-    values: tuple[tuple[Fact, str | int], ...] = ()  # in the order of the frame; null is left out
-    errors: tuple[tuple[int, int], ...] = ()  # (code, count) over all levels, code 0 left out
+    stopped_at: str | None = None  # path of the field where decoding of a truncated or malformed frame stopped
+    values: tuple[tuple[Fact, str | int], ...] = ()  # in the order of the frame, without nulls
+    errors: tuple[tuple[int, int], ...] = ()  # (code, count) over all levels, without code 0
     topics: tuple[TopicFacts, ...] = ()
-    forgotten: tuple[TopicFacts, ...] = ()  # what a fetch session shall no longer hold (KIP-227)
+    forgotten: tuple[TopicFacts, ...] = ()  # topics to remove from the fetch session (KIP-227)
     record_sets: tuple[RecordSet, ...] = ()
 
     def texts(self, fact: Fact) -> tuple[str, ...]:
-        """All values of a fact whose values are texts."""
+        """Return all values of a fact whose values are texts."""
         return tuple(value for found, value in self.values if found is fact and isinstance(value, str))
 
     def numbers(self, fact: Fact) -> tuple[int, ...]:
-        """All values of a fact whose values are numbers."""
+        """Return all values of a fact whose values are numbers."""
         return tuple(value for found, value in self.values if found is fact and isinstance(value, int))
 
     def text(self, fact: Fact) -> str | None:
@@ -229,7 +232,10 @@ class Facts(NamedTuple):
 
     @property
     def replica_id(self) -> int | None:
-        """The broker or controller that asks as a replica. A consumer says -1, since Fetch 15 nothing (KIP-903)."""
+        """Return the id of the broker or controller that sends the request as a replica, else None.
+
+        A consumer sends -1, and since Fetch 15 nothing (KIP-903).
+        """
         number = self.number(Fact.REPLICA_ID)
         return None if number is None or number < 0 else number
 
@@ -239,18 +245,18 @@ class Facts(NamedTuple):
 
     @property
     def incremental(self) -> bool:
-        """The request names only what changed in its session (KIP-227, KIP-932). Every other names all."""
+        """Return True if the request names only its session's changes (KIP-227, KIP-932). Others name everything."""
         return self.number(Fact.SESSION_EPOCH) == 1
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups that the frame names, each once. What a response's keys are, only its request says."""
+        """Return the groups that the frame names, each once. Keys of responses do not count: they have no key type."""
         keys = self._keys(_KEY_IS_GROUP)
         return tuple(dict.fromkeys(self.texts(Fact.GROUP) + keys))
 
     @property
     def group(self) -> str | None:
-        """The group, if the frame names exactly one (OffsetFetch 8 and newer may ask for many)."""
+        """Return the group if the frame names exactly one, else None (OffsetFetch 8 and newer may name several)."""
         groups = self.groups
         return groups[0] if len(groups) == 1 else None
 
@@ -260,29 +266,31 @@ class Facts(NamedTuple):
 
     @property
     def has_records(self) -> bool:
-        """A record set is not empty: a Fetch was answered with data."""
+        """Return True if a record set is not empty, as in a Fetch response with data."""
         return bool(self.record_sets)
 
     @property
     def topic_names(self) -> tuple[tuple[str, str], ...]:
-        """(topic id, name) pairs to be learned, where a broker or controller says both (KIP-516): not of clients'
-        requests, which may claim anything."""
+        """Return the (topic id, name) pairs that a broker or controller sent (KIP-516).
+
+        Pairs in clients' requests are ignored: a client may claim anything.
+        """
         if not self.response and self.api_key not in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
             return ()
         return tuple((topic.topic_id, topic.name) for topic in self.topics if topic.topic_id and topic.name)
 
     def _keys(self, key_type: int) -> tuple[str, ...]:
-        """FindCoordinator's keys of a type; its version 0 knows groups only."""
+        """Return the keys of a FindCoordinator request that have this type; its version 0 contains groups only."""
         asked = self.number(Fact.KEY_TYPE) if self.api_version else _KEY_IS_GROUP
         return self.texts(Fact.KEY) if asked == key_type and not self.response else ()
 
 
 class Shape(NamedTuple):
-    """Facts and measures of every frame whose data fits; `used_bytes` of the data were walked over for them.
+    """Facts and measures of every frame that fits the shape; decoding read the first `used_bytes` of the data.
 
-    A frame fits if it has the same direction, API, version, copied_all and length, equal bytes under the mask (one mask
-    byte per data byte: 0xFF decides, 0x00 does not, 0x80 decides by its top bit only), and if its POSITIVE measures are
-    above 0: no mask can say "not zero", and a record set of no bytes has another layout.
+    A frame fits if it has the same direction, API, version, copied_all and length, equal bytes under the mask, and
+    POSITIVE measures above 0: no mask can express "not zero", and a record set of no bytes has another layout. The mask
+    has one byte per data byte: 0xFF compares it, 0x00 ignores it, 0x80 compares its top bit only.
     """
 
     facts: Facts
@@ -292,26 +300,29 @@ class Shape(NamedTuple):
 
 
 def shape_bytes(shape: Shape) -> int:
-    """Return about how much memory a shape takes, rounded up: of few bytes many topics without names can be made."""
+    """Return the approximate memory of a shape in bytes, rounded up: few bytes can encode many topics without names."""
     facts = shape.facts
     parts = facts.values, facts.errors, facts.topics, facts.forgotten, facts.record_sets, shape.measures
     return 512 + 12 * len(shape.mask) + 128 * sum(map(len, parts))
 
 
 def cut(text: str, characters: int = TEXT_CHARACTERS) -> str:
-    """Return the first characters of a text, or a quarter of them beyond Latin-1: each takes up to four bytes then."""
+    """Return the first characters of a text: a quarter as many beyond Latin-1, where each takes up to four bytes."""
     text = text[:characters]
     return text if max(text, default="") <= "\xff" else text[: characters // 4]
 
 
 def text_bytes(text: str, characters: int = TEXT_CHARACTERS) -> int:
-    """Return about how much memory a cut text takes, rounded up: beyond ASCII with its UTF-8, which JSON leaves."""
-    # Of the characters up to U+00FF each takes one byte and two of UTF-8, of a quarter as many others four and four.
+    """Return the approximate memory of a cut text in bytes, rounded up.
+
+    A text beyond ASCII also takes the memory of its UTF-8, which Python caches when the text is encoded as JSON.
+    """
+    # Each character takes up to 1 byte and 2 of UTF-8, or 4 and 4 if one is beyond U+00FF: then `cut` keeps a quarter.
     return 64 + len(text) if text.isascii() else 80 + min(8 * len(text), 3 * characters)
 
 
 def measure_values(shape: Shape, data: bytes) -> list[int]:
-    """The values of the shape's measures in the data of one frame that fits it, in their order."""
+    """Return the values of the shape's measures in the data of one frame that fits it, in the shape's order."""
     return [_value(measure, data) for measure in shape.measures]
 
 

@@ -2,8 +2,8 @@
 
     python -m kafka_probe.protocol.generate [--jars build/jars] [--check]
 
-Kafka 4.3.0 has the last word; 3.9.0 adds the versions that Kafka 4.0 removed (KIP-896), which old clients go on
-speaking to 3.x brokers. `schemas.py` documents the table. Runs when we take a newer Kafka, never in the agent.
+Kafka 4.3.0 takes precedence; 3.9.0 adds the versions that Kafka 4.0 removed (KIP-896), which old clients still use
+with 3.x brokers. `schemas.py` documents the table. Maintainers run this module for a newer Kafka; the agent never does.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Range = tuple[int, int]
 
 
 def parse_range(text: str) -> Range | None:
-    """Kafka's version syntax: `none`, `3`, `3+`, `3-7`."""
+    """Return the range of a text in Kafka's version syntax: `none`, `3`, `3+`, `3-7`."""
     if text == "none":
         return None
     low, plus, high = text.partition("+") if "+" in text else text.partition("-")
@@ -55,7 +55,7 @@ def parse_range(text: str) -> Range | None:
 
 
 def build(jars: Path) -> dict[Path, str]:
-    """Return the text of each file. Raises StartError if a jar is not below `jars`."""
+    """Return the text of each file. Raises StartError if a jar is missing below `jars`."""
     newest, older = (_definitions(_find(jars, version)) for version in (NEWEST, OLDER))
     names = {
         key: (newest.get((key, "request")) or older[key, "request"])["name"].removesuffix("Request")
@@ -101,7 +101,7 @@ def _definitions(jar: Path) -> Definitions:
 
 
 def _eras(newest: Definition | None, older: Definition | None) -> Iterator[list[Any]]:
-    """The definitions that describe an API, each for the versions it is taken for."""
+    """Yield the definitions that describe one direction of an API, each as an era of the versions taken from it."""
     taken = parse_range(newest["validVersions"]) if newest else None
     if newest and taken:
         yield _era(newest, taken)

@@ -1,4 +1,4 @@
-"""Reads measures out of many frames at once, whatever their shapes are, and the rows of bytes that this takes."""
+"""Reads the measures of many frames of any shapes at once, and the rows of bytes that this requires."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ Words = npt.NDArray[np.uint64]
 Integers = npt.NDArray[np.int64]
 
 WORD_BYTES = 8
-# The bits of a varint that are its value's, by its width: 7 of each byte.
+# Masks of a varint's value bits by its width in bytes: 7 bits of each byte.
 _SEVENS = np.array([0x7F7F7F7F7F & (1 << 8 * width) - 1 for width in range(6)])
-# Numbers that are read in one go: arrays of more come page by page from the kernel, which takes as long as the reading.
+# Most numbers read in one step: for larger arrays, page faults take as long as reading the numbers.
 _AT_ONCE = 1 << 14
 
 
 def windows(data: Bytes, starts: Integers, width: int) -> Words:
-    """So many bytes of the data, a multiple of 8, from each start on: (k,) to (k, width / 8)."""
+    """Return `width` bytes of the data, a multiple of 8, from each start on: (k,) to (k, width / 8)."""
     items: npt.NDArray[np.void] = np.ndarray(len(data) - width + 1, f"V{width}", data, strides=(1,))
     return items[starts].view(np.uint64).reshape(-1, width // WORD_BYTES)
 
 
 class Numbers:
-    """Where the measures of shapes stand, or some of them; the shapes count up from 0."""
+    """Holds offset, width and encoding of measures, or of some of them, per shape; shapes are numbered from 0."""
 
     def __init__(self) -> None:
         self._firsts, self._counts = array("q"), array("q")  # of each shape
         self._offsets, self._widths, self._compact = array("q"), array("b"), array("b")  # of each measure
 
     def add(self, measures: Iterable[Measure]) -> None:
-        """Those of the next shape."""
+        """Add the measures of the next shape."""
         self._firsts.append(len(self._offsets))
         for measure in measures:
             self._offsets.append(measure.offset)
@@ -45,14 +45,15 @@ class Numbers:
         self._counts.append(len(self._offsets) - self._firsts[-1])
 
     def counts(self, shapes: Integers) -> Integers:
-        """How many measures each frame has, by its shape, (k,)."""
+        """Return the number of measures of each frame, by its shape, (k,)."""
         counts: Integers = np.asarray(self._counts)[shapes]
         return counts
 
     def read(self, shapes: Integers, data: Bytes, starts: Integers) -> Integers:
-        """The measures of frames of these shapes, (k,), all of one frame before those of the next.
+        """Return the measures of frames, all of one frame before those of the next.
 
-        data: at least 7 bytes longer than the frames, which begin at `starts`, (k,).
+        shapes: the shape of each frame, (k,); data: at least 7 bytes longer than the frames; starts: the offset of each
+        frame in the data, (k,).
         """
         counts = self.counts(shapes)
         total = counts.sum()

@@ -1,8 +1,8 @@
-"""Plans: what the decoder does with the bytes of one API version in one direction.
+"""Builds plans: the decoder's steps through the bytes of one API version in one direction.
 
-A plan is Kafka's definition reduced to the fields of the version, each with the role that it plays in our facts (see
-roles.py). Tagged fields that the version does not have are skipped by their size. Fields behind the last one with a
-role are left out: a frame is complete once its facts are.
+A plan is Kafka's definition reduced to the fields of the version, each with its role in our facts (see roles.py).
+Tagged fields that the version does not have are skipped by their size. A plan ends with its last field that has a role:
+a frame is complete once its facts are read.
 """
 
 from __future__ import annotations
@@ -19,21 +19,24 @@ from kafka_probe.protocol.schemas import WIDTHS, Api, SchemaField, apis, fields_
 
 
 class Form(Enum):
-    """How a field stands on the wire."""
+    """The form of a field on the wire."""
 
     FIXED = auto()
-    STRING = auto()  # also bytes: a length, then so many bytes
+    STRING = auto()  # also bytes: a length, then that many bytes
     RECORDS = auto()  # a length, then the kernel's stub
     ARRAY = auto()
     STRUCT = auto()
-    NULLABLE_STRUCT = auto()  # behind one byte, negative for null
+    NULLABLE_STRUCT = auto()  # one byte, negative for null, then the struct
     TAGS = auto()
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One field. `size` is its width (FIXED) or that of its length (0: compact); `opens` the scopes that a struct
-    begins. `inner` holds the fields of a struct, the one step that all elements of an array share, or tagged fields."""
+    """One field. `size` is its width (FIXED) or the width of its length (0: compact), in bytes.
+
+    `opens` contains the scopes that a struct opens; `inner` contains the fields of a struct, the one step for all
+    elements of an array, or tagged fields.
+    """
 
     name: str
     form: Form
@@ -48,19 +51,19 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps of a frame, and its status once all are done."""
+    """The steps of a frame, and its status after the last one."""
 
     steps: tuple[Step, ...]
     done: Status
 
     def only(self, kinds: Collection[MeasureKind]) -> Plan:
-        """The plan for those who ask for no other measures."""
+        """Return the plan for callers that need measures of these kinds only."""
         return Plan(_until_last_role(tuple(_only(kinds, step) for step in self.steps)), self.done)
 
 
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 
-# The client id keeps its old form in flexible headers, so that any broker can read any ApiVersions request.
+# Flexible headers do not encode the client id compactly, so that any broker can read any ApiVersions request.
 _CLIENT_ID = Step("ClientId", Form.STRING, 2, role=Fact.CLIENT_ID)
 _TAGS = Step("TaggedFields", Form.TAGS)
 _CONTROLLED_SHUTDOWN_0 = (ApiKey.CONTROLLED_SHUTDOWN, 0)  # the only request whose header has no client id
@@ -71,17 +74,19 @@ _ERROR = Step("ErrorCode", Form.FIXED, 2, role=Part.ERROR)
 
 
 def answered_version(api_key: int, api_version: int, data: bytes) -> int:
-    """The version that a response is in, which is not always that of its request: a broker that does not know the
-    version of an ApiVersions request answers in version 0, with an error that stands first in every version (KIP-511).
+    """Return the version of a response, which may differ from the version of its request.
+
+    A broker that does not know the version of an ApiVersions request answers in version 0 with an error code, which is
+    the first field in every version (KIP-511).
     """
     return 0 if api_key == ApiKey.API_VERSIONS and data[:2] == _UNSUPPORTED_VERSION else api_version
 
 
 def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
-    """The plan for a version, also of APIs and versions that do not exist."""
+    """Return the plan for a version, also if the API or the version does not exist."""
     api = apis().get(api_key)
     if api is None or api_version not in api.versions:
-        # The client id stands first in every later header too, whatever the body is.
+        # Headers of later versions also begin with the client id, whatever their body is.
         steps = (_ERROR,) if api_key == ApiKey.API_VERSIONS else ()
         return Plan(steps if response else (_CLIENT_ID,), Status.UNKNOWN_VERSION if api else Status.UNKNOWN_API)
     if LIMITS.get(api.name, (0, 0))[response]:
@@ -90,7 +95,7 @@ def plan_for(response: bool, api_key: int, api_version: int) -> Plan:
 
 
 def full_plan(response: bool, api: Api, api_version: int) -> Plan:
-    """The plan for header and body, whether the body leaves the kernel or not."""
+    """Return the plan for header and body, whether or not the body is copied to user space."""
     within = _Within(api_version, api.flexible(api_version), api.name)
     body = _steps(fields_of(api, response=response, version=api_version), within)
     return Plan(_until_last_role(_header(response, api, api_version) + body), Status.COMPLETE)
@@ -106,7 +111,7 @@ def _header(response: bool, api: Api, api_version: int) -> tuple[Step, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Within:
-    """What surrounds a field."""
+    """The context of a field."""
 
     version: int
     flexible: bool

@@ -1,12 +1,12 @@
 """Compiles a plan to one Python function that reads a frame's data: a table-driven reader takes six times as long.
 
-The function takes (data, end) and returns where it stopped and what it found, (at, place, malformed, said, located,
-skipped), see decoded.py; place is None at the plan's end. A field that the data's end cuts raises IndexError or
-struct.error inside of it, a value that cannot be raises ValueError; the line that raised says which field it was.
+A reader takes (data, end) and returns the offset where it stopped and its results, (at, place, malformed, said,
+located, skipped), see decoded.py; place is None at the plan's end. Inside the reader, a field that the data's end cuts
+raises IndexError or struct.error, and an invalid value raises ValueError; the number of that line identifies the field.
 
-What a frame can cost is bounded by its data, whatever lengths and counts it claims: nothing is read beyond `end`, a
-string is taken or skipped only if it ends before that, and an array's elements are walked one by one until the data
-ends, each of which takes at least one byte. So a reader's loops turn at most as often as the data has bytes.
+The size of the data bounds the cost of a frame, whatever lengths and counts the frame claims: a reader reads nothing
+beyond `end`, keeps or skips a string only if the data contains all of it, and reads an array element by element until
+the data ends; each element takes at least one byte. So its loops run at most once per byte of the data.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ from kafka_probe.protocol.roles import Part, Scope
 
 
 class Position(NamedTuple):
-    """What a line is about: the path of its field, or of neighbours that are skipped as one, with their sizes; and
-    whether its bytes decide."""
+    """The field that a line of the reader reads: its path, and whether its bytes determine the frame's shape.
+
+    For neighboring fields that the line skips as one, `skipped` contains their names and sizes in bytes.
+    """
 
     path: tuple[str, ...]
     skipped: tuple[tuple[str, int], ...]
     decides: bool
 
     def field(self, left_bytes: int) -> str:
-        """The path of the field that the data's end cut, so many bytes behind the start of the first."""
+        """Return the path of the field that the data's end cut, `left_bytes` behind the start of the first field."""
         path = self.path
         for name, size in self.skipped:
             path = (*self.path, name)
@@ -57,7 +59,7 @@ Reader = Callable[[bytes, int], tuple[int, Position | None, bool, Contents, list
 
 
 def compiled(steps: tuple[Step, ...], kinds: Collection[MeasureKind] = frozenset(MeasureKind)) -> Reader:
-    """The reader of a plan's steps; of record sets it takes the measures of these kinds."""
+    """Return the reader for a plan's steps; from record sets it reads RECORD_BYTES and measures of these kinds."""
     writer = _Writer(kinds)
     writer.steps(steps)
     namespace: dict[str, Any] = {**_NAMES, **writer.constants, "PLACES": writer.places}
@@ -97,7 +99,7 @@ _NAMES: dict[str, Any] = {
     "TopicFacts": TopicFacts,
     "RecordSet": RecordSet,
     "NO_ID": bytes(16),
-    "UNNAMED": [(None, None, (), ())],  # the frame ended before it named its last topic
+    "UNNAMED": [(None, None, (), ())],  # the data ended before the name of the last topic
     "COUNTED": (SetStatus.COUNTED.value, SetStatus.PARTIAL.value),
     **{name: getattr(wire, name) for name in ("uvarint", "skip_tags")},
     **{f"int_{code}": struct.Struct(f">{code}").unpack_from for code in _CODES.values()},
@@ -106,7 +108,7 @@ _NAMES: dict[str, Any] = {
 
 
 class _Writer:
-    """Writes the lines."""
+    """Generates the lines of a reader."""
 
     def __init__(self, kinds: Collection[MeasureKind]) -> None:
         self._kinds = kinds
@@ -115,7 +117,7 @@ class _Writer:
         self.constants: dict[str, object] = {}
         self._path: tuple[str, ...] = ()
         self._depth = 2
-        self._error_waits = False  # for the index of its partition
+        self._error_waits = False  # True between an error code and the partition index behind it
 
     def steps(self, steps: Sequence[Step]) -> None:
         for skipped, run in groupby(steps, lambda step: step.form is Form.FIXED and step.role is None):
@@ -177,7 +179,7 @@ class _Writer:
             self._line(f"at += {wire.STUB_BYTES}")
 
     def _set(self, length: Encoding) -> None:
-        """A record set whose length stands from `start` on, and whose stub from `at` on."""
+        """Add the lines for a record set; `start` is the offset of its length, `at` that of its stub."""
         magic, _ = wire.STUB_FIELDS["magic"]
         self._line(f"magic, codec, status, flags = data[at + {magic} : at + {magic + 4}]")
         self._line("record_sets.append(new(RecordSet, (t, p, status, magic, codec, flags & 1 > 0, flags & 2 > 0)))")
@@ -231,13 +233,13 @@ class _Writer:
             self._line("else: at += 1")
             return
         self._line("n, at = uvarint(data, at)")
-        size = f"size_{self._depth}"  # tags may stand inside of tags
+        size = f"size_{self._depth}"  # sections of tagged fields may be nested
         with self._block("for _ in range(n):"):
             self._line("n, at = uvarint(data, at)")
             self._line(f"{size}, at = uvarint(data, at)")
             for place, field in enumerate(step.inner):
                 with self._block(f"{'el' * bool(place)}if n == {field.tag}:"):
-                    # Its size may count more: tags inside of it that the version does not have stay in the kernel.
+                    # Its size may exceed the copied bytes: nested tags that the version does not have are not copied.
                     self.steps((field,))
             with self._block("else:"):
                 self._line(f"if at + {size} > end: raise IndexError")
@@ -276,7 +278,7 @@ class _Writer:
             self._line("skipped.append((at, at + n)); at += n")
 
     def _length(self, size: int) -> None:
-        """A length or count, -1 for null. Null is accepted where Kafka's definition does not allow it."""
+        """Add the lines that read a length or count, -1 for null, also if Kafka's definition does not allow null."""
         if size == 0:
             self._line("n = data[at] - 1; at += 1")
             self._line("if n > 126: n, at = uvarint(data, at - 1); n -= 1")
@@ -310,7 +312,7 @@ class _Writer:
         self._line(f"at += {step.size}")
 
     def _session_epoch(self) -> None:
-        """Above 0 it counts the session's requests; 0 and -1 mean something of their own."""
+        """Add the lines for a session epoch. Above 0 it counts the session's requests; 0 and -1 have other meanings."""
         self._line("n, = int_i(data, at)")
         with self._block("if n > 0:"):
             self._line("values.append((F_SESSION_EPOCH, 1))")

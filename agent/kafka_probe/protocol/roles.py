@@ -1,7 +1,8 @@
-"""Which fields of Kafka's messages we keep, and as what: a table by field name, since Kafka names alike what is alike.
+"""Defines the fields of Kafka's messages that are kept, and their roles.
 
-Where a name alone would mislead, it is written with the name of the field around it, or of the API if there is none.
-What is in no table is skipped. Error codes are kept wherever they stand, and need no row.
+The tables are keyed by field name, since Kafka gives equal things equal names. Where a name alone is ambiguous, the key
+includes the name of the enclosing field, or of the API if there is none. Fields in no table are skipped. Error codes
+are kept in every scope and need no row.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from kafka_probe.protocol.facts import Fact, MeasureKind
 
 
 class Part(Enum):
-    """What is neither a value nor a number of a partition, but has a place of its own in the facts."""
+    """The role of a field that is neither a Fact nor a measure. The facts have an attribute for each."""
 
     ERROR = "errors"
-    TOPIC = "topics"  # an element of a list of names
+    TOPIC = "topics"  # an element of a list of topic names
     TOPIC_NAME = "topic names"
     TOPIC_ID = "topic ids"
     PARTITION_INDEX = "partitions"
@@ -26,18 +27,18 @@ Role = Fact | MeasureKind | Part
 
 
 class Scope(Enum):
-    """Where a field stands, which decides what its name means."""
+    """The context of a field, which determines the meaning of its name."""
 
     FRAME = auto()
     TOPIC = auto()
-    FORGOTTEN = auto()  # a topic that leaves a fetch session
+    FORGOTTEN = auto()  # a topic to remove from a fetch session
     PARTITION = auto()
-    ASIDE = auto()  # inside a topic, but not of one of its partitions
+    ASIDE = auto()  # inside a topic, but outside its partitions
 
 
 _TOPIC_FIELDS = frozenset({"TopicName", "Topic", "TopicId"})
 _PARTITION_FIELDS = frozenset({"PartitionIndex", "Partition", "Index", "PartitionId"})
-# Lists whose `Name` is a topic's: other lists use it for configurations, listeners, users and features.
+# Lists whose `Name` is a topic name; in other lists it names configurations, listeners, users and features.
 _LISTS_OF_TOPICS = frozenset(
     {
         "ForgottenTopicsData",
@@ -55,7 +56,7 @@ _LISTS_OF_TOPICS = frozenset(
 
 
 def scopes_inside(name: str, members: frozenset[str], scope: Scope) -> tuple[Scope, ...]:
-    """The scopes that a struct opens, outermost first; one that names a topic and a partition opens both."""
+    """Return the scopes that a struct opens, outermost first. A struct with a topic and a partition opens both."""
     if scope is Scope.FRAME:
         if not (members & _TOPIC_FIELDS or ("Name" in members and name in _LISTS_OF_TOPICS)):
             return ()
@@ -67,7 +68,7 @@ def scopes_inside(name: str, members: frozenset[str], scope: Scope) -> tuple[Sco
 
 
 def role_of(name: str, parent: str, scope: Scope) -> Role | None:
-    """The role of a field that is no struct."""
+    """Return the role of a field that is not a struct, or None if the field is skipped."""
     if name.endswith("ErrorCode"):
         return Part.ERROR
     table = _ROLES[scope]
@@ -88,7 +89,7 @@ _FRAME: dict[str, Role | None] = {
     "LeaderId": Fact.LEADER_ID,
     "ReplicaId": Fact.REPLICA_ID,
     "Host": Fact.HOST,
-    **dict.fromkeys(("Acls.Host", "Creations.Host", "MatchingAcls.Host"), None),  # of whom a rule is about
+    **dict.fromkeys(("Acls.Host", "Creations.Host", "MatchingAcls.Host"), None),  # the host that an ACL applies to
     "HostName": Fact.HOST,
     "V0Host": Fact.HOST,
     "ClientHost": Fact.HOST,
@@ -170,7 +171,7 @@ _FRAME: dict[str, Role | None] = {
     "RepartitionSinkTopics": Part.TOPIC,
 }
 _TOPIC: dict[str, Role | None] = {
-    "StateChangelogTopics.Partitions": None,  # how many it shall have
+    "StateChangelogTopics.Partitions": None,  # a number of partitions, no index
     "RepartitionSourceTopics.Partitions": None,
     "Name": Part.TOPIC_NAME,
     "Topic": Part.TOPIC_NAME,
@@ -180,7 +181,7 @@ _TOPIC: dict[str, Role | None] = {
     "PartitionIndexes": Part.PARTITION_INDEX,
 }
 _PARTITION: dict[str, Role | None] = {
-    "TopicName": Part.TOPIC_NAME,  # of a struct that names both
+    "TopicName": Part.TOPIC_NAME,  # in a struct that names topic and partition
     "PartitionIndex": Part.PARTITION_INDEX,
     "Partition": Part.PARTITION_INDEX,
     "Index": Part.PARTITION_INDEX,

@@ -1,9 +1,9 @@
-"""Contract: what may leave the kernel, per API and version, and which versions exist at all.
+"""Defines which bytes may be copied to user space, per API and version, and which versions exist.
 
-The kernel side turns `copy_rules()` into its map; the decoder expects no more than it allows. Never a record, never a
-credential, never what a configuration is set to: an API leaves with its body only if it stands in LIMITS, and of a body
-in LIMITS record sets, opaque bytes, HIDDEN strings and tagged fields that the version does not have stay. Every API is
-in LIMITS or in HEADER_ONLY.
+The kernel side turns `copy_rules()` into its map; the decoder expects no more than the rules allow. Records,
+credentials and configuration values are never copied. A body is copied only if its API is in LIMITS, and without its
+record sets, opaque bytes, HIDDEN strings and tagged fields that the version does not have. Every API is in LIMITS or in
+HEADER_ONLY.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from kafka_probe.protocol.copy_programs import copy_program_of
 from kafka_probe.protocol.schemas import Api, apis
 
-# Nothing is listed in them that grows with the cluster.
+# For bodies without lists that grow with the cluster.
 _SMALL = 4096
-# Enough for 1 024 partitions, the least that contract 3.2 asks for: an id and 42 bytes each in a Fetch response 18, the
-# most of what is walked. Summaries of record sets are not counted.
+# Enough for 1,024 partitions, the minimum in design contract 3.2. Of all bodies a Fetch response 18 needs most: an id
+# and 42 bytes per partition. Stubs of record sets are not counted.
 _LISTS = 65536
 
-# Bytes of data that at most leave, (request, response): from the client id on, and from behind the correlation id on.
+# Most bytes copied to user space, (request, response): from the client id on, and from behind the correlation id on.
 LIMITS: dict[str, tuple[int, int]] = {
     **dict.fromkeys(
         (
@@ -56,9 +56,9 @@ LIMITS: dict[str, tuple[int, int]] = {
     ),
 }
 
-# Strings of these bodies that stay, by field name: an empty one leaves in the place of each.
-_TOPIC_CONFIGS = frozenset({"Value", "ErrorMessage"})  # the message repeats a value that is refused
-# Who may do what, and whose quotas: the errors leave, the names of users and of what they use stay.
+# Strings of these bodies that are not copied, by field name: an empty string replaces each.
+_TOPIC_CONFIGS = frozenset({"Value", "ErrorMessage"})  # the message repeats a rejected value
+# Permissions and quotas: error codes are copied, names of users, hosts and resources are not.
 _ACL = frozenset({"ResourceName", "Principal", "Host", "ErrorMessage"})
 _ACL_FILTER = frozenset({"ResourceNameFilter", "PrincipalFilter", "HostFilter"})
 _QUOTA = frozenset({"EntityType", "EntityName", "Key", "ErrorMessage"})
@@ -79,7 +79,7 @@ HIDDEN: dict[str, frozenset[str]] = {
     "LeaveGroup": frozenset({"Reason"}),
 }
 
-# Bodies that never leave, and why.
+# APIs whose bodies are never copied to user space, and why.
 HEADER_ONLY: dict[str, str] = {
     "SaslAuthenticate": "credentials",
     "AlterUserScramCredentials": "salted passwords",
@@ -99,9 +99,11 @@ HEADER_ONLY: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class CopyRule:
-    """What the kernel needs to know about one version of one API. A limit of 0 means header only: of a request the
-    client id, of a response nothing behind the correlation id. Programs are ops of copy_programs.py;
-    an empty one copies the body as it is."""
+    """The kernel's rule for one version of one API. Limits are in bytes.
+
+    A limit of 0 means header only: of a request the client id, of a response nothing behind the correlation id.
+    Programs are ops of copy_programs.py; an empty program copies the body unchanged.
+    """
 
     api_key: int
     api_version: int
@@ -113,7 +115,7 @@ class CopyRule:
 
 
 def copy_rules() -> list[CopyRule]:
-    """A rule for every version that exists: what has no rule is not Kafka, or newer than we know."""
+    """Return a rule for every existing version. A frame without a rule is not Kafka, or newer than the schemas."""
     return [
         CopyRule(
             api.key,

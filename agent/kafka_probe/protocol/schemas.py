@@ -1,9 +1,9 @@
-"""Kafka's message definitions, as the table that generate.py wrote: every API, both directions, every version.
+"""Reads Kafka's message definitions from the table that generate.py wrote: every API, both directions, every version.
 
 The table is JSON: api key -> {name, request: [era], response: [era]}. An era is [first version, last version, first
 flexible version or null, fields]; a field is [name, type, versions or null for all of the era, nullable versions, tag,
-fields of a struct] without the nulls at its end, where tag is [number, first tagged version, last tagged version].
-It is read on first use. This module says what Kafka defines; what we make of it is plan.py's.
+fields of a struct] without trailing nulls, where tag is [number, first tagged version, last tagged version].
+It is read on first use. This module contains only Kafka's definitions; plan.py turns them into plans.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-# Bytes of Kafka's types of fixed size.
+# Sizes of Kafka's fixed-size types in bytes.
 WIDTHS = {"bool": 1, "int8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "float64": 8, "uuid": 16}
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One API. `eras` come per direction, newest first; together they cover the versions without overlap."""
+    """One API. Each direction has its eras, newest first; together they cover the versions without overlap."""
 
     key: int
     name: str
@@ -38,18 +38,18 @@ class Api:
         return range(self.request[-1].first, self.request[0].last + 1)
 
     def flexible(self, version: int) -> bool:
-        """Whether the version uses compact lengths and tagged fields (KIP-482), and the request header 2."""
+        """Return True if the version uses compact lengths, tagged fields (KIP-482) and request header 2."""
         start = self.request[0].flexible_from
         return start is not None and version >= start
 
     def flexible_response_header(self, version: int) -> bool:
-        """Whether tags follow the correlation id. Not for ApiVersions: its reader may not know the version."""
+        """Return True if tags follow the correlation id. ApiVersions has none: its reader may not know the version."""
         return self.key != ApiKey.API_VERSIONS and self.flexible(version)
 
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """A run of versions that one definition file describes."""
+    """A range of versions that one definition file describes."""
 
     first: int
     last: int
@@ -59,8 +59,10 @@ class Era:
 
 @dataclass(frozen=True, slots=True)
 class SchemaField:
-    """A field of Kafka's definition. `type` is Kafka's, `struct` for structs; ranges are (first, last) version; `tag`
-    is its number in the versions `tagged`."""
+    """A field of Kafka's definition. Version ranges are (first, last).
+
+    `type` is Kafka's type, with `struct` instead of a struct's name; `tag` is the tag number in the versions `tagged`.
+    """
 
     name: str
     type: str
@@ -73,7 +75,7 @@ class SchemaField:
 
 @cache
 def apis() -> dict[int, Api]:
-    """Every API by its key."""
+    """Return every API by its API key."""
     table = json.loads(files(__package__).joinpath("schemas.json").read_text())
     return {
         int(key): Api(int(key), row["name"], tuple(_eras(row["request"])), tuple(_eras(row["response"])))
@@ -82,13 +84,13 @@ def apis() -> dict[int, Api]:
 
 
 def api_name(key: int) -> str | None:
-    """The name in Kafka's definitions without `Request`; None for an unknown key."""
+    """Return the API's name in Kafka's definitions without `Request`, or None for an unknown key."""
     api = apis().get(key)
     return None if api is None else api.name
 
 
 def fields_of(api: Api, *, response: bool, version: int) -> tuple[SchemaField, ...]:
-    """The top-level fields of the definition that describes the version; some may be of other versions."""
+    """Return the top-level fields of the era of a version; some may exist in its other versions only."""
     eras = api.response if response else api.request
     return next(era.fields for era in eras if era.first <= version <= era.last)
 

@@ -1,8 +1,9 @@
-"""Matches many frames at once against the shapes seen before; only what is new is decoded.
+"""Matches many frames at once against the shapes of earlier frames; only frames of new shapes are decoded.
 
-Frames of one code (direction, API, version, copied_all) and length are a group. Every known layout of a group, a mask
-with the places of what must be above 0, is laid over its frames: what it leaves of a frame is the key of the frame's
-shape. The work is NumPy's, for all groups of a batch at once; Python's share is per group and shape, not per frame.
+Frames of one code (direction, API, version, copied_all) and length are a group. A group has layouts: each is a mask and
+the offsets of the measures that must be above 0. The bytes of a frame under a layout's mask, with the layout's number,
+are the key of the frame's shape. NumPy does this for all groups of a batch at once; Python code runs per group and
+shape, not per frame.
 """
 
 from __future__ import annotations
@@ -23,32 +24,32 @@ from kafka_probe.protocol.measures import WORD_BYTES, Bytes, Integers, Numbers, 
 Codes = npt.NDArray[np.uint64]
 Decode = Callable[[int, bytes], Shape]
 Matched = tuple[Shape, Integers, Integers]
-"""A shape, the places of its frames, (k,) and ascending, and their measures in its order, (k, measures)."""
+"""A shape, the indexes of its frames, (k,) and ascending, and their measures in the shape's order, (k, measures)."""
 
 _LAYOUTS_PER_GROUP = 64
-_LENGTH_BITS = 24  # a frame comes in 65,536 records at most
+_LENGTH_BITS = 24  # a frame has 65,536 samples at most
 _LEAST_WIDTH = 32
-_ENTRY_BYTES = 512  # what the table takes of a shape, besides its key
+_ENTRY_BYTES = 512  # the table's own memory per shape, besides its key
 _COPIED_ALL_BIT = 1 << 32
 _RESPONSE_BIT = 1 << 33
 _UNKNOWN = -1
 
 
 def code_of(response: bool, api_key: int, api_version: int, copied_all: bool) -> int:
-    """What `ShapeTable.match` takes as the code of a frame: all that decides its decoding besides the data."""
+    """Return the code of a frame for `ShapeTable.match`: all that determines its decoding besides the data."""
     return response * _RESPONSE_BIT | copied_all * _COPIED_ALL_BIT | (api_key & 0xFFFF) << 16 | api_version & 0xFFFF
 
 
 def decode_code(code: int, data: bytes, **readers: Readers) -> Shape:
-    """The shape of one frame by its code."""
+    """Return the shape of one frame with this code."""
     response, copied_all = bool(code & _RESPONSE_BIT), bool(code & _COPIED_ALL_BIT)
     return decode(response, code >> 16 & 0xFFFF, code & 0xFFFF, data, copied_all=copied_all, **readers).shape()
 
 
 class ShapeTable:
-    """The shapes of a stream of frames.
+    """Holds the shapes of a stream of frames.
 
-    It starts anew, counted in `resets`, at a `match` after what it holds has passed `limit_bytes`.
+    If its memory has passed `limit_bytes`, the next `match` clears the table first and counts that in `resets`.
     """
 
     def __init__(self, decode: Decode = decode_code, limit_bytes: int = DEFAULT.shapes_bytes) -> None:
@@ -60,32 +61,32 @@ class ShapeTable:
         return len(self._shapes)
 
     def start_anew(self, decode: Decode) -> None:
-        """Forget all shapes, and learn them by another decoder."""
+        """Drop all shapes, and learn new ones by this decoder."""
         self._decode = decode
         self._held_bytes = 0
         self._shapes: list[Shape] = []
         self._measures = Numbers()  # of each shape
-        self._known: dict[int, _Keys] = {}  # by their width
-        self._groups: dict[int, list[int]] = {}  # the layouts of each
-        self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and places of what must be above 0
-        self._positive = Numbers()  # what must be above 0, of each layout
-        self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, in its width
+        self._known: dict[int, _Keys] = {}  # by the width of the keys
+        self._groups: dict[int, list[int]] = {}  # group key → the numbers of its layouts
+        self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and (offset, width) of POSITIVE measures
+        self._positive = Numbers()  # the POSITIVE measures of each layout
+        self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, padded to its width
 
     def match(self, codes: Codes, data: Bytes, starts: Integers, lengths: Integers) -> Iterator[Matched]:
-        """Every shape that the frames have, with those of it.
+        """Yield every shape of the frames, with the frames that have it.
 
-        codes: (n,) uint64, see `code_of`; data: uint8, in which the data of each frame stands from `starts` on, (n,),
-        in a length of `lengths`, (n,). Within one call the table may grow beyond its limit by that call's frames.
+        codes: (n,) uint64, see `code_of`; data: uint8, which contains the data of each frame; starts, lengths: offset
+        and length of each frame's data, (n,). During a call the table may exceed its limit by that call's frames.
         """
         if self._held_bytes >= self._limit_bytes:
             self.start_anew(self._decode)
             self.resets += 1
         widths = _widths(lengths)
         missing_bytes = (starts + widths).max(initial=0) - len(data)
-        if missing_bytes > 0:  # rows are read in their whole width
+        if missing_bytes > 0:  # each row is read in its whole width
             data = np.append(data, np.zeros(missing_bytes, np.uint8))
         ids = self._ids(codes << np.uint64(_LENGTH_BITS) | lengths.astype(np.uint64), data, starts, lengths, widths)
-        order = ids.astype(np.min_scalar_type(len(self._shapes))).argsort(kind="stable")  # short numbers sort faster
+        order = ids.astype(np.min_scalar_type(len(self._shapes))).argsort(kind="stable")  # narrow integers sort faster
         ids = ids[order]
         values = self._measures.read(ids, data, starts[order])
         shapes, at = self._shapes, 0
@@ -96,7 +97,7 @@ class ShapeTable:
             at += rows * columns
 
     def _ids(self, keys: Codes, data: Bytes, starts: Integers, lengths: Integers, widths: Integers) -> Integers:
-        """The id of each frame's shape; `keys` are those of their groups."""
+        """Return the id of each frame's shape; `keys` are the keys of the frames' groups."""
         ids = np.full(len(keys), _UNKNOWN)
         present, group = np.unique(keys, return_inverse=True)
         for layouts in zip_longest(*[self._groups.get(key, ()) for key in present.tolist()], fillvalue=_UNKNOWN):
@@ -112,7 +113,7 @@ class ShapeTable:
         return ids
 
     def _find(self, layouts: Integers, data: Bytes, starts: Integers, widths: Integers) -> Integers:
-        """The ids of the shapes that frames have by these layouts, one for each frame, -1 where there is none."""
+        """Return the shape id of each frame under its layout, -1 if there is none."""
         ids = np.empty(len(layouts), np.int64)
         masks, mask_starts = np.asarray(self._masks), np.asarray(self._mask_starts)[layouts]
         present = int(np.bitwise_or.reduce(widths, initial=0))
@@ -127,7 +128,7 @@ class ShapeTable:
         return ids
 
     def _see(self, group_key: int, data: bytes, width: int, new: dict[bytes, int]) -> int:
-        """The id of the shape of a frame that was not found. `new` holds what was learned since, from its batch."""
+        """Return the shape id of a frame that `_find` did not find. `new` holds the shapes learned from its batch."""
         group = self._groups.setdefault(group_key, [])
         for layout in group:
             shape_id = new.get(self._key(layout, data, width))
@@ -142,7 +143,7 @@ class ShapeTable:
         return shape_id
 
     def _layout(self, group: list[int], shape: Shape, width: int) -> int:
-        """The number of the shape's layout, by which its group has it from now on."""
+        """Return the number of the shape's layout, and add the layout to its group if it is new."""
         positive = [measure for measure in shape.measures if measure.kind in POSITIVE]
         layout = (shape.mask, [(measure.offset, measure.width) for measure in positive])
         for number in group:
@@ -157,21 +158,21 @@ class ShapeTable:
         return group[-1]
 
     def _key(self, layout: int, data: bytes, width: int) -> bytes:
-        """As `_find` makes it of many."""
+        """Return the key of one frame under a layout, as `_find` computes it for many."""
         mask, _ = self._layouts[layout]
         left = int.from_bytes(data, "little") & int.from_bytes(mask, "little")
         return left.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
 
 
 class _Keys:
-    """The ids of shapes by their keys, all of one width: what a layout leaves, and in the last word its number."""
+    """Holds shape ids by key, all keys of one width: masked bytes, and in the last word the layout's number."""
 
-    # Unpredictable, so that no sender can craft collisions.
+    # Hash factors are unpredictable, so that no sender can craft hash collisions.
     _random = np.random.default_rng()
 
     def __init__(self, width: int) -> None:
         self._factors: Words = self._random.integers(0, 1 << 64, width // 4, np.uint64)
-        # Ordered by hash.
+        # All three are sorted by hash.
         self._hashes = np.empty(0, np.uint64)
         self._keys = np.empty((0, width // WORD_BYTES), np.uint64)
         self._ids = np.empty(0, np.int64)
@@ -185,27 +186,29 @@ class _Keys:
         self._ids = np.append(self._ids, [*ids.values()])[order]
 
     def find(self, keys: Words) -> Integers:
-        """The id of each key, -1 where it is unknown: the hash finds it, a comparison of the bytes proves it."""
+        """Return the id of each key, -1 if unknown: the hash finds the candidate, a comparison of bytes confirms it."""
         places = self._hashes.searchsorted(self._hash(keys))
         np.minimum(places, len(self._ids) - 1, out=places)
         known = (self._keys.take(places, axis=0) == keys).all(axis=1)
         return np.where(known, self._ids.take(places), _UNKNOWN)
 
     def _hash(self, keys: Words) -> Words:
-        # Halves, since of a product modulo 2**64 high bits of the word would only reach high bits of the hash.
+        # 32-bit halves: in a product modulo 2**64, the high bits of a whole word affect only the high bits of the hash.
         halves = keys.view(np.uint32)
         return halves @ self._factors
 
 
 def _fits(shape: Shape, data: bytes) -> bool:
-    """Whether all that must be above 0 is that."""
+    """Return True if all POSITIVE measures in the data are above 0."""
     values = zip(shape.measures, measure_values(shape, data), strict=True)
     return all(value > 0 for measure, value in values if measure.kind in POSITIVE)
 
 
 def _widths(lengths: Integers) -> Integers:
-    """How many bytes frames are laid out in, powers of two: those of like lengths are looked up together. There is room
-    for one word more than a frame has bytes."""
+    """Return the row width of each frame in bytes, a power of two.
+
+    Frames of one width are looked up together. A row has space for the frame and one more word, the layout's number.
+    """
     _, exponents = np.frexp(np.maximum(lengths + WORD_BYTES, _LEAST_WIDTH) - 1)
     widths: Integers = np.left_shift(1, exponents, dtype=np.int64)
     return widths

@@ -1,10 +1,10 @@
-"""What compiled readers call for rare fields, varints and tags that nobody asked for; and the kernel's stubs."""
+"""Decodes varints and skips tagged fields for compiled readers, and defines the layout of the kernel's stubs."""
 
 from __future__ import annotations
 
-_VARINT_BITS = 35  # as many as five bytes hold
+_VARINT_BITS = 35  # of the longest varint, which has five bytes
 
-# struct set_summary of bpf/sample.h, its fields by name: (offset, width).
+# The fields of struct set_summary of bpf/sample.h by name: (offset, width), both in bytes.
 STUB_BYTES = 24
 STUB_FIELDS = {
     "records": (0, 4),
@@ -16,12 +16,15 @@ STUB_FIELDS = {
     "producer_id": (12, 8),
     "producer_epoch": (20, 2),
 }
-STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 12  # magic, codec, status and flags are facts
-WITH_PRODUCER = 2  # the first magic whose batches name their producer
+STUB_MASK = b"\0" * 8 + b"\xff" * 4 + b"\0" * 12  # only magic, codec, status and flags are facts
+WITH_PRODUCER = 2  # the first magic whose batches contain a producer id
 
 
 def uvarint(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned varint and where it ends. Raises IndexError if the data ends in it, ValueError if it does not end."""
+    """Return an unsigned varint and the offset behind it.
+
+    Raises IndexError if the data ends inside the varint, ValueError if the varint is longer than five bytes.
+    """
     byte = data[at]
     value, shift = byte & 0x7F, 7
     while byte > 0x7F:
@@ -35,7 +38,7 @@ def uvarint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def skip_tags(data: bytes, at: int, skipped: list[tuple[int, int]]) -> int:
-    """Where tagged fields end; their contents do not decide."""
+    """Return the offset behind tagged fields. Append the ranges of their contents, which masks ignore, to `skipped`."""
     tags, at = uvarint(data, at)
     for _ in range(tags):
         _, at = uvarint(data, at)
