@@ -1,8 +1,8 @@
-"""The agent watched: metrics, health and an API over HTTP, from a thread of its own beside the capture loop.
+"""The HTTP server of the agent: metrics, health and an API, in a thread beside the capture loop.
 
-It is fed by the events that go to the sink and owns all that it sums from them; of the agent it reads a snapshot of the
-open connections and the time of the loop's last turn. It never changes anything, and the capture loop never waits for
-it. The libraries behind it are imported where a server is made, so that nobody else pays for them.
+The server gets the same events as the sink and owns the sums of them. Of the agent it reads only a snapshot of the open
+connections and the time of the loop's last turn. It never changes the agent, and the capture loop never waits for it.
+Its libraries are imported only where a server is created, so that an agent without a server does not load them.
 """
 
 LOSSES = {"server_behind": "events that the HTTP server's sums lack, because its thread fell behind: see `--cpu-limit`"}

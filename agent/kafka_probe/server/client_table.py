@@ -1,7 +1,8 @@
-"""Who writes and reads what: the clients of the last hour, by what tells them apart. Belongs to the server's thread.
+"""The clients of the last hour, with the traffic and the topics of each. Only the server's thread uses the table.
 
-A client is the connections of one program under one client id, as in connections/clients.py: on the client side by
-its process, on the server side by the host that it comes from and its library. Those that spoke last are kept.
+A client is all connections of one program with one client id, as in connections/clients.py. The client side identifies
+it by its process, the server side by its host and its client library. When memory runs out, the table drops the clients
+that have been silent longest.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from kafka_probe.server.traffic import used_topics
 from kafka_probe.workloads import workload_bytes
 
 SILENT_US = 3600 * 1_000_000
-TOPICS_KEPT = 1000  # of one client: more than one reads, fewer than a hostile one could name
-_CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # what a client and a topic of it take besides texts
+TOPICS_KEPT = 1000  # per client: more than a real client uses, fewer than a hostile one could name
+_CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # memory of a client and of one of its topics, without texts
 
 
 class Activity(Flag):
-    """What a client was seen to do."""
+    """Kinds of requests that a client has sent."""
 
     NOTHING = 0
     WRITE = 1
@@ -33,7 +34,7 @@ class Activity(Flag):
     REPLICATE = 8
 
 
-# What only brokers and controllers say to each other; and how names of what only administrators' tools say begin.
+# APIs that only brokers and controllers use among themselves, and name prefixes of APIs that only admin tools use.
 _NAMES = """
     AllocateProducerIds AlterPartition AssignReplicasToDirs BeginQuorumEpoch BrokerHeartbeat BrokerRegistration
     ControlledShutdown ControllerRegistration EndQuorumEpoch FetchSnapshot LeaderAndIsr StopReplica UpdateMetadata
@@ -44,7 +45,7 @@ _OF_ADMINISTRATORS = ("Alter", "Create", "Delete", "Describe", "Elect", "Increme
 
 
 class ClientKey(NamedTuple):
-    """What tells clients apart. address: of the client's host, as the watched end sees it."""
+    """The identity of a client. address: of the client's host without port, as on the watched end's socket."""
 
     side: str
     pid: int | None
@@ -57,9 +58,9 @@ class ClientKey(NamedTuple):
 
 @dataclass(slots=True)
 class ClientEntry:
-    """What one client did. since, ts: start of the first and end of the last interval in which it spoke, in µs.
+    """The traffic of one client. since, ts: start of its first and end of its last active interval, µs since epoch.
 
-    heard_us: when it spoke last, of the time that passed by the agent's intervals, which no step of a clock moves.
+    heard_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
     """
 
     workload: Mapping[str, Any]
@@ -78,7 +79,7 @@ class ClientEntry:
 
     @property
     def size(self) -> int:
-        """What it takes of memory and changes while it lives, in bytes, without its workload."""
+        """Memory of its group and topics in bytes: the part that changes while it is kept, without its workload."""
         return self.topics_bytes + text_bytes(self.group or "")
 
     def add(self, flow: Mapping[str, Any]) -> None:
@@ -92,7 +93,7 @@ class ClientEntry:
         self.response_bytes += flow["response_bytes"]
         for topic in used_topics(flow):
             self.records += topic["records"]
-            unnamed = topic["topic"] is None and topic["topic_id"] is None  # topics that found no place in the event
+            unnamed = topic["topic"] is None and topic["topic_id"] is None  # topics that did not fit into the event
             name = topic["topic"] or topic["topic_id"] or ""
             if not unnamed and name not in self.topics and len(self.topics) < TOPICS_KEPT:
                 self.topics.add(name)
@@ -100,7 +101,7 @@ class ClientEntry:
 
     @property
     def type(self) -> str:
-        """internal, broker, producer, consumer, producer+consumer, admin or other."""
+        """The client type: internal, broker, producer, consumer, producer+consumer, admin or other."""
         if self.internal:
             return "internal"
         if Activity.REPLICATE in self.role:
@@ -110,13 +111,13 @@ class ClientEntry:
 
 
 class ClientTable:
-    """Clients that spoke in the last hour, those that spoke last in `limit_bytes`."""
+    """Holds the clients of the last hour within `limit_bytes`, and drops those that have been silent longest."""
 
     def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._workloads: dict[int, tuple[int, int]] = {}  # clients of each and its bytes, by id()
-        self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # who spoke last is last
+        self._workloads: dict[int, tuple[int, int]] = {}  # by id(): number of its clients, and its bytes
+        self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # in the order of their last flows
         self._passed_us = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -157,11 +158,11 @@ class ClientTable:
         self._count(client.workload, client.size, -1)
 
     def _count(self, workload: Mapping[str, Any], size: int, sign: int) -> None:
-        """Count what a client takes besides its key, or no more.
+        """Add (sign 1) or subtract (sign -1) a client's bytes besides its key. Clients of one workload share its bytes.
 
-        A workload is reckoned here and where it is made: so clients cannot hold all that there is a place for.
+        The workload resolver counts these bytes in its budget, too. Without the count here, clients could use it up.
         """
-        key = id(workload)  # kept by its clients: its id stays its own
+        key = id(workload)  # unique: the clients hold references to the workload
         clients, workload_size = self._workloads.get(key) or (0, workload_bytes(workload))
         if clients + sign:
             self._workloads[key] = clients + sign, workload_size

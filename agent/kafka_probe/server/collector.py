@@ -1,4 +1,4 @@
-"""The metrics of a view as prometheus_client asks for them, at every scrape."""
+"""The metrics of a view as families of prometheus_client, built at every call of `collect`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily}
 
 
 class Collector:
-    """What prometheus_client asks for all metrics of a view."""
+    """A collector of prometheus_client for all metrics of a view."""
 
     def __init__(self, view: View) -> None:
         self._view = view

@@ -1,4 +1,7 @@
-"""The first that sees a request: which Host it names, whether it asks for health, and who may ask for the rest."""
+"""The first handler of every request.
+
+It checks the Host header, answers health requests, and checks certificate, token and rate of all other requests.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ _HOST = re.compile(r"(?:\[([^]]+)\]|([^:\[\]]+))(?::\d{1,5})?")
 
 
 class Json(Response):
-    """JSON of what orjson can write."""
+    """A JSON response with a value that orjson can serialize."""
 
     media_type = "application/json"
 
@@ -32,15 +35,15 @@ class Json(Response):
 
 
 def busy() -> Response:
-    """The answer to one request too many."""
+    """Return the response 429 for a request beyond the limits."""
     return Json({"error": "Too many requests; try again in a second."}, 429, {"Retry-After": "1"})
 
 
 class Guard:
-    """Answers health at once, and passes on what is within the limits and comes from somebody who may ask.
+    """Answers health requests at once, and passes authorized requests within the rate on to the application.
 
-    hosts: names that a Host header may have, beside `localhost` and IP addresses. A page of a browser whose name was
-    rebound to an address of this host sends its own.
+    hosts: names that a Host header may contain besides `localhost` and IP addresses. Other names are refused because
+    of DNS rebinding: a browser page whose name was rebound to an address of this host sends that name.
     """
 
     def __init__(
@@ -66,7 +69,11 @@ class Guard:
         await (answer or self._refusal(scope) or self._application)(scope, receive, send)
 
     def _misdirected(self, scope: Scope) -> ASGIApp | None:
-        """HTTP/1.0 needs no Host, and no browser speaks it; a target in absolute form names a host by itself."""
+        """Return the response 421 if the request is for another host.
+
+        A request without Host passes: only HTTP/1.0 allows it, which no browser uses. A target in absolute form
+        contains a host itself and is refused.
+        """
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if scope["path"].startswith("/") and all(map(self._knows, named)):
             return None

@@ -1,7 +1,7 @@
-"""The application: which path answers what.
+"""The ASGI application: the handlers of all paths.
 
-Its handlers are coroutines, so that all of them run in the server's thread, which owns what they read. Long ones let
-others run every 10 ms.
+All handlers are coroutines, so they run in the server's thread, which owns the data that they read. Long handlers let
+other coroutines run every 10 ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 1 << 16
 _FRESH_S = 1.0
 _SAMPLES_AT_ONCE = 500
 _PAGES_SENT = 2
-"""While so many pages of metrics are being sent, none is made: the last one goes to all. Some may read very slowly."""
+"""Most pages of metrics being sent at once. At this limit all clients get the last page: some may read very slowly."""
 _EOF = b"# EOF\n"
 _OPENMETRICS = "application/openmetrics-text"
 
@@ -44,9 +44,9 @@ _OPENMETRICS = "application/openmetrics-text"
 def application(
     view: View, token: SecretStr | None, hosts: Collection[str] = (), *, certificates: bool = False
 ) -> ASGIApp:
-    """Answers from the view; with a token, only to those who send it, and with certificates, who have shown one.
+    """Return the ASGI application that answers from the view.
 
-    hosts: see Guard.
+    token: clients must send it; certificates: clients must have shown one; neither for health. hosts: see Guard.
     """
     document = openapi.document(token=token is not None)
     lists = _Lists(view)
@@ -75,14 +75,14 @@ def application(
         ],
         exception_handlers={query.BadQueryError: _bad_query, HTTPException: _refused},
     )
-    asked.router.redirect_slashes = False  # its redirects repeat the Host of the request
+    asked.router.redirect_slashes = False  # its redirects contain the Host of the request
     return Guard(asked, health, token, hosts, certificates=certificates)
 
 
 class _Chunked(Response):
-    """Sent in parts, each when the one before has left: a client that does not read holds up no copy of the whole."""
+    """A response sent in parts, each after the transport has drained: a slow client holds no copy of the body."""
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # as Starlette's own
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # Starlette's signature
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for start in range(0, len(self.body), _CHUNK_BYTES):
             part = self.body[start : start + _CHUNK_BYTES]
@@ -91,7 +91,7 @@ class _Chunked(Response):
 
 
 class _Page(_Chunked):
-    """A page that may be out of date before all of it is sent; `sent` counts answers by the id() of their page."""
+    """A page that may be outdated before it is sent completely. `sent` counts running responses by the page's id()."""
 
     def __init__(self, page: bytes, content_type: str, sent: Counter[int]) -> None:
         super().__init__(page, headers={"Content-Type": content_type})
@@ -108,10 +108,10 @@ class _Page(_Chunked):
 
 
 class _Exposition:
-    """The page of metrics in one form: made anew when something has changed, and once a second at most."""
+    """The page of metrics in one format. It is rebuilt when data has changed, at most once a second."""
 
     def __init__(self, view: View, accept: str, sent: Counter[int]) -> None:
-        """sent: of the pages of all forms."""
+        """sent: running responses by page, shared by all formats."""
         self._view = view
         self._sent = sent
         self._encode, self._content_type = choose_encoder(accept)
@@ -135,7 +135,7 @@ class _Exposition:
             for start in range(0, max(1, len(metric.samples)), _SAMPLES_AT_ONCE):
                 part: bytes = self._encode(_Part(metric, start))
                 end = _EOF if part.endswith(_EOF) else b""
-                while start > 0 and part.startswith(b"# "):  # the head, which the first part has
+                while start > 0 and part.startswith(b"# "):  # HELP and TYPE lines: the first part contains them
                     part = part.partition(b"\n")[2]
                 parts.append(part.removesuffix(end))
                 await turns.end()
@@ -143,7 +143,7 @@ class _Exposition:
 
 
 class _Part:
-    """What an encoder asks for its metrics: it gets some samples of one."""
+    """A collector that gives an encoder some samples of one metric."""
 
     def __init__(self, metric: Metric, start: int) -> None:
         self._part = copy(metric)
@@ -154,7 +154,7 @@ class _Part:
 
 
 class _Lists:
-    """Answers with pages of rows: makes one at a time, and has LISTS_AT_ONCE under way."""
+    """Answers list requests: builds one page at a time, and builds, queues or sends at most LISTS_AT_ONCE."""
 
     def __init__(self, view: View) -> None:
         self._view = view

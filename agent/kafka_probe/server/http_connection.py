@@ -1,4 +1,7 @@
-"""Connections to the server: who is at the other end, and how much of the agent all may hold before that is known."""
+"""Connections to the server: their limits in number and time, which hold before a client is authorized.
+
+They record whether a client has shown a certificate; whether it needs one is the matter of guard.py.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from contextlib import suppress
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CERTIFIED = "certified"
-"""Of a request's `state`: whether its client has shown a certificate, which is one of the authority then."""
+"""Key in a request's `state`: True if its client has shown a certificate, which TLS has verified."""
 MOST = 64
 AT_ONCE = MOST // 4
-"""Accepted in one turn of the loop: so a request that came with its connection is read before others displace it."""
+"""Most connections accepted per turn of the loop: a request that came with one is read before others displace it."""
 PATIENCE_S = 10.0
-"""For the first whole request and for each that follows; an answer that is not taken has at least as long."""
+"""Time for the first request to arrive. Later requests and unread responses have between this time and twice it."""
 
 
 class Listener(socket.socket):
-    """A listening socket of at most MOST connections: beyond that it closes the oldest for each new one.
+    """A listening socket that keeps at most MOST connections: beyond that it closes the oldest for each new one.
 
-    So those who say nothing keep nobody out, and a TLS handshake that never ends counts like any other connection. Of
-    very many at once one may go that is being answered.
+    Silent clients therefore cannot block others, and an endless TLS handshake counts like any other connection. When
+    very many clients connect at once, a connection that is being answered may be closed.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -32,26 +35,30 @@ class Listener(socket.socket):
     def accept(self) -> tuple[socket.socket, object]:
         if self._accepted == AT_ONCE:
             self._accepted = 0
-            raise BlockingIOError  # the loop asks again in its next turn
+            raise BlockingIOError  # the loop accepts again in its next turn
         self._accepted += 1
         connection, address = super().accept()
         self._open = [*(older for older in self._open if older.fileno() >= 0), connection]
         if len(self._open) > MOST:
-            with suppress(OSError):  # the peer has gone already
+            with suppress(OSError):  # the peer has already closed it
                 self._open.pop(0).shutdown(socket.SHUT_RDWR)
         return connection, address
 
 
 class HttpConnection(H11Protocol):
-    """Has PATIENCE_S for its next request, and up to twice as long for the answer."""
+    """An HTTP connection that is aborted if a request is late or its response is not read in time.
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
+    The first request has PATIENCE_S. From the start of each request, its response and the next request have between
+    PATIENCE_S and twice that.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._patience.cancel()  # which would hold this object till then
+        self._patience.cancel()  # the timer would keep this object alive until it fires
         super().connection_lost(exc)
 
     def _wait(self, last: RequestResponseCycle | None) -> None:

@@ -1,6 +1,7 @@
-"""Bounds of what the server takes of the host: CPU of its thread, requests per second, lists in work.
+"""Limits of the host's resources that the server takes: CPU of its thread, requests per second, lists at once.
 
-The clients of the server are not trusted: on loopback they may be any user's. None of these bounds holds back /healthz.
+Clients of the server are not trusted: on loopback they may belong to any user. No limit refuses /healthz, but a pause
+of the thread delays it.
 """
 
 from __future__ import annotations
@@ -12,20 +13,20 @@ from contextlib import contextmanager
 from selectors import EpollSelector
 
 CPU_SHARE = 0.2
-"""Of a core, for everything that clients can make the server do."""
+"""Share of one core for all work that clients can cause."""
 CPU_BURST_S = 1.0
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50, 100
 LISTS_AT_ONCE = 4
-"""Lists that are being made or sent: each takes up to query.PAGE_BYTES."""
+"""Most lists being built or sent at once; each takes up to query.PAGE_BYTES."""
 
-_PAUSE_S = 1.0  # at most: /healthz waits for it, and those who ask for that wait for a second, too
+_PAUSE_S = 1.0  # longest pause: it delays /healthz, whose clients have timeouts of a second or more
 _TURN_S = 0.01
 
 
 class PacedSelector(EpollSelector):
-    """Keeps the thread of an event loop below CPU_SHARE: each turn of the loop may begin with a pause.
+    """A selector that keeps its event loop's thread below CPU_SHARE by a pause before a turn of the loop.
 
-    `cpu_s` is what the thread has taken until its last turn, for other threads to read.
+    `cpu_s` is the CPU time of the thread until its last turn, in seconds; other threads may read it.
     """
 
     def __init__(self) -> None:
@@ -34,15 +35,15 @@ class PacedSelector(EpollSelector):
         self._looked_s = time.monotonic()
         self._credit_s = CPU_BURST_S
 
-    def select(self, timeout: float | None = None) -> list[tuple[object, int]]:  # type: ignore[override]  # a narrower one
-        """Wait for what the loop waits for, not before the thread may run again."""
+    def select(self, timeout: float | None = None) -> list[tuple[object, int]]:  # type: ignore[override]  # narrower types
+        """Pause until the thread may run again, then wait for the loop's events."""
         if self._account() < 0:
             time.sleep(-self._credit_s / CPU_SHARE)
         return super().select(timeout)  # type: ignore[return-value]
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What runs inside, in the thread of the loop, is no client's doing."""
+        """Leave the CPU time of the block out of the clients' share. For the loop's thread only."""
         self._account()
         yield
         self.cpu_s = time.thread_time()
@@ -56,14 +57,14 @@ class PacedSelector(EpollSelector):
 
 
 class Rate:
-    """A token bucket of REQUESTS_AT_ONCE requests that fills by REQUESTS_PER_S."""
+    """A token bucket of REQUESTS_AT_ONCE requests, refilled at REQUESTS_PER_S."""
 
     def __init__(self) -> None:
         self._tokens = float(REQUESTS_AT_ONCE)
         self._looked_s = time.monotonic()
 
     def take(self) -> bool:
-        """Return True if one more request is within the bound."""
+        """Take one token and return True; return False if there is none."""
         now_s = time.monotonic()
         self._tokens = min(REQUESTS_AT_ONCE, self._tokens + REQUESTS_PER_S * (now_s - self._looked_s))
         self._looked_s = now_s
@@ -74,13 +75,13 @@ class Rate:
 
 
 class Turns:
-    """Divides long work of a coroutine into turns of 10 ms, between which the event loop serves others."""
+    """Divides long work of a coroutine into turns of 10 ms, between which other coroutines run."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()
 
     async def end(self) -> None:
-        """Let others run if the turn has lasted long enough."""
+        """Let other coroutines run if the turn has lasted 10 ms."""
         if time.monotonic() - self._began_s > _TURN_S:
             await asyncio.sleep(0)
             self._began_s = time.monotonic()

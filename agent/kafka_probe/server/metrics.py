@@ -1,7 +1,7 @@
 """The metrics: one declaration of each gives its samples at /metrics and its line in the documentation.
 
-Prometheus' conventions: base units, `_total` for what only grows, from 0 at the agent's start. This module never counts
-anything itself.
+They follow Prometheus' conventions: base units, and `_total` for counters, which start at 0 with the agent. This module
+never counts anything itself.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from kafka_probe.server.view import View
 PREFIX = "kafka_probe_"
 
 Samples = Iterable[tuple[Labels, Any]]
-"""Label values and value: a number, or of a histogram a Histogram."""
+"""Pairs of label values and a value: a number, or a Histogram for a metric of that kind."""
 
 Rows = Callable[[Traffic], Samples]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, its name without the prefix."""
+    """A metric: its declaration and the function that reads its samples. The name is without the prefix."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -34,7 +34,7 @@ class Metric:
 
 
 def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, str]) -> Iterator[Metric]:
-    """A counter for each of the fields of rows, and one for their errors."""
+    """Yield a counter for each field of the rows, and one for their errors."""
     for name, doc in fields.items():
         yield Metric(f"{prefix}{name}_total", "counter", labels, doc, each(rows, name))
 
@@ -46,12 +46,12 @@ def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, 
 
 
 def each(rows: Rows, name: str, per: int = 1) -> Callable[[View], Samples]:
-    """A field of rows; per: how many of its unit make one of the metric's."""
+    """Return a function that reads one field of the rows. per: units of the field per unit of the metric."""
     return lambda view: ((labels, getattr(row, name) / per) for labels, row in rows(view.traffic))
 
 
 def histogram(name: str) -> Callable[[View], Samples]:
-    """A histogram of each workload and API that has any."""
+    """Return a function that reads a histogram of each workload and API, without empty ones."""
 
     def read(view: View) -> Samples:
         found = ((labels, getattr(row, name)) for labels, row in view.traffic.workloads)
@@ -61,7 +61,7 @@ def histogram(name: str) -> Callable[[View], Samples]:
 
 
 def told(name: str, per: int = 1) -> Callable[[View], Samples]:
-    """A number of the last `agent` event; no sample where it is null."""
+    """Return a function that reads a number of the last `agent` event; a null gives no sample."""
 
     def read(view: View) -> Samples:
         value = view.traffic.agent.get(name)
@@ -71,7 +71,7 @@ def told(name: str, per: int = 1) -> Callable[[View], Samples]:
 
 
 def counted(name: str) -> Callable[[View], Samples]:
-    """A counter of the last `agent` event; no sample where the sink has none of that name."""
+    """Return a function that reads a counter of the last `agent` event; a counter absent there gives no sample."""
 
     def read(view: View) -> Samples:
         counters = view.traffic.agent.get("counters", {})
@@ -139,9 +139,9 @@ COUNTED = {
     "sink_spooled_bytes": ("sink_spooled_bytes", "space that events take on disk while they wait for delivery"),
     "sink_spool_failures": ("sink_spool_failures_total", "batches of events that the disk refused"),
 }
-"""Counters of the `agent` event: metric and meaning."""
+"""Name and description of the metric for each counter of the `agent` event."""
 SHED = {"requests": ("requests", "topics"), "topics": ("topics",)}
-"""What the `agent` event calls it while a detail is left out."""
+"""Values of `shed` in the `agent` event while a detail is left out, by detail."""
 
 METRICS = (
     *sums("", API, apis, EXCHANGED),

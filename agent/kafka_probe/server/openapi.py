@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document on what the server answers: of the rows it is derived from their resources."""
+"""The OpenAPI 3.1 document of the server. Schemas of rows are derived from the fields of the resources."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCALARS: dict[Scalar, str] = {"string": "string", "long": "integer", "boolean": 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A path that is answered with text.
+    """A path whose response is text.
 
-    failing: it may be 503, and the text says why; open: without a token or a certificate.
+    failing: the status may be 503, with the reason as text; open: the path needs neither token nor certificate.
     """
 
     path: str
@@ -35,11 +35,11 @@ TEXTS = (
     Text("/metrics", "The metrics, for Prometheus."),
 )
 OPEN = frozenset(text.path for text in TEXTS if text.open)
-"""The paths that need neither token nor certificate: what they answer says nothing of the traffic."""
+"""Paths that need neither token nor certificate, because their responses contain nothing about the traffic."""
 
 
 def document(*, token: bool) -> Schema:
-    """token: whether clients have to send one."""
+    """Return the OpenAPI document. token: True if clients must send one."""
     paths = {text.path: _text(text, token and not text.open) for text in TEXTS}
     paths |= {resource.path: _list(resource, token) for resource in RESOURCES}
     return {
@@ -110,7 +110,7 @@ def _object(properties: Schema) -> Schema:
 
 
 def _struct(fields: Iterable[Field]) -> Schema:
-    """Every field is there, and any may be null."""
+    """Return the schema of an object in which every field is present and may be null."""
     return _object({field.name: {"description": field.doc, **_nullable(field.type)} for field in fields})
 
 

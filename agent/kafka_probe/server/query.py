@@ -1,7 +1,7 @@
-"""Lists that can be asked for: filtered by the fields of their rows, sorted and in pages.
+"""The lists of the API: rows filtered by their fields, sorted and in pages.
 
-Which parameters there are, and of which type, follows from the fields of a resource. Rows are made when somebody asks,
-and only those of the page are kept.
+The fields of a resource determine its parameters and their types. Rows are built for each request, and only those of
+the page are kept. This module never changes the agent's data.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from kafka_probe.text import printable_json
 
 LIMIT, MOST = 100, 1000
 SORTED = 10_000
-"""Of sorted rows only the first can be asked for: so many are kept while the list is made."""
+"""Most rows of a sorted list that a client can request: so many are kept while the list is built."""
 FILTERS = 100
-"""Most values of filters in one request."""
+"""Most filter values in one request."""
 PAGE_BYTES = 1 << 20
-"""A page ends before the row that exceeds it, but for the first."""
+"""Most bytes of the rows in a page; a page contains one row in any case."""
 
 Row = Mapping[str, Any]
 
 
 class BadQueryError(Exception):
-    """Parameters that cannot be used; the text is a sentence for who sent them."""
+    """Raised for parameters that cannot be used; the text is a sentence for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """A list that can be asked for: its items at this moment, and what one is as a row."""
+    """A list that clients can request. `items` returns its current items, `row` makes a row of one item."""
 
     path: str
     doc: str
@@ -45,22 +45,22 @@ class Resource:
     items: Callable[[View], Sequence[Any]]
     row: Callable[[Any], Row]
     is_own: Callable[[Any], bool] = lambda _: False
-    """An item is kafka-probe's own: left out unless `internal=true` asks for it."""
+    """Test for kafka-probe's own items, which are left out unless the request contains `internal=true`."""
 
     @property
     def filters(self) -> dict[str, Scalar]:
-        """Types by the paths of all fields that can be filtered by; in lists any element may match."""
+        """Types of the fields that rows can be filtered by, by path; any element of a list may match."""
         return {path: kind for path, kind, _ in _paths(self.fields)}
 
     @property
     def orders(self) -> list[str]:
-        """The paths that rows can be sorted by: those with one value per row."""
+        """Paths of the fields that rows can be sorted by: those with one value per row."""
         return [path for path, _, single in _paths(self.fields) if single]
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to show: rows whose values at every path of `wanted` are among those given."""
+    """A client's query: it selects rows that have, at every path of `wanted`, one of the given values."""
 
     wanted: Mapping[tuple[str, ...], AbstractSet[object]]
     sort: tuple[str, ...] | None = None
@@ -73,18 +73,18 @@ class Query:
         return all(any(value in given for value in _values(row, path)) for path, given in self.wanted.items())
 
     def place(self, row: Row) -> tuple[bool, Any]:
-        """The sort key of a row. Rows without a value come last, whichever the direction."""
+        """Return the sort key of a row. Rows without a value come last in both directions."""
         value = next(_values(row, self.sort or ()), None)
         return (value is None) != self.descending, value
 
     def first(self, placed: list[tuple[tuple[bool, Any], Any]]) -> list[tuple[tuple[bool, Any], Any]]:
-        """Of pairs of a sort key and an item those that come first, to the end of the page."""
+        """Sort pairs of sort key and item in place, and return those up to the end of the page."""
         placed.sort(key=lambda one: one[0], reverse=self.descending)
         return placed[: self.offset + self.limit]
 
 
 async def page(resource: Resource, view: View, query: Query) -> dict[str, object]:
-    """The rows that the query asks for, as JSON, and how many there are in all. Lets others run every 10 ms."""
+    """Return the query's page of rows as JSON, and the number of all rows. Other coroutines run every 10 ms."""
     turns = Turns()
     total, end = 0, query.offset + query.limit
     found: list[Any] = []
@@ -118,9 +118,10 @@ async def page(resource: Resource, view: View, query: Query) -> dict[str, object
 
 
 def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
-    """Parameters as a query: a field's path with the value wanted, `sort`, `limit`, `offset`, `internal`.
+    """Return the query of parameters: field paths with wanted values, `sort`, `limit`, `offset`, `internal`.
 
-    BadQueryError: what is wrong with them.
+    Raises:
+        BadQueryError: a parameter cannot be used.
     """
     filters = resource.filters
     wanted: dict[tuple[str, ...], set[object]] = defaultdict(set)

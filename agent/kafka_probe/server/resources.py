@@ -1,4 +1,4 @@
-"""What /api/v1 tells: connections, clients and topics, each with the fields of its rows, in the terms of events.py."""
+"""The resources of /api/v1: connections, clients and topics, each with the fields of its rows as in events.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _client(item: tuple[ClientKey, ClientEntry]) -> Row:
 
 
 def _topics(view: View) -> Sequence[tuple[Labels, list[tuple[Labels, Named]]]]:
-    """What each side did to each topic by each API, of all workloads."""
+    """Return the sums of all workloads, grouped by side, topic and API."""
     found: dict[Labels, list[tuple[Labels, Named]]] = defaultdict(list)
     for (side, workload, comm, api, topic), named in view.traffic.topics:
         found[side, topic, api].append(((workload, comm), named))

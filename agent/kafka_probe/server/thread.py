@@ -1,6 +1,6 @@
-"""The server's life: it takes its address when it is made, answers from a thread of its own, and is closed.
+"""The lifecycle of the server: it binds its address at construction, answers in its own thread, and is closed.
 
-The capture loop hands lists of events over and goes on; they are summed in the server's thread, between requests.
+The capture loop hands over lists of events and continues; the server's thread sums them between requests.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger("kafka_probe")
 _GRACE_S = 1
 _JOIN_S = 5.0
 _TURN_S = 1.0
-_BACKLOG = 128  # as many are accepted in one turn of the loop
+_BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
 
 
 class _Uvicorn(uvicorn.Server):
-    """Turns once a second, not ten times: that costs more than all else that an agent does while nothing happens."""
+    """Turns once a second, not ten times: ten turns take more CPU than all other work of an idle agent."""
 
     def __init__(self, settings: uvicorn.Config, tls: Tls | None) -> None:
         super().__init__(settings)
@@ -54,11 +54,11 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Holds its address from the beginning and answers between `start` and `close`.
+    """Holds its address from construction and answers between `start` and `close`.
 
     Raises:
-        UsageError: the settings do not fit together, or would let other hosts in without asking who they are.
-        StartError: the address cannot be had.
+        UsageError: the settings conflict, or would admit other hosts without authentication.
+        StartError: the address cannot be bound.
     """
 
     def __init__(self, config: Config, address: Address) -> None:
@@ -77,12 +77,13 @@ class Server:
     def start(
         self, agent: Watched, sink: Sink, clients_bytes: int = DEFAULT.clients_bytes
     ) -> Callable[[Sequence[Mapping[str, Any]]], int]:
-        """Answer from now on; returns what takes the agent's events, in their order and at once, see Agent.listener.
+        """Start to answer, and return the function that takes the agent's events, see Agent.listener.
 
-        clients_bytes: what the clients that are kept may take.
+        The function takes events in their order, never blocks, and returns how many it dropped.
+        clients_bytes: memory budget of the client table.
         """
         view = View(agent, sink, Traffic(self._config.metrics_series), ClientTable(clients_bytes))
-        waiting: deque[int] = deque()  # the bytes of each list of events that is not added yet
+        waiting: deque[int] = deque()  # memory in bytes of each list of events that is not added yet
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
             application(
@@ -95,7 +96,7 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level="error",  # what is no request is its sender's affair
+            log_level="error",  # no warnings about invalid requests: their senders have to fix them
             access_log=False,
             proxy_headers=False,
             server_header=False,
@@ -118,7 +119,7 @@ class Server:
             size = sum(map(event_bytes, events))
             if waiting and sum(waiting) + size > SERVER_WAITING_BYTES:
                 return len(events)
-            with suppress(RuntimeError):  # its loop has ended, and that was said: the capture goes on
+            with suppress(RuntimeError):  # the loop has ended, which `_run` has logged; the capture goes on
                 waiting.append(size)
                 loop.call_soon_threadsafe(add, events)
             return 0
@@ -126,15 +127,15 @@ class Server:
         return hand_over
 
     def cpu_s(self) -> float:
-        """Return the CPU time that the server's thread has taken."""
+        """Return the CPU time of the server's thread in seconds."""
         return self._pace.cpu_s
 
     def close(self) -> None:
-        """Answer what was asked and stop."""
+        """Stop, after at most a second for requests that are being answered."""
         if self._running:
             server, loop, thread = self._running
             server.should_exit = True
-            with suppress(RuntimeError):  # its loop has ended already
+            with suppress(RuntimeError):  # the loop has already ended
                 loop.call_soon_threadsafe(server.leaving.set)
             thread.join(_JOIN_S)
         else:

@@ -1,4 +1,4 @@
-"""TLS of the server: its certificate, and by whom those of its clients are signed. Renewed files are read again."""
+"""TLS of the server: its certificate, and the authorities of client certificates. Changed files are read again."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ log = logging.getLogger("kafka_probe")
 
 
 class Tls:
-    """The files of `listen`, and the context made of them.
+    """The TLS files of `listen`, and the context made of them.
 
     Raises:
-        UsageError: the settings do not fit together, or a file cannot be used.
+        UsageError: the settings conflict, or a file cannot be used.
     """
 
     def __init__(self, certfile: Path, keyfile: Path | None, clientcafile: Path | None) -> None:
@@ -26,7 +26,7 @@ class Tls:
 
     @classmethod
     def of(cls, config: Config) -> Tls | None:
-        """None: the server speaks plain HTTP."""
+        """Return the TLS of the settings; None if the server uses plain HTTP."""
         if config.listen_certfile:
             return cls(config.listen_certfile, config.listen_keyfile, config.listen_clientcafile)
         for setting in ("listen_keyfile", "listen_clientcafile"):
@@ -35,13 +35,13 @@ class Tls:
         return None
 
     def renew(self) -> None:
-        """Read the files again if they have changed. What cannot be used is said, and what was there stays."""
+        """Read the files again if they have changed. Log files that cannot be used; the current certificates remain."""
         versions = self._versions()
         if versions == self._seen:
             return
         self._seen = versions
         try:
-            self._made(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a key that does not fit would spoil the one in use
+            self._made(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # try first: a wrong key would break the context in use
             self._made(self.context)
         except UsageError as error:
             log.error("The server goes on with the certificates that it has. %s", error)
@@ -58,7 +58,7 @@ class Tls:
                 context.load_verify_locations(self._clientcafile)
             except OSError as error:
                 raise UsageError(f"listen_clientcafile {self._clientcafile} cannot be used: {error}.") from None
-            context.verify_mode = ssl.CERT_OPTIONAL  # who shows none may ask for the agent's health
+            context.verify_mode = ssl.CERT_OPTIONAL  # clients without a certificate may request health
         return context
 
     def _versions(self) -> list[tuple[int, int] | None]:
@@ -74,5 +74,5 @@ def _version(file: Path) -> tuple[int, int] | None:
 
 
 def _no_password() -> str:
-    """Else OpenSSL asks for one on the terminal."""
+    """Raise ValueError: without this callback OpenSSL would prompt for a password on the terminal."""
     raise ValueError("the key has a password")

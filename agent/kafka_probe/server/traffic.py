@@ -1,9 +1,9 @@
-"""Sums of the agent's events for /metrics, by labels whose number is bounded. They belong to the server's thread.
+"""Sums of the agent's events for /metrics, by a bounded number of label sets. Only the server's thread uses them.
 
-Sums by side and API last from the agent's start to its end. Those of workloads and topics have space for so many label
-sets, and what finds none is counted under `other`, so that every sum over workloads or topics stays right. A workload
-that has ended, with no connection open and silent for a quarter of an hour, leaves, and so do topics that were not used
-for an hour, once there is no space; the sums by API keep all.
+Sums by side and API are kept from the agent's start to its end. Tables of workloads and topics hold a fixed number of
+label sets. Further ones are counted under `other`, so that sums over all workloads or topics remain correct. A
+workload without open connections and events for 15 minutes is dropped. When the table of topics is full, topics that
+were not used for an hour are dropped. The sums by side and API keep the counts of both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.text import printable
 
 OTHER = "other"
-_SHORT = 12  # of a container id, as container engines show it
+_SHORT = 12  # characters of a container id, as container engines show it
 ENDED_US = 15 * 60 * 1_000_000
 UNUSED_US = 3600 * 1_000_000
 SIDES = ("client", "server")
@@ -46,13 +46,13 @@ class OwnerLabels(NamedTuple):
 
 @dataclass(slots=True)
 class Histogram:
-    """Latencies: how many up to each of BOUNDS_S and above the one before, how many above all, and their sum."""
+    """Counts of latencies between successive BOUNDS_S and above the last one, and the sum of the latencies."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
     sum_s: float = 0.0
 
     def add(self, latency: Mapping[str, int]) -> None:
-        """Counts by the buckets of the events. Each counts as its middle: within 4.4 % of the truth."""
+        """Add the counts by bucket of a `flow` event. A latency counts as its bucket's middle, within 4.4 % of it."""
         for bucket, count in latency.items():
             index, middle_s = _of_bucket(bucket)
             self.counts[index] += count
@@ -67,7 +67,7 @@ def _of_bucket(bucket: str) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class Exchanged:
-    """Sums of `flow` events."""
+    """Sums over `flow` events."""
 
     requests: int = 0
     responses: int = 0
@@ -89,7 +89,7 @@ class Exchanged:
 
 @dataclass(slots=True)
 class Timed(Exchanged):
-    """The same with latencies; those of a Fetch that found nothing are apart."""
+    """The same sums with latencies; fetches that were answered without data have their own histogram."""
 
     latency: Histogram = field(default_factory=Histogram)
     latency_empty: Histogram = field(default_factory=Histogram)
@@ -102,9 +102,10 @@ class Timed(Exchanged):
 
 @dataclass(slots=True)
 class Named:
-    """Sums of what `flow` events say of a topic. since, ts: of the first and the last interval, µs since epoch.
+    """Sums over a topic's entries in `flow` events.
 
-    used_us: when it was used last, of the time that passed by the agent's intervals.
+    since, ts: start of the first and end of the last interval with an entry, µs since epoch. used_us: time of the last
+    use, as the sum of the agent's intervals until then.
     """
 
     topic_id: str | None = None
@@ -129,7 +130,7 @@ class Named:
 
 @dataclass(slots=True)
 class CloseTotals:
-    """Connections that ended in one way."""
+    """Counts the connections that ended in one way."""
 
     count: int = 0
 
@@ -140,7 +141,7 @@ def _count_errors(names: Counter[str], codes: Mapping[str, int]) -> None:
 
 
 class Table(Generic[Row]):
-    """Rows by workload and further labels, at most `limit` of them beside those of OTHER."""
+    """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER."""
 
     def __init__(self, make: Callable[[], Row], limit: int) -> None:
         self._make = make
@@ -150,7 +151,7 @@ class Table(Generic[Row]):
         self._others: dict[Labels, Row] = defaultdict(make)
 
     def row(self, owner: OwnerLabels, labels: Labels, others: Labels) -> Row:
-        """The row of the labels; if there is none and no space, that of the workload OTHER and the labels `others`."""
+        """Return the row of the labels; if the table is full, that of the workload OTHER with the labels `others`."""
         rows = self._rows.get(owner)
         if rows and (row := rows.get(labels)):
             return row
@@ -166,7 +167,7 @@ class Table(Generic[Row]):
         self._size -= len(self._rows.pop(owner, ()))
 
     def keep(self, wanted: Callable[[Row], bool]) -> None:
-        """Forget all other rows, but for those of OTHER."""
+        """Drop all rows that are not wanted, except those of OTHER."""
         for owner, rows in list(self._rows.items()):
             kept = {labels: row for labels, row in rows.items() if wanted(row)}
             self._size -= len(rows) - len(kept)
@@ -177,7 +178,7 @@ class Table(Generic[Row]):
 
     @property
     def owners(self) -> AbstractSet[OwnerLabels]:
-        """All workloads that have rows, but for OTHER."""
+        """All workloads that have rows, except OTHER."""
         return self._rows.keys()
 
     def __len__(self) -> int:
@@ -190,27 +191,27 @@ class Table(Generic[Row]):
 
 
 class Traffic:
-    """What `add` got since the start. `agent` is the last `agent` event, empty before the first."""
+    """Sums of all events since the start. `agent` is the last `agent` event, empty before the first."""
 
     def __init__(self, limit: int) -> None:
         """limit: most label sets of each table."""
         self.limit = limit
         self.agent: Mapping[str, Any] = {}
         self.apis: dict[Labels, Exchanged] = {}  # by side and API
-        self.workloads = Table(Timed, limit)  # and API
-        self.topics = Table(Named, limit)  # API and topic
-        self.closes = Table(CloseTotals, limit)  # by how and who
-        # From 0: where a counter begins with its first value, Prometheus sees no increase.
+        self.workloads = Table(Timed, limit)  # by workload and API
+        self.topics = Table(Named, limit)  # by workload, API and topic
+        self.closes = Table(CloseTotals, limit)  # by workload, `how` and `closed_by`
+        # From 0: if a counter's first sample is its first increase, Prometheus does not see that increase.
         self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
         self.resets = 0
-        self.open: Counter[OwnerLabels] = Counter()  # now
-        self._spoke: set[OwnerLabels] = set()  # in this interval
-        self._absent: dict[OwnerLabels, int] = {}  # since when, of `_passed_us`
-        self._passed_us = 0  # by the agent's intervals, which no step of a clock moves
+        self.open: Counter[OwnerLabels] = Counter()  # open connections now
+        self._spoke: set[OwnerLabels] = set()  # workloads with events in this interval
+        self._absent: dict[OwnerLabels, int] = {}  # `_passed_us` when the workload was first absent
+        self._passed_us = 0  # sum of the agent's intervals, which steps of the wall clock do not change
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Add events in their order; the `agent` event ends an interval."""
+        """Add events in their order; an `agent` event ends an interval."""
         for event in events:
             match event["kind"]:
                 case "flow":
@@ -256,7 +257,7 @@ class Traffic:
         self.open = _largest(open_now, self.limit)
 
     def _add_other(self, counts: Mapping[str, int]) -> None:
-        """Count what has no event of its own, by KIND/SIDE/HOW/CLOSED_BY."""
+        """Add the counts of events that were not sent singly. Their keys have the form KIND/SIDE/HOW/CLOSED_BY."""
         for name, count in counts.items():
             kind, *which = name.split("/")
             match kind, which:
@@ -280,7 +281,7 @@ class Traffic:
 
 
 def used_topics(flow: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The topics that somebody asked for or got something of. A Metadata response may name all that there are."""
+    """Return the topics that were requested or transferred. A Metadata response may also contain all other topics."""
     return (topic for topic in flow["topics"] if topic["requests"] or topic["bytes"] or topic["errors"])
 
 
@@ -288,7 +289,7 @@ def _owner(event: Mapping[str, Any]) -> OwnerLabels:
     if event.get("conn_id", "") is None:
         return OwnerLabels(event["side"], OTHER, OTHER)
     workload = event["workload"]
-    # What runs a pod outlives it: a rollout makes no new label sets.
+    # The owner of a pod outlives the pod: a rollout makes no new label sets.
     if named := workload["owner_name"] or workload["pod"]:
         where = f"{printable(workload['namespace'])}/{printable(named)}"
     else:
@@ -297,7 +298,7 @@ def _owner(event: Mapping[str, Any]) -> OwnerLabels:
 
 
 def _largest(counts: Counter[OwnerLabels], limit: int) -> Counter[OwnerLabels]:
-    """The same sums by at most `limit` workloads and OTHER."""
+    """Return the counts of the `limit` largest workloads, and the sum of all others as OTHER."""
     if len(counts) <= limit:
         return counts
     kept = counts.most_common()

@@ -1,4 +1,7 @@
-"""What the server shows: its own sums, and what it asks of the agent and the sink. Belongs to the server's thread."""
+"""The data that the server shows: its own sums, and what it reads from the agent and the sink.
+
+Only the server's thread uses it.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +16,24 @@ from kafka_probe.server.traffic import Traffic
 from kafka_probe.sinks import Sink
 
 STALLED_S = 30.0
-"""The capture loop turns every second; only a report of very many connections takes longer."""
+"""Seconds after which the capture loop counts as stalled.
+
+It turns every second; only a report of very many connections takes longer.
+"""
 
 
 class Watched(Protocol):
-    """An agent, as other threads see it."""
+    """The part of an agent that the server's thread reads."""
 
     turned_s: float | None
 
     def connections(self) -> tuple[Connection, ...]:
-        """The open connections."""
+        """Return the open connections."""
 
 
 @dataclass(slots=True)
 class View:
-    """All that can be asked for. handed_over: how often it was given events."""
+    """All data that clients can request. handed_over: number of calls of `add`."""
 
     agent: Watched
     sink: Sink
@@ -37,19 +43,19 @@ class View:
     handed_over: int = 0
 
     def add(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Take the agent's events, in their order."""
+        """Add the agent's events in their order."""
         self.handed_over += 1
         self.traffic.add(events)
         self.clients.add(events)
 
     def stalled(self) -> str | None:
-        """Why the agent is not alive, in words; None: it is, or it is still starting."""
+        """Return the reason why the agent is not alive; None if it is, or is still starting."""
         turned_s = self.agent.turned_s
         silent_s = 0.0 if turned_s is None else time.monotonic() - turned_s
         return f"the capture loop has not turned for {silent_s:.0f} s" if silent_s > STALLED_S else None
 
     def unready(self) -> str | None:
-        """Why the agent is of no use now, in words; None: it captures, and what it sees is taken."""
+        """Return the reason why the agent is not ready; None if it captures and its sink takes events."""
         if self.agent.turned_s is None:
             return "not attached to the kernel yet"
         return self.stalled() or self.sink.trouble()
