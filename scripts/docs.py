@@ -1,7 +1,8 @@
 """Writes what the code knows best: parts of README.md, each between `<!-- generated: NAME -->` and `<!-- end -->`, and
 in the schema of the Helm chart's values the names of the settings.
 
-`docs.py` brings them up to date, `docs.py --check` only says which are not and exits with 1. Another file may be named.
+`docs.py` updates them. `docs.py --check` changes nothing, reports the outdated parts and exits with 1 if there are any.
+`docs.py FILE` takes another file instead of README.md.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ from kafka_probe_pipeline.rules import CAUSES
 from kafka_probe_pipeline.traffic import COUNTS, HISTOGRAMS, KEYS
 
 README = Path(__file__).parents[1] / "README.md"
-KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # what `make test-kernels` found
-BENCH = Path(__file__).parents[1] / "docs" / "bench.json"  # what `make bench` measured
+KERNELS = Path(__file__).parents[1] / "docs" / "kernels.json"  # results of `make test-kernels`
+BENCH = Path(__file__).parents[1] / "docs" / "bench.json"  # results of `make bench`
 CHART = Path(__file__).parents[1] / "agent" / "deploy" / "helm" / "kafka-probe" / "values.schema.json"
 PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
-# What the chart sets by values of its own, and refuses among `settings`.
+# Settings that the chart sets by its own values, and refuses among `settings`.
 SET_BY_THE_CHART = {"conntrack", "kubernetes", "node", "ready_file"}
 
-# Of a figure of `make bench`: what it is, how much of its unit makes one of the table's, and how it is written.
+# For each figure of `make bench`: its description, its units per unit of the table, and its number format.
 COSTS = {
     "throughput_ratio": ("client throughput with the agent, as a share of that without", 1, ".2f"),
     "throughput_ratio_noise": ("the same without the agent: the noise of the machine", 1, ".2f"),
@@ -98,7 +99,7 @@ def event_tables() -> str:
 
 
 def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """A row per field; those inside objects and lists follow with their path."""
+    """Yield a row per field; fields inside objects and lists follow with their paths."""
     for field in fields:
         name = f"{prefix}{field.name}"
         match field.type:
@@ -169,7 +170,7 @@ def kernel_table() -> str:
 
 
 def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:
-    """What each backend did, by buffer, and the most instructions of a program that the verifier went through."""
+    """Return a kernel's row: results of each backend by buffer, and the most instructions verified of a program."""
     cells = []
     for backend in ("fentry", "kprobe", "tracepoint"):
         runs = [run for run in kernel["runs"] if run["backend"] == backend]
@@ -180,7 +181,7 @@ def kernel_row(kernel: dict[str, Any]) -> tuple[str, ...]:
 
 
 def cost_plots() -> str:
-    """Memory by open connections, and CPU by requests per second."""
+    """Return plots of memory by open connections and of CPU by requests per second, and a table."""
     found = json.loads(BENCH.read_text())["scale"]
     connections, rates = found["by_connections"], found["by_rate"]
     rows = (
@@ -201,7 +202,7 @@ def cost_plots() -> str:
 
 
 def cost_table() -> str:
-    """Median, least and most of all rounds."""
+    """Return a table of the median, minimum and maximum of all rounds."""
     found = json.loads(BENCH.read_text())
     return table(
         ("what", "median", "min", "max"),
@@ -219,12 +220,12 @@ def plot(title: str, values: dict[str, float]) -> str:
 
 
 def top(values: dict[str, float]) -> str:
-    """The range of an axis from 0 to above the highest value."""
+    """Return the range of an axis from 0 to above the highest value."""
     return f"0 --> {math.ceil(max(values.values()) * 1.1)}"
 
 
 def chart_schema() -> str:
-    """The schema of the chart's values, which takes the settings that are no secrets."""
+    """Return the schema of the chart's values with the names of the settings that the chart accepts: no secrets."""
     schema = json.loads(CHART.read_text())
     known = (name for name, field in config.Config.model_fields.items() if not config.is_secret(field))
     names = [name for name in known if name not in SET_BY_THE_CHART and not name.startswith(("listen", "spool_"))]

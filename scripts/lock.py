@@ -1,7 +1,7 @@
-"""Writes the requirements of the images with the hashes of their files: agent/deploy/requirements-*.txt.
+"""Writes the packages of the images with the hashes of their files to agent/deploy/requirements-*.txt.
 
-To be run again, with Python 3.11 on x86-64 as in the images, after a change of pyproject.toml or constraints.txt. pip
-takes hashes from requirements only: not from constraints, and not for a directory or an editable installation.
+Run it after a change of pyproject.toml or constraints.txt, with Python 3.11 on x86-64 as in the images. pip accepts
+hashes only in requirements: not in constraints, and not for a directory or an editable installation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# What builds this project and PySpark; the agent; the pipeline.
+# Packages that build this project and PySpark; those of the agent; those of the pipeline.
 LOCKED = {"build": ("hatchling", "setuptools==84.2.1"), "agent": (".[kubernetes]",), "pipeline": (".[pipeline]",)}
 HEADING = (
     "# By scripts/lock.py from constraints.txt, for Python 3.11 on x86-64: all packages that an image is made with.\n"
@@ -21,12 +21,12 @@ HEADING = (
 
 
 def lock(*wanted: str) -> str:
-    """Return the requirements that installing these brings, each with its version and the hash of its file."""
+    """Return all packages that an installation of `wanted` requires, each with its version and file hash."""
     command = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-"]
     report = subprocess.run(
         [*command, *wanted],
         cwd=ROOT,
-        # As a variable the constraints reach the environments that pip builds packages in, too.
+        # A variable, because pip passes it on to the environments in which it builds packages.
         env={**os.environ, "PIP_CONSTRAINT": "constraints.txt"},
         stdout=subprocess.PIPE,
         check=True,

@@ -1,7 +1,7 @@
-"""Where events go: the `Sink` seam and its two ends, `kafka` and `stdout`.
+"""The destinations of events: the `Sink` protocol, and its implementations `kafka` and `stdout`.
 
-A sink takes events from the capture loop without ever making it wait, keeps at most a fixed number of bytes, and counts
-by reason every event that it could not deliver. It never changes an event.
+A sink takes events without blocking the capture loop, keeps at most a fixed number of bytes, and counts by reason every
+event that it could not deliver. It never changes an event.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ class Sink(Protocol):
     """A destination of events, each a mapping as in `kafka_probe.events`."""
 
     def send(self, events: Sequence[Event]) -> None:
-        """Take events over, in order. Never blocks and never raises: what does not fit is dropped and counted."""
+        """Queue events in order. Never block and never raise: drop and count the events that do not fit."""
 
     def close(self, timeout_s: float) -> None:
-        """Deliver what waits for at most `timeout_s` seconds, count what is left as lost, and stop. Idempotent."""
+        """Stop: deliver events for at most `timeout_s` seconds, then spool the rest or count it as lost. Idempotent."""
 
     def losses(self) -> Mapping[str, int]:
-        """Events lost since the start, by reason; every reason is there from the start, with 0."""
+        """Return the events lost since the start, by reason. Every reason is present from the start, with 0."""
 
     def counters(self) -> Mapping[str, int]:
-        """What was delivered since the start."""
+        """Return totals of the delivery since the start and, as sizes in bytes, the events queued now."""
 
     def trouble(self) -> str | None:
-        """Why nothing is delivered now, in words that anybody may read; None: events are taken."""
+        """Return the reason why no events are delivered now, as text without secrets; None if they are delivered."""

@@ -1,8 +1,8 @@
-"""A directory that no other user can write, and its files: made, checked and opened.
+"""A directory that no other user can write: creates, checks and opens it and its files.
 
-The owner and mode of the directory and of everything above it decide. They are checked before anything is opened, so
-that nobody can exchange a part of the path meanwhile. Files are opened relative to the open directory, never through
-a symbolic link, and never so that the call waits, as for the writer of a FIFO.
+Owner and mode of the directory and of everything above it are checked before anything is opened, so that no other user
+can replace a part of the path afterwards. Files are opened relative to the open directory, never through a symbolic
+link, and never with a call that blocks, such as an open of a FIFO without a writer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class NotPrivateError(OSError):
-    """Other users can, or could, write the directory. `strerror` is the reason, `remedy` what to do."""
+    """Raised if other users can or could write the directory. `strerror` is the reason, `remedy` the next step."""
 
     def __init__(self, reason: str, remedy: str) -> None:
         super().__init__(errno.EPERM, reason)
@@ -26,20 +26,20 @@ class NotPrivateError(OSError):
 
 
 def open_directory(directory: Path) -> int:
-    """Open a directory that only this user and root can exchange; make it, with those above it, if it is absent.
+    """Open a directory that only this user and root can replace. Create it and its parents if they are absent.
 
-    Raises `NotPrivateError` if another user could, and `OSError` if it cannot be made or opened.
+    Raises `NotPrivateError` if another user could replace it, and `OSError` if it cannot be created or opened.
     """
     directory = directory.absolute()
     missing = [one for one in directory.parents if not one.exists()]
-    # Before anything is made: a link of another user may lead anywhere.
+    # Check before creating anything: a link of another user may point anywhere.
     _require_own_path((missing or [directory])[-1])
     for one in reversed(missing):
         one.mkdir(0o755, exist_ok=True)
     directory.mkdir(0o700, exist_ok=True)
     target, me = directory.resolve(), os.geteuid()
     _require_own_path(directory)
-    # By the path that was checked: a link to it may lead elsewhere by now.
+    # Open the path that was checked: a link to it may point elsewhere by now.
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (owner := os.fstat(opened).st_uid) != me:
         os.close(opened)
@@ -49,7 +49,7 @@ def open_directory(directory: Path) -> int:
 
 
 def _require_own_path(directory: Path) -> None:
-    """Raise `NotPrivateError` if another user could exchange the directory, which need not be there yet."""
+    """Raise `NotPrivateError` if another user could replace the directory, which may be absent."""
     for above in _above(directory, directory.resolve()):
         found = above.lstat()
         if found.st_uid not in (0, os.geteuid()):
@@ -60,7 +60,7 @@ def _require_own_path(directory: Path) -> None:
 
 
 def _above(directory: Path, target: Path) -> Iterator[Path]:
-    """Everything whose writer could exchange the directory: also the links to it, and what is above their target."""
+    """Yield the paths whose writers could replace the directory: parents of it and of its target, and a link itself."""
     yield from directory.parents
     yield from target.parents
     if directory.is_symlink():
@@ -68,10 +68,11 @@ def _above(directory: Path, target: Path) -> Iterator[Path]:
 
 
 def make_private(opened: int, expected: Callable[[str], bool]) -> None:
-    """Let nobody else into an open directory of this user, which holds only own files of expected names.
+    """Restrict an open directory of this user to this user. It must contain only own files with expected names.
 
-    The contents are checked before its mode changes, which would do harm to a directory of others such as /tmp, and
-    afterwards, since others may have written it until then. Raises `NotPrivateError` if it holds anything else.
+    The contents are checked before the mode changes, because the change would damage a shared directory such as /tmp,
+    and again afterwards, because others may have written until then. Raises `NotPrivateError` if it contains anything
+    else.
     """
     _require_own_files(opened, expected)
     if os.fstat(opened).st_mode & _OTHERS:
@@ -82,7 +83,7 @@ def make_private(opened: int, expected: Callable[[str], bool]) -> None:
 def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
     for name in os.listdir(opened):
         found = os.stat(name, dir_fd=opened, follow_symlinks=False)
-        # Every file system of its own has one.
+        # The root directory of an ext4 file system contains one.
         if name == "lost+found" and stat.S_ISDIR(found.st_mode) and found.st_uid == 0:
             continue
         if not expected(name) or not _is_own_file(found):
@@ -91,12 +92,12 @@ def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
 
 
 def _is_own_file(found: os.stat_result) -> bool:
-    # A second name may be a link that others made, to a file that they may not read.
+    # Another user may have made the second link, to a file that this user may read and they may not.
     return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
 
 
 def read_file(opened: int, name: str, limit_bytes: int) -> bytes:
-    """Return the contents of a file in an open directory; `OSError` if it is none of this user's, or longer."""
+    """Return a file's contents. Raises `OSError` if it is not a regular file of this user, or exceeds the limit."""
     file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=opened)
     try:
         found = os.fstat(file)

@@ -1,10 +1,10 @@
-"""Events to a Kafka topic, as NDJSON: many events per record, keyed by `agent_id`, so one agent's events stay in order.
+"""Sends events to a Kafka topic as NDJSON: many events per record, keyed by `agent_id`, which keeps an agent's order.
 
-One record is on its way at a time and kafka-python retries it idempotently for as long as the brokers are away, so that
-an event is neither reordered nor duplicated. Meanwhile events wait in the outbox, in memory and on disk, within their
-bounds. A record that is too large for the topic is sent in parts, and later ones are made smaller from the start. A
-record that the brokers refuse for another reason, or a single event that is too large, is counted and dropped. The
-producer of a refused record is replaced: after a failure its sequence cannot be trusted.
+One record is in flight at a time. kafka-python retries it idempotently while the brokers are unreachable, so events are
+neither reordered nor duplicated. Meanwhile the outbox keeps further events, in memory and on disk, within its bounds. A
+record that is too large for the topic is sent in parts, and later records are smaller from the start. A record that the
+brokers refuse for another reason, or a single event that is too large, is counted and dropped. The producer of a
+refused record is replaced, because its sequence numbers cannot be trusted after a failure.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_MS = 10_000
 PATIENCE_S = 5.0
-# A week: as good as for ever, and below the 2**31 ms that epoll accepts.
+# A week: in practice no limit, and below the 2**31 ms that epoll accepts.
 DELIVERY_TIMEOUT_MS = 7 * 24 * 3600 * 1000
 MAX_RECORD_BYTES = 64 << 20
-# The pipeline's clock are the times of the records: not what any writer names, which is Kafka's default.
+# The pipeline uses record timestamps as its clock. With Kafka's default, CreateTime, any writer could set them.
 _TOPIC_SETTINGS = {"message.timestamp.type": "LogAppendTime"}
 
 
 class KafkaSink:
-    """A `Sink` that writes to `config.topic` of `config.bootstrap_servers`. Connects in its own thread.
+    """A `Sink` that writes to `config.topic` at `config.bootstrap_servers`. It connects in its own thread.
 
     Raises `StartError` if `config.spool_dir` cannot be used.
     """
@@ -92,7 +92,7 @@ class KafkaSink:
         return self._trouble
 
     def _deliver(self, batch: Batch) -> None:
-        """Send the batch, in parts if need be, and settle it; leave it to the next agent if this one stops before."""
+        """Send the batch, in parts if needed, and settle it. If the sink stops first, the outbox keeps the batch."""
         from kafka import errors
 
         too_large = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
@@ -121,7 +121,7 @@ class KafkaSink:
         self._outbox.settle(batch, lost)
 
     def _split(self, parts: Iterable[Batch]) -> deque[Batch]:
-        """The same events in records of the size that the topic takes, as far as that is known."""
+        """Return the same events in records of the size that the topic is known to accept."""
         return deque(
             smaller
             for part in parts
@@ -129,9 +129,9 @@ class KafkaSink:
         )
 
     def _send(self, batch: Batch) -> bool:
-        """Send one record, however long that takes: True if the brokers have it, False if this agent stops before.
+        """Send one record without a time limit. Return True if the brokers have it, False if the sink stops first.
 
-        Raises `KafkaError` if they refuse it.
+        Raises `KafkaError` if the brokers refuse it.
         """
         from kafka import errors
 
@@ -146,7 +146,7 @@ class KafkaSink:
                 continue
             except errors.KafkaError:
                 raise
-            except Exception as error:  # something broke in kafka-python: nothing was sent, a new producer may do it
+            except Exception as error:  # a fault in kafka-python: nothing was sent, so retry with a new producer
                 self._warn_away(error)
                 self._drop_producer()
                 self._stopping.wait(RETRY_S)
@@ -159,7 +159,7 @@ class KafkaSink:
                 self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
             if result.exception is None:
                 return True
-            if self._stopping.is_set():  # it was the producer's end: the outbox has kept the batch
+            if self._stopping.is_set():  # the producer was closed: the outbox keeps the batch
                 return False
             raise result.exception
         return False
@@ -207,11 +207,11 @@ class KafkaSink:
         except errors.KafkaError as error:
             if isinstance(error, errors.RetriableError):
                 raise
-            # It may exist all the same: writing will tell.
+            # The topic may exist nevertheless; the first write shows it.
             self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); it is used if it exists.")
 
     def _given_up(self, error: Exception) -> str:
-        """Replace the producer, and return the reason under which the loss of its record is counted."""
+        """Drop the producer of a refused record, and return the reason under which the record's loss is counted."""
         from kafka import errors
 
         self._trouble = "the topic of the events refuses them; the log says why"
@@ -225,13 +225,13 @@ class KafkaSink:
         if producer is not None:
             with suppress(Exception):
                 producer.close(0)
-            # close() stops at the timeout of its flush, or at what is broken, and would leave the thread sending.
+            # If its flush times out or fails, close() returns early and the producer's thread would go on sending.
             producer._sender.force_close()
 
     def _warn_away(self, error: Exception) -> None:
         config = self._config
         self._trouble = "the brokers of the events do not take any; the log says why"
-        # kafka-python often sees a refused password as a closed connection, so the sentence names the user too.
+        # kafka-python often reports a refused password as a closed connection, so the message contains the user, too.
         user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
         protocol = config.security_protocol or "PLAINTEXT"
         on_disk = f" and {written_size(config.spool_bytes)} in {config.spool_dir}" if config.spool_dir else ""
@@ -251,7 +251,7 @@ class KafkaSink:
 
     def _recovered(self) -> None:
         self._trouble = None
-        # An event that is too large alone is no state that ends.
+        # "large" is about single events: it is not a state that ends.
         if ended := self._warned.keys() - {"large"}:
             for kind in ended:
                 del self._warned[kind]
@@ -260,7 +260,7 @@ class KafkaSink:
 
 
 class _LastMessages(logging.Handler):
-    """What kafka-python said last. It logs every attempt to connect; the sink says once what that means."""
+    """Keeps the last error message of kafka-python, which logs every attempt to connect; the sink logs one warning."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -272,7 +272,7 @@ class _LastMessages(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        # Its sentences about the bootstrap as a whole hide why an attempt failed; so does one that was cut short.
+        # Messages about the bootstrap as a whole, and timeouts after another error, hide why an attempt failed.
         if not message.startswith("Bootstrap") and not (self.last and message.endswith("timed out")):
             self.last = re.sub(r"^<.*?>: ", "", message)
 
@@ -281,7 +281,7 @@ class _LastMessages(logging.Handler):
 
 
 def reach(config: Config) -> str:
-    """Ask the brokers who they are; `ConnectionError` if they do not answer."""
+    """Connect to the brokers and return the state of the topic as text. Raises `ConnectionError` without an answer."""
     from kafka import KafkaAdminClient, errors
 
     client_says = _LastMessages()
@@ -299,7 +299,7 @@ def reach(config: Config) -> str:
 
 
 def _open(kind: Any, config: Config, **settings: Any) -> Any:
-    """A client of the given class, connected."""
+    """Return a connected client of the class `kind`."""
     from kafka.net.compat import KafkaNetClient
 
     opened: list[Any] = []
@@ -319,13 +319,13 @@ def _open(kind: Any, config: Config, **settings: Any) -> Any:
             **config.security(),
         )
     except Exception:
-        # The constructors leave their sockets and threads behind when the brokers cannot be reached.
+        # The constructors do not close their sockets and threads if the brokers are unreachable.
         for network in opened:
             network.close()
         raise
 
 
 def _said(error: Exception) -> str:
-    """The error's name, and its text unless that repeats the request and response."""
+    """Return the error's name, and its text unless the text repeats the request and response."""
     name, text = type(error).__name__, str(error.args[0]) if error.args else ""
     return name if not text or "Request(" in text else f"{name}: {text}"

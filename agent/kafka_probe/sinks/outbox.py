@@ -1,9 +1,9 @@
-"""What waits between the capture loop and a sink's own thread: encoded events, bounded in bytes.
+"""The queue between the capture loop and a sink's thread: encoded events, bounded in bytes.
 
-What waits longer than it takes to deliver goes to the disk, if there is a spool, by a thread of its own. When there is
-no space left, the newest events are dropped: the beginning of an outage is what explains it, and the `agent` events
-carry totals since the start, so the gap shows in the first one that follows. Above half of the bound peers share what
-is left, and the last eighth is for events that are not about one connection, as `agent`.
+If there is a spool, its thread moves batches to disk that have waited longer than normal delivery takes. When no space
+is left, the newest events are dropped, because the beginning of an outage explains it. `agent` events contain totals
+since the start, so the first one after the gap shows it. Above half of the bound, peers share the rest. The last eighth
+is for events that are not about one connection, such as `agent`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kafka_probe.sinks.spool import Segment, Spool
 
 BATCH_BYTES = 256 << 10
-EVENT_BYTES = 4 << 20  # at most: twice what a flow of 4,096 topics with the longest names takes
+EVENT_BYTES = 4 << 20  # maximum: twice the size of a flow of 4,096 topics with the longest names
 SPOOL_AFTER_S = 2.0
 RETRY_S = 1.0
 EXIT_S = 10.0
@@ -46,7 +46,7 @@ LOSSES = {
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Encoded events, one per line, each ended by a newline; how many there are, of which key, waiting since when."""
+    """Encoded events, each ended by a newline, with their number, their record key and the time of their queueing."""
 
     lines: bytes
     events: int
@@ -55,12 +55,12 @@ class Batch:
 
 
 def encode(event: Event) -> bytes:
-    """Return the event as one line of JSON. Numbers that are keys (error codes, buckets) become strings."""
+    """Return the event as one line of JSON. Keys that are numbers (error codes, buckets) become strings."""
     return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
 
 
 def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "") -> Iterator[Batch]:
-    """Join lines into batches of at most `limit_bytes`; a longer line stands alone."""
+    """Yield batches of at most `limit_bytes` of joined lines; a longer line is a batch by itself."""
     joined: list[bytes] = []
     size = 0
     for line in lines:
@@ -74,16 +74,16 @@ def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "
 
 
 class Outbox:
-    """A queue of batches for one consumer: those on disk, then those in memory, which is the order in which they came.
+    """A queue of batches for one consumer: first those on disk, then those in memory, in the order of arrival.
 
-    The batch being delivered counts towards the bounds until it is settled. The disk is touched by the consumer and by
-    a thread of the outbox, never by `put`.
+    The batch being delivered counts towards the bounds until it is settled. Only the consumer and the spool's thread
+    access the disk, never `put`.
     """
 
     def __init__(self, limit_bytes: int, spool: Spool | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._shares = Shares(limit_bytes)
-        self._gone_bytes = 0  # that have left the memory
+        self._gone_bytes = 0  # total removed from memory
         self._spool = spool
         self._on_disk: deque[Segment] = spool.left if spool else deque()
         self._waiting: deque[Batch] = deque()
@@ -98,7 +98,7 @@ class Outbox:
         self.lost = dict.fromkeys(LOSSES, 0)
 
     def put(self, events: Sequence[bytes], key: str = "", peers: Iterable[str | None] = repeat(None)) -> None:
-        """Queue encoded events as far as they fit; the rest is counted. peers: whose they are."""
+        """Queue the encoded events that fit, and count the others as lost. peers: the peer of each event, or None."""
         if self._spool and not self._writer:
             self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
             self._writer.start()
@@ -111,7 +111,7 @@ class Outbox:
             self._changed.notify_all()
 
     def _take(self, size: int, peer: str | None) -> bool:
-        """Count the bytes of an event as waiting, or the event as lost if there is no space for it."""
+        """Count an event's bytes as waiting and return True, or count the event as lost if it does not fit."""
         if size > EVENT_BYTES:
             self.lost["sink_event_too_large"] += 1
             return False
@@ -124,7 +124,7 @@ class Outbox:
         return fits
 
     def head(self) -> Batch | None:
-        """The oldest batch, which stays until it is settled; waits for one; None when closed and empty."""
+        """Wait for the oldest batch and return it, queued until `settle`; None if closed and empty, or abandoned."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._on_disk or self._waiting or self._closed)
@@ -139,7 +139,7 @@ class Outbox:
             self.settle(batch)
 
     def settle(self, batch: Batch, lost: Sequence[tuple[Batch, str]] = ()) -> None:
-        """Remove the oldest batch, the one that `head` gave; `lost`: parts not delivered, each with its reason."""
+        """Remove the oldest batch, which `head` returned. lost: its parts not delivered, each with the reason."""
         with self._changed:
             segment = self._on_disk.popleft() if self._on_disk else None
             if segment:
@@ -157,13 +157,13 @@ class Outbox:
             self._spool.remove(segment)
 
     def close(self) -> None:
-        """Take no more; `head` returns what is left, then None."""
+        """Take no more events; `head` returns the remaining batches, then None."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def abandon(self) -> None:
-        """Leave what is left to the spool, and count what finds no space there as lost."""
+        """Move the remaining batches to the spool within EXIT_S, and count those not moved as lost."""
         with self._changed:
             self._closed = self._abandoned = True
             self._changed.notify_all()
@@ -175,7 +175,7 @@ class Outbox:
             self.waiting_bytes = 0
 
     def _write(self, spool: Spool) -> None:
-        """Move to the disk what waits too long, and in the end all that is left."""
+        """Move overdue batches to disk, and all remaining ones after `abandon`. Runs in the spool's thread."""
         while (batch := self._overdue()) is not None:
             free_bytes = spool.limit_bytes - self.spooled_bytes if len(self._on_disk) < SPOOL_FILES else 0
             segment = spool.write(batch, free_bytes)
@@ -187,7 +187,7 @@ class Outbox:
                 spool.remove(segment)
 
     def _overdue(self) -> Batch | None:
-        """The oldest batch in memory once it has to go; None when there is none and none will come."""
+        """Wait until the oldest batch in memory has to go to disk, and return it; None if abandoned and empty."""
         with self._changed:
             while self._waiting or not self._abandoned:
                 remaining_s = None
@@ -200,7 +200,7 @@ class Outbox:
             return None
 
     def _moved(self, batch: Batch, segment: Segment) -> bool:
-        """Put the segment in the place of the batch, unless that was settled while it was written."""
+        """Replace the batch by its segment and return True; False if the batch was settled during the write."""
         with self._changed:
             if not self._waiting or self._waiting[0] is not batch:
                 return False
@@ -218,17 +218,17 @@ class Outbox:
 class Worker:
     """The thread that empties an outbox; `deliver` gets each batch and settles it.
 
-    It starts with the first event, as that of the spool: threads have the capabilities of the one that starts them.
+    Like the spool's thread it starts with the first event, because a thread inherits the capabilities of its starter.
     """
 
     def __init__(self, name: str, outbox: Outbox, deliver: Callable[[Batch], None]) -> None:
         self._outbox = outbox
         self._deliver = deliver
-        # A daemon: a far end that never answers must not keep the process from ending.
+        # A daemon thread: a peer that never answers must not keep the process from exiting.
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Idempotent."""
+        """Start the thread. Idempotent."""
         if self._thread.ident is None:
             self._thread.start()
 
@@ -237,12 +237,12 @@ class Worker:
             self._deliver(batch)
 
     def stop(self, timeout_s: float) -> None:
-        """Deliver what waits, for at most `timeout_s` seconds; the rest goes to the spool or is counted as lost."""
+        """Deliver queued batches for at most `timeout_s` seconds; spool the rest or count it as lost."""
         self._outbox.close()
         self.join(timeout_s)
         self._outbox.abandon()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread to end."""
+        """Wait for the thread to end, for at most `timeout_s` seconds."""
         if self._thread.ident is not None:
             self._thread.join(timeout_s)

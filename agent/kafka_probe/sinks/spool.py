@@ -1,9 +1,9 @@
-"""Batches on disk, one gzip file each: what waits for a sink longer than memory or this process should hold it.
+"""Batches on disk, one gzip file each, for long outages of a sink and across restarts of the agent.
 
-A file is named after its place in the queue, its events and the key of their record, and `zcat` shows it. What `write`
-has returned survives a crash; a file that a crash tore gives its whole lines. The directory belongs to one agent at a
-time, and to no other user: what others could have put into it is neither trusted nor followed. After the start nothing
-here raises: what the disk refuses is the caller's to keep, and is said once.
+A file name contains the position in the queue, the number of events and the record key; `zcat` shows the file. A batch
+survives a crash once `write` has returned it; a truncated file yields its complete lines. The directory belongs to one
+agent at a time and to no other user: files that others could have created in it are neither trusted nor followed. After
+the start nothing here raises: the caller keeps batches that the disk refuses, and a failure is logged once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# What a small file takes on disk; the bound is of the disk's space.
+# Disk space of a small file: the bound is on disk space, not on file sizes.
 BLOCK_BYTES = 4096
 _GZIP = 31  # zlib's wbits for gzip's header and checksum
-_LEVEL = 1  # a tenth of the size or less; level 6 saves a third of that in three times the time
+_LEVEL = 1  # compresses to a tenth or less; level 6 saves a third of that and takes three times as long
 _NAME = re.compile(r"(\d{16})-(\d{1,6})-([\w.-]*)\.ndjson\.gz", re.ASCII)
-# Of a file, packed and unpacked: a batch of several events is shorter, and packing makes no event longer.
+# Bound of a file, compressed and not: several events are shorter, and gzip does not lengthen JSON of that size.
 MAX_BATCH_BYTES = EVENT_BYTES
-# A batch of several events is at most BATCH_BYTES long, and `{}` with its newline the shortest event.
+# A batch of several events is at most BATCH_BYTES long, and the shortest event is `{}` with its newline.
 MAX_EVENTS = BATCH_BYTES // 3
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A batch on disk: its file, how many events were written to it, and the space that it takes."""
+    """A batch on disk: its file name, the number of events written, their record key, and the disk space."""
 
     name: str
     events: int
@@ -49,7 +49,7 @@ class Segment:
 
 
 class Spool:
-    """The files of `directory`, which is made if it is absent; `left` are those that earlier runs did not deliver.
+    """The files of `directory`, which is created if absent. `left` contains those that earlier runs did not deliver.
 
     Raises `StartError` if the directory cannot be used, or another agent uses it.
     """
@@ -72,7 +72,7 @@ class Spool:
             log.info("%d events that waited in %s go first.", sum(one.events for one in self.left), directory)
 
     def write(self, batch: Batch, free_bytes: int) -> Segment | None:
-        """Put a batch on disk, to stay; None if it takes more than `free_bytes` or the disk refuses it."""
+        """Write a batch durably to disk. Return None if it takes more than `free_bytes` or the disk refuses it."""
         content = zlib.compress(batch.lines, _LEVEL, _GZIP)
         size_bytes = _space(len(content))
         if size_bytes > free_bytes:
@@ -92,13 +92,13 @@ class Spool:
         return Segment(name, batch.events, batch.key, size_bytes)
 
     def read(self, segment: Segment) -> Batch:
-        """The batch, without the events that a damaged file lacks; without any if the file is gone."""
+        """Return the batch without the events that a damaged file lacks; without any event if the file is gone."""
         try:
             lines = _whole_lines(read_file(self._opened, segment.name, MAX_BATCH_BYTES))
         except OSError:
             lines = b""
         events = lines.count(b"\n")
-        if events > segment.events:  # not what this file was written with
+        if events > segment.events:  # more than were written: the file was changed
             lines, events = b"", 0
         if events < segment.events:
             self._warn("read", f"has lost {segment.name} or a part of it: the events are counted")
@@ -107,18 +107,18 @@ class Spool:
         return Batch(lines, events, segment.key)
 
     def remove(self, segment: Segment) -> None:
-        """Give the space back. A file that stays all the same is sent once more by the next run."""
+        """Delete the file of a segment. If that fails, the next run sends its events again."""
         with suppress(OSError):
             os.unlink(segment.name, dir_fd=self._opened)
 
     def close(self) -> None:
-        """Let another agent have the directory. Idempotent."""
+        """Release the lock of the directory. Idempotent."""
         opened, self._opened = self._opened, -1
         with suppress(OSError):
             os.close(opened)
 
     def _open(self) -> list[Segment]:
-        """Take the directory, and return what is in it, oldest first."""
+        """Open, lock and check the directory, and return its segments, oldest first."""
         opened = open_directory(self._directory)
         try:
             fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,7 +135,7 @@ class Spool:
         return [Segment(name[0], int(name[2]), name[3], _space(size)) for name, size in zip(found, sizes, strict=True)]
 
     def _is_there(self) -> bool:
-        """Whether the directory that was opened still is the one at its path."""
+        """Return True if the open directory is still the one at its path."""
         try:
             return os.path.samestat(os.stat(self._directory), os.fstat(self._opened))
         except FileNotFoundError:
@@ -171,13 +171,13 @@ def _space(size_bytes: int) -> int:
 
 
 def _segment_name(name: str) -> re.Match[str] | None:
-    """The parts of a name that `write` could have given: number, events, key."""
+    """Return a match with number, events and key if `write` could have given the name, else None."""
     found = _NAME.fullmatch(name)
     return found if found and 0 < int(found[2]) <= MAX_EVENTS else None
 
 
 def _whole_lines(content: bytes) -> bytes:
-    """Unpack the lines that are whole; none if the content is damaged or unpacks to more than a batch."""
+    """Return the complete lines of gzip content; none if it is damaged or decompresses to more than a batch."""
     unpacked = zlib.decompressobj(_GZIP)
     try:
         lines = unpacked.decompress(content, MAX_BATCH_BYTES)

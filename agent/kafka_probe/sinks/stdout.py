@@ -1,6 +1,6 @@
-"""Events as lines on standard output: for a look without a broker, and for `trace`.
+"""Writes events as lines to standard output, for use without a broker and for `trace`.
 
-A reader that goes away (`| head`) is no error: the sink asks the agent to stop and drops, counted, what comes after.
+A closed pipe (`| head`) is not an error: the sink asks the agent to stop, and drops and counts later events.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ STDOUT = 1
 
 
 class StdoutSink:
-    """A `Sink` that writes what `render` makes of an event, a line with its newline or None for nothing.
+    """A `Sink` that writes the line that `render` returns for an event, with its newline; None means no line.
 
-    buffer_bytes: bound of what waits. `on_closed` is called, from the sink's thread, when nobody reads any more.
+    buffer_bytes: most bytes queued. The sink's thread calls `on_closed` when a write fails, as to a closed pipe.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class StdoutSink:
         self.write([line for event in events if (line := self._render(event)) is not None])
 
     def write(self, lines: Sequence[bytes]) -> None:
-        """Queue lines as they are."""
+        """Queue lines unchanged."""
         self._worker.start()
         self._outbox.put(lines)
 
