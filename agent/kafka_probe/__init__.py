@@ -1,4 +1,4 @@
-"""Who is talking to a Kafka broker, and about what, seen from the kernel."""
+"""Observes from the kernel which processes use a Kafka broker, and how they use it."""
 
 from importlib.metadata import PackageNotFoundError, version
 

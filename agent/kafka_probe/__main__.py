@@ -1,4 +1,4 @@
-"""`python -m kafka_probe` is the command `kafka-probe`."""
+"""Runs the command `kafka-probe` for `python -m kafka_probe`."""
 
 from kafka_probe.cli import main
 

@@ -1,7 +1,7 @@
-"""The command `kafka-probe`: flags in, exit status out. Every flag derives from a field of `Config`.
+"""Implements the command `kafka-probe`. Every flag of a setting derives from a field of `Config`.
 
-Exit status: 0 done or stopped by a signal, 1 failed while running, 2 used wrongly, 3 could not start. A second signal
-ends the process at once. What a command does is in the module it imports, only when it is called.
+Exit status: 0 done or stopped by a signal, 1 failed while running, 2 used incorrectly, 3 could not start. A second
+signal ends the process at once. Each command imports the modules that do its work only when it runs.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConf
 
 
 def main() -> None:
-    """Entry point of the command."""
-    # NumPy would start threads for linear algebra, which has no place here; they would keep all capabilities.
+    """Run the command; this is the entry point of the package."""
+    # NumPy would start threads for linear algebra, which the agent does not use; they would keep all capabilities.
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     try:
         commands(prog_name="kafka-probe")
@@ -61,7 +61,10 @@ def main() -> None:
 
 
 def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """One flag per named field of `Config`, and --config. Values stay text: `Config` reads and checks them."""
+    """Return a decorator that adds a flag per named field of `Config`, and --config.
+
+    Values remain text: `Config` parses and checks them. Secrets have no flag.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         for name in reversed([name for name in names if not is_secret(Config.model_fields[name])]):
@@ -183,7 +186,7 @@ def version() -> None:
 def _configured(
     flags: Mapping[str, object], file: Path | None, defaults: Mapping[str, object] = MappingProxyType({})
 ) -> Config:
-    """The configuration of a command that watches, with logging set up as it says."""
+    """Return the configuration of a command that captures traffic, and configure logging by it."""
     from kafka_probe import logs
 
     config = load(flags, file, defaults)
@@ -228,9 +231,9 @@ def _watch(
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
 ) -> None:
-    """Run an agent with this sink until a signal, or the sink itself, stops it; say at the end what was lost.
+    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `say`.
 
-    again: reads the settings anew, at SIGHUP.
+    again: reloads the settings on SIGHUP.
     """
     from kafka_probe.agent import Agent
     from kafka_probe.memory import bounds_of

@@ -1,7 +1,7 @@
-"""The configuration: one class that gives flags, `KAFKA_PROBE_*` variables, the keys of a TOML file, `--help` and docs.
+"""Defines the configuration: one class gives flags, `KAFKA_PROBE_*` variables, the keys of a TOML file, `--help`, docs.
 
-A flag wins over a variable, a variable over the file, the file over the default. A value that cannot be used is a
-`UsageError` that names the place where it was written. This module never opens a socket and never touches the kernel.
+A flag overrides a variable, a variable overrides the file, and the file overrides the default. An invalid value raises
+a `UsageError` that names the flag, variable or key. This module never opens a socket and never accesses the kernel.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ KAFKA_PORT = 9092
 
 @dataclass(frozen=True, slots=True)
 class RequestEvents:
-    """Which exchanges become `request` events, written `off`, `all`, `errors`, `slower:MS` or `sample:N`."""
+    """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `sample:N`."""
 
     which: Literal["off", "all", "errors", "slower", "sample"] = "off"
     slower_than_us: int = 0
@@ -61,7 +61,7 @@ class RequestEvents:
 
     @classmethod
     def parse(cls, text: object) -> RequestEvents:
-        """Read the written form; `ValueError` says what is accepted."""
+        """Return the selection that a text describes. Raises `ValueError`, which lists the accepted forms."""
         match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:sample:([1-9]\d*))", str(text)):
             case None:
                 raise ValueError("must be off, all, errors, slower:MILLISECONDS or sample:N (one in N)")
@@ -70,7 +70,7 @@ class RequestEvents:
             case found if found[3]:
                 return cls("sample", one_in=int(found[3]))
             case found:
-                return cls(found[1])  # type: ignore[arg-type]  # the expression admits these words only
+                return cls(found[1])  # type: ignore[arg-type]  # the expression matches these texts only
 
     def __str__(self) -> str:
         match self.which:
@@ -84,14 +84,14 @@ class RequestEvents:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen, written `host:port`; an IPv6 address in brackets."""
+    """An address to listen on, written `host:port`, with brackets around an IPv6 address."""
 
     host: str
     port: int
 
     @property
     def loopback(self) -> bool:
-        """Whether nobody but this host can connect. Of names only `localhost` is trusted to mean that."""
+        """Return True if only this host can connect. Of all names, only `localhost` counts as loopback."""
         try:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
@@ -111,7 +111,7 @@ def _listen(value: object) -> object:
 
 
 def _ports(value: object) -> object:
-    """`auto`, or numbers as a list or between commas, as a tuple in ascending order."""
+    """Return `auto`, or the ports of a list or of a text with commas as an ascending tuple."""
     if value == "auto":
         return value
     parts = value if isinstance(value, list | tuple) else str(value).split(",")
@@ -129,7 +129,7 @@ def _names(value: object) -> object:
 
 
 def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
-    """Each with its port: without one, Kafka's own, as kafka-python takes it."""
+    """Return each server with its port; the default is Kafka's own, as in kafka-python."""
     for server in servers:
         found = re.fullmatch(
             r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server
@@ -140,7 +140,7 @@ def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _request_events(value: object) -> object:
-    # `requests: off` in YAML, as of the chart's values, is false.
+    # In YAML, such as the chart's values, the value of `requests: off` is false.
     return value if isinstance(value, RequestEvents) else RequestEvents.parse("off" if value is False else value)
 
 
@@ -164,7 +164,7 @@ Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), 
 
 
 class SinkConfig(BaseSettings):
-    """Where events go. The security settings carry kafka-python's own names and are handed to it as they are."""
+    """The destination of events. Security settings have kafka-python's names and are passed to it unchanged."""
 
     model_config = SettingsConfigDict(
         env_prefix=VARIABLE_PREFIX,
@@ -172,7 +172,7 @@ class SinkConfig(BaseSettings):
         extra="forbid",
         frozen=True,
         use_attribute_docstrings=True,
-        # A secret must not show up in the message about another field.
+        # A secret must not appear in an error message about another field.
         hide_input_in_errors=True,
     )
 
@@ -221,11 +221,11 @@ class SinkConfig(BaseSettings):
         *_: PydanticBaseSettingsSource,
         **__: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        # `load` merges the sources itself, so that it can say which one a bad value came from.
+        # `load` merges the sources itself, so that it can name the source of an invalid value.
         return (init_settings,)
 
     def security(self) -> dict[str, object]:
-        """The security settings that were given, as keyword arguments of kafka-python's clients."""
+        """Return the security settings that are set, as keyword arguments of kafka-python's clients."""
         given = {name: getattr(self, name) for name in SinkConfig.model_fields if name.startswith(SECURITY_PREFIXES)}
         return {name: _plain(value) for name, value in given.items() if value is not None}
 
@@ -234,7 +234,7 @@ SECURITY_PREFIXES = ("security_", "sasl_", "ssl_")
 
 
 class DaemonConfig(SinkConfig):
-    """What only `run` does beside sending events: it can be watched itself."""
+    """The settings that only `run` has besides the destination of events: they make the agent itself observable."""
 
     listen: Listen = Field(Address("127.0.0.1", 9465), json_schema_extra={"metavar": "HOST:PORT|off"})
     """where the agent answers over HTTP, see Watch the agent; beyond loopback only with a token or a client CA"""
@@ -255,7 +255,7 @@ class DaemonConfig(SinkConfig):
 
 
 class Config(DaemonConfig):
-    """Everything that can be set."""
+    """All settings of the agent."""
 
     ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})
     """ports of the brokers' listeners, or auto: look at every connection"""
@@ -301,26 +301,26 @@ class Config(DaemonConfig):
 
 
 RELOADED = frozenset({"requests", "cpu_limit", "interval_s", "log_level", "log_format"})
-"""What changes while the agent runs, when it is told to read its settings again: SIGHUP."""
+"""Names of the settings that a running agent changes when SIGHUP makes it reload them."""
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field."""
+    """Return the flag of a field."""
     return "--" + name.replace("_", "-")
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of a field."""
+    """Return the environment variable of a field."""
     return VARIABLE_PREFIX + name.upper()
 
 
 def is_secret(field: FieldInfo) -> bool:
-    """Whether the field is set by variable or file only: flags can be read by every user of the host."""
+    """Return True if only a variable or the file may set the field. Every user of the host can read flags."""
     return SecretStr in (field.annotation, *get_args(field.annotation))
 
 
 def metavar_of(field: FieldInfo) -> str:
-    """What `--help` and the docs show as the value of a field."""
+    """Return the placeholder for a field's value in `--help` and in the docs."""
     if isinstance(field.json_schema_extra, dict):
         return str(field.json_schema_extra["metavar"])
     optional = [kind for kind in get_args(field.annotation) if kind is not NoneType]
@@ -332,7 +332,7 @@ def metavar_of(field: FieldInfo) -> str:
 
 
 def default_of(field: FieldInfo) -> str:
-    """The default as it would be written; empty if there is none or it depends on the host."""
+    """Return the default as text; empty if there is none or it depends on the host."""
     match field.default:
         case ByteSize() as size:
             return written_size(size).replace(" ", "")
@@ -347,12 +347,12 @@ def default_of(field: FieldInfo) -> str:
 
 
 def written_size(size: ByteSize) -> str:
-    """A number of bytes as people write it: 32 MiB, 195.3 KiB."""
+    """Return a number of bytes as text with a unit: 32 MiB, 195.3 KiB."""
     return size.human_readable(separator=" ").replace(".0 ", " ")
 
 
 def other_variables() -> list[str]:
-    """Names of variables that begin as those of settings do and have no effect.
+    """Return the names of variables that have the prefix of the settings and no effect.
 
     Raises `UsageError` for one that is almost the name of a setting.
     """
@@ -363,10 +363,11 @@ def other_variables() -> list[str]:
 def load(
     flags: Mapping[str, object], file: Path | None = None, defaults: Mapping[str, object] = MappingProxyType({})
 ) -> Config:
-    """The configuration from flags (by field name; None means not given), the environment, a TOML file, and defaults
-    of the command that stand before those of the fields.
+    """Return the configuration from flags, the environment, a TOML file and the command's defaults.
 
-    Raises `UsageError`, one line per mistake.
+    Flags are keyed by field name; None means not given. The command's defaults override those of the fields.
+
+    Raises `UsageError` with one line per mistake.
     """
     layers = (
         (defaults, str),
@@ -386,7 +387,7 @@ def load(
 
 
 def markdown() -> str:
-    """The fields as a Markdown table for the documentation."""
+    """Return the fields as a Markdown table for the documentation."""
     rows = ["| key in the file | flag | variable | value | default | meaning |", "|---|---|---|---|---|---|"]
     for name, field in Config.model_fields.items():
         flag = "only by variable or file" if is_secret(field) else f"`{flag_of(name)}`"

@@ -1,6 +1,7 @@
-"""`kafka-probe top`: who uses which API on which topic, how often and how fast, as a table that renews itself.
+"""Shows traffic for `kafka-probe top`: which process uses which API on which topic, how often and how fast.
 
-`TrafficTable` sums `flow` events into rows; three sinks show them: live on a terminal, as plain text, as JSON lines.
+`TrafficTable` sums `flow` events into rows; two sinks print them: `LiveTop` as a table on a terminal, `PlainTop` as
+plain text or JSON lines.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ if TYPE_CHECKING:
 
 
 ROWS_KEPT = 16_384
-"""Most rows that are summed: requests of further ones are counted in one sum."""
+"""Most rows in memory: requests of further rows are counted in one sum."""
 ROWS_SHOWN = 1000
-"""Most rows of a table: with names of any length they fit into the buffer of the output."""
+"""Most rows of a printed table: with names of any length they fit into the output buffer."""
 
 
 class RowKey(NamedTuple):
-    """What makes two flows the same row."""
+    """The values that flows of one row have in common."""
 
     side: str | None
     pid: int | None
@@ -48,7 +49,7 @@ class RowKey(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """Sums over the time watched. `bytes` are of the frames; where frames name several topics, of the record sets."""
+    """Sums over the observed time. `bytes` counts frames, or record sets if frames name several topics."""
 
     requests: int = 0
     bytes: int = 0
@@ -57,7 +58,7 @@ class Row:
     latency: Counter[int] = field(default_factory=Counter)
 
     def quantile_us(self, q: float) -> float | None:
-        """The latency below which a part `q` of the answers stayed, in µs within 4.4 %; None without answers."""
+        """Return the `q`-quantile of the latency of responses, in µs within 4.4 %; None without responses."""
         rank = q * self.latency.total()
         for bucket in sorted(self.latency):
             rank -= self.latency[bucket]
@@ -67,10 +68,10 @@ class Row:
 
 
 class TrafficTable:
-    """Rows summed from `flow` events, and the seconds that they cover.
+    """Holds rows summed from `flow` events, and the seconds that they cover.
 
     internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `beyond` counts requests
-    of rows beyond ROWS_KEPT, `ended` connections that ended and were not decoded, by `opaque`.
+    of rows beyond ROWS_KEPT; `ended` counts closed connections that were not decoded, by `opaque`.
     """
 
     def __init__(self, *, internal: bool = False) -> None:
@@ -83,7 +84,7 @@ class TrafficTable:
         self._internal = internal
 
     def add(self, events: Iterable[Mapping[str, Any]]) -> bool:
-        """Add events; whether an interval is complete: its `agent` event comes last and says how long it was."""
+        """Add events; return True if an interval is complete: its `agent` event comes last and contains its length."""
         before = self.seconds
         for event in events:
             match event["kind"]:
@@ -115,7 +116,7 @@ class TrafficTable:
             row.latency.update({int(bucket): count for bucket, count in (flow.get("latency") or {}).items()})
 
     def busiest(self) -> list[tuple[RowKey, Row]]:
-        """All rows, most requests first."""
+        """Return all rows, most requests first."""
         return sorted(self.rows.items(), key=lambda item: (-item[1].requests, -item[1].bytes, str(item[0])))
 
 
@@ -136,7 +137,7 @@ def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> RowKey:
 
 
 class Column(NamedTuple):
-    """A heading, on which side its values align, and whether a narrow terminal does without it."""
+    """A heading, the alignment of its values, and `wide` if only wide terminals show the column."""
 
     name: str
     align: Literal["left", "right"]
@@ -163,7 +164,7 @@ WIDE = 130
 
 
 def cells(key: RowKey, row: Row, seconds: float) -> list[str]:
-    """A row as text, one cell per column."""
+    """Return a row as texts, one cell per column."""
     p50, p99 = row.quantile_us(0.5), row.quantile_us(0.99)
     version = "" if key.api_version is None else f" v{key.api_version}"
     return [
@@ -185,12 +186,12 @@ def cells(key: RowKey, row: Row, seconds: float) -> list[str]:
 
 
 def _short(container: str) -> str:
-    """An id as engines shorten it; the name of a pod or unit is told from others by its end."""
+    """Return a container id as engines shorten it. Names of pods and units are kept whole: their ends differ."""
     return container[:12] if re.fullmatch(r"[0-9a-f]{64}", container) else container
 
 
 def plain_table(traffic: TrafficTable, connections: Iterable[Connection] = ()) -> bytes:
-    """Return the busiest rows as aligned text with a header, and what the open connections add to them."""
+    """Return the busiest rows as aligned text with a header, and a footer that includes the open connections."""
     seconds = traffic.seconds or 1.0
     rows = traffic.busiest()[:ROWS_SHOWN]
     table = [[column.name for column in COLUMNS], *(cells(key, row, seconds) for key, row in rows)]
@@ -204,9 +205,9 @@ def plain_table(traffic: TrafficTable, connections: Iterable[Connection] = ()) -
 
 
 def json_lines(traffic: TrafficTable) -> Iterator[bytes]:
-    """Yield a JSON object per row of the busiest; keys as in the events where the meaning is the same.
+    """Yield one JSON object per row of the busiest; keys of equal meaning have the names of the events.
 
-    One more object has `rows_left_out` and their `requests`, if any are left out.
+    If rows are left out, a last object has `rows_left_out` and `requests`: theirs and those of rows beyond ROWS_KEPT.
     """
     seconds = traffic.seconds or 1.0
     rows = traffic.busiest()
@@ -229,7 +230,7 @@ def json_lines(traffic: TrafficTable) -> Iterator[bytes]:
 
 
 def _footer(traffic: TrafficTable, shown_rows: int, connections: Iterable[Connection]) -> str:
-    """Return what the rows cover, what is left out, and why there may be none of a connection."""
+    """Return a text on the time that the rows cover, on losses, on omitted rows, and on connections without rows."""
     parts = [f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"]
     if left_out := len(traffic.rows) - shown_rows:
         parts.append(f"{_counted(left_out, 'row')} with fewer requests left out")
@@ -251,9 +252,9 @@ def _counted(count: int, noun: str) -> str:
 
 
 class PlainTop(StdoutSink):
-    """Prints a table, or JSON lines, per interval; or once, after `once_s` seconds or when it is closed before.
+    """Prints a table or JSON lines per interval, or once: after `once_s` seconds or at an earlier close.
 
-    `connections`, if set, returns those that are open.
+    `connections`, if set, returns the open connections.
     """
 
     def __init__(
@@ -292,9 +293,9 @@ class PlainTop(StdoutSink):
 
 
 class LiveTop:
-    """Renews a table on the terminal; rich draws it in a thread of its own.
+    """Updates a table on the terminal; rich draws it in its own thread.
 
-    `connections`, if set, returns those that are open.
+    `connections`, if set, returns the open connections.
     """
 
     def __init__(self, *, internal: bool = False) -> None:
@@ -308,12 +309,12 @@ class LiveTop:
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
 
     def send(self, events: Sequence[Event]) -> None:
-        self._live.start()  # idempotent; a thread of its own draws
+        self._live.start()  # idempotent; starts rich's thread
         if self._traffic.add(events):
             self._live.update(self._table(self._traffic))
             self._traffic = TrafficTable(internal=self._internal)
 
-    def close(self, timeout_s: float) -> None:  # noqa: ARG002  # nothing waits
+    def close(self, timeout_s: float) -> None:  # noqa: ARG002  # no events are queued
         self._live.stop()
 
     def losses(self) -> Mapping[str, int]:
@@ -347,7 +348,7 @@ class LiveTop:
 
 
 def top_sink(once_s: float | None = None, as_json: bool = False, *, internal: bool = False) -> PlainTop | LiveTop:
-    """The sink that fits the terminal: live on one, plain text when piped or asked for once."""
+    """Return a live sink on a terminal; a plain one for pipes, JSON, one table, or a dumb terminal."""
     if once_s is None and not as_json and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
         return LiveTop(internal=internal)
     return PlainTop(once_s, as_json, internal=internal)

@@ -1,4 +1,4 @@
-"""`kafka-probe trace`: one line per `request` event, columns in a fixed order, or the events themselves as JSON."""
+"""Prints `request` events for `kafka-probe trace`: one line each, with columns in a fixed order, or as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HEADER = COLUMNS.format(
 
 
 def trace_sink(as_json: bool = False, descriptor: int = STDOUT) -> StdoutSink:
-    """A sink that prints `request` events and nothing else; lines of text come under a header."""
+    """Return a sink that prints only `request` events; a header precedes lines of text."""
     head = f"{HEADER}\n"
 
     def render(event: Event) -> bytes | None:
@@ -36,7 +36,7 @@ def trace_sink(as_json: bool = False, descriptor: int = STDOUT) -> StdoutSink:
             return None
         if as_json:
             return encode(event)
-        # Not before the first line: an agent that cannot start prints nothing.
+        # The first line brings the header: an agent that cannot start prints nothing.
         above, head = head, ""
         return (above + line(event)).encode()
 
@@ -44,7 +44,7 @@ def trace_sink(as_json: bool = False, descriptor: int = STDOUT) -> StdoutSink:
 
 
 def line(event: Event) -> str:
-    """One exchange as a line with its newline: when, whose process, which client, which API, how long, what about."""
+    """Return one exchange as a line with its newline: time, process, client, API, sizes, latency, topics and errors."""
     workload, client = _object(event, "workload"), _object(event, "client")
     when = datetime.fromtimestamp(float(str(event.get("ts") or 0)) / 1e6, UTC).astimezone().strftime("%H:%M:%S.%f")
     latency = event.get("latency_us")
