@@ -61,7 +61,7 @@ class BrokerFiles:
         return {"topics_named": self._names.learned, "brokers_refused": self._refused}
 
     def see(self, connection: Connection, facts: Facts) -> None:
-        """Start to read the files of the connection's process if it is new or a topic id in `facts` has no name.
+        """Start to read the files of the connection's process if it is new or `facts` contains an unnamed topic id.
 
         Called at the first frame of a shape on the connection in an interval.
         """
@@ -79,7 +79,7 @@ class BrokerFiles:
             broker.topics = self._resolver.stored_topics(pid, start_time)
 
     def read_on(self) -> None:
-        """Read the files of one broker for the duration of a step, unless the pause after the last step goes on."""
+        """Read the files of one broker for STEP_S, unless the pause after the last step goes on."""
         began = self._clock()
         if began < self._next_step_s:
             return

@@ -56,7 +56,7 @@ class PendingCloses:
         self._resolver = resolver
         self._waiting: deque[PendingClose] = deque()
         self._settled: deque[PendingClose] = deque()
-        self._taken: list[deque[PendingClose]] = []  # by reports whose iterators are not exhausted
+        self._taken: list[deque[PendingClose]] = []  # one for each report with an unfinished iterator
         # Times when listening sockets were closed, by network namespace and port, then by address.
         self._listeners: dict[tuple[int, str], dict[str, int]] = {}
 

@@ -50,7 +50,7 @@ class Reassembled:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A frame with its samples so far: the first one, the part number of the last one, and the data of all."""
+    """A frame so far: its first sample, the part number of the last one, and the data of all."""
 
     first: Any
     part: int

@@ -75,7 +75,7 @@ Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
 class _Held:
     """The partitions of a topic that a session has.
 
-    The topic was asked for by all requests of the session since `take`, plus `more`.
+    The requests for the topic since `take` are those for the whole session plus `more`.
     """
 
     partitions: set[int]
@@ -87,7 +87,7 @@ class FetchSession:
 
     The caller takes SESSION_BYTES of the budget for it. The session takes more for its topics and partitions, and gives
     all bytes back when it is deleted. A topic that was removed keeps its bytes until the requests for it are reported.
-    The time to process a frame depends on what the frame names, not on the size of the session.
+    The time to process a frame depends on the number of partitions in the frame, not on the size of the session.
     """
 
     __slots__ = (

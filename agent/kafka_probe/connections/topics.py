@@ -102,7 +102,10 @@ class TopicNames:
         return True
 
     def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
-        """Return (name, id) of a topic, None for what is unknown. A known id's name overrides the name in the frame."""
+        """Return (name, id) of a topic, each None if unknown.
+
+        The name learned for the id overrides the name in the frame, also if it is None because of a conflict.
+        """
         named = self._names.get(topic.topic_id) if topic.topic_id else None
         name = named.name if named else topic.name
         topic_id = topic.topic_id or (self._id_of(name, cluster_id) if name else None)

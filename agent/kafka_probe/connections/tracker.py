@@ -1,4 +1,7 @@
-"""The open connections: what their samples said so far, and the events of their opening and closing."""
+"""The open connections with the facts from their samples, and the events of opens, closes and resets.
+
+A connection is added by its first sample or from the list at the start, and deleted once no sample can follow.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +48,13 @@ LOSSES = {
 
 @dataclass(slots=True)
 class Connection:
-    """One end of a connection. The kernel sends no frame of one that has not proven to speak Kafka."""
+    """One end of a connection. BPF programs copy no frame of it before it has proven to speak Kafka."""
 
     identity: Identity
     workload: Mapping[str, object]
     opened_ns: int
-    conn_id: int  # for events: that of the first sight
-    place: SharedBudget  # of what it learns
+    conn_id: int  # in events: the first id of the connection, that of the list if it was listed
+    place: SharedBudget  # memory budget of its texts and sessions
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
@@ -73,12 +76,12 @@ class Connection:
 
     @property
     def sharing_peer(self) -> str:
-        """With whom it shares places that fill, see shares.py."""
+        """Return the peer whose share of memory budgets it uses, see shares.py."""
         return peer_of(self.side, self.identity.peer, self.workload)
 
     @property
     def found(self) -> str:
-        """How it was found, as in the `open` event."""
+        """Return how the agent found it, as in the `open` event."""
         return "listed" if self.identity.flow_id is None else "start" if self.identity.from_start else "midstream"
 
     @property
@@ -86,7 +89,7 @@ class Connection:
         return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
 
     def learn(self, facts: Facts) -> None:
-        """What a frame says of its connection."""
+        """Keep the facts that a frame contains about its connection."""
         if facts.client_id is not None:
             self.client_id = self._kept(self.client_id, facts.client_id)
         if facts.cluster_id:
@@ -98,9 +101,10 @@ class Connection:
             self.software_version = self._kept(self.software_version, facts.software_version)
 
     def _kept(self, known: str | None, new: str | None) -> str | None:
-        """A text in the place of another; None if there is no place for it.
+        """Return a new text and free the known one; return None if the budget is too small.
 
-        Of a name of kafka-probe, whose connections must be known, INTERNAL_CLIENT stays then, which takes nothing.
+        For a client id of kafka-probe, whose connections must stay recognizable, return INTERNAL_CLIENT instead of
+        None: it takes no memory.
         """
         if new == known:
             return known
@@ -119,13 +123,13 @@ class Connection:
         return True
 
     def group(self, api_key: int, named: Collection[str]) -> str | None:
-        """The one group that requests named; where none did, as in a Fetch and in answers, that of their client."""
+        """Return the one group that requests named; if they named none, as in a Fetch, the group of their client."""
         if not named and self.client and api_key in OF_CONSUMERS:
             return self.client.group
         return next(iter(named)) if len(named) == 1 else None
 
     def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
-        """Whose session a frame is about, and what it says of it; None also if there is no place for the session."""
+        """Return the session that a frame concerns and its naming; None if there is none or no memory for it."""
         said = naming(facts)
         if said is None:
             return None
@@ -139,12 +143,12 @@ class Connection:
         return session, said
 
     def forget_sessions(self) -> None:
-        """Let fetch sessions hold nothing; they begin anew with the next frame that names partitions."""
+        """Empty all fetch sessions; they start again with the next frame that names partitions."""
         for session in self.sessions:
             session.forget()
 
     def common(self) -> Event:
-        """The fields that all events of the connection share."""
+        """Return the fields that all events of the connection share."""
         return {
             "side": self.side,
             "flow_id": self.identity.flow_id,
@@ -164,14 +168,14 @@ class Connection:
 
 
 _Ends = tuple[int, str, str]
-"""Network namespace, local and far end."""
+"""Network namespace, local endpoint and peer endpoint."""
 
 
 class Tracker:
-    """Connections by the kernel's id. `losses` counts what could not be given to one."""
+    """Holds the connections by the kernel's id. `losses` counts by the names of LOSSES."""
 
     def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None, bounds: Bounds = DEFAULT) -> None:
-        """nat: who is asked what this host's NAT makes of new connections; None: nobody."""
+        """nat: source of this host's NAT translations of new connections; None: they are not queried."""
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.place = SharedBudget(bounds.learned_bytes, self.losses)
@@ -179,7 +183,7 @@ class Tracker:
         self._nat = nat
         self._clients = Clients(self.place)
         self._connections: dict[int, Connection] = {}
-        # What no sample was about yet, by namespace and ends; and until the list comes, what samples were about.
+        # Listed connections without a sample yet, by namespace and ends; and until the list ends, those with samples.
         self._listed: dict[_Ends, Connection] = {}
         self._seen: set[_Ends] | None = set()
         self._unreported: dict[int, Connection] = {}  # by id()
@@ -190,22 +194,22 @@ class Tracker:
         self._open_counts = OpenCounts(bounds.groups)
 
     def __len__(self) -> int:
-        """Connections that are open."""
+        """Return the number of open connections."""
         return self._open
 
     def get(self, conn: int) -> Connection | None:
         return self._connections.get(conn)
 
     def snapshot(self) -> tuple[Connection, ...]:
-        """The open connections, internal ones too. For other threads: a dict is copied in one go under the GIL.
+        """Return the open connections, internal ones too. Other threads may call it: the GIL makes dict copies atomic.
 
-        One that is listed and speaks between the two copies is there twice, or not at all.
+        A listed connection whose first sample arrives between the two copies is returned twice or not at all.
         """
         known = *tuple(self._listed.values()), *tuple(self._connections.values())
         return tuple(connection for connection in known if not connection.closed)
 
     def learn(self, connection: Connection, facts: Facts) -> None:
-        """What a frame says of its connection and of the client behind it."""
+        """Keep the facts that a frame contains about its connection and its client."""
         internal = connection.internal
         connection.learn(facts)
         if connection.internal != internal:
@@ -213,7 +217,7 @@ class Tracker:
         self._clients.learn(connection, facts)
 
     def take(self, sample: Sample) -> None:
-        """A sample of a connection, or of a socket, that is neither a frame nor an end."""
+        """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""
         match int(sample["kind"]):
             case SampleKind.OPEN | SampleKind.OWNER:
                 self._take_owner(sample)
@@ -228,9 +232,9 @@ class Tracker:
                     self._resets.append(sample.copy())
 
     def add_listed(self, listed: Iterable[tuple[Identity, Owner] | None], now_ns: int) -> None:
-        """Connections that were open when capture began, listed since then, or some of them.
+        """Add all or some of the listed connections that were open when capture began.
 
-        None: one that the list had no place for.
+        None: a connection that did not fit into the list.
         """
         seen = self._seen or set()
         for one in listed:
@@ -244,11 +248,11 @@ class Tracker:
                 self._unreported[id(added)] = added
 
     def end_list(self) -> None:
-        """All that were open have been listed, or no list will come."""
+        """Note that all parts of the list were added, or that there is no list."""
         self._seen = None
 
     def close(self, sample: Sample) -> None:
-        """A CLOSE sample: the connection has ended, and only what was received before may still be read."""
+        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
         connection = self._connections.get(int(sample["conn"]))
         if connection is None:
             self.losses["connection_unknown"] += 1
@@ -261,7 +265,7 @@ class Tracker:
             self._drop_open(connection)
 
     def gone(self, conn: int) -> Connection | None:
-        """Nothing more can follow of the connection: it is forgotten, and returned if it was known."""
+        """Delete a connection of which no sample can follow; return it if it was known."""
         connection = self._connections.pop(conn, None)
         if connection:
             if not connection.closed:
@@ -270,24 +274,24 @@ class Tracker:
         return connection
 
     def known(self) -> set[int]:
-        """The connections that samples were about and that are not gone, by the kernel's ids."""
+        """Return the kernel's ids of the connections that had samples and are not gone."""
         return set(self._connections)
 
     def orphans(self) -> list[_Ends]:
-        """The connections that no sample was about and whose process has ended."""
+        """Return the connections without a sample whose process has ended."""
         owners = {id(connection.workload): connection.workload for connection in self._listed.values()}
         ended = {number for number, workload in owners.items() if self._resolver.ended(workload)}
         return [ends for ends, connection in self._listed.items() if id(connection.workload) in ended]
 
     def forget_listed(self, orphans: Iterable[_Ends]) -> None:
-        """Forget those of them that still no sample was about: how they ended is lost."""
+        """Delete those of them that still have no sample, and count their closes as unknown."""
         for ends in orphans:
             connection = self._listed.pop(ends, None)
             if connection:
                 self._lose(connection)
 
     def open_now(self) -> list[Event]:
-        """The open connections, counted by owner and by where they lead: `open` of the `agent` event."""
+        """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
     def settle(self, until_ns: int) -> None:
@@ -295,9 +299,9 @@ class Tracker:
         self._pending_closes.settle(until_ns)
 
     def report(self) -> Iterator[tuple[int, Event]]:
-        """(ts_ns, event) of what was opened, reset, and settled after its close, until now.
+        """Return an iterator over (ts_ns, event) of the opens, resets and settled closes since the last report.
 
-        Each is kept until the iterator has reached it, and counts towards the bounds so long.
+        Each is kept until the iterator has reached it; of these, only closes count towards the bounds until then.
         """
         opened, self._unreported = deque(self._unreported.values()), {}
         nats = iter(self._translations(opened))
@@ -309,20 +313,20 @@ class Tracker:
         )
 
     def other(self) -> dict[str, int]:
-        """Return and forget how many opens, closes and resets have no event of their own: `other` of `agent`."""
+        """Return and reset the counts of opens, closes and resets without an event of their own: `other` of `agent`."""
         other, self._other = dict(self._other), Counter()
         return other
 
     @property
     def full(self) -> bool:
-        """Whether there is no place for one more connection."""
+        """Return True if the bounds allow no further connection."""
         return len(self._connections) + len(self._listed) >= self._bounds.connections
 
     @property
     def free(self) -> int:
-        """How many connections more there is a place for; below 0 where ended ones take that of `ends`."""
+        """Return how many more connections the bounds allow; below 0 if ended ones use the memory of `ends`."""
         kept = len(self._connections) + len(self._listed) + len(self._pending_closes)
-        # Those whose end was lost are kept by their open event only.
+        # Connections whose close was lost are kept for their open event only.
         return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
 
     def _has_place_for_connection(self) -> bool:
@@ -331,7 +335,7 @@ class Tracker:
         return not self.full
 
     def _has_place(self, loss: str, kind: str) -> bool:
-        """Whether one more end can wait for the report. Ends may take what connections leave free."""
+        """Return True if one more close or reset can wait for the report. They may use what connections leave free."""
         if self.free + self._bounds.ends > 0:
             return True
         self.losses[loss] += 1
@@ -384,7 +388,7 @@ class Tracker:
             self._drop_open(connection)
 
     def _drop_open(self, connection: Connection) -> None:
-        """Count the open of an ended connection instead of an event, which would keep the connection until then."""
+        """Count the open of an ended connection instead of an event, for which the connection would have to be kept."""
         if self._unreported.pop(id(connection), None):
             self.losses["open_limit"] += 1
             self._other[f"open/{connection.side}"] += 1

@@ -1,8 +1,8 @@
-"""Workloads: which process, container, pod or service owns a socket.
+"""Workloads: the process, container, pod or service that owns a socket.
 
 `WorkloadResolver` turns the kernel's record of an owner into the `workload` object of an event. It reads /proc and
-cgroupfs, never asks a container engine and never raises: what nobody can know any more is None. The names of pods come
-from elsewhere, maybe later, see kubernetes.py. Workloads share a place for as long as somebody holds them.
+cgroupfs, never queries a container engine and never raises: facts that cannot be read any more are None. kubernetes.py
+adds the names of pods, maybe later. Workloads share a memory budget, which they use while other objects refer to them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOSSES = {
 
 
 class WorkloadResolver:
-    """Owners to workloads. Those that nobody holds any more are remembered, too, while half of the place is free."""
+    """Resolves owners to workloads. Also keeps workloads without other references while half of the budget is free."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class WorkloadResolver:
         command_lines: bool = True,
         limit_bytes: int = DEFAULT.workloads_bytes,
     ) -> None:
-        """command_lines: False leaves `cmdline` null."""
+        """command_lines: if False, `cmdline` is always null."""
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.place = SharedBudget(limit_bytes, self.losses)
         self._kept_bytes = limit_bytes // 2
@@ -54,9 +54,9 @@ class WorkloadResolver:
         self._recent: OrderedDict[Owner, Workload] = OrderedDict()
 
     def resolve(self, owner: Owner, peer: str = "") -> Mapping[str, object]:
-        """The `workload` object of events.py, all keys present. Shared between callers: not to be changed.
+        """Return the `workload` object of events.py, with all keys. Callers share it and must not change it.
 
-        peer: with whom it shares the place, see shares.py.
+        peer: the peer whose share of the budget it uses, see shares.py.
         """
         workload = self._held.get(owner) or self._new(owner, peer) if owner.pid else None
         if workload is None:
@@ -66,20 +66,20 @@ class WorkloadResolver:
         return workload
 
     def name_pods(self) -> None:
-        """Give workloads the names of pods that came or changed since the last call."""
+        """Add to workloads the names of pods that are new or changed since the last call."""
         if self._pods.news():
             for workload in self._held.values():
                 if names := self._pods.names(workload["container_id"], workload["pod_uid"]):
                     workload.name(names)
 
     def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
-        """The topics in the log directories of a workload's process, see log_dirs.py."""
+        """Yield the topics in the log directories of a workload's process, see log_dirs.py."""
         with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
             if live:
                 yield from stored_topics(live)
 
     def ended(self, workload: Mapping[str, object]) -> bool | None:
-        """Whether the process of a workload has ended; None if it is not known."""
+        """Return True if the process of a workload has ended; None if it is not known."""
         match workload:
             case {"pid": int(pid), "start_time": int(start_time_us)}:
                 with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
@@ -89,7 +89,7 @@ class WorkloadResolver:
         return None
 
     def _new(self, owner: Owner, peer: str) -> Workload | None:
-        """The workload of an owner that nobody holds yet; None if there is no place for it."""
+        """Return a new workload for an owner that has none; None if the budget has no memory for it."""
         while self._recent and self.place.used_bytes > self._kept_bytes:
             self._recent.popitem(last=False)
         facts = cut_texts(self._resolve(owner))
@@ -121,7 +121,7 @@ class WorkloadResolver:
         }
 
     def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
-        """The path that says most, the first of equals: a container, a unit, anything below the root."""
+        """Return the most specific path, the first of equals: one with a container, with a unit, or below the root."""
         paths = self.cgroups.candidates(owner.cgroup_id, owner.cgroup_v1_id, member_of)
         placed = [(path, placement(path)) for path in paths]
         return max(placed, key=_specificity, default=(None, Placement()))

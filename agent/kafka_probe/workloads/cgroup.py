@@ -1,9 +1,9 @@
-"""From the kernel's cgroup ids to a path: cgroup v1, v2 and hybrid hosts.
+"""Paths by the kernel's cgroup ids, on cgroup v1, v2 and hybrid hosts.
 
-A cgroup's id is the inode number of its directory (kernel 5.5 and newer), so a path that /proc/<pid>/cgroup gives is
-proved by one stat, and the path of a process that has ended is found by walking the hierarchy. A hybrid host needs an
-id of each version: some engines make containers in v1 only, others in both, and a unit may be in v2 only. What a path
-means is not decided here.
+A cgroup's id is the inode number of its directory (kernel 5.5 and newer). So one stat proves a path that
+/proc/<pid>/cgroup contains, and a walk of the hierarchy finds the path of a process that has ended. A hybrid host needs
+an id of each version: some engines create the cgroups of containers in v1 only, others in both, and a unit may be in v2
+only. This module never interprets paths: container.py does.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ Mode = Literal["v2", "hybrid", "v1", "none"]
 UNIFIED = ""
 """The name of the v2 hierarchy in /proc/<pid>/cgroup."""
 V1_CONTROLLERS = ("memory", "pids", "cpu")
-"""In order of preference: those for which every container engine makes a cgroup of its own."""
+"""Controllers in order of preference: for these, every container engine creates a cgroup per container."""
 V1_NAMES = (*V1_CONTROLLERS, "name=systemd")
 
 WALK_SHARE = 20
-"""After a walk the next one waits this many times the last one's duration: at most 5 % of a CPU per hierarchy."""
+"""Pause after a walk, as a multiple of its duration: at most 5 % of a CPU per hierarchy."""
 WALK_PAUSE_S = 0.01
-# Any user may make cgroups below one of their own. A walk of so many takes up to 0.2 s and keeps at most 3 MiB.
+# Limits of a walk, as users may create cgroups below their own: it takes up to 0.2 s and keeps at most 3 MiB.
 MOST_CGROUPS, MOST_PATH_BYTES = 4096, 512
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A mounted hierarchy: its name in /proc/<pid>/cgroup, where it is mounted, and the path of the cgroup mounted."""
+    """A mounted hierarchy: its name in /proc/<pid>/cgroup, its mount point, and the path of the mounted cgroup."""
 
     name: str
     mount_point: Path
@@ -45,27 +45,27 @@ class Hierarchy:
 
 
 def memberships(proc_cgroup: str) -> dict[str, str]:
-    """The text of /proc/<pid>/cgroup as hierarchy name to path; controllers mounted together have an entry each."""
+    """Parse /proc/<pid>/cgroup to paths by hierarchy name; controllers mounted together have an entry each."""
     lines = (line.removesuffix(" (deleted)").split(":", 2) for line in proc_cgroup.splitlines())
     return {name: path for _, names, path in lines for name in names.split(",")}
 
 
 class Cgroups:
-    """The cgroup hierarchies of the host, found once from the mounts that `proc`/self/mountinfo lists."""
+    """The cgroup hierarchies of the host, read once from the mounts in `proc`/self/mountinfo."""
 
     def __init__(self, proc: Path = PROC, clock: Callable[[], float] = time.monotonic) -> None:
         unified, v1 = _mounts((proc / "self/mountinfo").read_bytes())
         self.mode: Mode = ("hybrid" if v1 else "v2") if unified else ("v1" if v1 else "none")
         self.v1_controller = next((name for name in V1_CONTROLLERS if name in v1), None)
-        """The controller whose hierarchy gives the cgroup ids of v1; None if the host has none to use."""
+        """The controller whose hierarchy has the cgroup ids of v1; None if the host has no usable one."""
         used = [unified, v1.get(self.v1_controller or "")]
         self._trees = {hierarchy.name: _Tree(hierarchy, clock) for hierarchy in used if hierarchy}
 
     def candidates(self, cgroup_id: int, cgroup_v1_id: int, member_of: Mapping[str, str]) -> Iterator[str]:
-        """Paths that a process has: in v2, then in the hierarchies of v1.
+        """Yield the paths of a process: in v2, then in the hierarchies of v1.
 
         `member_of` is empty for a process that has ended. On a hybrid host the path in v2 may be `/` or that of the
-        engine's service, and the container shows in v1 only.
+        engine's service, and only the paths in v1 contain the container.
         """
         for name in (UNIFIED, *V1_NAMES):
             path = member_of.get(name)
@@ -76,28 +76,28 @@ class Cgroups:
 
 
 class _Tree:
-    """The cgroups of one hierarchy by their ids, those below the limits of a walk."""
+    """The cgroups of one hierarchy by their ids, within the limits of a walk."""
 
     def __init__(self, hierarchy: Hierarchy, clock: Callable[[], float]) -> None:
         self._hierarchy = hierarchy
         self._clock = clock
-        self._paths: dict[int, bytes] = {}  # as text they could take four times as much
+        self._paths: dict[int, bytes] = {}  # as str they could take four times the memory
         self._next_walk = clock()
 
     def path(self, cgroup_id: int, claimed: str | None) -> str | None:
-        """The path of a cgroup. `claimed`: that of its process now, by /proc."""
+        """Return the path of a cgroup. `claimed`: the current path of its process, from /proc."""
         known = self._paths.get(cgroup_id)
         if known is None and claimed and _inode(self._hierarchy, claimed) == cgroup_id:
             return claimed
         if known is None and self._clock() >= self._next_walk:
             self._walk()
             known = self._paths.get(cgroup_id)
-        # A process that moved since its record may have left a cgroup that is gone: where it is now is next best.
+        # The process may have moved, and its old cgroup may be deleted: its current path is the next best.
         return claimed if known is None else known.decode("utf-8", "replace")
 
     def _walk(self) -> None:
         began = self._clock()
-        self._paths = {}  # before the new ones are made, which may be as large
+        self._paths = {}  # frees the old paths first: the new ones may be as large
         found = islice(_walk(self._hierarchy), MOST_CGROUPS)
         self._paths = {inode: path for inode, path in found if len(path) <= MOST_PATH_BYTES}
         ended = self._clock()
@@ -105,7 +105,7 @@ class _Tree:
 
 
 def _mounts(mountinfo: bytes) -> tuple[Hierarchy | None, dict[str, Hierarchy]]:
-    """The v2 hierarchy, and those of v1 by name: see proc_pid_mountinfo(5)."""
+    """Return the v2 hierarchy, and those of v1 by name: see proc_pid_mountinfo(5)."""
     unified: list[Hierarchy] = []
     v1: dict[str, list[Hierarchy]] = {}
     for line in mountinfo.splitlines():
@@ -122,7 +122,10 @@ def _mounts(mountinfo: bytes) -> tuple[Hierarchy | None, dict[str, Hierarchy]]:
 
 
 def _depth(hierarchy: Hierarchy) -> tuple[int, int]:
-    """Orders mounts of one hierarchy, the most comprehensive first: a root outside our cgroup namespace reads `/..`."""
+    """Return a sort key for mounts of one hierarchy, the most comprehensive first.
+
+    A root outside the agent's cgroup namespace starts with `/..`.
+    """
     return -hierarchy.root.count("/.."), len(hierarchy.root)
 
 
@@ -140,9 +143,9 @@ def _inode(hierarchy: Hierarchy, path: str) -> int | None:
 def _walk(hierarchy: Hierarchy) -> Iterator[tuple[int, bytes]]:
     """Yield inode and path of every cgroup below the mount point, the upper ones first.
 
-    One that is removed meanwhile is left out, and what is below a path that is too long.
+    It leaves out cgroups that are removed meanwhile, and cgroups below a path that is too long.
     """
-    # The mount may be of one cgroup only (a container's view, bind-mounted), whose path the ids' paths then start with.
+    # The mount may contain one cgroup only (a container's view, bind-mounted): then all paths start with its path.
     above = b"" if hierarchy.root == "/" or "/.." in hierarchy.root else os.fsencode(hierarchy.root)
     top = os.fsencode(hierarchy.mount_point)
     root_inode = _inode(hierarchy, "")

@@ -1,7 +1,7 @@
-"""What a cgroup path says about its processes: container, runtime, Kubernetes pod, systemd unit.
+"""Container, runtime, Kubernetes pod and systemd unit of processes, derived from their cgroup path.
 
-Engines name a container's cgroup after its id, and the deepest such name on the path counts: containers nest (kind,
-Docker in Docker), and crun, systemd and others make cgroups of their own below. No engine is asked.
+Engines name a container's cgroup after its id. The deepest such name on the path counts: containers nest (kind, Docker
+in Docker), and crun, systemd and others create cgroups of their own below it. This module never queries an engine.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ RUNTIMES = {
     "libpod": "podman",
     "libpod-payload": "podman",
 }
-"""Runtime by the prefix of the cgroup's name. Others are no containers: `crio-conmon` is a container's monitor."""
+"""Runtime by prefix of the cgroup's name. Other prefixes mark no container: `crio-conmon` is a container's monitor."""
 
 # `<id>` and `libpod-<id>` with the cgroupfs driver, `docker-<id>.scope` with systemd's; `<slice>:cri-containerd:<id>`
-# when the engine uses the cgroupfs driver but was given a slice.
+# if the engine uses the cgroupfs driver but its configuration names a slice.
 _CONTAINER = re.compile(r"(?:[^:]*:)?(?:(?P<engine>[a-z-]+)[-:])?(?P<id>[0-9a-f]{64})(?:\.scope)?")
 # A static pod's uid is a hash without dashes. In a slice's name dashes mean nesting, so there they are underscores.
 _POD = re.compile(r"(?:^|-)pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice|$)")
@@ -30,7 +30,7 @@ _UNIT = re.compile(r".+\.(?:service|scope)")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a cgroup is; None for what its path does not say. `runtime` as in the event schema."""
+    """Container, runtime, pod and unit of a cgroup, each None if not in its path. `runtime` as in the event schema."""
 
     container_id: str | None = None
     runtime: str | None = None
@@ -39,7 +39,7 @@ class Placement:
 
 
 def placement(path: str) -> Placement:
-    """Read a cgroup path, `/` being the root of its hierarchy."""
+    """Parse a cgroup path, in which `/` is the root of the hierarchy."""
     container_id = runtime = pod_uid = unit = None
     for parent, name in pairwise(path.split("/")):
         if pod := _POD.search(name.partition(":")[0]):
@@ -57,5 +57,8 @@ def placement(path: str) -> Placement:
 
 
 def _runtime_below(parent: str) -> str | None:
-    """The runtime of a cgroup named by the bare id; below a pod's it is containerd's or, rarely, cri-dockerd's."""
+    """Return the runtime of a cgroup named by the bare id.
+
+    Below a pod's cgroup it is taken for containerd; rarely it is cri-dockerd.
+    """
     return "containerd" if _POD.search(parent) else RUNTIMES.get(parent)

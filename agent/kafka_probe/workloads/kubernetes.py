@@ -1,8 +1,8 @@
-"""The names of this node's pods, kept up to date by a watch on the Kubernetes API server, in a thread of its own.
+"""The names of this node's pods, kept up to date by a thread that watches the Kubernetes API server.
 
-It asks for the pods of one node and for nothing else, through the official client, which is imported only where it is
-wanted. Whatever fails is counted, told once until it works again, and tried anew ever less often: containers then keep
-their ids, and nobody waits for their names.
+It requests the pods of one node and nothing else, through the official client, which is imported only if the watch is
+enabled. A failure is counted, logged once until the watch works again, and retried after growing pauses: meanwhile
+events still contain the ids of containers, and no other thread waits for names.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Setting = Literal["auto", "on", "off"]
 LOSSES = {"kubernetes_failed": "attempts to learn the names of this node's pods that failed: the log says what to do"}
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where Kubernetes puts the credentials of a pod."""
+"""Directory in which Kubernetes puts the credentials of a pod."""
 
 WATCH_S = 120
-"""The server ends a watch after this time: a connection that died silently is noticed not much later."""
+"""Duration after which the server ends a watch: the agent notices a silently dead connection soon after it."""
 CONNECT_S, LIST_S = 5, 30
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
 CLOSE_S = 2.0
 
-# By the status of an answer.
+# By the status of a response.
 _REMEDIES: dict[object, str] = {
     HTTPStatus.UNAUTHORIZED: "the agent's token is not valid: give its pod a service account, or renew the kubeconfig",
     HTTPStatus.FORBIDDEN: "let the agent's service account list and watch pods in all namespaces",
@@ -45,21 +45,21 @@ log = logging.getLogger("kafka_probe")
 
 
 class NoPodsError(Exception):
-    """The API server knows no pod on the node, where at least the agent's own should be."""
+    """The API server lists no pod on the node, where at least the agent's own should be."""
 
 
 class PodWatch:
-    """Keeps `pods` up to date from `start` to `close`. `losses` counts by reason what kept it from that."""
+    """Keeps `pods` up to date from `start` to `close`. `losses` counts failures by the names of LOSSES."""
 
     def __init__(self, setting: Setting, node: str, pods: Pods, service_account: Path = SERVICE_ACCOUNT) -> None:
-        """node: the name that the pods have for it. service_account: a directory with `token` and `ca.crt`."""
+        """node: the node's name in Kubernetes. service_account: a directory with `token` and `ca.crt`."""
         self._service_account = service_account
         self._wanted = setting == "on" or (setting == "auto" and self._in_cluster())
         self._selector = f"spec.nodeName={node}"
         self._node = node
         self._pods = pods
         self._stopping = threading.Event()
-        # Where it waits for an answer that does not come, it must not keep the agent from ending.
+        # A daemon, because a thread that waits for a response must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name="kafka-probe-pods", daemon=True)
         self._watch: Any = None
         self._told: str | None = None
@@ -74,7 +74,7 @@ class PodWatch:
         deadline = time.monotonic() + CLOSE_S
         while self._thread.is_alive() and time.monotonic() < deadline:
             if self._watch:
-                self._watch.stop()  # more than once: it has no effect before there is an answer
+                self._watch.stop()  # repeated: it has no effect before the first response
             self._thread.join(0.05)
 
     def _in_cluster(self) -> bool:
@@ -92,16 +92,16 @@ class PodWatch:
                 for latest in self._follow(api, version):
                     version, heard = latest, True
                     self._recovered()
-            except Exception as error:  # of whatever kind: names are an addition, and their absence is counted
+            except Exception as error:  # of any kind: names are optional, and failures are counted
                 api = None  # token, certificate and kubeconfig may have changed
                 status = getattr(error, "status", None)
-                # A watch that worked and broke goes on where it was, unless that is too long ago for the server.
+                # A broken watch resumes at its version, unless the server refuses it, as when the version is too old.
                 if status or not heard:
                     version = None
                 if not heard and status != HTTPStatus.GONE and not self._stopping.is_set():
                     self._failed(error)
             pause_s = FIRST_PAUSE_S if heard else min(2 * pause_s, LONGEST_PAUSE_S)
-            # Not all agents of a cluster at once.
+            # Random, so that the agents of a cluster do not all retry at once.
             self._stopping.wait(pause_s * random.uniform(0.5, 1))
 
     def _connect(self) -> Any:
@@ -114,13 +114,13 @@ class PodWatch:
             InClusterConfigLoader(token, authorities).load_and_set(configuration)
         else:
             config.load_kube_config(client_configuration=configuration)
-        configuration.retries = False  # it is for us to say so, and when to try again
+        configuration.retries = False  # this class logs failures and decides when to retry
         return client.CoreV1Api(client.ApiClient(configuration))
 
     def _list(self, api: Any) -> str:
-        """All pods of the node as they are now; the version that they are of.
+        """Read all pods of the node into `pods`; return the resource version of the list.
 
-        Version 0 is what the server has at hand, by node: without it, it would go through all pods of the cluster.
+        For version 0 the server uses its cache, indexed by node: otherwise it would go through all pods of the cluster.
         """
         from kubernetes.client import ApiException
 
@@ -140,10 +140,10 @@ class PodWatch:
         return version
 
     def _follow(self, api: Any, version: str) -> Iterator[str]:
-        """What happens to the pods from that version on, until the server ends it; the version after each event."""
+        """Apply changes of pods after a version until the server ends the watch; yield the version after each."""
         from kubernetes.watch import Watch
 
-        # As plain JSON: the client's own objects take a multiple of the time.
+        # As plain JSON: the client's own objects take several times as long.
         watch = self._watch = Watch(return_type="object")
         for event in watch.stream(
             api.list_pod_for_all_namespaces,
@@ -175,7 +175,7 @@ class PodWatch:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do."""
+    """Return what the user should do about an error."""
     match error:
         case ImportError():
             return "pip install '.[kubernetes]' in kafka-probe's clone, or set --kubernetes off"
@@ -186,7 +186,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _cause(error: Exception) -> str:
-    """What the server answered, without its headers; else what the system said, where the client hides it."""
+    """Return the response's status and reason, else the innermost OSError behind the error, else the error."""
     if status := getattr(error, "status", None):
         return f"the API server answers {status} {getattr(error, 'reason', '')}"
     behind: list[BaseException] = [error]

@@ -1,8 +1,8 @@
-"""Topics that a broker's own files name: `partition.metadata` in the directory of each partition (KIP-516).
+"""Topics in a broker's own files: `partition.metadata` in the directory of each partition (KIP-516).
 
-A broker holds the lock of each of its log directories and its log files open for as long as it runs, also those of idle
-partitions: their paths say where the directories are. What is found there is read as any stranger's files: short, never
-through a link, never waiting.
+A broker keeps the lock of each log directory and its log files open as long as it runs, also those of idle partitions:
+their paths contain the log directories. The files are untrusted input: this module reads few bytes of each, never
+follows a link and never blocks.
 """
 
 from __future__ import annotations
@@ -17,23 +17,26 @@ from itertools import islice
 from kafka_probe.workloads.process import LiveProcess
 
 _HELD_OPEN = re.compile(r"(?P<log_dir>.*)/(?:\.lock|[^/]+-\d+/\d{20}\.log)")
-# org.apache.kafka.storage.internals.log.UnifiedLog: a partition that is to be deleted, has no topic any more, or is on
-# its way to another directory keeps its files under `topic-0.<uuid>-delete`, `-stray` or `-future`.
-# A topic's name is as org.apache.kafka.common.internals.Topic allows.
+# org.apache.kafka.storage.internals.log.UnifiedLog: a partition that will be deleted, has no topic any more, or moves
+# to another directory has its files in `topic-0.<uuid>-delete`, `-stray` or `-future`.
+# org.apache.kafka.common.internals.Topic defines the valid names of topics.
 _PARTITION = re.compile(r"(?P<topic>[A-Za-z0-9._-]{1,249})-[0-9]+(?P<suffix>\.[0-9a-f]{32}-(?:delete|stray|future))?")
 _METADATA = re.compile(rb"version: 0\ntopic_id: (?P<id>[A-Za-z0-9_-]{22})\n?")
 _METADATA_MAX_BYTES = 128
-# Whose files these are may be anybody: more than a broker has.
+# Limits above those of any broker, because the files may be those of any program.
 _MOST_LOG_DIRS, _MOST_ENTRIES = 64, 100_000
-# Topics of a directory that are remembered as named: of those beyond, every partition's file is read.
+# Most topics of a directory that are kept as known: of further topics, the file of every partition is read.
 _MOST_NAMED = 4096
-# Kafka cuts the topic out of a longer name with a suffix.
+# Kafka shortens the topic in names with a suffix that would be longer.
 _NAME_MAX = 255
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTopic:
-    """A topic by its id, 32 hexadecimal digits. `gone`: its files are about to be removed."""
+    """A topic and its id, 32 hexadecimal digits.
+
+    gone: its directory has the suffix `-delete`, `-stray` or `-future`, so the topic may not exist any more.
+    """
 
     topic_id: str
     name: str
@@ -41,11 +44,13 @@ class StoredTopic:
 
 
 def stored_topics(live: LiveProcess) -> Iterator[StoredTopic | None]:
-    """The topics in the log directories of a process, None for each file and name that says nothing: a busy broker has
-    a hundred thousand of them, and whoever asks may rest in between. Nothing when the process ends.
+    """Yield the topics in the log directories of a process, and None for each file and name without one.
+
+    The caller may pause at each None: a busy broker has a hundred thousand of them. A process that has ended yields
+    nothing.
 
     Raises:
-        PermissionError: its open files, or its directories, may not be looked at.
+        PermissionError: the agent may not read its open files or its directories.
     """
     log_dirs = set[str]()
     for path in live.open_files():
@@ -67,7 +72,7 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
             if partition is None or len(name) >= _NAME_MAX:
                 yield None
                 continue
-            # The partitions of a topic agree, so one of them will do.
+            # All partitions of a topic have the same id: one file is enough.
             topic, gone = partition["topic"], bool(partition["suffix"])
             topic_id = None if topic in named and not gone else _topic_id(directory, f"{name}/partition.metadata")
             if topic_id and not gone and len(named) < _MOST_NAMED:
@@ -78,13 +83,13 @@ def _topics_in(log_dir: str, live: LiveProcess) -> Iterator[StoredTopic | None]:
 
 
 def _names_in(directory: int) -> Iterator[str]:
-    """As many as are looked at, without reading all of them first."""
+    """Yield at most _MOST_ENTRIES names in a directory, without reading all of them first."""
     with os.scandir(directory) as entries:
         yield from (entry.name for entry in islice(entries, _MOST_ENTRIES))
 
 
 def _topic_id(directory: int, path: str) -> str | None:
-    """None where there is no such file (as in Kafka before 2.8), or another one than Kafka writes."""
+    """Return the topic id in a file; None without a valid file, as in Kafka before 2.8."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except PermissionError:

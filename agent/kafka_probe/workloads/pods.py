@@ -1,7 +1,7 @@
-"""Pods: what events say of them, found by their uid or by the id of any of their containers.
+"""Pods and their names for events, by the pod's uid or by the id of any of its containers.
 
-Owners are told by what a pod itself says: nothing but pods may be read. What is known of a pod outlives it for a while,
-since the last events of its connections come late. One thread keeps `Pods` up to date, any other may ask it.
+Owners are derived from a pod's own metadata, because the agent may read nothing but pods. A deleted pod is kept for a
+while, because the last events of its connections come late. One thread updates `Pods`, any other may read it.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ GONE_MAX = 1024
 NAMELESS: Mapping[str, object] = MappingProxyType(
     dict.fromkeys(("pod", "namespace", "labels", "owner_kind", "owner_name"))
 )
-"""The names of a workload that is in no pod, or in one that is not known."""
+"""The names of a workload in no pod, or in an unknown one."""
 
 _STATUSES = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
-# A CronJob's controller names a Job by the minute, since epoch, that it was due; other digits are a date or the like.
+# A CronJob's controller names a Job by its due time in minutes since epoch; other digits are a date or the like.
 _SCHEDULED = re.compile(r"(?P<cron_job>.+)-(?P<minute>\d{8})")
 _EARLIEST_S, _LATEST_S = -60, 7 * 86400
-"""When a pod of such a Job is made, seen from that minute: clocks differ, and a Job may try for days."""
+"""Range of a pod's creation, s after that minute: clocks differ, and a Job may retry for days."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """`ids`: its uid and those of its containers. `names`: the keys of `NAMELESS`."""
+    """A pod. `ids`: its uid and the ids of its containers. `names`: has the keys of `NAMELESS`."""
 
     uid: str
     ids: frozenset[str]
@@ -43,7 +43,7 @@ class Pod:
 
 
 def described(pod: Mapping[str, Any]) -> Pod:
-    """A pod from the API server's JSON object of it."""
+    """Return a pod from the API server's JSON object."""
     metadata = pod["metadata"]
     kind, name = _owner(metadata)
     return Pod(
@@ -60,31 +60,31 @@ def described(pod: Mapping[str, Any]) -> Pod:
 
 
 class Pods:
-    """The pods of a node, and those that are gone for at most GONE_S, at most GONE_MAX of them."""
+    """The pods of a node, and at most GONE_MAX deleted pods, each for at most GONE_S seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pods: dict[str, Pod] = {}
         self._by_id: dict[object, Pod] = {}
-        self._gone: dict[str, float] = {}  # since when, the oldest first
+        self._gone: dict[str, float] = {}  # time of deletion by uid, the oldest first
         self._news = threading.Event()
 
     def names(self, *ids: object) -> Mapping[str, object] | None:
-        """What events say of the pod that one of these ids belongs to; None if none is known."""
+        """Return the names of the pod that one of these ids belongs to; None if no id is known."""
         for each in ids:
             if pod := self._by_id.get(each):
                 return pod.names
         return None
 
     def news(self) -> bool:
-        """Whether names came or changed since the last call."""
+        """Return True if names were added or changed since the last call."""
         if not self._news.is_set():
             return False
-        self._news.clear()  # before the caller looks: what comes meanwhile is news again
+        self._news.clear()  # before the caller reads names: later changes set it again
         return True
 
     def put(self, pod: Pod) -> None:
-        """A pod that is there."""
+        """Add or update a pod that exists."""
         known = self._pods.get(pod.uid)
         self._gone.pop(pod.uid, None)
         if pod != known:
@@ -95,12 +95,12 @@ class Pods:
             self._news.set()
 
     def remove(self, uid: str) -> None:
-        """A pod that is gone from now on."""
+        """Mark a pod as deleted now."""
         if uid in self._pods:
             self._gone.setdefault(uid, self._clock())
 
     def replace(self, pods: Iterable[Pod]) -> None:
-        """All pods that are there."""
+        """Add or update all pods that exist; mark all others as deleted."""
         gone = set(self._pods)
         for pod in pods:
             self.put(pod)
@@ -109,7 +109,7 @@ class Pods:
             self.remove(uid)
 
     def forget(self) -> None:
-        """Let go of those that are gone for long, or are too many."""
+        """Drop the pods that were deleted GONE_S ago, and the oldest beyond GONE_MAX deleted ones."""
         due = self._clock() - GONE_S
         while self._gone and (len(self._gone) > GONE_MAX or next(iter(self._gone.values())) <= due):
             uid = next(iter(self._gone))
@@ -118,14 +118,14 @@ class Pods:
             self._drop(pod.ids, pod)
 
     def _drop(self, ids: Iterable[str], pod: Pod) -> None:
-        # The mirror of a static pod may be made anew, with another uid, around the same containers.
+        # The mirror of a static pod may be created again, with another uid and the same containers.
         for each in ids:
             if self._by_id.get(each) is pod:
                 del self._by_id[each]
 
 
 def _container_ids(status: Mapping[str, Any]) -> Iterator[str]:
-    """Those of its containers, and of each one's predecessor: `containerd://<id>` without the engine."""
+    """Yield the ids of its containers and of their predecessors: `containerd://<id>` without the engine."""
     for container in chain.from_iterable(status.get(name) or () for name in _STATUSES):
         before = (container.get("lastState") or {}).get("terminated") or {}
         for url in (container.get("containerID"), before.get("containerID")):
@@ -143,7 +143,7 @@ def _bounded(labels: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _owner(metadata: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """Kind and name of what runs a pod, or of what runs that, where names tell it."""
+    """Return kind and name of a pod's controller, or of that controller's owner if names show it."""
     controller = next((owner for owner in metadata.get("ownerReferences") or () if owner.get("controller")), None)
     if controller is None:
         return None, None

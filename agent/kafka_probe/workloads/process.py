@@ -1,8 +1,8 @@
-"""Who owns a socket: the process as the kernel recorded it, completed from /proc while it lives.
+"""Processes that own sockets, as the kernel recorded them, completed from /proc while they live.
 
-/proc is read directly rather than through psutil for two reasons: the start time is compared in the kernel's clock
-ticks (psutil derives a float from the wall clock, which moves), and all files of a process are opened below one
-descriptor of /proc/<pid>, which stays bound to that process even if its pid is given to another.
+This module reads /proc directly instead of through psutil for two reasons: it compares start times in the kernel's
+clock ticks (psutil derives a float from the wall clock, which moves), and it opens all files of a process below one
+descriptor of /proc/<pid>, which stays bound to that process even if another process gets its pid.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kafka_probe.workloads.redaction import redacted
 
 PROC = Path("/proc")
 CMDLINE_MAX_BYTES = 4096
-"""What is kept of a command line: a Java class path can be megabytes, and a resolver keeps many processes."""
+"""Most bytes kept of a command line: a Java class path can be megabytes, and a resolver keeps many processes."""
 
 _MOST_OPEN_FILES = 100_000
 _CGROUP_MAX_BYTES = 65536
@@ -31,12 +31,12 @@ _NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The owner of a socket as the kernel recorded it; byte strings as they come, NUL padding allowed.
+    """The owner of a socket as the kernel recorded it. Byte strings are raw and may be padded with NUL.
 
     `pid` is the thread group id in the root pid namespace, `start_boottime_ns` is `task->group_leader->start_boottime`,
     `netns` the inode of the network namespace, `cgroup_id` the kernfs id in the hierarchy of v2, `cgroup_v1_id` that in
-    the hierarchy of the v1 controller that `Cgroups` names (0: there is none), and `cmdline` the start of the argument
-    area, arguments ended by NUL; it may be empty or cut.
+    the hierarchy of `Cgroups.v1_controller` (0: there is none), and `cmdline` the start of the argument area, in which
+    NUL ends each argument; it may be empty or cut.
     """
 
     pid: int
@@ -51,7 +51,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process by pid and start (µs since epoch). `exe` and `cmdline` are None where nobody could read them."""
+    """A process by pid and start (µs since epoch). `exe` and `cmdline` are None if they could not be read."""
 
     pid: int
     start_time_us: int
@@ -62,7 +62,7 @@ class Process:
 
 
 class LiveProcess:
-    """A /proc/<pid> that is held open. After the process ends every read is empty, never that of a successor."""
+    """An open /proc/<pid>. After the process has ended, reads return nothing, never data of a process with its pid."""
 
     __slots__ = ("_dir_fd",)
 
@@ -70,40 +70,40 @@ class LiveProcess:
         self._dir_fd = dir_fd
 
     def start_ticks(self) -> int | None:
-        """Start since boot in clock ticks; None when the process has ended."""
+        """Return the start since boot in clock ticks; None if the process has ended."""
         fields = self._stat()
         return int(fields[_STAT_STARTTIME]) if fields else None
 
     def is_zombie(self) -> bool:
-        """The process has ended, and its parent has not asked how."""
+        """Return True if the process has ended, also while its parent has not read its exit status."""
         return self._stat()[:1] in ([b"Z"], [b"X"], [])
 
     def comm(self) -> bytes:
-        """The command name of the main thread; empty when the process has ended."""
+        """Return the command name of the main thread; empty if the process has ended."""
         return self._read("comm", _STAT_MAX_BYTES).rstrip(b"\n")
 
     def exe(self) -> str | None:
-        """Path of the executable in the process's mount namespace; None for a zombie or a kernel thread."""
+        """Return the executable's path in the process's mount namespace; None for a zombie or a kernel thread."""
         try:
             return _text(os.readlink(b"exe", dir_fd=self._dir_fd))
         except OSError:
             return None
 
     def cmdline(self) -> bytes:
-        """The arguments, each ended by NUL, at most CMDLINE_MAX_BYTES of them."""
+        """Return at most CMDLINE_MAX_BYTES of the arguments, each ended by NUL."""
         return self._read("cmdline", CMDLINE_MAX_BYTES)
 
     def cgroup(self) -> str:
-        """/proc/<pid>/cgroup: one line per hierarchy."""
+        """Return the text of /proc/<pid>/cgroup: one line per hierarchy."""
         return _text(self._read("cgroup", _CGROUP_MAX_BYTES))
 
     def open_files(self) -> Iterator[str]:
-        """Paths of the files that it holds open, as it sees them; of a socket or the like a text that is no path.
+        """Yield the paths of its open files, as it sees them. For a socket or the like, yields a text that is no path.
 
-        Only the first _MOST_OPEN_FILES: a process may have any number of them.
+        Yields the first _MOST_OPEN_FILES only: a process may have any number of them.
 
         Raises:
-            PermissionError: this needs CAP_SYS_PTRACE, where the process is not our own.
+            PermissionError: the process has another user, and the agent lacks CAP_SYS_PTRACE.
         """
         directory = self._open("fd", os.O_DIRECTORY)
         if directory is None:
@@ -119,10 +119,12 @@ class LiveProcess:
             os.close(directory)
 
     def open(self, path: str, flags: int) -> int | None:
-        """A descriptor for reading of what the process sees at an absolute path, in a container or not; None: nothing.
+        """Return a descriptor for reading an absolute path as the process sees it, in a container or not.
+
+        Returns None if it cannot be opened, as when there is no such file.
 
         Raises:
-            PermissionError: we may not.
+            PermissionError: the agent may not read it.
         """
         return self._open(f"root{path}", flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
@@ -135,7 +137,7 @@ class LiveProcess:
             return None
 
     def _stat(self) -> list[bytes]:
-        """The fields behind the command name; none when the process has ended."""
+        """Return the fields after the command name; none if the process has ended."""
         return self._read("stat", _STAT_MAX_BYTES).rpartition(b")")[2].split()
 
     def _read(self, name: str, limit_bytes: int) -> bytes:
@@ -153,7 +155,7 @@ class LiveProcess:
 
 @contextmanager
 def living(pid: int, start_boottime_ns: int, proc: Path = PROC) -> Iterator[LiveProcess | None]:
-    """Hold /proc/<pid>; None when the process of that start has ended, also if another one has its pid now."""
+    """Hold /proc/<pid> open; yield None if the process of that start has ended, also if another one has its pid."""
     try:
         dir_fd = os.open(proc / str(pid), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
@@ -167,7 +169,7 @@ def living(pid: int, start_boottime_ns: int, proc: Path = PROC) -> Iterator[Live
 
 
 def hidden(pid: int, proc: Path = PROC) -> bool:
-    """Whether there is a process of which /proc tells nothing: mounted with `hidepid`, see proc(5)."""
+    """Return True if /proc hides an existing process: mounted with `hidepid`, see proc(5)."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -178,7 +180,7 @@ def hidden(pid: int, proc: Path = PROC) -> bool:
 
 
 def present(pid: int | None, netns: int, proc: Path = PROC) -> Owner:
-    """A process as /proc tells it now, its start to a clock tick; without a pid, or once it has ended, nobody."""
+    """Return a process as /proc shows it now, its start to a clock tick. Without pid or after its end, pid is 0."""
     nobody = Owner(0, 0, b"", 0, netns, 0, 0, b"")
     if pid is None:
         return nobody
@@ -197,12 +199,12 @@ def present(pid: int | None, netns: int, proc: Path = PROC) -> Owner:
 
 
 def boot_time_us() -> int:
-    """The wall clock's time of boot, µs since epoch. Read once per agent, so that a process keeps one start time."""
+    """Return the wall clock's time of boot, µs since epoch. Call it once, so that a process keeps one start time."""
     return (time.time_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) // 1000
 
 
 def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
-    """The process of an owner: what only /proc knows from `live`, everything else from the kernel's record."""
+    """Return an owner's process: facts that only /proc has from `live`, all others from the kernel's record."""
     return Process(
         pid=owner.pid,
         start_time_us=boot_us + owner.start_boottime_ns // 1000,
@@ -214,10 +216,10 @@ def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
 
 
 def _arguments(raw: bytes) -> str | None:
-    """Return the arguments as one text without secrets; None where there are none."""
+    """Return the arguments as one text without secrets; None if there are none."""
     return _text(redacted(raw)) or None
 
 
 def _text(raw: bytes) -> str:
-    # Linux promises no encoding, and a lone surrogate (os.fsdecode) could not be written as JSON.
+    # Linux guarantees no encoding, and JSON cannot contain the lone surrogates that os.fsdecode creates.
     return raw.decode("utf-8", "replace")
