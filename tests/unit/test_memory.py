@@ -16,6 +16,7 @@ import pytest
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import Map, compile_programs
 from kafka_probe.capture.options import Options
+from kafka_probe.capture.sample import SampleKind
 from kafka_probe.config import Config
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.exchange import Exchanges
@@ -345,6 +346,17 @@ def test_connections_beyond_the_bound_are_not_followed() -> None:
     tracker.gone(2)
     tracker.take(opened(6)[0])
     assert tracker.known() == {1, 3, 6}
+
+
+def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
+    tracker = Tracker(RESOLVER, bounds=FEW)
+    tracker.take(opened(1)[0])
+    tracker.gone(1)  # its close was lost: only the report keeps it
+    tracker.take(opened(0, kind=SampleKind.RESET)[0])
+    report = tracker.report()
+    assert tracker.free == 1
+    assert [event["kind"] for _, event in report] == ["open", "reset"]
+    assert tracker.free == 3
 
 
 def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:

@@ -188,6 +188,7 @@ class Tracker:
         self._seen: set[_Ends] | None = set()
         self._unreported: dict[int, Connection] = {}  # by id()
         self._resets: deque[Sample] = deque()
+        self._reporting: list[tuple[deque[Connection], deque[Sample]]] = []  # opens and resets of unfinished reports
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
         self._open = 0
@@ -301,14 +302,15 @@ class Tracker:
     def report(self) -> Iterator[tuple[int, Event]]:
         """Return an iterator over (ts_ns, event) of the opens, resets and settled closes since the last report.
 
-        Each is kept until the iterator has reached it; of these, only closes count towards the bounds until then.
+        Each is kept until the iterator has reached it, and counts towards the bounds until then.
         """
         opened, self._unreported = deque(self._unreported.values()), {}
         nats = iter(self._translations(opened))
         resets, self._resets = self._resets, deque()
+        self._reporting = [pair for pair in self._reporting if any(pair)] + [(opened, resets)]
         return chain(
             (_opened(opened.popleft(), next(nats)) for _ in range(len(opened))),
-            ((int(sample["ts_ns"]), _reset(sample)) for sample in resets),
+            map(_reset, (resets.popleft() for _ in range(len(resets)))),
             map(_closed, self._pending_closes.take()),
         )
 
@@ -326,8 +328,10 @@ class Tracker:
     def free(self) -> int:
         """Return how many more connections the bounds allow; below 0 if ended ones use the memory of `ends`."""
         kept = len(self._connections) + len(self._listed) + len(self._pending_closes)
+        opened = len(self._unreported) + sum(len(opened) for opened, _ in self._reporting)
+        resets = len(self._resets) + sum(len(resets) for _, resets in self._reporting)
         # Connections whose close was lost are kept for their open event only.
-        return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
+        return self._bounds.connections - max(kept, opened) - resets
 
     def _has_place_for_connection(self) -> bool:
         if self.full:
@@ -422,7 +426,7 @@ def _closed(closed: PendingClose) -> tuple[int, Event]:
     return closed.ended_ns, _event(connection, "close", {**facts, **more})
 
 
-def _reset(sample: Sample) -> Event:
+def _reset(sample: Sample) -> tuple[int, Event]:
     identity, _ = read_open(sample)
     ends = {"local": identity.local, "peer": identity.peer, "netns": identity.netns}
-    return {"kind": "reset", **ends, "direction": "sent"}
+    return int(sample["ts_ns"]), {"kind": "reset", **ends, "direction": "sent"}
