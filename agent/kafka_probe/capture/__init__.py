@@ -1,1 +1,1 @@
-"""Capture: the kernel's samples come out as a NumPy structured array. The only package that touches BPF."""
+"""Capture: returns the kernel's samples as a NumPy structured array. No other package uses BPF."""

@@ -1,7 +1,7 @@
-"""The ways to hook the kernel: which program of which C file goes where, in the order of preference.
+"""The backends: which programs of bpf/BACKEND.c are attached to which hooks, in order of preference.
 
-`refusal` asks the kernel itself, by attaching a program that does nothing: neither its version nor its configuration
-tells for sure.
+`refusal` tests a backend by attaching a program that does nothing: the kernel's version and configuration do not show
+reliably what it accepts. This module compiles nothing.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from kafka_probe.errors import StartError
 _KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 _TRACING = 26  # enum bpf_prog_type
 _TRACE_FEXIT = 25  # enum bpf_attach_type
-# Only where the kernel has it may a trampoline be freed while it runs.
+# Kernel function: only a kernel that has it can safely free a trampoline while a CPU executes it.
 SAFE_TRAMPOLINES = "__bpf_tramp_image_put_rcu"
 _RETURN_0 = bytes([0xB7, 0, 0, 0, 0, 0, 0, 0, 0x95, 0, 0, 0, 0, 0, 0, 0])
 
 
 class RefusedError(Exception):
-    """The kernel does not take a program, or not at that place; the text says which and why."""
+    """The kernel refuses to load a program or to attach it; the text names the hook and the reason."""
 
 
 class Type(Enum):
-    """What a hook is: the kernel's number of its program type, and its name."""
+    """Types of hooks: the number of the program type (enum bpf_prog_type) and the name for messages."""
 
     KPROBE = 2, "kprobe"
     KRETPROBE = 2, "kretprobe"
@@ -38,7 +38,7 @@ class Type(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """A program, by its name in C, and the place where it is attached."""
+    """A program, by its name in C, and the kernel function or tracepoint to which it is attached."""
 
     program: str
     type: Type
@@ -48,7 +48,7 @@ class Hook:
         return f"{self.type.value[1]} {self.target}"
 
 
-# In the order of attaching: what ends a connection is watched before any is followed.
+# Hooks are attached in this order: the end of a connection is watched before any connection is followed.
 _LIFECYCLE = (
     Hook("on_tcp_destroy_sock", Type.RAW_TRACEPOINT, "tcp_destroy_sock"),
     Hook("on_inet_sock_set_state", Type.RAW_TRACEPOINT, "inet_sock_set_state"),
@@ -76,10 +76,10 @@ BACKENDS = {
 
 
 def load(hook: Hook, code: link.Linked, btf: Btf) -> bpf.Program:
-    """A program for a hook, not attached yet.
+    """Load the program of a hook without attaching it.
 
     Raises:
-        RefusedError: with the last lines of the verifier's log.
+        RefusedError: the kernel refuses it; the text contains the last lines of the verifier's log.
     """
     kind, _ = hook.type.value
     types = 0
@@ -95,7 +95,11 @@ def load(hook: Hook, code: link.Linked, btf: Btf) -> bpf.Program:
 
 
 def attach(hook: Hook, program: bpf.Program) -> int:
-    """Attach a program; it runs as long as somebody holds the descriptor that is returned. Else RefusedError."""
+    """Attach a program and return a descriptor; the program runs until the last copy of the descriptor is closed.
+
+    Raises:
+        RefusedError: the kernel refuses to attach it.
+    """
     try:
         match hook.type:
             case Type.RAW_TRACEPOINT:
@@ -112,7 +116,7 @@ def attach(hook: Hook, program: bpf.Program) -> int:
 
 
 def refusal(backend: str, btf: Btf) -> str:
-    """Why this kernel cannot have the backend; empty if it can."""
+    """Return why this kernel does not support the backend; empty if it does."""
     if backend == "fentry" and not btf.has_function(SAFE_TRAMPOLINES):
         return "its trampolines crash when one is freed that still runs (mended by e21d2b92354b, 5.12)"
     for hook in BACKENDS[backend]:

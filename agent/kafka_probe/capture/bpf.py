@@ -1,6 +1,7 @@
-"""The system calls behind BPF: bpf(2) and perf_event_open(2), x86-64. Numbers and layouts are those of include/uapi.
+"""The system calls bpf(2) and perf_event_open(2) on x86-64, with numbers and layouts of include/uapi.
 
-All raise OSError; what loads a program adds the last lines of the verifier's log to it.
+Every function raises OSError if the kernel refuses; `load_program` adds the last lines of the verifier's log. This
+module does not know which programs and maps the agent has.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ _SYS_BPF, _SYS_PERF_EVENT_OPEN = 321, 298
 _MAP_CREATE, _MAP_LOOKUP, _MAP_UPDATE, _PROG_LOAD, _RAW_TRACEPOINT_OPEN, _BTF_LOAD = 0, 1, 2, 5, 17, 18
 _MAP_LOOKUP_BATCH, _ENABLE_STATS = 24, 32
 _CLOSE_ON_EXEC = 8
-_ENABLE, _SET_BPF = 0x2400, 0x40042408  # PERF_EVENT_IOC_
+_ENABLE, _SET_BPF = 0x2400, 0x40042408  # PERF_EVENT_IOC_ENABLE, PERF_EVENT_IOC_SET_BPF
 
-_AT_ONCE = 4096  # elements of a map; more than any bucket of its table holds
+_AT_ONCE = 4096  # elements per batch look-up; more than any bucket of the hash table contains
 
 _LOG_BYTES = 1 << 20
 _LOG_LINES = 5
-_LOG_STATISTICS = 4  # what the verifier processed, and its reason if it refuses
+_LOG_STATISTICS = 4  # BPF_LOG_STATS: the number of processed instructions, and the reason of a refusal
 
-# union bpf_attr, as far as each command reads it.
+# The part of union bpf_attr that each command reads.
 _MAP = struct.Struct("<IIIIIII16s")
 _ELEMENT = struct.Struct("<I4xQQQ")
 _BATCH = struct.Struct("<QQQQIIQQ")
@@ -34,8 +35,8 @@ _PROGRAM = struct.Struct("<IIQQIIQII16sIIIIQIIQIII4x")
 _BTF = struct.Struct("<QQIIII")
 _STATS = struct.Struct("<I")
 _TRACEPOINT = struct.Struct("<QI4x")
-# struct perf_event_attr up to clockid: type, size, config, sample period, sample type, read format, flags, wake-up
-# events, config1, config2, clockid.
+# struct perf_event_attr up to clockid, with these fields: type, size, config, sample period, sample type, read format,
+# flags, wake-up events, config1, config2, clockid.
 _EVENT = struct.Struct("<IIQQQQQI4xQQ20xi16x")
 
 _RUN_TIME = 0  # enum bpf_stats_type
@@ -45,19 +46,19 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A loaded program. instructions: how many the verifier went through."""
+    """A loaded program. instructions: how many instructions the verifier processed."""
 
     fd: int
     instructions: int
 
 
 def create_map(name: str, type_: int, key_bytes: int, value_bytes: int, entries: int, flags: int) -> int:
-    """Create a map. type_: enum bpf_map_type; of a name the first 15 characters count."""
+    """Create a map and return its descriptor. type_: enum bpf_map_type; the name is cut at 15 characters."""
     return _bpf(_MAP_CREATE, _MAP.pack(type_, key_bytes, value_bytes, entries, flags, 0, 0, name[:15].encode()))
 
 
 def read_map(fd: int, key: bytes, value: ctypes.Array[ctypes.c_char]) -> None:
-    """Read one element into `value`, which has the size of the map's values, once for each CPU of a per-CPU map."""
+    """Read one element into `value`, a buffer for one value; for a per-CPU map, for one value per possible CPU."""
     held = ctypes.create_string_buffer(key, len(key))
     _bpf(_MAP_LOOKUP, _ELEMENT.pack(fd, ctypes.addressof(held), ctypes.addressof(value), 0))
 
@@ -68,7 +69,10 @@ def write_map(fd: int, key: bytes, value: bytes) -> None:
 
 
 def first_words(table: int) -> Iterator[int]:
-    """The first 8 bytes of each value of a hash map, as a number; of what comes or goes meanwhile some, or none."""
+    """Yield the first 8 bytes of each value of a hash map as a number.
+
+    Elements that are inserted or deleted meanwhile may be missing.
+    """
     key_bytes, value_bytes = statistic(table, "key_size"), statistic(table, "value_size")
     sizes = 4, key_bytes * _AT_ONCE, value_bytes * _AT_ONCE
     buffers = [ctypes.create_string_buffer(size) for size in sizes]
@@ -80,7 +84,7 @@ def first_words(table: int) -> Iterator[int]:
         try:
             _ask(_MAP_LOOKUP_BATCH, answered)
         except OSError as error:
-            if error.errno != errno.ENOENT:  # that was all
+            if error.errno != errno.ENOENT:  # ENOENT: the batch reached the end of the map
                 raise
             ended = True
         found = _BATCH.unpack(answered)[4]
@@ -103,7 +107,7 @@ def load_program(
     attach_type: int = 0,
     attach_btf_id: int = 0,
 ) -> Program:
-    """Load a program. kind: enum bpf_prog_type; functions: (n,) struct bpf_func_info, of the types in `btf`."""
+    """Load a program. kind: enum bpf_prog_type; functions: (n,) struct bpf_func_info with type ids of `btf`."""
     instructions, licence = ctypes.create_string_buffer(code, len(code)), ctypes.create_string_buffer(b"GPL")
     infos, log = ctypes.create_string_buffer(functions, len(functions) or 1), ctypes.create_string_buffer(_LOG_BYTES)
     attributes = _PROGRAM.pack(
@@ -122,13 +126,19 @@ def load_program(
 
 
 def attach(program: int, raw_tracepoint: str | None) -> int:
-    """Attach a program to a raw tracepoint, or where it was loaded for; the descriptor holds it there."""
+    """Attach a program to a raw tracepoint, or if None to the function for which it was loaded.
+
+    The program stays attached while the returned descriptor is open.
+    """
     name = ctypes.create_string_buffer((raw_tracepoint or "").encode())
     return _bpf(_RAW_TRACEPOINT_OPEN, _TRACEPOINT.pack(ctypes.addressof(name) if raw_tracepoint else 0, program))
 
 
 def attach_kprobe(program: int, pmu: int, function: str, *, returns: bool) -> int:
-    """Attach a program to a kernel function's entry or return by the kprobe PMU, whose probes end with their holder."""
+    """Attach a program to the entry or the return of a kernel function by the kprobe PMU.
+
+    The probe ends when the returned descriptor is closed, also by the end of the process.
+    """
     name = ctypes.create_string_buffer(function.encode())
     fd = perf_event_open(pmu, int(returns), config1=ctypes.addressof(name))
     for request, argument in ((_SET_BPF, program), (_ENABLE, 0)):
@@ -140,20 +150,21 @@ def attach_kprobe(program: int, pmu: int, function: str, *, returns: bool) -> in
 
 
 def enable_run_time() -> int:
-    """The kernel measures the run time of all programs while somebody holds the descriptor. Needs CAP_SYS_ADMIN."""
+    """Return a descriptor; while it is open, the kernel measures the run time of all programs. Needs CAP_SYS_ADMIN."""
     return _bpf(_ENABLE_STATS, _STATS.pack(_RUN_TIME))
 
 
 def run_time_is_measured() -> bool:
-    """Whether the host's own switch for that, the sysctl kernel.bpf_stats_enabled, is on."""
+    """Return True if the host measures run times anyway, by the sysctl kernel.bpf_stats_enabled."""
     switch = Path("/proc/sys/kernel/bpf_stats_enabled")
     return switch.exists() and switch.read_text() != "0\n"
 
 
 def statistic(descriptor: int, name: str) -> int:
-    """What the kernel tells of a program or map, as bpf_{prog,map}_show_fdinfo() name it; 0 where it does not tell it.
+    """Return a number of a program or map by its name in bpf_{prog,map}_show_fdinfo(); 0 if the kernel omits it.
 
-    run_time_ns: how long it ran while that was measured. recursion_misses (5.12): runs that did not happen.
+    run_time_ns: how long the program ran while run times were measured. recursion_misses (5.12): how often the kernel
+    skipped the program.
     """
     found = re.search(rf"^{name}:\s*(\d+)", Path("/proc/self/fdinfo", str(descriptor)).read_text(), re.MULTILINE)
     return int(found[1]) if found else 0
@@ -170,7 +181,7 @@ def perf_event_open(
     config1: int = 0,
     clock: int = 0,
 ) -> int:
-    """A perf event of every process on one CPU, disabled."""
+    """Open a disabled perf event for all processes on one CPU and return its descriptor."""
     attributes = _EVENT.pack(*(type_, _EVENT.size, config, 1, sample_type, 0, flags, wake_up_events, config1, 0, clock))
     held = ctypes.create_string_buffer(attributes, len(attributes))
     fd = _libc.syscall(_SYS_PERF_EVENT_OPEN, held, -1, cpu, -1, ctypes.c_ulong(_CLOSE_ON_EXEC))
@@ -186,7 +197,7 @@ def _bpf(command: int, attributes: bytes) -> int:
 
 
 def _ask(command: int, attributes: ctypes.Array[ctypes.c_char]) -> int:
-    """To some commands the kernel answers in the attributes."""
+    """Call bpf(2); some commands return results in `attributes`."""
     return _checked(_libc.syscall(_SYS_BPF, command, attributes, len(attributes)))
 
 

@@ -1,6 +1,6 @@
-"""Struct offsets and enumerator values from the running kernel's BTF, so that no kernel headers are needed.
+"""Struct offsets, enumerator values and function ids from the running kernel's BTF; no kernel headers are needed.
 
-Reads the raw BTF blob once (layout: Documentation/bpf/btf.rst). Knows nothing of Kafka or of the BPF programs.
+Reads the raw BTF blob once (layout: Documentation/bpf/btf.rst). Never depends on Kafka or on the BPF programs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _TYPE = struct.Struct("<III")
 _MEMBER = struct.Struct("<III")
 _ENUMERATOR = struct.Struct("<Ii")
 _PARAMETER = struct.Struct("<II")
-# Bytes that follow a type of the kind, per element (vlen) or once.
+# Bytes that follow the 12-byte record of a type, by its kind: per element (vlen), or once.
 _PER_ELEMENT = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
 _ONCE = {1: 4, 3: 12, 14: 4, 17: 4}
 _STRUCT, _ENUM, _FUNCTION = 4, 6, 12
@@ -36,7 +36,7 @@ class _Type:
 
 
 class Btf:
-    """The types of one kernel. What is asked for by name raises StartError if this kernel does not have it."""
+    """The types of one kernel. Look-ups by name raise StartError if this kernel does not have the name."""
 
     def __init__(self, path: Path = VMLINUX) -> None:
         try:
@@ -52,7 +52,7 @@ class Btf:
             magic, _, _, header, types_at, types_size, strings_at, _ = _HEADER.unpack_from(self._blob)
             if magic == 0xEB9F:
                 self._index(header + types_at, header + types_at + types_size)
-        except struct.error:  # it ends too early
+        except struct.error:  # the file is too short
             magic = 0
         if magic != 0xEB9F:
             raise StartError(f"{path} is not BTF of this machine's byte order")
@@ -73,12 +73,12 @@ class Btf:
         return self._blob[start : self._blob.index(b"\0", start)].decode()
 
     def _id(self, kind: int, name: str) -> int:
-        # A name stands once in the string section: its offset identifies it.
+        # The string section contains each name once, so its offset identifies it.
         at = self._blob.index(b"\0" + name.encode() + b"\0", self._strings) + 1 - self._strings
         return self._names[kind, at]
 
     def offset(self, struct_name: str, member: str) -> int:
-        """Byte offset of a member, looking into anonymous structs and unions."""
+        """Return the byte offset of a member, also of members of anonymous structs and unions."""
         try:
             found = self._find(self._types[self._id(_STRUCT, struct_name)], member, 0)
         except (ValueError, KeyError):
@@ -104,7 +104,7 @@ class Btf:
         return None
 
     def has_member(self, struct_name: str, member: str) -> bool:
-        """Whether `offset` would find it."""
+        """Return True if `offset` finds the member."""
         try:
             self.offset(struct_name, member)
         except StartError:
@@ -112,7 +112,7 @@ class Btf:
         return True
 
     def has_function(self, name: str) -> bool:
-        """Whether `function` would find it."""
+        """Return True if `function` finds the name."""
         try:
             self.function(name)
         except StartError:
@@ -120,20 +120,20 @@ class Btf:
         return True
 
     def function(self, name: str) -> int:
-        """The id of a function's type."""
+        """Return the type id of a function."""
         try:
             return self._id(_FUNCTION, name)
         except (ValueError, KeyError):
             raise StartError(f"this kernel's BTF has no function {name}: the kernel is not supported") from None
 
     def parameters(self, function: str) -> list[str]:
-        """The names of a function's parameters, in order."""
+        """Return the names of a function's parameters, in order."""
         prototype = self._types[self._types[self.function(function)].size_or_type]
         places = (prototype.at + _PARAMETER.size * i for i in range(prototype.length))
         return [self._string(_PARAMETER.unpack_from(self._blob, at)[0]) for at in places]
 
     def enumerator(self, name: str) -> int:
-        """The value of an enumerator of any enum."""
+        """Return the value of an enumerator of any enum."""
         for type_ in self._types:
             if type_.kind == _ENUM:
                 for i in range(type_.length):

@@ -1,7 +1,7 @@
-"""The C sources to machine code of BPF, for the kernel whose BTF is given. The only module that imports bcc.
+"""Compiles the C sources to BPF machine code for the kernel whose BTF is given. The only module that imports bcc.
 
-What comes out knows nothing of this host: maps are descriptions, and the code names them. So programs for one kernel
-can be compiled on another, and what was compiled once can be kept in a folder.
+The result does not depend on this host: it describes maps, and the code refers to them by number. So programs for one
+kernel can be compiled on another, and a folder can keep compiled programs. This module loads nothing.
 """
 
 from __future__ import annotations
@@ -21,20 +21,23 @@ from kafka_probe.capture.link import CALLS, EVENTS
 from kafka_probe.capture.options import PROGRAM_OPS, RULES, Options
 from kafka_probe.errors import StartError
 
-# How far one call is followed: so many runs of so many steps of the cursor. The verifier walks the steps of a run once.
+# Most work for one send or receive call: RUNS runs of STEPS steps of the cursor. The verifier checks the steps of a run
+# once.
 RUNS = 1200
 STEPS = 24
-# What the steps do not come to is hopped over by its lengths: so many runs of so many hops, of a frame each.
+# Frames beyond the last step are skipped by their length, in HOP_RUNS runs of HOPS hops. A hop skips one frame or one
+# segment of the buffer.
 HOP_RUNS = 640
 HOPS = 128
 _RINGBUF_QUERY = 134  # BPF_FUNC_ringbuf_query
 
-# With a memory allocator for BPF (struct bpf_mem_alloc, 6.1) connections take memory as they come. Older kernels want
-# all of it beforehand: then there is room for fewer.
+# Most connections on kernels before 6.1, which allocate the whole map in advance. Newer kernels have a memory allocator
+# for BPF (struct bpf_mem_alloc) and allocate memory per connection.
 MOST_CONNECTIONS_BEFOREHAND = 32768
-# Of so many connections one may be inside a frame between two calls.
+# One of this many connections may be inside a frame between two calls.
 CONNECTIONS_PER_UNFINISHED = 8
-# Of so many one may hold its first request until it has proven to speak Kafka; at least both ends of one.
+# One of this many connections may hold back its first request until it is proven to speak Kafka; at least two may, the
+# two ends of one connection.
 CONNECTIONS_PER_HELD, LEAST_HELD = 32, 2
 
 # Every struct member that the programs read, as OFFSET_<STRUCT>_<MEMBER>.
@@ -88,7 +91,7 @@ _MEMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Map:
-    """What a map is created from. type: enum bpf_map_type."""
+    """The arguments for creating a map. type: enum bpf_map_type."""
 
     type: int
     key_bytes: int
@@ -99,7 +102,7 @@ class Map:
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """Functions by name, and maps by the number that stands for their descriptor in the code."""
+    """Compiled functions by name, and maps by the number that the code contains instead of their descriptor."""
 
     functions: dict[str, bytes]
     maps: dict[int, tuple[str, Map]]
@@ -120,10 +123,10 @@ class Compiled:
 
 
 def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None = None) -> Compiled:
-    """Compile bpf/BACKEND.c; `kept` is a folder of root's that keeps results, and gives them without a compiler.
+    """Compile bpf/BACKEND.c, or return an earlier result from `kept`, a folder that only root may write.
 
     Raises:
-        StartError: BCC is missing, or refuses the sources; its reason goes to standard error.
+        StartError: BCC is missing, or refuses the sources; BCC writes the reason to standard error.
     """
     source = sources()
     text = flatten(source / f"{backend}.c")
@@ -137,7 +140,7 @@ def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None
         bpf = bcc.BPF(text=text.encode(), cflags=flags)
     except Exception as error:  # bcc raises bare Exception
         raise StartError(f"{backend}.c could not be compiled: {error}") from error
-    # Not all of the library's functions say that they take a pointer: a number would be cut to 32 bits.
+    # Some of the library's functions have no argtypes: ctypes would cut a plain number to 32 bits.
     compiled = _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
     if kept:
         (kept / key).write_text(compiled.to_json())
@@ -166,14 +169,14 @@ def _compiled(lib: Any, module: Any) -> Compiled:
 
 
 def sources() -> Path:
-    """The folder of the C sources: inside the wheel, or beside the package in a checkout."""
+    """Return the folder of the C sources: inside the package in a wheel, at the top level in a checkout."""
     package = Path(kafka_probe.__file__).parent
     inside = package / "bpf"
     return inside if inside.is_dir() else package.parents[1] / "bpf"
 
 
 def flatten(path: Path, seen: set[Path] | None = None) -> str:
-    """The text of a C source with its own headers in place: BCC rewrites map accesses in the main file only."""
+    """Return a C source with the project's headers inlined: BCC rewrites map accesses in the main file only."""
     seen = set() if seen is None else seen
     if path in seen:
         return ""
@@ -230,7 +233,7 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
 
 
 def _iterator(btf: Btf) -> dict[str, int]:
-    """Names and numbers of struct iov_iter, which was laid out anew in 5.14, 6.0, 6.4 and 6.7, and ported back."""
+    """Return the defines for struct iov_iter, whose layout changed in 5.14, 6.0, 6.4 and 6.7, and by backports."""
     renamed = btf.has_member("iov_iter", "iter_type")
     found = {
         "OFFSET_IOV_ITER_TYPE": btf.offset("iov_iter", "iter_type" if renamed else "type"),
@@ -244,7 +247,10 @@ def _iterator(btf: Btf) -> dict[str, int]:
 
 
 def _arguments(btf: Btf) -> dict[str, int | str]:
-    """Where the hooked functions have their flags, and behind how many arguments fexit programs find the result."""
+    """Return the defines for arguments of hooked functions.
+
+    These are the index of tcp_recvmsg's flags, and the number of arguments, after which fexit programs find the result.
+    """
     receive = btf.parameters("tcp_recvmsg")
     flags = receive.index("flags")
     return {

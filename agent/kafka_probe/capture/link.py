@@ -1,8 +1,9 @@
-"""Programs of several functions: joins what BCC compiles one by one, with the BTF that the kernel wants of them.
+"""Links a program with the global functions that it calls, and builds the BTF that the kernel requires for them.
 
-A global function (kernel 5.6) is verified once, for any argument, and not again with each call: so a program can call
-the cursor's steps a thousand times. BCC knows no calls between functions. In C such a call is one of a helper with a
-number of our own; here it becomes the call of the function that is put behind the program.
+The kernel (5.6) verifies a global function once, for any argument, and not again at each call: so a program can call
+the cursor's steps a thousand times. BCC compiles functions one by one and does not support calls between them. In C
+such a call is the call of a helper with a reserved number; `link` turns it into a call of the function, which it
+appends to the program. This module makes no system calls.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ _CALLED = (
     *("take_request", "take_answer", "is_urgent"),
     *("share_frame", "share_notice"),
 )
-# Helper numbers that the kernel does not have, by the function that is meant.
+# Helper numbers that the kernel does not have, by the name of the global function.
 CALLS = {name: 0x4B500001 + number for number, name in enumerate(_CALLED)}
-EVENTS = 0x4B510000  # the number, in the code, of the map `events` where C names the map itself
+EVENTS = 0x4B510000  # number of the map `events` in the code, where C refers to the map itself
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18
-# In the place of the source register.
+# Values of the source register, the upper four bits of the byte of registers.
 _FUNCTION, _MAP = 1 << 4, 1 << 4  # BPF_PSEUDO_CALL, BPF_PSEUDO_MAP_FD
 
 _STRINGS = b"\0int\0u64\0argument\0main\0run\0"
@@ -31,14 +32,14 @@ _INT, _U64, _POINTER, _TAKES_POINTER, _TAKES_U64, _MAIN, _GLOBAL = range(1, 8)
 
 @dataclass(frozen=True, slots=True)
 class Linked:
-    """A program as the kernel loads it. functions: (n,) struct bpf_func_info; empty if it has only one."""
+    """A program ready to load. functions: (n,) struct bpf_func_info; empty for a program of one function."""
 
     code: bytes
     functions: bytes = b""
 
 
 def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> Linked:
-    """The program with those of the other functions that it calls. maps: descriptors by the numbers in the code."""
+    """Return the program with the functions that it calls, directly or not. maps: descriptors by number in the code."""
     wanted = {number: others[name] for name, number in CALLS.items() if name in others}
     linked, starts = bytearray(code), dict[int, int]()
     at = 0
@@ -58,7 +59,7 @@ def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> L
 
 
 def btf() -> bytes:
-    """Types of linked programs: a main function of a pointer, and global functions of an integer.
+    """Return the BTF of linked programs: main takes a pointer, global functions take a u64.
 
     Layout: Documentation/bpf/btf.rst. Kinds: integer 1, pointer 2, function 12, prototype 13.
     """

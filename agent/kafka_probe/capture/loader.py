@@ -1,7 +1,7 @@
-"""The loader's process: compiles the BPF programs, fills their maps, attaches them and hands over the descriptors.
+"""The loader process: compiles the BPF programs, fills their maps, attaches them and sends the descriptors.
 
-Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. Status 0: the
-answer and the descriptors are in the socket; 3: the reason is.
+Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. Exit status 0:
+the answer and the descriptors are in the socket; 3: the reason of the failure is. It never reads samples.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kafka_probe.capture.link import EVENTS, link
 from kafka_probe.capture.options import Options, Rule, map_contents
 from kafka_probe.errors import StartError
 
-# What the agent must hold, besides what is attached: see programs.py.
+# Maps whose descriptors the agent needs, besides those of programs and links: see programs.py.
 MAPS = ("events", "counters", "conns")
-# Before 5.11 EPERM, without CAP_SYS_RESOURCE.
+# Before 5.11 the error is EPERM, because maps count as locked memory.
 _NO_MEMORY = (errno.ENOMEM, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Attached programs. maps: descriptors in the order of MAPS; instructions: what the verifier went through."""
+    """Attached programs. maps: descriptors in the order of MAPS; instructions: how many the verifier processed."""
 
     maps: list[int]
     programs: list[int]
@@ -44,7 +44,12 @@ class Loaded:
 
 
 def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: Path | None) -> Loaded:
-    """Programs compiled, loaded and attached; RefusedError or StartError if one of the three fails."""
+    """Compile, load and attach the programs of a backend.
+
+    Raises:
+        RefusedError: the kernel refuses a program.
+        StartError: the programs cannot be compiled, or a map cannot be created.
+    """
     if reason := refusal(backend, btf):
         raise RefusedError(reason)
     compiled = compile_programs(backend, options, btf, kept)
@@ -73,7 +78,7 @@ def create_map(name: str, facts: Map) -> int:
 
 
 def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kept: Path | None) -> tuple[str, Loaded]:
-    """The answer and the programs of the first backend that works; StartError if none does."""
+    """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
     btf = Btf()
     refused: dict[str, str] = {}
     for backend in backends:
@@ -93,7 +98,7 @@ def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kep
 
 
 def libraries() -> list[str]:
-    """Return the files that this process has mapped."""
+    """Return the paths of the files that this process has mapped."""
     return sorted(set(re.findall(r" (/\S+)$", Path("/proc/self/maps").read_text(), re.MULTILINE)))
 
 

@@ -1,4 +1,4 @@
-"""What the programs are compiled and filled with: values that both the agent and the loader's process know."""
+"""The options of the BPF programs and the contents of their maps, for both the agent and the loader process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from kafka_probe.memory import DEFAULT
 
-# Places in the kernel's map of rules, api_key << 5 | api_version, and in that of copy programs.
+# Sizes of the kernel's maps: `rules`, with index api_key << 5 | api_version, and `copy_programs`.
 RULES = 128 << 5
 PROGRAM_OPS = 8192
 
@@ -17,9 +17,10 @@ _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What may leave of one API version: bytes of the request and of the response, and bpf/maps.h's rule flags.
+    """The limits in bytes for copying requests and responses of one API version to user space.
 
-    Programs: ops of enum op by which a body is copied; empty if it is copied as it stands.
+    flags: enum rule_flag of bpf/maps.h. request_program, response_program: copy programs of ops of enum op; empty if
+    the body is copied unchanged.
     """
 
     api_key: int
@@ -32,7 +33,10 @@ class Rule:
 
 
 def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
-    """What the maps `rules` and `copy_programs` are filled with: map, index, value. Equal programs are written once."""
+    """Yield the contents of the maps `rules` and `copy_programs` as (map, index, value).
+
+    Equal copy programs are written once.
+    """
     starts: dict[tuple[int, ...], int] = {(): 0}
     free = 1
     for rule in rules:
@@ -50,10 +54,10 @@ def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, if there is one.
+    """Options that are compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, or None.
 
-    netns: the inode of the one network namespace that is watched, 0 for all.
-    perf_buffers: the descriptors of the perf buffers by CPU, if samples leave through these and not through a ring.
+    netns: the inode of the only network namespace to watch, 0 for all.
+    perf_buffers: the descriptors of the perf buffers by CPU; empty if samples go through a ring buffer.
     """
 
     ports: tuple[int, ...]

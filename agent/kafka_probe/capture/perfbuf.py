@@ -1,7 +1,8 @@
-"""Perf buffers in the ring buffer's place: one per CPU, read as arrays of samples and put in order by their time.
+"""Perf buffers, used instead of the ring buffer: one per CPU, read as arrays of samples and sorted by time.
 
 Layout of the memory behind a perf event (include/uapi/linux/perf_event.h): a control page with the positions, then the
-data, in which a sample can wrap around the end. Opened by the agent, because a buffer lives while it is mapped.
+data, in which a sample can wrap around the end. The agent opens the buffers, not the loader process, because a buffer
+exists only while it is mapped.
 """
 
 from __future__ import annotations
@@ -31,30 +32,33 @@ _HEADER = struct.Struct("<IHH")
 
 
 class PerfBuffers:
-    """The reading end of all CPUs' buffers, `size_bytes` together or a little more."""
+    """The reading end of the buffers of all CPUs.
+
+    Each has an equal share of `size_bytes`, rounded down to a power of two, but at least 64 KiB.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         cpus = _online_cpus()
         share = max(_LEAST_BYTES, 1 << (size_bytes // len(cpus)).bit_length() - 1)
         self._buffers = {cpu: _Buffer(cpu, share) for cpu in cpus}
         self._held = np.empty(0, PERF_SAMPLE)
-        self._ready = 0  # of those that are held, how many have nothing older to wait for
+        self._ready = 0  # how many held samples can be returned, because no older one can follow
         self._poll = select.epoll()
         for buffer in self._buffers.values():
             self._poll.register(buffer.fd, select.EPOLLIN | select.EPOLLET)
 
     @property
     def descriptors(self) -> dict[int, int]:
-        """The perf event of each CPU."""
+        """Return the descriptor of each CPU's perf event."""
         return {cpu: buffer.fd for cpu, buffer in self._buffers.items()}
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True when a quarter of the buffer has been written, or False after the time."""
+        """Return True when a quarter of a buffer has been written, or False after `timeout_s`."""
         return bool(self._poll.poll(timeout_s))
 
     def take(self, most: int) -> Samples:
-        """The oldest samples, `most` at most, as an array of their own of SAMPLE; their places are free again."""
-        if self._ready < most:  # else the rest stays in the buffers, where it has its bound
+        """Return the oldest samples, at most `most`, as a new array of SAMPLE, and free their slots."""
+        if self._ready < most:  # samples are not read earlier than needed: the buffers bound their number
             self._read()
         count = min(most, self._ready)
         samples: Samples = self._held["sample"][:count].copy()
@@ -62,7 +66,8 @@ class PerfBuffers:
         return samples
 
     def _read(self) -> None:
-        # What was written on one CPU while another one's buffer was read waits: something older may be there by now.
+        # Samples written after this time wait for the next call: a buffer that was read before may hold older ones by
+        # then.
         now = time.monotonic_ns()
         samples = np.concatenate([self._held, *(part for buffer in self._buffers.values() for part in buffer.take())])
         self._held = samples[np.argsort(samples["time"], kind="stable")]
@@ -92,7 +97,7 @@ class _Buffer:
         bpf.enable(self.fd)
 
     def take(self) -> list[npt.NDArray[np.void]]:
-        """All samples that are there, in their order, in arrays of PERF_SAMPLE."""
+        """Return all samples of the buffer in order, in arrays of PERF_SAMPLE, and free their slots."""
         start, end = int(self._tail[0]), int(self._head[0])
         first, size = start % self._size, end - start
         data = self._memory[_PAGE + first : _PAGE + min(first + size, self._size)]
@@ -107,7 +112,7 @@ class _Buffer:
 
 
 def _samples(data: bytes) -> list[npt.NDArray[np.void]]:
-    """The runs of samples between other records, which tell of lost ones: these the programs count themselves."""
+    """Return the runs of samples between other records, which report lost samples: the programs count those."""
     runs = []
     while data:
         samples = np.frombuffer(data, PERF_SAMPLE, len(data) // PERF_SAMPLE.itemsize)

@@ -1,7 +1,8 @@
-"""The loaded and attached programs, held by file descriptors, and the buffer by which their samples come.
+"""The loaded and attached programs, held by file descriptors, and the buffer that receives their samples.
 
-BCC and its LLVM need 100 MB and some seconds: they live in a process of their own, which compiles, attaches, hands the
-descriptors over and ends. What is attached lasts as long as the agent holds them, so its end, in any way, detaches.
+BCC and its LLVM need 100 MB and some seconds, so they run in a separate process, the loader, which compiles, attaches,
+sends the descriptors and ends. Programs stay attached while the agent holds the descriptors: its end, even by a crash,
+detaches them. This module never decodes samples.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _LOG_LINES = 5
 
 
 class Programs:
-    """Attached until `detach`; the maps stay readable until `close`.
+    """The programs of one backend, attached until `detach`; the maps stay readable until `close`.
 
-    backend: which one was taken; refused: why not those before it; instructions: what the verifier went through.
+    backend: the name of the backend; refused: by name why those before it failed; instructions: how many the verifier
+    processed, by program.
     """
 
     def __init__(self, answer: dict[str, Any], descriptors: list[int], buffer: RingBuffer | PerfBuffers) -> None:
@@ -56,14 +58,17 @@ class Programs:
         self.buffer = buffer
         self._maps, rest = descriptors[:_MAPS], descriptors[_MAPS:]
         self._programs, self._links = rest[: len(rest) // 2], rest[len(rest) // 2 :]
-        self._statistics: list[int] = []  # what makes the kernel measure, if anything does
+        self._statistics: list[int] = []  # descriptors that make the kernel measure run times
         self._per_cpu = ctypes.create_string_buffer(8 * _possible_cpus())
 
     @classmethod
     def load(cls, backend: str, buffer: str, options: Options, rules: Iterable[Rule], kept: Path | None = None) -> Self:
-        """Compile and attach the programs of a backend; auto: of the first that works. StartError says why none does.
+        """Compile and attach the programs of a backend; auto: of the first that works.
 
-        buffer: ring, perf, or auto: a ring where the kernel has it. kept: a folder that keeps compiled programs.
+        buffer: ring, perf, or auto: ring if the kernel supports it. kept: a folder that keeps compiled programs.
+
+        Raises:
+            StartError: no backend works; the text gives the reason for each.
         """
         if buffer == "perf" or (buffer == "auto" and not has_ring_buffer()):
             with ExitStack() as unless_loaded:
@@ -76,16 +81,19 @@ class Programs:
         return cls(answer, descriptors, RingBuffer(descriptors[0], options.ring_bytes))
 
     def counters(self) -> dict[str, int]:
-        """All kernel counters by name, summed over the CPUs."""
+        """Return all kernel counters by name, summed over the CPUs."""
         in_map = {name: self._counter(index) for index, name in enumerate((*sample.COUNTERS, *sample.LOSSES))}
         return {**in_map, "program_skipped": self._statistic("recursion_misses")}
 
     def followed(self) -> set[int]:
-        """The connections that the kernel follows, by its ids; of those that come or go meanwhile some, or none."""
+        """Return the kernel's ids of the connections that it follows.
+
+        Those that begin or end meanwhile may be missing.
+        """
         return set(bpf.first_words(self._maps[_CONNECTIONS]))
 
     def measure(self) -> str:
-        """From now on, until `close`, the kernel measures the run time. Returns why not, empty if it does."""
+        """Make the kernel measure run times until `close`. Return the reason if it refuses, else an empty string."""
         try:
             self._statistics.append(bpf.enable_run_time())
         except OSError as error:
@@ -93,16 +101,16 @@ class Programs:
         return ""
 
     def run_time_ns(self) -> int | None:
-        """How long all programs ran while that was measured; None if neither `measure` nor the host does."""
+        """Return the measured run time of all programs; None if neither `measure` nor the host enabled measuring."""
         return self._statistic("run_time_ns") if self._statistics or bpf.run_time_is_measured() else None
 
     def detach(self) -> None:
-        """Stop capturing."""
+        """Detach all programs."""
         while self._links:
             os.close(self._links.pop())
 
     def close(self) -> None:
-        """Detach and free everything."""
+        """Detach all programs and close all descriptors and the buffer."""
         self.detach()
         self.buffer.close()
         for held in (self._maps, self._programs, self._statistics):
@@ -120,7 +128,11 @@ class Programs:
 def _attach(
     backend: str, options: Options, rules: Iterable[Rule], kept: Path | None
 ) -> tuple[dict[str, Any], list[int]]:
-    """What the loader's process answers, and the descriptors of maps, programs and links."""
+    """Run the loader process; return its answer and the descriptors of maps, programs and links.
+
+    Raises:
+        StartError: the loader failed, or did not end within _TIMEOUT_S.
+    """
     backends = ORDER if backend == "auto" else (backend,)
     request = {
         "backends": backends,
@@ -137,7 +149,7 @@ def _attach(
                 pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
                 capture_output=True,
                 timeout=_TIMEOUT_S,
-                start_new_session=True,  # a Ctrl-C in the terminal is the agent's to handle
+                start_new_session=True,  # Ctrl-C in the terminal signals the agent only
                 check=False,
             )
         except subprocess.TimeoutExpired:
@@ -154,9 +166,9 @@ def _attach(
 
 
 def _drop_from_page_cache(files: Iterable[str]) -> None:
-    """Let the kernel forget what it has read of files, unless a process has them mapped.
+    """Drop files from the page cache, except those that a process has mapped.
 
-    Of BCC and LLVM that is 200 MB, which count for the cgroup that has read them, the agent's.
+    For BCC and LLVM these are 200 MB, which the kernel charges to the cgroup that read them first, the agent's.
     """
     for file in files:
         with suppress(OSError), Path(file).open("rb") as opened:
@@ -164,11 +176,11 @@ def _drop_from_page_cache(files: Iterable[str]) -> None:
 
 
 def has_ring_buffer() -> bool:
-    """Whether this kernel knows the BPF ring buffer (5.8, or ported back)."""
+    """Return True if this kernel has the BPF ring buffer (5.8, or a backport)."""
     return b"BPF_MAP_TYPE_RINGBUF" in VMLINUX.read_bytes()
 
 
 def _possible_cpus() -> int:
-    """Values of a per-CPU map: one for each CPU that the kernel could ever have."""
+    """Return the number of possible CPUs: a per-CPU map has one value for each, also for CPUs that are offline."""
     text = Path("/sys/devices/system/cpu/possible").read_text()
     return max(int(number) for number in re.findall(r"\d+", text)) + 1

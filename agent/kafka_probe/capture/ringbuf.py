@@ -1,7 +1,8 @@
 """The kernel's ring buffer as an array of samples, read without a call per sample.
 
-Layout of the memory behind the map (kernel/bpf/ringbuf.c): a page that the reader may write (its position), then the
-writers' position and the data, mapped twice in a row so that a read never wraps. Every sample here has one size.
+Layout of the memory behind the map (kernel/bpf/ringbuf.c): a page with the reader's position, which the reader may
+write, then a page with the writers' position, then the data, mapped twice in a row so that a read never wraps. All
+samples have the same size.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _PAGE = mmap.PAGESIZE
 
 
 class RingBuffer:
-    """The reading end. `size_bytes` is the map's size, a power of two. Same interface as PerfBuffers."""
+    """The reading end of a ring buffer. `size_bytes`: the map's size, a power of two. Same interface as PerfBuffers."""
 
     def __init__(self, map_fd: int, size_bytes: int) -> None:
         self._size = size_bytes
@@ -33,19 +34,19 @@ class RingBuffer:
         self._written = np.frombuffer(self._writers, np.uint64, 1)
         self._slots = np.frombuffer(self._writers, SLOT, 2 * size_bytes // SLOT.itemsize, _PAGE)
         self._poll = select.epoll()
-        # Edge-triggered: else what came meanwhile would end every wait at once, and batches would be of a few samples.
+        # Edge-triggered: else samples that arrived meanwhile would end every wait at once, and batches would be small.
         self._poll.register(map_fd, select.EPOLLIN | select.EPOLLET)
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True when a quarter of the buffer has been written, or False after the time."""
+        """Return True when a quarter of the buffer has been written, or False after `timeout_s`."""
         return bool(self._poll.poll(timeout_s))
 
     def take(self, most: int) -> Samples:
-        """The oldest samples, `most` at most, as an array of their own of SAMPLE; their slots are free again."""
+        """Return the oldest samples, at most `most`, as a new array of SAMPLE, and free their slots."""
         start, end = int(self._read[0]), int(self._written[0])
         first, count = start % self._size // SLOT.itemsize, (end - start) // SLOT.itemsize
         slots = self._slots[first : first + min(count, most)]
-        busy = np.flatnonzero(slots["length"] & _BUSY)  # a writer is still at it: what follows waits, to keep the order
+        busy = np.flatnonzero(slots["length"] & _BUSY)  # still being written; later samples wait, to keep the order
         if len(busy):
             slots = slots[: busy[0]]
         kept = slots["length"] & _DISCARDED == 0

@@ -1,4 +1,4 @@
-"""The kernel's samples as NumPy types: the twin of bpf/sample.h, which a test compares field by field."""
+"""The layout of the kernel's samples as NumPy types. A test compares it with bpf/sample.h field by field."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SAMPLE = np.dtype(
     ]
 )
 
-# What a perf buffer holds of a sample: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and its raw data, padded.
+# A sample in a perf buffer: PERF_RECORD_SAMPLE with its time (CLOCK_MONOTONIC, ns) and the sample as padded raw data.
 PERF_SAMPLE = np.dtype(
     [
         ("type", "<u4"),
@@ -45,7 +45,7 @@ PERF_SAMPLE = np.dtype(
     ]
 )
 
-# A slot of the ring: the ring buffer's header (length with busy and discard bits, page offset) and the sample.
+# A slot of the ring buffer: its header (length with busy and discard bits, page offset) and the sample.
 SLOT = np.dtype([("length", "<u4"), ("page", "<u4"), ("sample", SAMPLE)])
 
 OPEN_DATA = np.dtype(
@@ -107,12 +107,12 @@ CLOSE_DATA = np.dtype(
 
 
 def unpack(sample: npt.NDArray[Any], layout: np.dtype[Any]) -> dict[str, Any]:
-    """What is in a sample's data, as values of Python: those of NumPy are slow one by one."""
+    """Return the fields of a sample's data as Python values: single NumPy values are slow."""
     return dict(zip(layout.names or (), np.frombuffer(sample["data"].tobytes(), layout, 1).item(), strict=True))
 
 
 class SampleKind(IntEnum):
-    """What a sample is about."""
+    """Kinds of samples: enum sample_kind of bpf/sample.h."""
 
     FRAME = 1
     OPEN = 2
@@ -125,7 +125,7 @@ class SampleKind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Of a frame's sample."""
+    """Flags of FRAME samples: enum sample_flag of bpf/sample.h. CLOSED belongs to LISTEN samples."""
 
     RESPONSE = 1
     MORE = 2
@@ -134,13 +134,13 @@ class Flag(IntFlag):
 
 
 class Protocol(IntEnum):
-    """Why a connection was rejected, in the flags of its REJECT sample."""
+    """Reasons for rejecting a connection, in `api_key` of its REJECT sample (enum protocol)."""
 
     TLS = 1
     UNKNOWN = 2
 
 
-# The kernel's counters in the order of enum counter: what was done, then what operators must know, with its meaning.
+# The kernel's counters in the order of enum counter: first work done, then losses, with their meaning for operators.
 COUNTERS = ("requests", "responses", "samples", "connections", "rejected")
 LOSSES = {
     "ring_full": "samples that found the ring to the agent full: raise `--ring-size-bytes`, or give the agent more CPU",
