@@ -1,6 +1,7 @@
-"""The agent: reads samples, hands them from module to module, and reports once per interval.
+"""The agent: reads samples, passes them to the other modules, and reports once per interval.
 
-A composition root: it owns the loop, the clock and the numbering of events; what things mean is decided in the modules.
+This module is the composition root. It owns the loop, the clock and the numbering of events; it never interprets the
+contents of samples, frames or events.
 """
 
 from __future__ import annotations
@@ -51,16 +52,17 @@ Event = dict[str, object]
 Samples = npt.NDArray[Any]
 Buffer = RingBuffer | PerfBuffers
 
-# Samples wait in the ring this long, so that array operations pay; the kernel wakes the agent earlier if it fills.
+# Samples wait in the ring this long, so that batches are large enough for array operations. The kernel wakes the agent
+# earlier when the ring is a quarter full.
 _BATCH_S = 1.0
 _BATCH_SAMPLES = 1 << 12
 _LISTED_AT_ONCE = 4096
-# Between the parts of a report, for the sink to keep up.
+# Pause between the parts of a report, so that the sink keeps up.
 _PAUSE_S = 0.05
-_TURN_S = 0.25  # to read at a time while a report is handed on, which gets as much time
-_REPORTS = 2  # that are handed on at the same time, at most
+_TURN_S = 0.25  # most time to read samples per turn while a report is handed on; the report gets as much time
+_REPORTS = 2  # most reports that are handed on at the same time
 _TOPICS_PER_EVENT = 1000
-# What was lost may have been a close or a reset; so may what the sink lost.
+# Losses that may have been closes or resets; events that the sink lost may have been, too.
 _MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
 _ENDS_LIMITED = ("close_limit", "reset_limit")
 _DONE = object()
@@ -70,22 +72,24 @@ log = logging.getLogger("kafka_probe")
 
 @dataclass(frozen=True, slots=True)
 class _Suspects:
-    """What the kernel did not follow any more at `since_ns`; it is lost unless the buffer held its end then."""
+    """State of connections that the kernel no longer followed at `since_ns`.
+
+    Their ends are lost, except those whose samples the buffer still held at that time.
+    """
 
     since_ns: int
-    conns: set[int]
-    streams: set[int]  # with unfinished frames
-    followed: set[int]
-    orphans: list[tuple[int, str, str]]
+    conns: set[int]  # known connections that the kernel no longer followed
+    streams: set[int]  # streams with unfinished frames
+    followed: set[int]  # connections that the kernel followed
+    orphans: list[tuple[int, str, str]]  # listed connections without a sample whose process had ended
 
 
 class Agent:
-    """One agent on one node. `run` blocks until `stop`; raises StartError if the host cannot capture.
+    """One agent on one node. `run` blocks until `stop` is called.
 
-    `listener`, if set, gets the same events as the sink, and must not keep the loop waiting either; it returns how
-    many it had no place for. `turned_s` is when
-    the loop turned last, by time.monotonic; None before it runs. `uncounted_s` gives the CPU time of threads that
-    `--cpu-limit` does not count.
+    `listener`, if set, receives the same events as the sink and must not block the loop; it returns how many events it
+    dropped. `turned_s` is the time of the loop's last turn by time.monotonic, None before the first. `uncounted_s`
+    returns the CPU time of threads that `--cpu-limit` does not count, in s.
     """
 
     def __init__(self, config: Config, sink: Sink, bounds: Bounds = DEFAULT) -> None:
@@ -120,13 +124,13 @@ class Agent:
         self._look_closely()
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
-        # Samples that may be unread of those written before _marked_ns; all that were written before _read_ns are read.
+        # _unread: how many samples written before _marked_ns may be unread; all written before _read_ns are read.
         self._unread, self._marked_ns, self._read_ns = 0, 0, time.monotonic_ns()
-        self._looked_at = 0  # losses when it was last looked for connections whose ends are lost
+        self._looked_at = 0  # lost samples at the last search for connections whose ends are lost
         self._suspects: _Suspects | None = None
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
-        """Read what is attached, and the list of older connections when it is there, until it is told to stop."""
+        """Read samples, and the list of older connections once it is complete, until `stop` is called."""
         self._backend = programs.backend
         self._pod_watch.start()
         try:
@@ -135,19 +139,22 @@ class Agent:
             self._pod_watch.close()
 
     def stop(self) -> None:
-        """End `run` within a batch's time. For signal handlers and other threads."""
+        """Make `run` return, within about a second. For signal handlers and other threads."""
         self._stopping = True
 
     def reconfigure(self, config: Config) -> None:
-        """Go on with other settings, as far as they can change while it runs; of the others it says so."""
+        """Take over those settings that can change while the agent runs; log the names of the others.
+
+        For signal handlers and other threads: the loop takes the settings over.
+        """
         self._reloaded = config
 
     def connections(self) -> tuple[Connection, ...]:
-        """The open connections. For other threads: they see a moment, and its connections as they go on."""
+        """Return the open connections of this moment. For other threads; the connections themselves keep changing."""
         return self._tracker.snapshot()
 
     def summary(self) -> dict[str, dict[str, int]]:
-        """What was lost and what was done since the start, by name."""
+        """Return the losses and the counters since the start, by name."""
         return {"losses": self._losses(), "counters": self._counters()}
 
     def _loop(self, programs: Programs, listing: Listing | None) -> None:
@@ -156,7 +163,8 @@ class Agent:
         reports: deque[Iterator[None]] = deque()
         if listing is None:
             self._tracker.end_list()
-        _finish(self._report(since, since, since))  # the agent is here; and a sink that cannot deliver says so at once
+        # The first report announces the agent, and makes a sink that cannot deliver log that at once.
+        _finish(self._report(since, since, since))
         while not self._stopping:
             self.turned_s = time.monotonic()
             pause_s = 0.0 if self._unread else _PAUSE_S if reports else _BATCH_S
@@ -167,7 +175,7 @@ class Agent:
             self._forget_suspects()
             self._tracker.settle(self._read_ns - SETTLED_NS)
             if listing and self._take_listed(listing, programs.buffer):
-                listing, due = None, time.monotonic()  # who is there is told at once
+                listing, due = None, time.monotonic()  # report the listed connections at once
             _hand_on(reports, took_s)
             if time.monotonic() >= due:
                 if len(reports) == _REPORTS:
@@ -177,7 +185,7 @@ class Agent:
                 now = time.monotonic_ns()
                 reports.append(self._report(since, now, self._read_ns - SETTLED_NS))
                 since = now
-                # After a stall no burst of short intervals makes up for it.
+                # Do not make up for a stall by a burst of short intervals.
                 due = max(due, time.monotonic() - self._config.interval_s / 2) + self._config.interval_s
             if self._reloaded:
                 self._take_over(self._reloaded)
@@ -190,24 +198,27 @@ class Agent:
         _finish(chain(*reports, self._report(since, now, now)))
 
     def _look(self, programs: Programs) -> None:
-        """What the kernel counted until now."""
+        """Read the kernel's counters and the programs' run time."""
         self._kernel = programs.counters()
         run_time_ns = programs.run_time_ns()
         self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
 
     def _suspect_lost(self, programs: Programs) -> None:
-        """If samples of ends were lost, note what is kept of connections that the kernel does not follow any more."""
+        """If samples of ends were lost, note the known connections that the kernel no longer follows."""
         lost_samples = sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
         if self._suspects or (lost_samples == self._looked_at and not self._tracker.full):
             return
         self._looked_at = lost_samples
-        # In this order: what is opened from now on stays.
+        # Ask the kernel last: connections that open from now on are not suspected.
         known, streams, orphans = self._tracker.known(), self._reader.unfinished(), self._tracker.orphans()
         followed = programs.followed()
         self._suspects = _Suspects(time.monotonic_ns(), known - followed, streams, followed, orphans)
 
     def _forget_suspects(self) -> None:
-        """Forget them once all that the buffer held then has been read: ends that were not lost are known by now."""
+        """Forget the suspects once all samples that the buffer held then are read.
+
+        By then, ends that were not lost have been processed.
+        """
         suspects = self._suspects
         if suspects is None or self._read_ns < suspects.since_ns:
             return
@@ -218,7 +229,10 @@ class Agent:
         self._tracker.forget_listed(suspects.orphans)
 
     def _take_listed(self, listing: Listing, buffer: Buffer) -> bool:
-        """Whether the list of older connections was there: taken in parts, for the ring not to fill meanwhile."""
+        """Take over the list of older connections; return True once it is complete, False if it is not ready.
+
+        Reads samples between parts of the list, so that the ring does not fill meanwhile.
+        """
         while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
             self._tracker.add_listed(listed, time.monotonic_ns())
             if len(listed) < _LISTED_AT_ONCE:
@@ -228,10 +242,11 @@ class Agent:
         return False
 
     def _drain(self, buffer: Buffer, due: float = math.inf) -> None:
-        """Read what the buffer holds, or what was left of that the last time, until `due` by time.monotonic.
+        """Read the samples that the buffer holds, or the rest of them after an interrupted call.
 
-        What arrives meanwhile is for the next time: else batches would shrink to few samples. It may fill as fast as it
-        is read.
+        Stops at `due`, by time.monotonic. Samples that arrive meanwhile wait for the next call: else batches would
+        shrink to few samples. A call reads at most as many samples as fit in the ring, which may fill as fast as it is
+        read.
         """
         if not self._unread:
             self._unread, self._marked_ns = self._config.ring_size_bytes // SLOT.itemsize, time.monotonic_ns()
@@ -250,7 +265,7 @@ class Agent:
             self._consume_portion(portion)
 
     def _consume_portion(self, samples: Samples) -> None:
-        """Samples in their order: who, then what, then the end. A connection's frames never follow its end."""
+        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
         kinds = samples["kind"]
         ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
         others = (kinds != SampleKind.FRAME) & ~ends
@@ -276,7 +291,7 @@ class Agent:
             self._send_stamped(self._load_shedding.wanted(self._exchanges.end(connection)))
 
     def _look_closely(self) -> None:
-        """Build exchanges, which costs more than to count frames, only while they become events."""
+        """Build exchanges only while they become events: that costs more than counting frames."""
         if self._load_shedding.requests and not self._exchanges:
             self._exchanges = Exchanges(self._tracker, self._names, self._bounds.exchanges_bytes)
             self._exchanges.losses = self._request_losses
@@ -298,11 +313,11 @@ class Agent:
         log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
     def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
-        """End the interval and return an iterator that hands its events on, in parts.
+        """End the interval and return an iterator that hands on the interval's events in parts.
 
-        The agent's own comes last, so that `complete_until` is true when it arrives. Times are of CLOCK_MONOTONIC, so
-        that a step of the wall clock moves both ends of an interval. settled_ns: up to then closes are settled, see
-        pending_closes.py.
+        The `agent` event comes last, so that `complete_until` is true when it arrives. Times are of CLOCK_MONOTONIC, so
+        that a step of the wall clock moves both ends of an interval. settled_ns: closes up to this time are settled,
+        see pending_closes.py.
         """
         offset_ns = _wall_offset_ns()
         interval: Event = {"since": (since_ns + offset_ns) // 1000}
@@ -348,7 +363,7 @@ class Agent:
         }
 
     def _cpu_share(self) -> float:
-        """CPU that capture and delivery took since the last time, of one core: all threads but the HTTP server's."""
+        """Return the share of one core that the agent took since the last call, without the HTTP server's threads."""
         before, self._spent = self._spent, (time.process_time() - self.uncounted_s(), time.monotonic())
         cpu_s, wall_s = (now - then for now, then in zip(self._spent, before, strict=True))
         return cpu_s / wall_s if wall_s else 0.0
@@ -380,12 +395,12 @@ class Agent:
         _finish(self._parts(_stamped(stamped), 0))
 
     def _parts(self, events: Iterable[Event], wall_ns: int) -> Iterator[None]:
-        """Hand events on, with the time where they have none of their own; stop after each part of them."""
+        """Hand on events in parts and yield between parts. Events without `ts` get the given time."""
         batch: list[Event] = []
         in_hand = 0
         for event in events:
             event.setdefault("ts", wall_ns // 1000)
-            size = event_bytes(event) + len(encode(event))  # names may become six times as long as JSON
+            size = event_bytes(event) + len(encode(event))  # escapes may make names six times as long in JSON
             if batch and in_hand + size > IN_HAND_BYTES:
                 self._hand_over(batch)
                 batch, in_hand = [], 0
@@ -396,7 +411,7 @@ class Agent:
             self._hand_over(batch)
 
     def _hand_over(self, events: list[Event]) -> None:
-        """Number events, and give them to the sink and the listener."""
+        """Number events and pass them to the sink and the listener."""
         common = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id}
         batch = [{**common, "seq": seq, **event} for seq, event in enumerate(events, self._sent)]
         self._sent += len(batch)
@@ -406,7 +421,7 @@ class Agent:
 
 
 def _hand_on(reports: deque[Iterator[None]], seconds: float) -> None:
-    """Hand on parts of the oldest reports for so long, but one at least."""
+    """Hand on parts of the reports, the oldest first, for the given time, but at least one part."""
     until = time.monotonic() + seconds
     while reports:
         if next(reports[0], _DONE) is _DONE:
@@ -421,7 +436,7 @@ def _finish(parts: Iterable[None]) -> None:
 
 
 def _stamped(stamped: Iterable[tuple[int, Event]]) -> Iterator[Event]:
-    """Events with the kernel's monotonic time of their own, and of a close that of its beginning."""
+    """Yield events with `ts`, and `closing_ts` if set, converted from CLOCK_MONOTONIC in ns to µs since epoch."""
     offset_ns = _wall_offset_ns()
     for ts_ns, event in stamped:
         times_ns = {"ts": ts_ns, "closing_ts": event.get("closing_ts")}
@@ -435,8 +450,8 @@ def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
 
 
 def _wall_offset_ns() -> int:
-    """What CLOCK_MONOTONIC lacks of the time since epoch, now; it stands still while the host is suspended."""
-    # The largest: other processes may run between two readings.
+    """Return the time since epoch minus CLOCK_MONOTONIC, which stands still while the host is suspended."""
+    # Take the largest difference: another process may run between the two readings, which makes it smaller.
     return max(time.time_ns() - time.monotonic_ns() for _ in range(3))
 
 

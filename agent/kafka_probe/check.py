@@ -1,8 +1,7 @@
-"""What the agent needs from the host, each thing as a finding: ok, or what to do.
+"""Checks the requirements of the agent on the host; each result is a finding: ok, or a remedy.
 
-`findings` is what `kafka-probe check` prints; `require_capture` is the part without which `run` cannot start. Nothing
-here imports BCC, and but for `backends`, which asks the kernel itself, the answers come from files, so that a test can
-put a tree of its own in their place.
+`kafka-probe check` prints `findings`; `run` starts only if `require_capture` passes. This module never imports BCC.
+The checks read files, which tests replace by a tree of their own, except `backends`, `packages` and `brokers`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `remedy` says what to do when it is not ok."""
+    """The result of one check. `remedy`: what to do if it is not ok."""
 
     name: str
     ok: bool
@@ -36,7 +35,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What is looked at: file system, kernel and Python path."""
+    """The host that is checked: file system, kernel and Python path."""
 
     root: Path = Path("/")
     system: str = field(default_factory=lambda: os.uname().sysname)
@@ -45,26 +44,26 @@ class Host:
     python_path: tuple[str, ...] | None = None
 
     def read(self, path: str) -> str | None:
-        """The text of a file below the root, None if it cannot be read."""
+        """Return the text of a file below the root; None if it cannot be read."""
         try:
             return (self.root / path).read_text(encoding="utf-8", errors="replace")
         except OSError:
             return None
 
     def has_capability(self, *wanted: Capability) -> bool:
-        """Whether this process has all the capabilities in effect."""
+        """Return True if this process has all these capabilities in effect."""
         found = re.search(r"^CapEff:\s*([0-9a-f]+)$", self.read("proc/self/status") or "", re.MULTILINE)
         return found is not None and all(int(found[1], 16) >> capability & 1 for capability in wanted)
 
 
 def system(host: Host) -> Finding:
-    """Linux on x86_64: the backends read arguments from the registers of this architecture."""
+    """Check for Linux on x86_64: the backends read arguments from the registers of this architecture."""
     ok = (host.system, host.machine) == ("Linux", "x86_64")
     return Finding("system", ok, f"{host.system} {host.machine}", "kafka-probe captures on Linux x86_64 only")
 
 
 def btf(host: Host) -> Finding:
-    """Type information of the running kernel: where the fields of its structs are."""
+    """Check for the running kernel's BTF, which contains the offsets of struct members."""
     path = host.root / "sys/kernel/btf/vmlinux"
     remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, as those of Debian, Ubuntu, Fedora and RHEL are"
     if not path.exists():
@@ -73,7 +72,7 @@ def btf(host: Host) -> Finding:
 
 
 def privileges(host: Host) -> Finding:
-    """The right to load BPF programs and to attach them to tracepoints."""
+    """Check for the capabilities to load BPF programs and to attach them to tracepoints."""
     if host.has_capability(Capability.SYS_ADMIN):
         return Finding("privileges", True, "CAP_SYS_ADMIN")
     if host.has_capability(Capability.BPF, Capability.PERFMON):
@@ -82,7 +81,7 @@ def privileges(host: Host) -> Finding:
 
 
 def lockdown(host: Host) -> Finding:
-    """Lockdown for confidentiality forbids BPF to read kernel memory; the mode integrity does not."""
+    """Check the lockdown mode: confidentiality forbids BPF to read kernel memory, integrity does not."""
     found = re.search(r"\[(\w+)\]", host.read("sys/kernel/security/lockdown") or "")
     mode = found[1] if found else "unknown, securityfs is not mounted"
     remedy = "boot with lockdown=integrity or none: confidentiality forbids BPF to read kernel memory"
@@ -90,7 +89,7 @@ def lockdown(host: Host) -> Finding:
 
 
 def bpfcc(host: Host) -> Finding:
-    """BCC's Python package, which is part of the distribution; the project `bcc` of the package index is another."""
+    """Check for BCC's Python package, which distributions ship; the project `bcc` on PyPI is a different one."""
     remedy = (
         "apt-get install python3-bpfcc (Debian, Ubuntu) or dnf install python3-bcc (Fedora), "
         "and use /usr/bin/python3 or a virtual environment made by it with --system-site-packages"
@@ -103,7 +102,7 @@ def bpfcc(host: Host) -> Finding:
 
 
 def cgroups(host: Host) -> Finding:
-    """Which cgroup hierarchies there are: containers are named after them."""
+    """Check which cgroup hierarchies are mounted: container names come from them."""
     kinds = {line.split()[2] for line in (host.read("proc/mounts") or "").splitlines() if len(line.split()) > 2}
     versions = {frozenset({"cgroup2"}): "v2", frozenset({"cgroup"}): "v1", frozenset({"cgroup", "cgroup2"}): "hybrid"}
     mode = versions.get(frozenset(kinds & {"cgroup", "cgroup2"}))
@@ -112,7 +111,7 @@ def cgroups(host: Host) -> Finding:
 
 
 def backends() -> Finding:
-    """Which ways to hook the kernel there are: each is tried by attaching a program that does nothing."""
+    """Check which backends the kernel supports, by attaching a program that does nothing."""
     from kafka_probe.capture.backends import BACKENDS, refusal
     from kafka_probe.capture.btf import Btf
 
@@ -127,7 +126,7 @@ def backends() -> Finding:
 
 
 def packages() -> Finding:
-    """The Python packages of the agent."""
+    """Check for the Python packages that the agent imports."""
     agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "pyroute2", "rich")
     names = (*agent, "prometheus-client", "starlette", "uvicorn")
     there: list[str] = []
@@ -142,7 +141,7 @@ def packages() -> Finding:
 
 
 def brokers(config: Config) -> Finding:
-    """Whether the brokers that take the events can be reached with the settings given."""
+    """Check that the brokers for the events are reachable with these settings."""
     servers = ",".join(config.bootstrap_servers)
     if not servers:
         return Finding("brokers", True, "not asked: no bootstrap_servers given")
@@ -159,7 +158,7 @@ CAPTURE = (system, btf, privileges, lockdown, bpfcc)
 
 
 def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
-    """Everything, in the order in which to repair it."""
+    """Yield all findings, in the order in which to repair them."""
     host = host or Host()
     for look in (*CAPTURE, cgroups):
         yield look(host)
@@ -169,7 +168,7 @@ def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
 
 
 def require_capture(host: Host | None = None) -> None:
-    """Raise `StartError`, one sentence with its remedy, if this host cannot capture."""
+    """Raise `StartError`, a sentence with the remedy, if this host cannot capture."""
     host = host or Host()
     for look in CAPTURE:
         finding = look(host)

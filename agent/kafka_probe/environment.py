@@ -1,7 +1,7 @@
-"""Environment variables that have the prefix of the settings and are none: misspelt ones are refused, others listed.
+"""Finds environment variables that have the settings' prefix but name no setting: refuses misspelt ones, lists others.
 
 Kubernetes sets such variables in the pods beside a Service whose name begins with `kafka-probe`; those of the pipeline
-begin with KAFKA_PROBE_PIPELINE_. Neither is a mistake.
+begin with KAFKA_PROBE_PIPELINE_. Neither is refused. This module never parses settings.
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from kafka_probe.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-# KAFKA_PROBE_PORT is one of Kubernetes' only with such a value: else it is KAFKA_PROBE_PORTS misspelt.
+# Kubernetes sets KAFKA_PROBE_PORT to a URL such as tcp://...; with another value it is a misspelt KAFKA_PROBE_PORTS.
 _OF_KUBERNETES = re.compile(
     r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)=.*|\w+_PORT=(tcp|udp|sctp)://.*",
     re.DOTALL,
 )
 _OF_THE_PIPELINE = "KAFKA_PROBE_PIPELINE_"
-# Near enough for PROTS and PORTS. A wrong guess keeps an agent from starting.
+# Least similarity (difflib) of a misspelt name: PROTS passes for PORTS. A wrong match prevents the agent from starting.
 _NEAR = 0.75
 
 
 def unknown_variables(environment: Mapping[str, str], prefix: str, known: Collection[str]) -> list[str]:
-    """Return the variables that begin with the prefix and are neither known nor empty nor set by something else.
+    """Return the non-empty variables with the prefix that are not known, nor of Kubernetes or the pipeline.
 
-    Raises `UsageError` for one that is almost a known name: the setting that was meant would be ignored.
+    Raises:
+        UsageError: a variable is almost a known name; its setting would be ignored.
     """
     unknown = []
     for name, value in environment.items():

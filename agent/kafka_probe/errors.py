@@ -1,23 +1,23 @@
-"""The root exception and its few kinds.
+"""The root exception of the package and its subclasses.
 
-An exception here ends a command: its text is one sentence that says what happened, to what, and what to do.
-What arrives from the wire or from a process is never an exception; it is a value with a status.
+These exceptions end a command. Their text is one sentence: what happened, to what, and what to do. Data from the wire
+or from a process never raises one; it becomes a value with a status.
 """
 
 
 class KafkaProbeError(Exception):
-    """Something that ends the command. `exit_code` is the status of the process."""
+    """An error that ends the command. `exit_code` is the exit status of the process."""
 
     exit_code = 1
 
 
 class StartError(KafkaProbeError):
-    """The command could not start: privileges, kernel, packages, configuration of the host."""
+    """The command cannot start: privileges, kernel, packages or configuration of the host do not allow it."""
 
     exit_code = 3
 
 
 class UsageError(KafkaProbeError):
-    """A flag, variable or configuration file that cannot be used."""
+    """A flag, variable or configuration file is not valid."""
 
     exit_code = 2

@@ -1,8 +1,8 @@
-"""The event schema: what an agent writes to the events topic, as data.
+"""The event schema: declares the events that an agent writes to the events topic.
 
 One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on
-one line; a Kafka record holds many lines and its key is the agent's id, so that one agent's events stay in order.
-This module never reads the wire and never knows a sink. The pipeline may import it, and beside it only `text`.
+one line; a Kafka record contains many lines, and its key is the agent's id, so that one agent's events stay in order.
+This module never reads the wire and does not depend on sinks. The pipeline may import only this module and `text`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Literal
 
 SCHEMA_VERSION = 1
 INTERNAL_CLIENT = "kafka-probe-"
-"""How the client ids of kafka-probe's own clients begin: views leave them out."""
+"""The prefix of client ids of kafka-probe's own clients, which views leave out."""
 
 Scalar = Literal["string", "long", "boolean"]
 
 
 @dataclass(frozen=True, slots=True)
 class Struct:
-    """An object with the named fields."""
+    """A JSON object with these fields."""
 
     fields: tuple[Field, ...]
 
@@ -34,12 +34,12 @@ class ListOf:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """An object from a string to a count."""
+    """A JSON object that maps strings to counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Strings:
-    """An object from a string to a string."""
+    """A JSON object that maps strings to strings."""
 
 
 Type = Scalar | Struct | ListOf | Counts | Strings
@@ -193,7 +193,7 @@ REQUEST_TOPIC = Struct(
     )
 )
 
-# What the request says, or the response where the request leaves it to the broker; null where they name several.
+# Values of the request, or of the response where the broker chooses them; null if there are several.
 EXCHANGED = (
     Field("group_protocol", "string", "what the members of the group do: consumer, connect or share"),
     Field("assignor", "string", "partition assignor"),
@@ -367,28 +367,28 @@ KINDS: dict[str, tuple[Field, ...]] = {
     "agent": AGENT,
 }
 
-# By the code in a record batch's attributes.
+# Names of compression codecs, indexed by the code in a record batch's attributes.
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
 def codec_name(code: int) -> str:
-    """The name of a compression codec; its code if Kafka has none for it."""
+    """Return the name of a compression codec; the code if Kafka defines no name."""
     return CODECS[code] if code < len(CODECS) else str(code)
 
 
-# Bucket i of latencies holds (2**(i/8), 2**((i+1)/8)] seconds, so i is negative below a second. It stands for a value
-# within 4.4 % of each in it, and is index i of OpenTelemetry's exponential histograms at scale 3, index i + 1 of
-# Prometheus' native histograms of schema 3. All agents have the same buckets, so that their counts add up.
+# Latency bucket i covers (2**(i/8), 2**((i+1)/8)] seconds, so i is negative below one second. Its middle differs by at
+# most 4.4 % from each value in it. It is index i of OpenTelemetry's exponential histograms at scale 3, and index i + 1
+# of Prometheus' native histograms of schema 3. All agents have the same buckets, so that their counts can be added.
 BUCKETS_PER_DOUBLING = 8
 _US_PER_S = 1_000_000
 
 
 def bucket_of(latency_us: float) -> int:
-    """Return the bucket of a latency in µs; below 1 µs counts as 1."""
+    """Return the bucket of a latency in µs; less than 1 µs counts as 1 µs."""
     return math.ceil(math.log2(max(latency_us, 1.0) / _US_PER_S) * BUCKETS_PER_DOUBLING) - 1
 
 
 def bucket_middle_us(bucket: int) -> float:
-    """Return the latency in µs that a bucket stands for, within 4.4 % of every value in it."""
+    """Return the middle of a bucket in µs, within 4.4 % of every value in it."""
     upper: float = 2 ** ((bucket + 1) / BUCKETS_PER_DOUBLING)
     return 2 * _US_PER_S * upper / (2 ** (1 / BUCKETS_PER_DOUBLING) + 1)

@@ -1,6 +1,7 @@
-"""Per interval and connection: frames of one shape are counted together; at the interval's end counts become events.
+"""Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
-What a shape says is looked at once per interval, so that a frame costs only its share of a few array operations.
+The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
+operations. This module never decodes frames.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ LOSSES = {
     "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096 "
     "with 262,144 characters",
 }
-TOPICS, CHARACTERS = 4096, 1 << 18  # of topics that an event names
-_COUNT_BYTES = 800  # what a count takes besides its shape, and for each measure of that,
-_MEASURE_BYTES = 8
-_BUCKET_BYTES = 128  # each bucket of latency,
-_ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # and each topic and partition that it names to a fetch session
+TOPICS, CHARACTERS = 4096, 1 << 18  # most topics that an event names, and most characters of their names
+_COUNT_BYTES = 800  # memory of a count without its shape
+_MEASURE_BYTES = 8  # memory of each measure of the shape
+_BUCKET_BYTES = 128  # memory of each latency bucket
+_ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
 
 
 @dataclass(slots=True)
 class _Count:
-    """Frames of one shape on one connection."""
+    """Counts the frames of one shape on one connection."""
 
     connection: Connection
     shape: Shape
@@ -58,7 +59,7 @@ class _Count:
 
     @classmethod
     def of(cls, connection: Connection, shape: Shape) -> Self:
-        """One of no frames so far."""
+        """Return a count of no frames."""
         return cls(connection, shape, np.zeros(len(shape.measures), np.int64))
 
 
@@ -86,21 +87,21 @@ class _Flow:
     transactional_ids: set[str] = field(default_factory=set)
     replica_ids: set[int] = field(default_factory=set)
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
-    characters: int = 0  # of their names
+    characters: int = 0  # of the topics' names
 
 
 _Asked = dict[tuple[int, int, int], dict[Topic, int]]
-"""Requests of fetch sessions by topic, for each connection, API and version."""
+"""The numbers of requests by fetch sessions: (connection, API key, API version) to topic to number."""
 
 
 class Flows:
-    """Counts of the running interval, by connection and shape. What finds no place is counted by side and API."""
+    """Counts the frames of the running interval, by connection and shape; beyond the memory budget by side and API."""
 
     def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, bounds: Bounds = DEFAULT) -> None:
         self._tracker = tracker
         self._names = names
         self._brokers = brokers
-        self._limit_bytes = bounds.counts_bytes // 2  # the other half is that of the interval being reported
+        self._limit_bytes = bounds.counts_bytes // 2  # the other half belongs to the interval being reported
         self._held_bytes = 0
         self._place_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
         self._shares = Shares(self._place_bytes)
@@ -110,7 +111,7 @@ class Flows:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
-        """Count the frames of a batch. Their order matters only to what is learned from them."""
+        """Count the frames of a batch. Their order affects only the facts that connections and fetch sessions learn."""
         fetches: dict[FetchSession, list[Group]] = {}
         for frames in sorted(batch, key=_first_seen):
             self._add(frames, fetches)
@@ -118,7 +119,7 @@ class Flows:
             session.see(groups)
 
     def _add(self, frames: Frames, fetches: dict[FetchSession, list[Group]]) -> None:
-        """Count frames of one shape, of any number of connections."""
+        """Count frames of one shape on any number of connections."""
         shape, conns = frames.shape, frames.column("conn")
         order = np.argsort(conns, kind="stable")
         conns = conns[order]
@@ -148,7 +149,7 @@ class Flows:
                 self._count_other(count)
 
     def _count(self, connection: Connection, conn: int, shape: Shape, latency: Counter[int]) -> _Count:
-        """The count of frames of a shape on a connection; one that is not kept if there is no place for them."""
+        """Return the count of a shape on a connection; a new one that is not kept if the budget is exhausted."""
         known = self._counts.get((conn, id(shape)))
         count = known or _Count.of(connection, shape)
         needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())
@@ -159,14 +160,14 @@ class Flows:
         if needed and not self._take(connection, needed):
             return _Count.of(connection, shape)
         if known is None:
-            # The shape is kept by its count, so its id stays its own.
+            # The count references the shape, so no other shape gets the same id().
             count.fetch = connection.fetch(shape.facts)
             self._shapes.add(id(shape))
             self._counts[conn, id(shape)] = count
         return count
 
     def _take(self, connection: Connection, needed: int) -> bool:
-        """Take so many bytes for a count; False if there is no place."""
+        """Take bytes for a count from the connection's peer; return False if they do not fit."""
         held = self._held_bytes
         fits = held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
         self._held_bytes += needed * fits
@@ -176,7 +177,7 @@ class Flows:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
         if facts.api_key in FETCHES and not facts.response:
-            connection.forget_sessions()  # they miss this request
+            connection.forget_sessions()  # the sessions do not see this request
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self._other.setdefault((connection.side, api_key), _Flow())
         self._sum_frames(flow, count)
@@ -189,9 +190,9 @@ class Flows:
                 topic.sums[measure.kind] += value
 
     def report(self, *, with_topics: bool = True) -> Iterator[Event]:
-        """The `flow` events of the interval, without their common times; a new interval begins at once.
+        """Return the `flow` events of the interval, without `ts` and `since`, and begin a new interval.
 
-        Counts are freed while the iterator goes on.
+        The iterator frees the counts of a connection when it reaches them.
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
@@ -206,7 +207,7 @@ class Flows:
         return chain(self._flows(counts, asked, with_topics=with_topics), _others(other))
 
     def _flows(self, counts: dict[tuple[int, int], _Count], asked: _Asked, *, with_topics: bool) -> Iterator[Event]:
-        """The events of one connection after the other."""
+        """Yield the events, connection by connection."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
             flows: dict[tuple[int, int], _Flow] = {}
             for key in keys:
@@ -291,7 +292,7 @@ def _first_seen(frames: Frames) -> int:
 
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:
-    """Return events.bucket_of of each latency."""
+    """Return the bucket of each latency, as events.bucket_of does."""
     doublings = np.log2(np.maximum(latency_us, 1) / 1e6)
     buckets: npt.NDArray[np.int64] = np.ceil(doublings * BUCKETS_PER_DOUBLING).astype(np.int64) - 1
     return buckets
@@ -302,7 +303,7 @@ def _measured(count: _Count) -> list[tuple[Measure, int]]:
 
 
 def _others(flows: dict[tuple[str, int], _Flow]) -> Iterator[Event]:
-    """The events of frames that found no place, by side and API: `conn_id` and all that tells connections is null."""
+    """Yield the events of frames beyond the budget, by side and API; fields of connections, as `conn_id`, are null."""
     unknown: Event = {"flow_id": None, "conn_id": None, "local": None, "peer": None, "netns": None, "cluster_id": None}
     for (side, api_key), flow in flows.items():
         client = dict.fromkeys(field.name for field in CLIENT.fields)
@@ -316,7 +317,7 @@ def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) 
 
 
 def _count_bytes(shape: Shape) -> int:
-    """What a count of the shape takes, without the shape."""
+    """Return the memory of a count in bytes, without its shape and its latency buckets."""
     facts = shape.facts
     asked = (*facts.topics, *facts.forgotten) if facts.api_key in FETCHES else ()
     partitions = sum(len(topic.partitions) for topic in asked)

@@ -1,7 +1,7 @@
-"""How much the agent tells besides counts: which exchanges become events, and whether flows name their topics.
+"""Decides how much detail the agent reports: which exchanges become events, and whether flows name their topics.
 
-While the agent takes more CPU than it may, it leaves out detail, `request` events first and topics next, and returns to
-it when the CPU time allows. Counts are never left out.
+While the agent takes more CPU time than its limit, this module leaves out detail: first `request` events, then topics.
+Detail returns when the CPU time allows. Counts are never left out.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Event = dict[str, object]
 LOSSES = {
     "request_shed": "answered requests not looked at for events, because the agent took more CPU than `--cpu-limit`",
 }
-# Detail returns after so many intervals below half of the limit; each return doubles the number, until the load is low
-# for long. After _MOST_PATIENCE intervals below the limit it returns, too: a load between half and the whole of the
-# limit does not disable detail permanently.
+# Detail returns after _PATIENCE intervals in a row below half of the limit. Each return doubles the number, up to
+# _MOST_PATIENCE; it is reset once the load stays low with full detail. Detail also returns after _MOST_PATIENCE
+# intervals in a row below the limit, so that a load between half and all of the limit does not disable it permanently.
 _PATIENCE, _MOST_PATIENCE = 3, 96
 
 log = logging.getLogger(__name__)
 
 
 class LoadShedding:
-    """requests: which exchanges are wanted as events. cpu_limit: share of one core; None: no limit."""
+    """Holds the level of detail. requests: exchanges that become events. cpu_limit: share of a core; None: no limit."""
 
     def __init__(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
@@ -35,7 +35,7 @@ class LoadShedding:
         self.reconfigure(requests, cpu_limit)
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
-        """Other settings; all detail is there again."""
+        """Take other settings and return to full detail."""
         self._requests = requests
         self._limit = cpu_limit
         self._steps = ("topics",) if requests.which == "off" else ("requests", "topics")
@@ -44,21 +44,21 @@ class LoadShedding:
 
     @property
     def shed(self) -> str | None:
-        """What is left out: requests; topics, and requests as well; None: nothing."""
+        """Return the detail that is left out: requests; topics, which implies requests; None: nothing."""
         return self._steps[self._taken - 1] if self._taken else None
 
     @property
     def requests(self) -> bool:
-        """Whether exchanges become events."""
+        """Return True if exchanges become events."""
         return self._requests.which != "off" and not self._taken
 
     @property
     def topics(self) -> bool:
-        """Whether flows name their topics."""
+        """Return True if flows name their topics."""
         return self.shed != "topics"
 
     def spend(self, cpu_share: float) -> None:
-        """What the last interval took of a core: decides what the next one leaves out."""
+        """Decide from the last interval's share of a core what the next interval leaves out."""
         if self._limit is None:
             return
         if cpu_share > self._limit:
@@ -80,12 +80,12 @@ class LoadShedding:
             self._patience = _PATIENCE
 
     def skip(self, batch: Iterable[Frames]) -> None:
-        """Frames of which no events are made."""
+        """Count the responses among frames that become no events."""
         if self._requests.which != "off":
             self.losses["request_shed"] += sum(len(frames.index) for frames in batch if frames.shape.facts.response)
 
     def wanted(self, exchanges: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-        """Those (ts_ns, event) that were asked for."""
+        """Return the pairs (ts_ns, event) that the settings select."""
         return (exchange for exchange in exchanges if self._wants(exchange[1]))
 
     def _wants(self, event: Event) -> bool:

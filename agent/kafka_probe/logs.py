@@ -1,4 +1,4 @@
-"""Log lines on standard error: text for people, JSON for collectors. Sets up the standard library's logging only."""
+"""Log lines on standard error: text for people, JSON for collectors. Configures only the standard library's logging."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Json(logging.Formatter):
 
 
 def configure(config: Config) -> None:
-    """Log to standard error as `log_level` and `log_format` say."""
+    """Make the root logger write to standard error, with the settings `log_level` and `log_format`."""
     handler = logging.StreamHandler(sys.stderr)
     text = LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
     handler.setFormatter(_Json() if config.log_format == "json" else text)

@@ -1,8 +1,8 @@
-"""The memory of the agent: what `--memory-limit` is divided into, and the bounds of every table that input can fill.
+"""The memory budget of the agent: divides `--memory-limit` into bounds for every table that input can fill.
 
-The limit holds for the cgroup of the agent, with its BPF maps: memory.peak, max_usage_in_bytes in version 1. Fixed
-parts come first; what is left is shared out by `_SHARES`. Sizes per item are measured, rounded up, and checked by
-tests/unit/test_memory.py. This module never measures while the agent runs: bounds depend on the settings alone.
+The limit applies to the agent's cgroup, including BPF maps: memory.peak, or max_usage_in_bytes in version 1. Fixed
+parts are subtracted first; `_SHARES` divides the rest. Sizes per item are measured and rounded up;
+tests/unit/test_memory.py checks them. This module never measures while the agent runs: bounds depend on settings only.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ MIB = 1 << 20
 
 INTERPRETER_BYTES = 80 * MIB  # Python, the libraries, their code in the page cache, and maps of fixed size
 LEAST_TABLES_BYTES = 32 * MIB
-IN_TRANSIT_BYTES = 16 * MIB  # events between the tables and the sink, and what is being compressed: of these
-IN_HAND_BYTES = 4 * MIB  # are handed on at once, with their JSON, or one event that is larger,
-SERVER_WAITING_BYTES = 8 * MIB  # and so many wait for the HTTP server
-SERIES_BYTES = 8192  # one label set of each table of the HTTP server, with the text of its metrics
-HTTP_BYTES = 16 * MIB  # four lists of 1 MiB under way, 3 MiB while one is sorted, and two pages of metrics still sent
-SPOOL_FILES = 1 << 16  # most that wait in a spool directory,
-SPOOL_FILE_BYTES = 256  # and what the agent keeps of each
-DECODED_BYTES = 24 * MIB  # what frames that are decoded at once become: up to 45 bytes for each of theirs,
-DECODED_AT_ONCE = MIB // 2  # so many of which are decoded at once, and one frame more
-COMPILER_BYTES = 384 * MIB  # at the start only: LLVM, with its code in the page cache
+IN_TRANSIT_BYTES = 16 * MIB  # events between tables and sink, and data being compressed; includes the next two
+IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSON, or one event that is larger
+SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
+SERIES_BYTES = 8192  # one label set in each table of the HTTP server, and the text of its metrics
+HTTP_BYTES = 16 * MIB  # four lists of 1 MiB being sent, 3 MiB to sort one, and two pages of metrics being sent
+SPOOL_FILES = 1 << 16  # most files in a spool directory
+SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
+DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
+DECODED_AT_ONCE = MIB // 2  # bytes of frames in one portion, to which one more frame may be added
+COMPILER_BYTES = 384 * MIB  # only at startup: LLVM, with its code in the page cache
 
-KERNEL_CONNECTION_BYTES = 1204  # of `conns` and its bucket, an eighth of `unfinished`, a 32nd of `held`
-BORROWED_BYTES = 256  # that counts of an interval may take in the place of a connection that there is not
+KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one of `unfinished`, 1/32 of one of `held`
+BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection
 CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 800
 
-# Shares of what is left for tables, in percent. The rest is for fragmentation.
+# Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
     "connections": 59,
     "counts": 8,
@@ -49,33 +49,33 @@ _SHARES = {
     "exchanges": 2,
     "groups": 1,
 }
-# Of one item each; the others are counted in bytes.
+# Bytes per item, of tables that are bounded by their number of items; the other bounds are in bytes.
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
-    "ends": 1536,  # a closed connection with the sample of its end
+    "ends": 1536,  # a closed connection and its CLOSE sample
     "groups": 512,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most of each that the agent keeps. What does not fit is counted under `other`, and as a loss by its name."""
+    """Bounds of the agent's tables. Items that do not fit are counted under `other`, and as a loss with a name."""
 
-    connections: int  # open ones, in the kernel and here; what they leave free, those that ended may take
+    connections: int  # open ones, in the kernel and in the agent; closed ones may use their free slots
     counts_bytes: int  # counts of frames by connection and shape, of the running interval and of the one being sent
-    learned_bytes: int  # what connections say of themselves: ids, software, groups, and their fetch sessions
-    shapes_bytes: int  # forms of frames that the decoder knows
-    ends: int  # closed connections and resets that are not reported yet, beside the connections
-    workloads_bytes: int  # the processes that own connections, as long as somebody holds them
+    learned_bytes: int  # facts that connections carry: ids, software, groups; and their fetch sessions
+    shapes_bytes: int  # shapes of frames that the decoder knows
+    ends: int  # closed connections and resets that are not reported yet, beyond free slots of connections
+    workloads_bytes: int  # processes that own connections, while anything references them
     topic_names_bytes: int
-    clients_bytes: int  # that the HTTP server shows, with their topics
-    unfinished_bytes: int  # frames of which samples are missing
+    clients_bytes: int  # clients that the HTTP server shows, with their topics
+    unfinished_bytes: int  # frames of which samples are still missing
     exchanges_bytes: int  # requests that wait for their response
-    groups: int  # of open connections, by owner and network
+    groups: int  # groups of open connections, by owner and network
 
     @classmethod
     def within(cls, tables_bytes: int) -> Self:
-        """Share out so many bytes."""
+        """Divide this many bytes among the tables by `_SHARES`."""
 
         def share(name: str) -> int:
             return tables_bytes * _SHARES[name] // 100 // _ITEM_BYTES.get(name, 1)
@@ -96,14 +96,14 @@ class Bounds:
 
 
 DEFAULT = Bounds.within(328 * MIB)
-"""What the default settings leave."""
+"""The bounds under default settings."""
 
 
 def bounds_of(config: Config) -> Bounds:
-    """Return the bounds that the settings leave.
+    """Return the bounds for the settings: the memory limit less all fixed parts.
 
     Raises:
-        StartError: the limit is below what the settings need.
+        StartError: the settings need more memory than the limit.
     """
     fixed = {
         "interpreter, libraries and fixed maps": INTERPRETER_BYTES,
@@ -131,7 +131,7 @@ def bounds_of(config: Config) -> Bounds:
 
 
 def event_bytes(event: Mapping[str, Any]) -> int:
-    """Return about how much memory an event takes, rounded up, without its texts, which others keep, too."""
+    """Return the approximate memory of an event, rounded up, without its texts, which other objects share."""
     counts = sum(len(event.get(name) or ()) for name in ("errors", "latency", "latency_empty"))
     return 2048 + 1280 * len(event.get("topics") or ()) + 128 * counts
 

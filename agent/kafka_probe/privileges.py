@@ -1,6 +1,7 @@
-"""Capabilities of this thread and of the threads and programs that it starts: which there are, and giving them up.
+"""Capabilities of this thread, which its new threads and programs inherit: names them and drops them.
 
-See capabilities(7). They are per thread: who gives up for a process does so before it starts others.
+See capabilities(7). Capabilities are per thread: drop those of a process before it starts other threads. This module
+never adds capabilities.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Capability(IntEnum):
-    """Those that the agent uses, by their numbers in linux/capability.h."""
+    """Capabilities that the agent uses, with their numbers in linux/capability.h."""
 
     DAC_READ_SEARCH = 2
     NET_ADMIN = 12
@@ -38,15 +39,18 @@ class _Sets(ctypes.Structure):
 
 
 def give_up_all_but(kept: Iterable[Capability]) -> None:
-    """Keep these capabilities only, as far as they are there, also for programs to be executed."""
+    """Drop all capabilities except those in `kept`, also for programs that this thread executes.
+
+    Raises:
+        OSError: capget(2) or capset(2) is refused.
+    """
     header, sets = _Header(_VERSION_3, 0), (_Sets * 2)()
     _check(_libc.capget(ctypes.byref(header), sets))
     mask = (sets[0].permitted | sets[1].permitted << 32) & sum(1 << capability for capability in kept)
     for capability in range(int(_LAST_CAP.read_text()) + 1):
         if not mask >> capability & 1:
-            _libc.prctl(
-                _PR_CAPBSET_DROP, capability, 0, 0, 0
-            )  # refused without CAP_SETPCAP: then nothing can be gained
+            # The kernel refuses this without CAP_SETPCAP; no_new_privs alone keeps executed programs from gaining any.
+            _libc.prctl(_PR_CAPBSET_DROP, capability, 0, 0, 0)
     _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     for half, bits in zip(sets, (mask & 0xFFFFFFFF, mask >> 32), strict=True):
         half.effective, half.permitted, half.inheritable = bits, bits, 0

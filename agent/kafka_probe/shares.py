@@ -1,8 +1,8 @@
-"""How peers share a place of the agent that fills: a table or a queue, as bpf/share.h does it for the ring.
+"""Divides the budget of a table or queue of the agent among peers, as bpf/share.h does for the ring.
 
-Up to half full the place takes everything. Above that each peer may take an eighth of it, and a quarter of what leaves
-it meanwhile: so one peer alone cannot fill it. A peer is whom bpf/share.h takes for one: at a server end the
-clients of an IPv4 address or of an IPv6 /64, at a client end a process.
+A budget up to half full accepts everything. Above that, each peer may take an eighth of it, plus a quarter of the bytes
+freed meanwhile: so one peer alone cannot fill it. A peer is the same as in bpf/share.h: at a server end, the clients of
+an IPv4 address or of an IPv6 /64; at a client end, a process. This module stores sizes only, never items.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PEERS = 4096
 
 
 def peer_of(side: str | None, endpoint: str, workload: Mapping[str, object]) -> str:
-    """Return the peer of a connection, or of a reset if `side` is None. endpoint: the far end, address:port."""
+    """Return the peer of a connection, or of a reset if `side` is None. endpoint: address:port of the far end."""
     if side == "client":
         return f"process {workload.get('pid')}"
     address = endpoint.rpartition(":")[0]
@@ -27,20 +27,26 @@ def peer_of(side: str | None, endpoint: str, workload: Mapping[str, object]) -> 
 
 
 def peer_of_event(event: Mapping[str, Any]) -> str | None:
-    """Return the peer that an event is about; None: it is not about one connection."""
+    """Return the peer of an event's connection or reset; None if the event belongs to no single connection."""
     endpoint = event.get("peer")
     return endpoint and peer_of(event.get("side"), endpoint, event.get("workload", {}))
 
 
 class Shares:
-    """What peers have taken of a place above its half. Keeps the `PEERS` last that took any; others begin anew."""
+    """Counts the bytes that each peer took while the budget was more than half full.
+
+    Remembers the last `PEERS` peers that tried; a forgotten peer starts again with its full share.
+    """
 
     def __init__(self, place_bytes: int) -> None:
         self._place_bytes = place_bytes
-        self._taken: dict[str, tuple[int, int]] = {}  # bytes, and how many had left the place when that was true
+        self._taken: dict[str, tuple[int, int]] = {}  # bytes of a peer, and `gone` when that was computed
 
     def take(self, peer: str, size: int, used: int, gone: int = 0) -> bool:
-        """Take so many bytes for a peer; False if it has no share left. used: of the place; gone: what has left it."""
+        """Take `size` bytes for a peer; return False if its share does not suffice.
+
+        used: bytes of the budget in use; gone: bytes that were freed so far.
+        """
         if used <= self._place_bytes // 2:
             return True
         taken, gone_then = self._taken.pop(peer, (0, gone))
@@ -53,9 +59,9 @@ class Shares:
 
 
 class SharedBudget:
-    """Bytes that things take for as long as they are kept, shared by peers. What finds no place is counted in `losses`.
+    """A budget in bytes that peers share; objects take bytes while they exist. Refusals are counted in `losses`.
 
-    Threads may share it: what one of them drops last gives its bytes back there.
+    Thread-safe: an object returns its bytes in whichever thread drops the last reference to it.
     """
 
     def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
@@ -67,7 +73,7 @@ class SharedBudget:
         self.used_bytes = 0
 
     def take(self, peer: str, size: int, loss: str, times: int = 1) -> bool:
-        """Take so many bytes for a peer; False if there is no place, which is so many losses of that name."""
+        """Take `size` bytes for a peer. If they do not fit, add `times` to the loss and return False."""
         with self._lock:
             fits = self.used_bytes + size <= self._limit_bytes and self._shares.take(
                 peer, size, self.used_bytes, self._gone_bytes
@@ -78,7 +84,7 @@ class SharedBudget:
         return fits
 
     def give_back(self, size: int) -> None:
-        """Free what was taken."""
+        """Return bytes to the budget."""
         with self._lock:
             self.used_bytes -= size
             self._gone_bytes += size

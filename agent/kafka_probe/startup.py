@@ -1,6 +1,7 @@
-"""What needs privileges, done first: the hooks in the kernel and the list of older connections. Then they are given up.
+"""Startup with privileges: attaches the programs, starts the list of older connections, then drops capabilities.
 
-What stays is what naming processes needs, and what single features need. It is given up before any thread is started.
+The agent keeps only the capabilities for naming processes and those for enabled features. It drops the others before
+it starts any thread, because capabilities are per thread. This module never reads samples.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from kafka_probe.privileges import Capability, give_up_all_but
 from kafka_probe.protocol.rules import copy_rules
 from kafka_probe.workloads import Cgroups
 
-# Since then who holds a map's descriptor may read the map: kernel/bpf/syscall.c.
+# Since this kernel version, a process without CAP_BPF may read a map whose descriptor it holds: kernel/bpf/syscall.c.
 _MAPS_FOR_HOLDERS = 5, 19
 
 log = logging.getLogger("kafka_probe")
@@ -30,7 +31,9 @@ log = logging.getLogger("kafka_probe")
 
 @contextmanager
 def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing | None]]:
-    """The programs, attached until the end, and the list of older connections at work; None: every port is watched.
+    """Yield the attached programs and the list of older connections, or None if every port is watched.
+
+    The list may not be complete yet. The programs are detached at the end of the context.
 
     Raises:
         StartError: the host cannot capture.
@@ -64,7 +67,7 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
 
 
 def rules() -> Iterator[Rule]:
-    """How far copies of each API, version and direction may go, in the form that the kernel's programs take."""
+    """Yield the limits for copying frames of each API version, in the form that the BPF programs read."""
     for rule in copy_rules():
         flags = 1 | rule.flexible << 1
         limits = rule.request_limit_bytes, rule.response_limit_bytes

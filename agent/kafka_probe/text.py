@@ -1,8 +1,8 @@
-"""Text from outside, made safe to print, to log and to send as text.
+"""Makes text from outside safe to print, to log and to send as text.
 
-Client ids, topics, groups, command names and error messages come from strangers. `printable` escapes in them what
-moves a cursor, starts a line, hides or reorders text, and bounds their length. Nothing here reads or writes; markup
-(rich, HTML) is the matter of the caller, which passes text as text.
+Client ids, topics, groups, command names and error messages are not trusted. `printable` escapes characters that move
+a cursor, start a line, or hide or reorder text, and limits the length. This module never reads or writes files, and
+never escapes markup (rich, HTML): callers must pass the result as text, not as markup.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from unicodedata import category
 
 NAME_LIMIT = 256
-"""Most characters of a name: Kafka's topics have up to 249."""
+"""Most characters of a name; Kafka's topic names have up to 249."""
 MESSAGE_LIMIT = 8192
 """Most characters of a log message or of one line of an error."""
 
@@ -24,30 +24,30 @@ _BLANK = frozenset(
 ) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 """Letters, marks and symbols without a visible form, such as fillers and variation selectors."""
 _MARKS_IN_A_ROW = 4
-"""Most marks above and below one character: Vietnamese has two, Hebrew three."""
+"""Most combining marks on one character; Vietnamese uses two, Hebrew three."""
 
 
 def printable(value: object, limit: int = NAME_LIMIT) -> str:
-    r"""Return the value as one line of at most `limit` visible characters; `…` ends a text that was cut.
+    r"""Return the value as one line of at most `limit` visible characters; a cut text ends with `…`.
 
-    Escaped as in Python (`\x1b`, `\u202e`) are all characters of Unicode's categories Other and Separator but the
-    space (control characters, line separators, bidirectional overrides, zero-width characters, lone surrogates), blank
-    letters and symbols, and the marks on one character from the fifth on. A backslash stays as it is; JSON output has
-    the exact text.
+    Escapes as in Python (`\x1b`, `\u202e`): all characters of Unicode's categories Other and Separator except the space
+    (control characters, line separators, bidirectional overrides, zero-width characters, lone surrogates), blank
+    letters and symbols, and from the fifth on the combining marks on one character. A backslash is not escaped; JSON
+    output contains the exact text.
     """
     text = _escaped(str(value)[: limit + 1], lambda char: ascii(char)[1:-1])
     return text if len(text) <= limit else text[: limit - len(_CUT)] + _CUT
 
 
 def printable_lines(text: str) -> str:
-    """Return a text of our own that has several lines, each of them printable."""
+    """Return a text of kafka-probe's own with each of its lines made printable; line breaks are kept."""
     return "\n".join(printable(line, MESSAGE_LIMIT) for line in text.split("\n"))
 
 
 def printable_json(line: bytes) -> bytes:
-    r"""Return the same JSON with `\u` escapes for what `printable` escapes.
+    r"""Return the same JSON with `\u` escapes for all characters that `printable` escapes.
 
-    JSON encoders escape C0 only; DEL, C1 and the like may stand in JSON text but not on a terminal.
+    JSON encoders escape only C0; JSON text may contain DEL, C1 and the like, but a terminal must not receive them.
     """
     if line.isascii() and b"\x7f" not in line:
         return line
@@ -71,9 +71,9 @@ def _json_escape(char: str) -> str:
 
 
 class LineFormatter(logging.Formatter):
-    """Log records as text: one line each, and the lines of an exception indented below it.
+    """Formats log records as text: one line each, followed by the indented lines of an exception.
 
-    No text from outside begins a line, so that none can pass for a record.
+    Text from outside never begins a line, so that it cannot imitate a record.
     """
 
     def format(self, record: logging.LogRecord) -> str:
