@@ -148,7 +148,7 @@ FLOW_TOPIC = Struct(
             "long",
             "part of bytes whose batches could not be read (sendfile): records has none of it",
         ),
-        Field("codecs", Counts(), "codec of the first batch to count of record sets: none, gzip, snappy, lz4 or zstd"),
+        Field("codecs", Counts(), "codec of the last batch to count of record sets: none, gzip, snappy, lz4 or zstd"),
         Field("errors", Counts(), "error code to count, code 0 left out"),
     )
 )
@@ -186,7 +186,7 @@ REQUEST_TOPIC = Struct(
         Field("records", "long", "records in the batches of the partition"),
         Field("batches", "long", "record batches of the partition"),
         Field("bytes", "long", "size of the record set"),
-        Field("codec", "string", "compression codec of the first batch: none, gzip, snappy, lz4 or zstd"),
+        Field("codec", "string", "compression codec of the last batch: none, gzip, snappy, lz4 or zstd"),
         Field("transactional", "boolean", "true: a batch belongs to a transaction"),
         Field("producer_id", "long", "producer id of the first batch, if it has one"),
         Field("error", "long", "error code of the partition"),
@@ -215,7 +215,7 @@ EXCHANGED = (
     Field("timeout_ms", "long", "how long the broker may take"),
     Field("session_timeout_ms", "long", "silence after which a member is out of its group"),
     Field("rebalance_timeout_ms", "long", "time that a member has to join a rebalance"),
-    Field("heartbeat_interval_ms", "long", "how often a member has to be heard"),
+    Field("heartbeat_interval_ms", "long", "how often a member has to send a heartbeat"),
     Field("transaction_timeout_ms", "long", "longest time that a transaction may stay open"),
     Field("mechanism", "string", "SASL mechanism"),
 )

@@ -1,6 +1,6 @@
 """Compiles a plan to one Python function that reads a frame's data: a table-driven reader takes six times as long.
 
-A reader takes (data, end) and returns the offset where it stopped and its results, (at, place, malformed, said,
+A reader takes (data, end) and returns the offset where it stopped and its results, (at, place, malformed, contents,
 located, skipped), see decoded.py; place is None at the plan's end. Inside the reader, a field that the data's end cuts
 raises IndexError or struct.error, and an invalid value raises ValueError; the number of that line identifies the field.
 
@@ -85,8 +85,8 @@ _TAIL = f"""\
         if into is not None: {_END_TOPIC}
         for each in topics, forgotten:
             if each[-1:] == UNNAMED: del each[-1]
-    said = tuple(values), counted(errors) if errors else (), tuple(topics), tuple(forgotten), tuple(record_sets)
-    return at, place, malformed, said, located, skipped
+    contents = tuple(values), counted(errors) if errors else (), tuple(topics), tuple(forgotten), tuple(record_sets)
+    return at, place, malformed, contents, located, skipped
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
 _OF_RECORDS = {MeasureKind.RECORDS: "records", MeasureKind.BATCHES: "batches"}

@@ -92,8 +92,8 @@ RESOURCES = (
         "/api/v1/clients",
         "Who writes and reads what: the last clients that spoke within the last hour; none by TLS.",
         (
-            Field("since", "long", "start of the first interval in which it was heard, µs since epoch"),
-            Field("ts", "long", "end of the last interval in which it was heard, µs since epoch"),
+            Field("since", "long", "start of the first interval in which it was active, µs since epoch"),
+            Field("ts", "long", "end of the last interval in which it was active, µs since epoch"),
             *_named(COMMON, "side"),
             Field("address", "string", "address of the client's host, as the watched end sees it"),
             Field("type", "string", "producer, consumer, producer+consumer, broker, admin, internal or other"),
