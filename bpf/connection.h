@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Connections while they last: first seen, used, used by another process.
+// Open connections: the first sight of one, its use, and a change of the process that uses it.
 #pragma once
 #include "share.h"
 
@@ -13,7 +13,7 @@ static inline struct sample *notice(struct conn *conn, u8 kind)
 	return sample;
 }
 
-// Fills the notice of the connection and its owner, the calling process; an OPEN waits there until it is announced.
+// Fill the notice with the connection and its owner, the calling process. An OPEN notice stays there until announce() sends it.
 static inline void describe(u64 sk, struct conn *conn, u8 kind)
 {
 	struct sample *sample = notice(conn, kind);
@@ -30,8 +30,8 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	sample->size = sizeof(*open);
 }
 
-// Tells user space of the connection, once; if there was no room for it, with its next frame or its end. Short, for with a perf
-// buffer the verifier walks it for every sample of a call.
+// Send the OPEN notice of the connection to user space, once. If the buffer is full, the next frame or the end of the connection
+// repeats the attempt. The function is short, because with a perf buffer the verifier walks it for every sample of a call.
 static inline void announce(void *ctx, struct conn *conn)
 {
 	if (conn->announced)
@@ -42,7 +42,7 @@ static inline void announce(void *ctx, struct conn *conn)
 	count(COUNT_CONNECTIONS, conn->announced);
 }
 
-// tgid: of the calling process.
+// Set the owner and send or prepare its notice. tgid: of the calling process.
 static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
 {
 	conn->tgid = tgid;
@@ -51,19 +51,19 @@ static inline void change_owner(void *ctx, u64 sk, struct conn *conn, u32 tgid)
 		send_notice(ctx, conn->peer, &conn->notice);
 }
 
-// Both cursors, before the bytes of a call that moved those from `start` on.
+// Set both cursors to the position before a call that moved the bytes from `start` on.
 static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 {
 	struct cursor_state *send = &conn->cursor_states[SEND], *receive = &conn->cursor_states[RECEIVE];
 	send->next = direction == SEND ? start : sequence_end(sk, SEND);
 	receive->next = direction == RECEIVE ? start : sequence_end(sk, RECEIVE);
 	conn->read_end = receive->next;
-	send->lock = send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the client side's base is one before its first byte
+	send->lock = send->next - conn->tx_base <= 1 ? LOCKED : SEEKING; // the base of a client end is one before its first byte
 	receive->lock = receive->next == conn->rx_base ? LOCKED : SEEKING;
 	conn->from_start = send->lock == LOCKED && receive->lock == LOCKED;
 }
 
-// tgid: the owner's, 0 if that is not the calling process.
+// Insert a connection and return it, 0 if the map is full. tgid: of the owner, 0 if that is not the calling process.
 static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction, u32 tgid)
 {
 	u32 zero = 0;
@@ -76,9 +76,9 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 		count(LOST_MAP_FULL, 1);
 		return 0;
 	}
-	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and tells nothing of the kernel
+	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and contains no kernel address
 	conn->sk = sk;
-	conn->role = role ? role : direction == RECEIVE ? ROLE_SERVER : ROLE_CLIENT; // in Kafka the client speaks first
+	conn->role = role ? role : direction == RECEIVE ? ROLE_SERVER : ROLE_CLIENT; // in Kafka the client sends first
 	conn->tgid = tgid;
 	conn->last_api_key = NO_API;
 	conn->rx_base = receive_base(sk);
@@ -108,19 +108,19 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 		conn->burst_bytes = 0;
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
-		// In Kafka the broker speaks when it is asked.
+		// A Kafka broker sends only answers.
 		conn->burst_answers = last && before != direction && direction == (conn->role == ROLE_SERVER ? SEND : RECEIVE);
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;
-	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all before it was acknowledged
+	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all earlier bytes are acknowledged
 		conn->silence_ns = last ? now - last : 0;
 	if (direction == SEND)
 		conn->sent_end = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
 	conn->last_ns[direction] = now;
 }
 
-// The connection of a call that moved the bytes from `start` on, with its present owner.
+// Return the connection of a call that moved the bytes from `start` on, and update its owner.
 static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u32 bytes, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
@@ -129,7 +129,7 @@ static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u3
 		conn = open_connection(ctx, sk, role, start, direction, tgid);
 	if (!conn)
 		return 0;
-	if (conn->silent) { // closed while its first call was running
+	if (conn->silent) { // it was closed during its first call
 		conn->silent = 0;
 		position(sk, conn, start, direction);
 	}

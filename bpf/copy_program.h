@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The bodies of which something stays behind: record sets, what configurations are set to, what is opaque. Walks from op to op of
-// their layout and from batch to batch by their lengths; in place of a record set its summary leaves, and nothing of the records.
-// Record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
+// Copies bodies without their record sets, values of configurations and opaque bytes. A copy program is a list of ops that
+// describes the layout of a body; batches are skipped by their lengths. A summary replaces each record set, and no byte of a
+// record is copied. Record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
 #pragma once
 
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
-// The shortest record: of magic 2 seven fields of one byte (length, attributes, time, offset, key, value, headers), else a message of
-// neither key nor value.
+// Size of the shortest record. Magic 2: seven fields of one byte (length, attributes, time, offset, key, value, headers). Magic 0
+// and 1 (MESSAGE_BYTES): a message without key and value.
 #define RECORD_BYTES 7
-#define MOST_RECORDS 0x7fffffff // the summary is signed to its readers
-#define MESSAGE_BYTES 26        // magic 0; a time stamp more in magic 1
+#define MOST_RECORDS 0x7fffffff // readers of the summary take it for a signed number
+#define MESSAGE_BYTES 26        // magic 0; magic 1 adds a timestamp
 
 static inline void read_op(struct cursor *c)
 {
@@ -32,13 +32,13 @@ static inline void go_on(struct cursor *c, u16 ops)
 	expect(c, NEXT, 0);
 }
 
-// The current op is done.
+// Continue with the next op.
 static inline void advance(struct cursor *c)
 {
 	go_on(c, 1);
 }
 
-// The current op opens nothing: what would be inside is passed over.
+// Jump over the ops inside the current op, which is null or empty.
 static inline void pass_over(struct cursor *c)
 {
 	go_on(c, c->op & OPERAND);
@@ -55,7 +55,8 @@ static inline void end_element(struct cursor *c, u16 ops)
 	}
 }
 
-// The current op is a tagged field of the version. Is it the field at the cursor?
+// Compare the tagged field of the current op with the field at the cursor: walk into it if they are the same, else jump to the
+// next op.
 static inline void start_tag(struct cursor *c, u16 operand)
 {
 	if (c->tag == operand >> TAG_BITS)
@@ -64,7 +65,7 @@ static inline void start_tag(struct cursor *c, u16 operand)
 		go_on(c, operand & ((1 << TAG_BITS) - 1));
 }
 
-// Goes on behind a tagged field; the current op is OP_TAGS_END.
+// Continue behind a tagged field. The current op is OP_TAGS_END.
 static inline void next_tag(struct cursor *c)
 {
 	if (--*elements_left(c)) {
@@ -72,12 +73,12 @@ static inline void next_tag(struct cursor *c)
 		expect(c, TAG, 1);
 	} else {
 		c->depth--;
-		c->tag = INSIDE; // such a section may stand inside of a field of the version
+		c->tag = INSIDE; // this section may be inside a tagged field of the version
 		advance(c);
 	}
 }
 
-// The fields of the version were compared with the one at the cursor: it is skipped, unless it was one of them.
+// End the field at the cursor after its comparison with all tagged fields of the version. Skip it if it is none of them.
 static inline void end_tag(struct cursor *c)
 {
 	if (c->tag != INSIDE) {
@@ -90,8 +91,8 @@ static inline void end_tag(struct cursor *c)
 	}
 }
 
-// What the current op wants. The end of an element wants nothing itself; where another follows at once, that one waits for the
-// next step.
+// Expect the element that the current op describes. OP_END describes none, so the op behind it starts in the same step; a second
+// OP_END in a row waits for the next step.
 static inline void start_op(struct cursor *c)
 {
 	read_op(c);
@@ -143,7 +144,7 @@ static inline void start_op(struct cursor *c)
 
 static inline void end_set(struct cursor *c, u8 status)
 {
-	if (c->set.status == SET_COUNTED) // what is unknown stays so, whatever batches follow
+	if (c->set.status == SET_COUNTED) // an unknown count stays unknown, whatever batches follow
 		c->set.status = status;
 	put_be32(c->set.records, c->records);
 	put_be32(c->set.batches, c->batches);
@@ -173,7 +174,7 @@ static inline void record_set(struct cursor *c, u32 bytes)
 	expect_batch(c);
 }
 
-// What a byte can become at most: gzip (deflate) 1032, snappy a copy of 64 bytes in 3, lz4 255, zstd a block of 128 KiB in 4 bytes.
+// Return the largest size of decompressed bytes. Bytes per byte: gzip (deflate) 1032, snappy 64 in 3, lz4 255, zstd 128 KiB in 4.
 static inline u64 inflated(u64 bytes, u8 codec)
 {
 	switch (codec) {
@@ -190,7 +191,7 @@ static inline u64 inflated(u64 bytes, u8 codec)
 	}
 }
 
-// Adds the records of a batch, if its bytes can hold so many and all counts together fit.
+// Add the records of a batch, if its bytes can contain that many and the sum fits.
 static inline void add_records(struct cursor *c, u32 records, u64 most)
 {
 	c->records += records;
@@ -201,7 +202,7 @@ static inline void add_records(struct cursor *c, u32 records, u64 most)
 	lost(c, LOST_RECORD_COUNT);
 }
 
-// The header of a batch, or of as much as the set still holds.
+// Process the header of a batch, or as much of it as the record set still contains.
 static inline void batch(struct cursor *c)
 {
 	u32 left = c->set_end - c->batch;
@@ -211,7 +212,7 @@ static inline void batch(struct cursor *c)
 		return;
 	}
 	u32 bytes = 12 + be32(c->element + 8);
-	if (bytes < BATCH_PEEK || bytes > left) { // a fetch may end inside a batch
+	if (bytes < BATCH_PEEK || bytes > left) { // a Fetch response may end inside a batch
 		end_set(c, SET_PARTIAL);
 		return;
 	}
@@ -244,7 +245,7 @@ static inline void batch(struct cursor *c)
 	expect_batch(c);
 }
 
-// Where BULK leads to.
+// Continue after BULK, as bulk_then demands.
 static inline void follow(struct cursor *c)
 {
 	switch (c->bulk_then) {
@@ -282,7 +283,7 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 	}
 }
 
-// An empty string leaves in the place of one that stays, and an empty field in that of one that the version does not have.
+// Copy an empty string in place of a hidden one, or an empty field in place of a tagged field that the version does not define.
 static inline void hide(struct cursor *c, u32 bytes)
 {
 	__builtin_memset(c->element, 0, 4);
@@ -297,7 +298,8 @@ static inline void hide(struct cursor *c, u32 bytes)
 
 static inline void array(struct conn *conn, struct cursor *c, u32 elements)
 {
-	if (!elements && !conn->is_kafka && c->out.api_key == API_PRODUCE) { // nobody sends that, but many zeros look like it
+	if (!elements && !conn->is_kafka &&
+	    c->out.api_key == API_PRODUCE) { // no client sends that, but a series of zeros looks like it
 		malformed(c);
 	} else if (elements) {
 		c->depth++;
@@ -320,7 +322,7 @@ static inline void tags(struct cursor *c, u32 fields)
 	expect(c, TAG, 1);
 }
 
-// Elements of fixed size are copied at once.
+// Copy elements of fixed size in one go.
 static inline void items(struct cursor *c, u32 elements)
 {
 	u64 bytes = (u64)elements * (c->op & OPERAND);
@@ -330,7 +332,8 @@ static inline void items(struct cursor *c, u32 elements)
 		expect_bulk(c, bytes, NEXT);
 }
 
-// Tags count what follows them; every other number is a length or a count that is 0 or -1 for null. The number of a tag is any.
+// Process a length, a count or a tag. Varint lengths and counts are one more than their value, 0 is null; a count of tagged
+// fields is exact. A fixed-size -1 is null. A tag may be any number.
 static inline void number_complete(struct conn *conn, struct cursor *c)
 {
 	u32 value;
@@ -352,7 +355,7 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 		if ((s32)value < 0)
 			value = 0;
 	}
-	if (c->state != TAG && value > c->frame_end - c->next) { // neither so many bytes nor so many elements can follow
+	if (c->state != TAG && value > c->frame_end - c->next) { // more bytes or elements than the frame has bytes left
 		malformed(c);
 		return;
 	}
@@ -388,8 +391,8 @@ static inline void number_complete(struct conn *conn, struct cursor *c)
 	}
 }
 
-// The bytes at the cursor are in no buffer that can be read, or were moved unseen. Inside a record set that is expected: it ends
-// here, uncounted.
+// Handle bytes at the cursor that are in no readable buffer, or that no hook saw. Inside a record set that is expected: the
+// record set ends here, uncounted.
 static inline void unreadable(struct cursor *c)
 {
 	if (c->state == BATCH) {

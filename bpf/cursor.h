@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The cursor's vocabulary: what it can want next, how that is said, and how bytes join the sample being filled.
+// The cursor's states, its position between calls, and how bytes are appended to the sample in work. It parses no frame.
 #pragma once
 #include "lifecycle.h"
 
 #define MAX_FRAME_BYTES (1 << 30)
-#define MAX_APPENDED 31 // an element that is copied, or a record set's summary; one less than a power of two
+#define MAX_APPENDED 31 // size limit of a copied element or of a record set's summary; a power of two minus one
 
-// What the cursor collects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
+// The element that the cursor expects next. NUMBER marks lengths and counts: fixed-size, or a varint in flexible versions.
 #define NUMBER 0x80
 enum state {
-	HEAD,     // size and header
-	BULK,     // bytes copied as they are
-	FIELDS,   // of fixed size
-	ACKS,     // the same, of a Produce request
-	NULLABLE, // whether a struct is null
-	BATCH,    // peeked at, never copied
-	BODY,     // nothing: the body begins,
-	NEXT,     // the walk goes on,
-	FINISHED, // the sample leaves
+	HEAD,     // size and header of a frame
+	BULK,     // bytes that are copied unchanged
+	FIELDS,   // fields of fixed size
+	ACKS,     // the same, with the acks of a Produce request
+	NULLABLE, // the byte that marks a struct as null
+	BATCH,    // the header of a record batch, which is never copied
+	BODY,     // no bytes: the body begins
+	NEXT,     // no bytes: the next op begins
+	FINISHED, // no bytes: the last sample of the frame is complete
 	STRING = NUMBER,
 	HIDDEN,
 	ARRAY,
 	RECORD_SET,
 	ITEMS,
-	TAGS, // from here on numbers are not lengths plus one
+	TAGS, // from here on varints are exact, not one more than their value
 	TAG,
 	TAG_BYTES,
 	TAG_SKIPPED,
@@ -31,9 +31,10 @@ enum state {
 
 enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = RULES >> 5 };
 #define UNSUPPORTED_VERSION 35 // error code
-#define INSIDE 0xffffffff      // no tag: the cursor is in the fields of a tag of the version, or behind them
+#define INSIDE 0xffffffff      // instead of a tag: the cursor is inside or behind a tagged field that the version defines
 
-// Of a step or hop: the call has nothing more for the cursor, it goes on, or something else is to be done first.
+// Result of a step or hop: the call has no more bytes for the cursor, the caller repeats it, or the caller has to act first
+// (submit the sample, or take a step instead of a hop).
 enum outcome { DONE, MORE, SUBMIT };
 
 static inline int is_request(struct conn *conn, u8 direction)
@@ -50,7 +51,7 @@ static inline void expect(struct cursor *c, u8 state, u16 need)
 	c->shift = 0;
 }
 
-// The cursor as the last call of its direction left it.
+// Load the cursor that the last call of the direction saved.
 static inline void load_cursor(struct conn *conn, struct cursor *c, u8 direction)
 {
 	u64 key = conn->sk + direction;
@@ -71,7 +72,7 @@ static inline void load_cursor(struct conn *conn, struct cursor *c, u8 direction
 	c->lock = state->lock;
 }
 
-// Where there is no room for what is unfinished, what was copied of the frame leaves and its rest is skipped.
+// Save the cursor for the next call. If `unfinished` is full, send the copied part of the frame and skip the rest.
 static inline void save_cursor(void *ctx, struct conn *conn, struct cursor *c, u8 direction)
 {
 	u64 key = conn->sk + direction;
@@ -93,7 +94,7 @@ static inline void save_cursor(void *ctx, struct conn *conn, struct cursor *c, u
 	bpf_probe_read_kernel(state->header, sizeof(state->header), c->element);
 }
 
-// A length or count: `fixed` bytes, or a varint.
+// Expect a length or count: `fixed` bytes, or a varint.
 static inline void expect_number(struct cursor *c, u8 state, u16 fixed)
 {
 	expect(c, state, c->flexible ? 1 : fixed);
@@ -108,7 +109,7 @@ static inline void expect_bulk(struct cursor *c, u32 bytes, u8 then)
 
 static inline void expect_head(struct cursor *c)
 {
-	expect(c, HEAD, 0); // what it needs depends on the connection: head_bytes
+	expect(c, HEAD, 0); // the needed bytes depend on the connection: head_bytes
 }
 
 static inline void lost(struct cursor *c, u8 reason)
@@ -122,7 +123,7 @@ static inline void seek(struct cursor *c)
 	expect_head(c);
 }
 
-// Ends the copy of the current frame; its remaining bytes are skipped. The next step sends it off.
+// End the copy of the current frame and skip its remaining bytes. The next step submits the sample.
 static inline void finish(struct cursor *c, u8 flags)
 {
 	c->out.flags |= flags | ((s32)(c->frame_end - c->next) > 0 ? FLAG_CUT : 0);
@@ -136,14 +137,16 @@ static inline void malformed(struct cursor *c)
 	finish(c, FLAG_CUT);
 }
 
-// The bound checked next must hold for this very register: the compiler may neither read the value again nor check a copy. 64 bits
-// wide, because BCC's instruction set has no 32-bit comparisons.
+// Pins a value to one register, so that the next bounds check holds for it: the compiler may neither read the value again nor
+// check a copy. The value has 64 bits, because BCC's instruction set has no 32-bit comparisons.
 #define PINNED(value) asm volatile("" : "+r"(value))
 
-// What is read from memory again is any number to the verifier, so that the paths that led here are one path to it.
+// Makes the compiler read values from memory again. To the verifier such values are unknown numbers, so it merges the paths that
+// led here.
 #define FORGET asm volatile("" ::: "memory")
 
-// Every step starts with room for CHUNK bytes, enough for the two elements that one step appends at most.
+// Append bytes to the sample. Every step starts with CHUNK free bytes in it, enough for the at most two elements that a step
+// appends.
 static inline void append(struct cursor *c, const void *bytes, u64 size)
 {
 	u64 at = c->out.size;
@@ -155,6 +158,6 @@ static inline void append(struct cursor *c, const void *bytes, u64 size)
 		c->out.data[at] = *(u8 *)bytes;
 		return;
 	}
-	PINNED(size); // bounded where it is used: before 5.16 a bound is forgotten with the register's way over the stack
+	PINNED(size); // bounded here, because kernels before 5.16 lose the bound of a register spilled to the stack
 	bpf_probe_read_kernel(&c->out.data[at], size & MAX_APPENDED, bytes);
 }

@@ -1,25 +1,27 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// How a lost position in a stream is found again. What stands in a stream does not decide, for a record may hold frames, with the very
-// correlation ids in use; where a stream ends while the other side answers does.
+// Finds a lost position in a stream again. The bytes of a stream cannot prove a position, because a record may contain whole
+// frames with the correlation ids in use. The evidence is where one stream ends when the other side answers.
 //
-// What looks like a request at the start of a call begins a chain: each frame's length says where the next one must start. Nothing of
-// these frames leaves, nor of their answers. An exchange confirms the chain: the request is answered while the chain stands exactly at
-// the end of the request stream, and the next request comes while the answers' cursor stands exactly at the end of theirs. A client
-// that waits for its answers has sent no part of a request then, whatever is in the requests. A client that does not wait may have:
-// so it takes two exchanges, the second of a request that was sent after the first was confirmed.
+// Bytes at the start of a call that look like a request begin a chain: the length of each frame gives the start of the next. No
+// bytes of these frames or of their answers are copied to user space. An exchange confirms the chain: the answer to a request
+// arrives while the chain ends exactly at the end of the request stream, and the next request arrives while the answers' cursor
+// is exactly at the end of the answer stream. A client that waits for its answers has sent no part of another request at that
+// time, whatever its requests contain. A client that does not wait may have sent one. So two exchanges are required, the second
+// with a request that the client sent after the first was confirmed.
 #pragma once
 #include "cursor.h"
 
 #define EXCHANGES_TO_FIND 2
 
-// Whether the cursor of a direction stands behind a whole frame, and nothing follows it in the stream yet.
+// Return 1 if the cursor of a direction is behind a whole frame and at the current end of the stream.
 static inline int stands_at_end(struct conn *conn, u8 direction)
 {
 	struct cursor_state *state = &conn->cursor_states[direction];
 	return !state->inside && !state->have && state->next == sequence_end(conn->sk, direction);
 }
 
-// Nothing of the frame leaves: it is skipped by its length. So are raw SASL tokens (SaslHandshake 0), which are no requests.
+// Skip a frame by its length, so that no byte of it is copied. Also used for raw SASL tokens (SaslHandshake 0), which are no
+// requests.
 static inline void skip_frame(struct cursor *c)
 {
 	c->next = c->frame_end;
@@ -35,7 +37,7 @@ static inline void withhold(struct cursor *c, u32 correlation_id)
 
 static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
-	if (conn->chaining) { // the frames of the chain before it were none
+	if (conn->chaining) { // the frames of the previous chain were not frames
 		conn->asked = later(conn->settled, conn->chain);
 		if ((s32)(conn->doubted_by_requests - conn->asked) > 0)
 			doubt_requests(conn);
@@ -51,7 +53,7 @@ static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlat
 	c->lock = TENTATIVE;
 }
 
-// Takes note of a request's head while the position in either stream is lost. Returns whether the one of the requests is known.
+// Record the header of a request while the position in either stream is lost. Return 1 if the position of the requests is known.
 static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
 	struct cursor_state *answers = &conn->cursor_states[answer_direction(conn)];
@@ -78,7 +80,7 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 		return 1;
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
 	if (answers->lock == LOCKED && is_full(conn)) {
-		c->lock = SEEKING; // until there is space: what the next answers are to is known
+		c->lock = SEEKING; // until a slot is free: the requests that the next answers belong to are known
 	} else {
 		keep_latest(conn, &entry);
 		conn->last_correlation_id = correlation_id;
@@ -87,7 +89,7 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	return 0;
 }
 
-// Takes note of the answer to the last request that was settled, while a position is lost.
+// Record the answer to the last settled request while a position is lost. It may start or confirm an exchange.
 static inline void answer_matched(struct conn *conn, struct cursor *c)
 {
 	u32 number = conn->settled - 1;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The frame cursor: where the next Kafka frame starts in each direction, in TCP sequence numbers, and what is copied of it.
+// Runs the frame cursor, which finds the start of each Kafka frame in TCP sequence numbers and copies the allowed parts of the
+// frame.
 //
-// A call moved the bytes [start, end). The cursor wants the byte at `next`: behind the range, the whole range is body and skipped
-// in O(1); inside it, it collects one small element after the other. So body bytes that no hook saw (sendfile, splice) cost
-// nothing, an element may be split over any number of calls, and one call may hold a thousand frames.
+// A call moved the bytes [start, end). The cursor expects the byte at `next`. If that is behind the range, the whole range
+// belongs to a body and is skipped in O(1). If it is inside, the cursor collects one small element after the other. So body bytes
+// that no hook saw (sendfile, splice) cost nothing, an element may be split over any number of calls, and one call may contain a
+// thousand frames.
 #pragma once
 #include "hops.h"
 #include "copy_program.h"
@@ -35,8 +37,8 @@ static inline void element_complete(struct conn *conn, struct cursor *c, u8 dire
 		fields_complete(conn, c);
 }
 
-// Reads ahead from the cursor on, as much as the current segment of the caller's buffer holds: a read there costs more than all
-// that a step does with it. 0 when it fails.
+// Read ahead from the cursor on, as much as the current segment of the caller's buffer contains. Return 0 if the read fails. One
+// read of user memory costs more than a whole step.
 static inline int read_ahead(struct call *call, struct lookahead *bytes_ahead, u32 next)
 {
 	u32 position = next - call->start, left = call->end - next;
@@ -54,7 +56,7 @@ static inline int read_ahead(struct call *call, struct lookahead *bytes_ahead, u
 	return 1;
 }
 
-// Takes what the cursor wants, as much of it as was read ahead.
+// Collect the bytes that the cursor expects, as many of them as were read ahead.
 static inline void collect(struct conn *conn, struct cursor *c, struct lookahead *bytes_ahead, u8 direction)
 {
 	struct call *call = &c->call;
@@ -75,7 +77,7 @@ static inline void collect(struct conn *conn, struct cursor *c, struct lookahead
 	if (c->state == BULK && want > c->copy_left)
 		want = c->copy_left;
 	if (!want) {
-		finish(c, FLAG_CUT); // the rule's limit: no more may leave
+		finish(c, FLAG_CUT); // the rule's limit is reached
 		return;
 	}
 	if (c->next - call->lookahead_start >= call->lookahead_bytes) {
@@ -99,7 +101,7 @@ static inline void collect(struct conn *conn, struct cursor *c, struct lookahead
 	if (want > CHUNK || at > DATA_BYTES - CHUNK)
 		return;
 	u8 *to = (c->state == BULK ? c->out.data : c->element) + at;
-	if (want == 1) // as most lengths and counts are
+	if (want == 1) // most lengths and counts have one byte
 		*to = bytes_ahead->bytes[from & (LOOKAHEAD - 1)];
 	else
 		bpf_probe_read_kernel(to, want, bytes_ahead->bytes + from);
@@ -123,8 +125,8 @@ static inline int wants_bytes(struct cursor *c)
 	return c->state == BULK ? c->bulk != 0 : c->state != FINISHED && c->state != NEXT;
 }
 
-// One step of the cursor through the running call. DONE when the call has nothing more for it, SUBMIT when the sample shall leave:
-// the frame's last, or one that is full.
+// Take one step of the cursor through the running call. Return DONE if the call has no more bytes for it, SUBMIT if a sample is
+// complete: the last of the frame, or a full one.
 static inline int step(struct conn *conn, struct cursor *c, struct lookahead *bytes_ahead, u8 direction)
 {
 	if (wants_bytes(c)) {
@@ -155,7 +157,7 @@ static inline int step(struct conn *conn, struct cursor *c, struct lookahead *by
 	return SUBMIT;
 }
 
-// The sample has left: the next one of the frame, or the next frame.
+// Start the next sample of the frame, or the next frame, after a sample was submitted.
 static inline void next_sample(struct cursor *c)
 {
 	c->leaving = 0;
@@ -167,14 +169,14 @@ static inline void next_sample(struct cursor *c)
 		__builtin_memset(c->out.data, 0, sizeof(c->out.data)); // as in start_sample
 }
 
-// Bytes before the call that no hook saw: harmless inside a frame (splice takes a body from a socket unseen), where the cursor finds
-// them unreadable.
+// Return 1 if no hook saw bytes before the call across the start of a frame. Inside a frame such bytes are harmless (splice takes
+// a body from a socket unseen): the cursor treats them as unreadable.
 static inline int gap(struct cursor *c)
 {
 	return (s32)(c->call.start - (c->state == HEAD ? c->next : c->frame_end)) > 0;
 }
 
-// The position is lost. What was copied of a frame still leaves, with the next step.
+// Give up the position in the stream. The next step still submits the copied part of the current frame.
 static inline void abandon(struct cursor *c)
 {
 	c->lock = SEEKING;
@@ -185,14 +187,15 @@ static inline void abandon(struct cursor *c)
 		finish(c, FLAG_CUT);
 }
 
-// Prepares the call. 0 when the cursor wants none of its bytes.
+// Prepare the cursor for the call. Return 0 if it expects none of the call's bytes.
 static inline int begin(struct cursor *c, u8 direction)
 {
 	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
 		abandon(c);
 	}
-	// A search starts anew with each call: only a size that was read by itself, as Java does, waits for its header.
+	// A search restarts with each call. The exception is a size that the caller read by itself, as Java does: its header
+	// follows.
 	int size_alone = direction == RECEIVE && c->state == HEAD && c->have == 4 && c->next == c->call.start;
 	if (c->lock == SEEKING && !size_alone) {
 		if (c->state != FINISHED)
@@ -202,7 +205,7 @@ static inline int begin(struct cursor *c, u8 direction)
 	return (s32)(c->call.end - c->next) > 0;
 }
 
-// The steps of a call are used up: nothing more of the frame leaves than was copied, its rest is skipped.
+// End the copy of the current frame after the steps of a call are used up. The rest of the frame is skipped.
 static inline void stop_copying(struct cursor *c)
 {
 	if (c->leaving)
@@ -213,8 +216,8 @@ static inline void stop_copying(struct cursor *c)
 	}
 }
 
-// Nothing leaves of a connection that has not proven yet to speak Kafka. Its first request waits if it fits into a sample; what comes
-// between it and the proof is lost, and counted.
+// Hold back a sample: no frame is copied to user space before its connection is proven to speak Kafka. `held` keeps the first
+// request if it fits into one sample. Later frames before the proof are lost and counted.
 static inline void hold(struct conn *conn, struct cursor *c)
 {
 	u64 sk = conn->sk;
@@ -239,7 +242,7 @@ static inline void send_held(void *ctx, struct conn *conn)
 	drop_held(conn);
 }
 
-// The sample leaves.
+// Send the sample to user space, after the OPEN notice and the held first request.
 static inline void submit(void *ctx, struct conn *conn, struct cursor *c)
 {
 	announce(ctx, conn);
@@ -252,9 +255,9 @@ static inline void submit(void *ctx, struct conn *conn, struct cursor *c)
 	send_frame(ctx, conn, &c->out);
 }
 
-// The cursor's steps, in a function that the kernel verifies once and for all (a global one, kernel 5.6): what calls it can do so
-// a thousand times. BCC inlines every call, so the loader links these: capture/link.py knows the names and numbers. A perf buffer
-// is written by the caller, for it takes the program's context.
+// Take up to STEPS steps of the cursor. run_send and run_receive are global functions, which the kernel (5.6) verifies once, so a
+// program may call them a thousand times. BCC inlines every call, so the loader links these calls: capture/link.py contains their
+// names and numbers. The caller writes to a perf buffer, because that requires the program's context.
 static inline int run(u64 sk, u8 direction)
 {
 	u32 which = direction;
@@ -299,7 +302,8 @@ static inline int run_once(void *ctx, u64 sk, struct conn *conn, struct cursor *
 	return outcome;
 }
 
-// What the steps of a call did not come to. What was copied of the current frame leaves, the frames behind it do not.
+// Hop over the frames of a call that its steps did not reach. The copied part of the current frame is submitted, the frames
+// behind it are not copied.
 static inline void follow_lengths(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
 	int outcome = MORE;
@@ -321,7 +325,7 @@ static inline void follow_lengths(void *ctx, u64 sk, struct conn *conn, struct c
 	}
 }
 
-// The frames in the call that the cursor has begun.
+// Follow the frames in a call that begin() has prepared.
 static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cursor *c, u8 direction)
 {
 	for (int i = 0; i < RUNS; i++)
@@ -330,8 +334,8 @@ static inline void follow_frames(void *ctx, u64 sk, struct conn *conn, struct cu
 	follow_lengths(ctx, sk, conn, c, direction);
 }
 
-// Whether the running call has to do with urgent data; key: socket address + enum direction. A global function: what it looks at would
-// be paths of their own through all that follows.
+// Return nonzero if the running call involves urgent data. key: socket address + enum direction. A global function: inlined, its
+// branches would multiply the paths that the verifier walks through all later code.
 int is_urgent(u64 key)
 {
 	u64 sk = key & ~1ull;
@@ -349,7 +353,7 @@ int is_urgent(u64 key)
 
 static int (*call_is_urgent)(u64 key) = (void *)CALL_IS_URGENT;
 
-// A call moved [end - result, end).
+// Process a call that moved the bytes [end - result, end).
 static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
 {
 	u32 which = direction;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Hops over frames by their lengths alone, far more in one call than the cursor can follow step by step.
+// Hops over frames by their lengths alone. One call can hop over far more frames than the cursor can follow step by step.
 #pragma once
 #include "iov.h"
 #include "requests.h"
 
-// Hops over one frame by its size, of which it reads what the current segment of the buffer holds; `hopped` counts it. SUBMIT when the
-// cursor has to take a step instead, for what it finds is no frame or cannot be read.
+// Hop over one frame by its size and count it in `hopped`. It reads as much of the size as the current segment of the buffer
+// contains. Return SUBMIT if the bytes are no frame or unreadable: then the cursor has to take a step instead.
 static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 {
 	struct call *call = &c->call;
@@ -43,12 +43,12 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 		return SUBMIT;
 	c->next += 4 - c->have + size;
 	c->have = 0;
-	c->out.kind = 0; // the frame behind it does not go on from the one before
+	c->out.kind = 0; // the next frame does not continue a request that was parsed
 	c->hopped++;
 	return MORE;
 }
 
-// Frames of a call beyond its steps are hopped over by their lengths alone, so that the next one is found.
+// Hop over frames of a call after its steps are used up, so that the cursor finds the start of the frame behind them.
 static inline int hop_on(u64 sk, u8 direction)
 {
 	u32 which = direction;

@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Requests in flight, and which of them an answer is to. Kafka answers the requests of a connection in their order, so all that want
-// an answer are numbered, and their answers are counted.
+// Requests in flight, and how an answer is matched to one of them. A Kafka server answers the requests of a connection in order,
+// so the programs number all requests that expect an answer, and count the answers.
 //
-// A skipped request has a number, too, though it may want no answer. So the answer to it and to each request before it is in doubt, and
-// as many answers as there are numbers before its end are taken for none. After these the count may still lag behind, by the skipped
-// requests that wanted none. Then the correlation id tells the requests apart, which takes ids that rise. The first match
-// proves the count again.
+// A skipped request gets a number, too, though it may expect no answer. So answers to it and to all requests before it are in
+// doubt: until the count of answers reaches the number behind the skipped request, no answer is matched. Afterwards the count may
+// still be too low, by the number of skipped requests that expected no answer. Then the correlation id identifies the request,
+// which requires rising ids. The first match makes the count certain again.
 //
-// Numbers compare as signed differences. Calls that send and calls that receive run at the same time, so each field has one writer.
+// Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
+// direction own each field and are its only writers.
 #pragma once
 #include "connection.h"
 
-#define IN_ORDER_WINDOW (1 << 20) // a correlation id further ahead than this is not from the same sequence
+#define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence
 
-// Of a response: it is to the oldest request in flight, to none that is known, perhaps to a skipped one, or to a later one.
+// How a response relates to the oldest known request in flight: it answers that request, it answers no known request, it may
+// answer a skipped request, or it answers a later request.
 enum answer { MATCHED, UNMATCHED, IN_DOUBT, PASSED };
 
 static inline u8 request_direction(struct conn *conn)
@@ -31,7 +33,7 @@ static inline u32 later(u32 one, u32 other)
 	return (s32)(one - other) > 0 ? one : other;
 }
 
-// Answers to requests before this number are in doubt.
+// Return the number of the first request whose answer is not in doubt.
 static inline u32 doubt_end(struct conn *conn)
 {
 	return later(conn->doubted_by_requests, conn->doubted_by_answers);
@@ -48,13 +50,13 @@ static inline u32 known_before(struct conn *conn, u32 number)
 	return known > 0 ? known : 0;
 }
 
-// All requests up to now are in doubt; for the requests' direction.
+// Put the answers to all requests so far in doubt. Only the requests' direction calls it.
 static inline void doubt_requests(struct conn *conn)
 {
 	conn->doubted_by_requests = conn->asked;
 }
 
-// Skips no request or one. Without a branch: the verifier walks what follows each of them.
+// Skip `one` requests (0 or 1). It has no branch, because the verifier walks the code that follows once for each branch.
 static inline void skip_request(struct conn *conn, u32 one)
 {
 	conn->asked += one;
@@ -67,20 +69,21 @@ static inline void skip_requests(struct conn *conn, u32 requests)
 	doubt_requests(conn);
 }
 
-// Skips the answer to the oldest request, if there is one. Without a branch.
+// Count one answer, unless no request is in flight. It has no branch, like skip_request.
 static inline void skip_answer(struct conn *conn)
 {
 	conn->settled += (u32)(conn->settled - conn->asked) >> 31;
 }
 
-// The count may be wrong: an answer came though nothing wanted one. Or its request is late, of which the hook runs when the call returns.
+// Mark the count as uncertain, after an answer that no counted request expects. The request may also be late: the hook of a send
+// runs when the call returns, and the answer may arrive earlier.
 static inline void doubt_count(struct conn *conn)
 {
 	conn->doubted_by_answers = conn->asked;
 	conn->proven = conn->asked - 1;
 }
 
-// Counts answers.
+// Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it.
 static inline void settle(struct conn *conn, u32 answers)
 {
 	s32 left = conn->asked - conn->settled - answers;
@@ -93,8 +96,8 @@ static inline void settle(struct conn *conn, u32 answers)
 		doubt_count(conn);
 }
 
-// Where the position of the answers was lost, it is not known which of the requests in flight were answered. Returns the number up to
-// which this is so, for the caller's own field.
+// Return the caller's doubt field, raised to all requests so far if the position of the answers was lost. After such
+// a loss the programs do not know which of the requests in flight were answered. The caller stores the result in its own field.
 static inline u32 look_at_lock(struct conn *conn, u8 lock, u32 doubted)
 {
 	if (conn->answers_locked && lock != LOCKED)
@@ -109,7 +112,8 @@ static inline struct overflow_key overflow_key(struct conn *conn, u32 number)
 	return key;
 }
 
-// Whether there is no place in `in_flight`. What is in `overflow` goes behind all that is not.
+// Return 1 if the next request does not fit into `in_flight`. While `overflow` contains known requests, later ones go there, too.
+// Clear `overflowing` once no request is known. So only the requests' direction calls it.
 static inline int is_full(struct conn *conn)
 {
 	u32 known = known_before(conn, conn->asked);
@@ -117,7 +121,8 @@ static inline int is_full(struct conn *conn)
 	return conn->overflowing || known >= IN_FLIGHT;
 }
 
-// While answers are not followed, many requests may stay unanswered: the latest are kept.
+// Store a request in `in_flight` in the slot of the oldest one. Used while the position of the answers is lost: then the programs
+// count no answers, and only the latest requests are kept.
 static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 {
 	struct in_flight *slot = &conn->in_flight[conn->asked & (IN_FLIGHT - 1)];
@@ -127,8 +132,9 @@ static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 	conn->asked++;
 }
 
-// Whether the correlation id does not follow those of the requests in flight. They rise, by less than 2^31 in all, unless a client
-// repeats them, or sends requests in another order than that in which it made them, as Java does.
+// Return 1 if the correlation id does not rise above those of the requests in flight, or is 2^31 or more above the first of them.
+// Clients use rising ids, except those that repeat ids, and the Java client, which may send requests in another order than it
+// created them.
 static inline int falls(struct conn *conn, u32 correlation_id)
 {
 	return (s32)(correlation_id - conn->last_correlation_id) <= 0 || (s32)(correlation_id - conn->first_correlation_id) <= 0;
@@ -159,14 +165,14 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 		conn->in_flight[conn->asked & (IN_FLIGHT - 1)] = entry;
 	} else {
 		struct overflow_key key = overflow_key(conn, conn->asked);
-		overflow.update(&key, &entry); // without a place it counts as evicted, when its answer comes
+		overflow.update(&key, &entry); // if this fails, the answer counts the request as evicted
 		conn->overflow_start = conn->overflowing ? conn->overflow_start : conn->asked;
 		conn->overflowing = 1;
 	}
-	conn->asked++; // only now: its answer may come on another CPU
+	conn->asked++; // after the entry is stored: another CPU may process the answer now
 }
 
-// A global function, as in frames.h: inlined it would be most of what the verifier walks.
+// A global function, as in frames.h: inlined, it would be most of the code that the verifier walks.
 int take_request(u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
@@ -184,7 +190,7 @@ static inline int is_overflow(struct conn *conn, u32 number)
 	return conn->overflowing && (s32)(number - conn->overflow_start) >= 0;
 }
 
-// Whether a request is known by its number; `request` is it then.
+// Copy the request with this number to `request`. Return 0 if it was evicted from `overflow`.
 static inline int find_request(struct conn *conn, u32 number, struct in_flight *request)
 {
 	struct overflow_key key = overflow_key(conn, number);
@@ -194,7 +200,7 @@ static inline int find_request(struct conn *conn, u32 number, struct in_flight *
 	return !!entry;
 }
 
-// Nothing before the request is in flight any more, nor is it.
+// Mark the request and all before it as answered.
 static inline void settle_up_to(struct conn *conn, u32 number)
 {
 	struct overflow_key key = overflow_key(conn, number);
@@ -203,7 +209,8 @@ static inline void settle_up_to(struct conn *conn, u32 number)
 	conn->settled = number + 1;
 }
 
-// Which request the next response is to, `request` in the cursor. Correlation ids that are passed over had no answer that was seen.
+// Return how the response at the cursor relates to the oldest known request, and copy that request to `c->request`. PASSED
+// removes the request, whose answer was not seen: the caller repeats the call for the next one.
 static inline int answered(struct conn *conn, struct cursor *c)
 {
 	struct in_flight none = { .api_key = NO_API };
@@ -219,7 +226,7 @@ static inline int answered(struct conn *conn, struct cursor *c)
 	if (!answers_followed)
 		number = later(number, conn->asked - IN_FLIGHT);
 	if ((s32)(number - conn->asked) >= 0) {
-		if (followed && conn->acks_unread) // it is to that Produce
+		if (followed && conn->acks_unread) // it answers that Produce
 			conn->settled = conn->asked + 1;
 		else if (followed)
 			settle(conn, 1);

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Frame headers: is it Kafka, which API is it, and which request does a response answer.
+// Parses frame headers: decides if a stream is Kafka, finds the API of a request, and matches a response to its request.
 #pragma once
 #include "finding.h"
 
-#define REQUEST_HEAD 14  // size, API key and version, correlation id, length of the client id
-#define SHORT_HEAD 12    // the same without a client id: ControlledShutdown 0
-#define RESPONSE_HEAD 8  // size, correlation id
-#define TLS_HEAD 5       // of a record: type, version, length
-#define SASL_REQUESTS 64 // raw tokens end with a request whose correlation id is this close to the one expected
-#define CLOSE_BY 64      // consecutive requests: the client may have asked other brokers in between
+#define REQUEST_HEAD 14  // bytes: size, API key and version, correlation id, length of the client id
+#define SHORT_HEAD 12    // bytes without a client id: ControlledShutdown 0
+#define RESPONSE_HEAD 8  // bytes: size, correlation id
+#define TLS_HEAD 5       // bytes of a TLS record's header: type, version, length
+#define SASL_REQUESTS 64 // a correlation id this close to the expected one ends the raw tokens
+#define CLOSE_BY 64      // distance of ids of consecutive requests: the client may have sent others to other brokers
 #define MAX_CLIENT_ID 512
-#define MAX_VERSIONS 32 // of an API: see `rules`
+#define MAX_VERSIONS 32 // versions of an API: see `rules`
 #define NO_CLIENT_ID 0xffff
 #define CONTROLLED_SHUTDOWN_0 (7 << 16) // API key and version
 
-// While raw SASL tokens may pass, the size alone: a token can be shorter than a header. Where nothing is known yet, as much as tells
-// TLS.
+// Return the bytes that the cursor needs for a header. While raw SASL tokens may follow, that is the size alone: a token can be
+// shorter than a header. In a search on an unproven connection it is enough to recognize TLS.
 static inline u16 head_bytes(struct conn *conn, struct cursor *c, u8 direction)
 {
 	if (c->lock == SEEKING && !conn->is_kafka)
@@ -32,7 +32,8 @@ static inline struct rule *rule_of(u32 api_key, u32 api_version)
 static inline void start_sample(struct conn *conn, struct cursor *c, u8 kind)
 {
 	struct sample *out = &c->out;
-	__builtin_memset(out, 0, sizeof(*out)); // it leaves whole: nothing may be in it of a frame before
+	__builtin_memset(
+		out, 0, sizeof(*out)); // the whole struct is copied to user space, so it must contain nothing of an earlier frame
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
 	out->kind = kind;
@@ -47,15 +48,16 @@ static inline void start_frame(struct conn *conn, struct cursor *c, u32 size, u3
 	c->out.correlation_id = correlation_id;
 }
 
-// As a size it would be one of 350 MB, with some hellos before the API, version and correlation id of a fetch.
+// Return 1 if the bytes are the start of a TLS record. Read as a frame size they would mean 350 MB; some TLS hellos continue like
+// the API key, version and correlation id of a Fetch.
 static inline int starts_tls(struct cursor *c)
 {
 	u8 type = c->element[0] - 0x14; // from change_cipher_spec to application_data, RFC 8446, 5.1
 	return type < 4 && c->element[1] == 3;
 }
 
-// Whether the call is one record of TLS, or the header of one, which OpenSSL reads by itself: of a connection whose beginning was
-// missed nothing else tells.
+// Return 1 if the call is one TLS record, or the header of one, which OpenSSL reads by itself. On a connection whose beginning
+// was missed this is the only sign of TLS.
 static inline int one_tls_record(struct cursor *c)
 {
 	u32 bytes = c->call.end - c->call.start;
@@ -63,7 +65,8 @@ static inline int one_tls_record(struct cursor *c)
 	return fits && starts_tls(c) && c->next - c->have == c->call.start;
 }
 
-// Not Kafka, or not in plain text. The connection keeps its owner, its identity and its end; nothing of its bytes leaves.
+// Reject a connection that is not plain-text Kafka. Its owner, addresses and end are still reported; none of its bytes are
+// copied.
 static inline void reject(struct conn *conn, struct cursor *c)
 {
 	conn->rejected = 1;
@@ -77,7 +80,8 @@ static inline void reject(struct conn *conn, struct cursor *c)
 	expect(c, FINISHED, 0);
 }
 
-// Kafka knows no urgent data, by which the two ends of a stream read other bytes than pass in it: none of its frames is believed.
+// Reject a connection with urgent data, which Kafka never uses. Urgent data makes the two ends read other bytes than the stream
+// contains, so its frames cannot be trusted.
 static inline void reject_urgent(void *ctx, struct conn *conn)
 {
 	conn->rejected = 1;
@@ -93,7 +97,7 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 	send_notice(ctx, conn->peer, sample);
 }
 
-// Whether the client has said nothing yet: not even something that no hook saw.
+// Return 1 if the client has sent no byte yet, not even one that no hook saw.
 static inline int nothing_asked(struct conn *conn)
 {
 	if (conn->role == ROLE_SERVER)
@@ -101,18 +105,18 @@ static inline int nothing_asked(struct conn *conn)
 	return READ(u32, conn->sk, OFFSET_TCP_SOCK_WRITE_SEQ) - conn->tx_base <= 1;
 }
 
-// The bytes at the cursor are no frame. At the start of a stream that settles it, unless what they answer was missed; later the
-// start is searched for again.
+// Handle bytes at the cursor that are no frame. At the start of a stream this rejects the connection, if `settles`: a response
+// does not settle it if its request may have been missed. Later the cursor searches for the start of a frame again.
 static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 {
-	c->next = c->call.end; // no second guess within this call
+	c->next = c->call.end; // no second attempt within this call
 	if (c->lock == LOCKED && !conn->is_kafka && settles) {
 		reject(conn, c);
 		return;
 	}
 	lost(c, c->lock == LOCKED && conn->is_kafka ? LOST_MALFORMED : LOST_RESYNC);
 	seek(c);
-	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: next the other one
+	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: try the other one next
 		conn->role = ROLE_CLIENT + ROLE_SERVER - conn->role;
 		conn->cursor_states[SEND].lock = SEEKING;
 		conn->cursor_states[RECEIVE].lock = SEEKING;
@@ -122,13 +126,15 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	}
 }
 
-// Correlation ids behind a SASL exchange go on from the handshake's, or start at 0 (Java reserves its highest ids for SASL).
+// Return 1 if a correlation id fits the first request behind raw SASL tokens. Ids continue from the handshake's, or start at 0
+// (Java reserves its highest ids for SASL).
 static inline int ends_sasl(struct conn *conn, u32 correlation_id)
 {
 	return correlation_id < SASL_REQUESTS || correlation_id - conn->last_correlation_id - 1 < SASL_REQUESTS;
 }
 
-// The length of the client id, the last two bytes of a request's head. Where there is none they are the body's.
+// Return the length of the client id, the last two bytes of a request's header. ControlledShutdown 0 has none: there they belong
+// to the body.
 static inline u16 client_id_length(struct cursor *c)
 {
 	return be32(c->element + 4) == CONTROLLED_SHUTDOWN_0 ? NO_CLIENT_ID : be16(c->element + SHORT_HEAD);
@@ -139,8 +145,8 @@ static inline int names_client(u16 client_id_bytes)
 	return client_id_bytes && client_id_bytes != NO_CLIENT_ID;
 }
 
-// Whether the client id fits into the frame. Where the frame's start is a guess it needs one: what holds many zeros or small numbers
-// else looks like a request in many places.
+// Return 1 if the client id fits into the frame. If the start of the frame is a guess, a client id is required: otherwise data
+// with many zeros or small numbers would look like a request in many places.
 static inline int client_id_fits(struct conn *conn, struct cursor *c, u32 size)
 {
 	u16 bytes = client_id_length(c);
@@ -149,7 +155,8 @@ static inline int client_id_fits(struct conn *conn, struct cursor *c, u32 size)
 	return bytes == NO_CLIENT_ID || bytes + REQUEST_HEAD <= size + 4;
 }
 
-// Whether a request goes on where the one before it in this direction ended: what a client does, and chance hardly.
+// Return 1 if a request continues the one before it: a close correlation id and a client id of the same length. Random bytes
+// hardly do.
 static inline int continues(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
 	u32 ahead = correlation_id - c->out.correlation_id;
@@ -189,10 +196,11 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		}
 		conn->sasl_raw = 0;
 	}
-	// A version newer than the rules is believed only where a frame must start; a client's first words may be from the future.
+	// A version newer than the rules is accepted only where a frame must start. On an unproven connection only ApiVersions
+	// may be newer.
 	int must_start = c->lock == LOCKED && (conn->is_kafka || api_key == API_VERSIONS);
 	int known = flags || (must_start && api_key < NO_API && api_version < 256);
-	if (!known && must_start && conn->is_kafka) { // its API key and version do not fit into a sample
+	if (!known && must_start && conn->is_kafka) { // its API key or version does not fit into a sample
 		lost(c, LOST_UNKNOWN_VERSION);
 		skip_request(conn, 1);
 		skip_frame(c);
@@ -207,11 +215,11 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		return;
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
-	// Where the role is a guess two consistent frames prove nothing, for responses with low correlation ids look like Produce
-	// requests: it takes an answer.
+	// If the role is a guess, two consistent frames prove nothing, because responses with low correlation ids look like
+	// Produce requests. Then an answer is required.
 	c->proves = !ANY_PORT && continues(conn, c, correlation_id);
 	conn->client_id_bytes = client_id_length(c);
-	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role is known only now
+	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role was unknown until now
 		conn->rejected = 1;
 		return;
 	}
@@ -223,7 +231,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	conn->last_api_version = api_version;
 	conn->last_request_bytes = c->out.frame_bytes;
 	conn->no_response = 0;
-	skip_request(conn, conn->acks_unread); // the Produce before it was cut: it may want an answer
+	skip_request(conn, conn->acks_unread); // the Produce before it was cut: it may expect an answer
 	conn->acks_unread = 0;
 	if (api_key == API_SASL_HANDSHAKE && api_version == 0)
 		conn->sasl_raw = 1;
@@ -231,7 +239,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
 	c->at_op = rule ? rule->request_program : 0;
-	if (!c->at_op || api_key != API_PRODUCE) // that says itself whether it wants a response
+	if (!c->at_op || api_key != API_PRODUCE) // the acks of a Produce decide if it expects a response
 		call_take_request(conn->sk);
 	else
 		conn->acks_unread = 1;
@@ -239,7 +247,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	expect_bulk(c, conn->client_id_bytes == NO_CLIENT_ID ? 0 : conn->client_id_bytes, BODY);
 }
 
-// Behind the client id of a request, or the correlation id of a response: the body, as far as it may leave.
+// Start the body, behind the client id of a request or the correlation id of a response. Copy at most `limit` bytes of it.
 static inline void start_body(struct cursor *c, u32 limit)
 {
 	c->copy_left = limit;
@@ -250,7 +258,7 @@ static inline void start_body(struct cursor *c, u32 limit)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
-// Whether the request is still on its way, or has ended too early: then nothing answers it.
+// Return 1 if the last request has this correlation id and is incomplete or ended too early: then no answer to it can exist.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
 	u8 direction = request_direction(conn);
@@ -259,8 +267,8 @@ static inline int asks(struct conn *conn, u32 correlation_id)
 	return state->correlation_id == correlation_id && !whole;
 }
 
-// Whether the stream may be read backwards: where it is a guess who asks, an answer may look like a request whose API key and version are
-// the correlation id, which the client chose, and the next request like its answer.
+// Return 1 if the roles of the two ends may be swapped. If the role is a guess, an answer may look like a request: its
+// correlation id, which the client chose, is read as API key and version. The next request then looks like the answer.
 static inline int may_be_backwards(struct conn *conn, u32 correlation_id)
 {
 	return ANY_PORT && !conn->is_kafka && correlation_id >> 16 < API_KEYS && (correlation_id & 0xffff) < MAX_VERSIONS;
@@ -285,7 +293,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	u32 correlation_id = be32(c->element + 4);
 	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
-	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // nobody answers half a request
+	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // no server answers an incomplete request
 		asked->lock = SEEKING;
 	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
 	struct in_flight *request = &c->request;
@@ -293,7 +301,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		if (request->unsure && request->api_key != API_PRODUCE && asked->lock == TENTATIVE)
 			asked->lock = SEEKING;
 		lost(c, conn->is_kafka && !request->unsure ? LOST_UNANSWERED : LOST_RESYNC);
-		c->next -= 4; // reads the correlation id once more, against the next request in flight
+		c->next -= 4; // read the correlation id again and compare it with the next request in flight
 		c->have -= 4;
 		return;
 	}
@@ -307,14 +315,14 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	if (matched && (c->lock != LOCKED || asked->lock != LOCKED))
 		answer_matched(conn, c);
-	else if (!matched && asked->lock == TENTATIVE && !known_before(conn, conn->asked)) // it answers nothing of the chain
+	else if (!matched && asked->lock == TENTATIVE && !known_before(conn, conn->asked)) // it answers no request of the chain
 		asked->lock = SEEKING;
 	if (c->lock != LOCKED || request->unsure) {
 		withhold(c, correlation_id);
 		return;
 	}
 	count(COUNT_RESPONSES, 1);
-	// Zeros answer each other anywhere; only a first request has the correlation id 0.
+	// Two runs of zeros look like a request and its answer, so a correlation id of 0 proves Kafka only for a first request.
 	conn->is_kafka |= matched && (correlation_id || (conn->from_start && names_client(conn->client_id_bytes)));
 	start_frame(conn, c, size, correlation_id);
 	c->out.flags |= FLAG_RESPONSE;
@@ -327,7 +335,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	c->out.latency_us = (u32)(c->out.ts_ns / 1000) - request->ts_us;
 	struct rule *rule = rule_of(request->api_key, request->api_version);
-	// A broker that does not know the version of an ApiVersions request answers it in version 0 (KIP-511); its error code decides.
+	// A broker that does not support the version of an ApiVersions request answers in version 0 (KIP-511). The error code
+	// shows this.
 	int unknown_version = request->api_key == API_VERSIONS && (!rule || !rule->flags);
 	if (unknown_version)
 		rule = rule_of(API_VERSIONS, 0);
