@@ -298,8 +298,7 @@ static inline void hide(struct cursor *c, u32 bytes)
 
 static inline void array(struct conn *conn, struct cursor *c, u32 elements)
 {
-	if (!elements && !conn->is_kafka &&
-	    c->out.api_key == API_PRODUCE) { // no client sends that, but a series of zeros looks like it
+	if (!elements && !conn->is_kafka && c->out.api_key == API_PRODUCE) { // no client sends this, but zeros look like it
 		malformed(c);
 	} else if (elements) {
 		c->depth++;
@@ -333,7 +332,7 @@ static inline void items(struct cursor *c, u32 elements)
 }
 
 // Process a length, a count or a tag. Varint lengths and counts are one more than their value, 0 is null; a count of tagged
-// fields is exact. A fixed-size -1 is null. A tag may be any number.
+// fields is exact. A fixed-size -1 is null. Null counts as 0. A tag may be any number.
 static inline void number_complete(struct conn *conn, struct cursor *c)
 {
 	u32 value;

@@ -23,7 +23,7 @@ enum state {
 	ARRAY,
 	RECORD_SET,
 	ITEMS,
-	TAGS, // from here on varints are exact, not one more than their value
+	TAGS, // from here on varints are exact, not the value plus one
 	TAG,
 	TAG_BYTES,
 	TAG_SKIPPED,

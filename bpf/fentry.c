@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The `fentry` backend: fexit programs on tcp_sendmsg and tcp_recvmsg. Their arguments and, behind them, the result are in `args`;
-// how many there are differs between kernels: ARGUMENTS_ and ARGUMENT_ are from BTF.
+// The `fentry` backend: fexit programs on tcp_sendmsg and tcp_recvmsg. `args` contains the arguments and, behind them, the
+// result. The number of arguments differs between kernels, so the loader takes ARGUMENTS_ and ARGUMENT_ from BTF.
 #include "message.h"
 #include "frames.h"
 
 static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 {
-	u64 sk = READ(u64, (u64)args, 0); // a number, where args[0] is a pointer that no function takes
+	u64 sk = READ(u64, (u64)args, 0); // a number: the verifier takes args[0] for a pointer, which no function here accepts
 	int role = candidate(sk);
 	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;

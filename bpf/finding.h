@@ -37,7 +37,7 @@ static inline void withhold(struct cursor *c, u32 correlation_id)
 
 static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
-	if (conn->chaining) { // the frames of the previous chain were not frames
+	if (conn->chaining) { // the previous chain did not consist of frames
 		conn->asked = later(conn->settled, conn->chain);
 		if ((s32)(conn->doubted_by_requests - conn->asked) > 0)
 			doubt_requests(conn);

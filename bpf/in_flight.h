@@ -8,7 +8,8 @@
 // which requires rising ids. The first match makes the count certain again.
 //
 // Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
-// direction own each field and are its only writers.
+// direction own each field and are its only writers. Exceptions: both directions write `answers_locked`; not_a_frame and
+// reject_urgent put all requests in doubt from either direction.
 #pragma once
 #include "connection.h"
 
@@ -50,7 +51,7 @@ static inline u32 known_before(struct conn *conn, u32 number)
 	return known > 0 ? known : 0;
 }
 
-// Put the answers to all requests so far in doubt. Only the requests' direction calls it.
+// Put the answers to all requests so far in doubt. For the requests' direction, and for resets of the whole connection.
 static inline void doubt_requests(struct conn *conn)
 {
 	conn->doubted_by_requests = conn->asked;
@@ -96,8 +97,8 @@ static inline void settle(struct conn *conn, u32 answers)
 		doubt_count(conn);
 }
 
-// Return the caller's doubt field, raised to all requests so far if the position of the answers was lost. After such
-// a loss the programs do not know which of the requests in flight were answered. The caller stores the result in its own field.
+// Return the caller's doubt field, raised to all requests so far if the position of the answers was lost. After such a loss the
+// programs do not know which of the requests in flight were answered. The caller stores the result in its own field.
 static inline u32 look_at_lock(struct conn *conn, u8 lock, u32 doubted)
 {
 	if (conn->answers_locked && lock != LOCKED)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The caller's buffer: one segment at a time of what a call sent or received. Who fills struct call is the backend's affair, and
-// whose memory holds its vector: READ_IOVEC is the helper that reads it.
+// Walks the caller's buffer, one segment at a time of the bytes that a call sent or received. The backend fills struct call and
+// defines READ_IOVEC, the helper that reads the vector from user or kernel memory.
 #pragma once
 #include "sock.h"
 
@@ -9,7 +9,7 @@ struct user_iovec {
 	u64 bytes;
 };
 
-// Moves to the next segment. 0 when there is none, which means that the buffer was not what it seemed.
+// Move to the next segment. Return 0 if there is none: then the buffer does not match the call.
 static inline int next_segment(struct call *call)
 {
 	struct user_iovec iov = {};

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The `kprobe` backend, for every kernel that the agent supports. x86-64.
 //
-// A receive may wait for hours, and a kretprobe has few instances: while as many readers wait, every other return is missed. So
-// what a receive moved is taken where the kernel has just copied it, in tcp_rcv_space_adjust, which tcp_recvmsg calls for each
-// segment. Sends wait seldom; a return that is missed shows in the sequence numbers, as a gap.
+// A receive may block for hours, and a kretprobe has few instances: if that many readers block, the returns of all others are
+// missed. So received bytes are processed in tcp_rcv_space_adjust, which tcp_recvmsg calls right after it has copied each
+// segment. Sends rarely block. A missed return of a send appears as a gap in the sequence numbers.
 #include "message.h"
 #include "frames.h"
 
@@ -23,12 +23,12 @@ struct sending {
 struct receiving {
 	u64 sk;
 	u64 message;
-	u64 left;     // room in the message's buffer
-	u32 sequence; // and copied_seq when that was so
+	u64 left;     // free bytes in the message's buffer
+	u32 sequence; // copied_seq at the time of `left`
 	u32 flags;
 };
 
-// thread → its last call on a candidate. LRU: a thread may end at any time.
+// thread → its last call on a candidate. The entry programs insert and replace; LRU, because a thread may end at any time.
 BPF_TABLE("lru_hash", u64, struct sending, sends, 16384);
 BPF_TABLE("lru_hash", u64, struct receiving, receives, 16384);
 
@@ -91,7 +91,8 @@ int on_tcp_rcv_space_adjust(void *ctx)
 	u64 left = room(receiving->message);
 	if (result <= 0)
 		return 0;
-	// Only when the message took what the socket gave is the message that of this call, and of no other thread.
+	// The message belongs to this call only if it received as many bytes as the socket delivered. Otherwise another thread
+	// received.
 	struct call call = {};
 	if (receiving->left - left == result)
 		find_buffer(&call, receiving->message, result);

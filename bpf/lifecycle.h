@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// How connections end; and what belongs to none: listening sockets, resets without a socket.
+// Handles the end of connections, and events without a connection: listening sockets, resets without a socket.
 #pragma once
 #include "in_flight.h"
 #include "segment.h"
@@ -13,7 +13,7 @@
 #define TCP_LISTEN 10
 #define SHUTDOWN_MASK 3
 
-// Sends off what was copied of a frame that will never be whole.
+// Send the copied part of a frame that will never be complete.
 static inline void send_cut(void *ctx, struct conn *conn, struct cursor *c)
 {
 	if (!conn->is_kafka || !conn->announced || c->withheld) {
@@ -35,7 +35,7 @@ static inline void send_unfinished(void *ctx, struct conn *conn, u8 direction)
 		count(LOST_HEADER_INCOMPLETE, 1);
 }
 
-// What was sent last without a hook's knowing shows at the end only; a FIN counts as a byte.
+// Return 1 if no hook saw the last bytes sent. Only the end of the connection shows this. A FIN counts as a byte.
 static inline int sent_unseen(struct conn *conn)
 {
 	struct cursor_state *state = &conn->cursor_states[SEND];
@@ -51,7 +51,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->closing_ns = conn->closing_ns;
 	close->sent_ns = conn->last_ns[SEND];
 	close->received_ns = conn->last_ns[RECEIVE];
-	// A reset may come before the send that brought it about has returned; a FIN is one number.
+	// A reset may arrive before the send that caused it has returned. A FIN has one sequence number.
 	u64 last = last_payload(conn), in_call = (s32)(write_seq - conn->sent_end) > 1;
 	u64 until_now = last && last < conn->closing_ns ? conn->closing_ns - last : 0;
 	close->silence_ns = in_call ? until_now : conn->silence_ns;
@@ -69,9 +69,9 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
 	close->user_timeout_ms = READ(u32, sk, OFFSET_INET_CONNECTION_SOCK_ICSK_USER_TIMEOUT);
 	close->keepalive = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_KEEPOPEN & 1;
-	// What looked like a request while the position was lost may have been none, or have wanted no answer.
+	// Bytes that looked like a request while the position was lost may be none, or a request that expects no answer.
 	close->in_flight = known_before(conn, conn->chaining ? conn->chain : conn->asked);
-	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the caller may have read it, or a close of its own have set one
+	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the process may have read it, or its own close may have set one
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;
 	close->last_api_key = conn->is_kafka ? conn->last_api_key : NO_API;
@@ -82,7 +82,7 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	send_notice(ctx, conn->peer, sample);
 }
 
-// A connection that moved no byte since it is watched. Its owner is known if it is the one who ends it.
+// Insert a connection at its end that moved no byte while watched. Its owner is known only if the owner ends it.
 static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 {
 	int role = ANY_PORT ? -1 : role_of(local_port(sk), peer_port(sk));
@@ -95,10 +95,11 @@ static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 	return conn;
 }
 
-// Answered with a reset was a segment that belongs to no socket. An attempt to connect is refused so every day: it ends nothing.
+// Report a reset that answers a segment without a socket. Refused attempts to connect (SYN) are common and end no connection:
+// they are not reported.
 static inline void reset_sent(void *ctx, u64 skb)
 {
-	if (!skb) // a socket resets its own connection
+	if (!skb) // without a segment: a socket resets its own connection
 		return;
 	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_RESET };
 	struct open_data *open = (struct open_data *)sample.data;
@@ -108,7 +109,8 @@ static inline void reset_sent(void *ctx, u64 skb)
 	send_notice(ctx, peer_at(open), &sample);
 }
 
-// A socket of a watched port listens, or was closed. By the end of its process all sockets are: that is no word of its own.
+// Report that a socket of a watched port listens, or was closed. The end of a process closes all its sockets, which is not
+// reported.
 static inline void listening(void *ctx, u64 sk, int closed)
 {
 	u16 port = local_port(sk);
@@ -123,7 +125,7 @@ static inline void listening(void *ctx, u64 sk, int closed)
 static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)
 {
 	conn->closed = 1;
-	conn->write_end = sequence_end(sk, SEND); // a disconnect moves it
+	conn->write_end = sequence_end(sk, SEND); // a disconnect changes it
 	if (!ANY_PORT)
 		announce(ctx, conn);
 	if (conn->announced)
@@ -133,7 +135,7 @@ static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by
 static inline void drop_unfinished(struct conn *conn, u8 direction)
 {
 	u64 key = conn->sk + direction;
-	unfinished.delete(&key); // also what a call that was running when the socket ended has left
+	unfinished.delete(&key); // a call that was running when the socket ended may have inserted it
 }
 
 static inline void drop_held(struct conn *conn)
@@ -144,7 +146,7 @@ static inline void drop_held(struct conn *conn)
 	conn->holding = 0;
 }
 
-// Nothing more can follow of the socket at this address.
+// Report the end of the connection and delete its entries. No event of the socket at this address can follow.
 static inline void forget(void *ctx, u64 sk)
 {
 	struct conn *conn = conns.lookup(&sk);
@@ -155,7 +157,7 @@ static inline void forget(void *ctx, u64 sk)
 	if (!conn->closed)
 		close_connection(ctx, sk, conn, 0);
 	if (conn->announced) {
-		if (!conn->rejected && sent_unseen(conn)) // now that a call in which the connection was reset has returned, too
+		if (!conn->rejected && sent_unseen(conn)) // a call during which the connection was reset has returned by now
 			count(LOST_GAP, 1);
 		send_unfinished(ctx, conn, SEND);
 		send_unfinished(ctx, conn, RECEIVE);
@@ -169,16 +171,18 @@ static inline void forget(void *ctx, u64 sk)
 	conns.delete(&sk);
 }
 
-// The owner closes the socket in tcp_close(), which shuts it down both ways before its state changes; a reset or a time-out does
-// so afterwards, and what the peer says after the owner's shutdown() in whatever process runs then.
+// Handle a change of a socket's TCP state. If the owner closes the socket, tcp_close() shuts it down in both directions before
+// the state changes. A reset or a timeout does so afterwards. Segments that the peer sends after the owner's shutdown() are
+// processed in the context of any process.
 static inline void state_changed(void *ctx, u64 sk, int from, int to)
 {
-	// An accepted socket begins as a copy of the listening one.
+	// A change from TCP_LISTEN to a state other than TCP_CLOSE is that of an accepted socket, which begins as a copy of the
+	// listening one.
 	if (to == TCP_LISTEN || (from == TCP_LISTEN && to == TCP_CLOSE)) {
 		listening(ctx, sk, to == TCP_CLOSE);
 		return;
 	}
-	if (to == TCP_ESTABLISHED) // what is known of this address is of a socket whose end was missed
+	if (to == TCP_ESTABLISHED) // an entry of this address belongs to an earlier socket whose end was missed
 		forget(ctx, sk);
 	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
 		return;
@@ -186,7 +190,7 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 	int by_owner = was_open && READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
 	int owner_calls = by_owner || to == TCP_FIN_WAIT1 || to == TCP_LAST_ACK;
 	struct conn *conn = conns.lookup(&sk);
-	if (!conn && was_open) // the peer may have closed before we came
+	if (!conn && was_open) // the peer may have closed before the agent was attached
 		conn = late_connection(ctx, sk, owner_calls);
 	if (!conn)
 		return;
@@ -202,9 +206,9 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		forget(ctx, sk);
 }
 
-// on_NAME is attached to the raw tracepoint NAME, by every backend: what begins and ends a connection. A program does not run while
-// it runs already on the same CPU, as when an interrupt ends one socket while a process closes another: so what an orphaned socket
-// leaves is forgotten by whichever of the first two sees its end.
+// Every backend attaches on_NAME to the raw tracepoint NAME. These are the hooks at the beginning and the end of a connection.
+// The kernel skips a program that already runs on the same CPU, for example if an interrupt ends one socket while a process
+// closes another. So both of the first two programs delete the entries of an orphaned socket.
 int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)
 {
 	state_changed(ctx, ctx->args[0], ctx->args[1], ctx->args[2]);
@@ -217,8 +221,8 @@ int on_tcp_destroy_sock(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// For a segment of a connection that is gone: there is no socket (not traced before 6.10), only what waits out its time, or only
-// the listening one of its port.
+// Handle a reset that answers a segment of a closed connection. For such a segment the kernel finds no socket (not traced before
+// 6.10), only one in TIME_WAIT, or only the listening socket of the port.
 int on_tcp_send_reset(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 sk = ctx->args[0];

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// For hooks with the message at hand, when the call has moved bytes: its iterator stands behind them (include/linux/uio.h).
+// Finds the buffer for hooks that get the message of a call. The hooks run after bytes moved, so the message's iterator is behind
+// them (include/linux/uio.h).
 #pragma once
-#define READ_IOVEC bpf_probe_read_kernel // the kernel's copy of the caller's vector
+#define READ_IOVEC bpf_probe_read_kernel // the kernel has a copy of the caller's vector
 #include "iov.h"
 
 #define MAX_SEGMENTS 1024 // UIO_MAXIOV
 
-// The segment in which the bytes begin: from the iterator's place back by what was moved.
+// Find the segment in which the bytes begin: go back from the iterator's position by the number of moved bytes.
 static inline void segments(struct call *call, u64 iov, s64 back)
 {
 	for (int i = 0; i < MAX_SEGMENTS && back > 0; i++) {
@@ -24,8 +25,8 @@ static inline int sent_urgent(u64 message)
 	return READ(u32, message, OFFSET_MSGHDR_MSG_FLAGS) & MSG_OOB;
 }
 
-// Fills `call` with the buffer of the `result` bytes. What is no buffer of a program (sendfile, splice) stays unreadable: its
-// bytes count by length.
+// Fill `call` with the buffer of the `result` bytes. If there is no user-space buffer (sendfile, splice), the call stays
+// unreadable, and only the length of its bytes is known.
 static inline void find_buffer(struct call *call, u64 message, s32 result)
 {
 	u64 iter = message + OFFSET_MSGHDR_MSG_ITER;

@@ -32,8 +32,7 @@ static inline struct rule *rule_of(u32 api_key, u32 api_version)
 static inline void start_sample(struct conn *conn, struct cursor *c, u8 kind)
 {
 	struct sample *out = &c->out;
-	__builtin_memset(
-		out, 0, sizeof(*out)); // the whole struct is copied to user space, so it must contain nothing of an earlier frame
+	__builtin_memset(out, 0, sizeof(*out)); // user space gets the whole struct: it must contain nothing of an earlier frame
 	out->ts_ns = bpf_ktime_get_ns();
 	out->conn = conn->id;
 	out->kind = kind;

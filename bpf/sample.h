@@ -1,61 +1,62 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The one struct that crosses to user space. 248 bytes, so that with the ring buffer's own header of 8 bytes a slot is 256 and
-// the ring is an array. agent/kafka_probe/capture/sample.py holds its twin; a test compares the two field by field.
+// Defines struct sample, the only struct that is copied to user space. It has 248 bytes: with the ring buffer's header of 8 bytes
+// a slot has 256, so the ring is an array. agent/kafka_probe/capture/sample.py defines the same layout; a test compares the two
+// field by field.
 #pragma once
 
 #define DATA_BYTES 208
 #define COMMAND_LINE_BYTES 92
 
 enum sample_kind {
-	SAMPLE_FRAME = 1, // data: the frame from behind its correlation id, record sets replaced by struct set_summary
+	SAMPLE_FRAME = 1, // data: the frame from behind its correlation id, with record sets replaced by struct set_summary
 	SAMPLE_OPEN,      // data: struct open_data, on first sight of a connection
 	SAMPLE_OWNER,     // data: struct open_data, when another process uses the connection
-	SAMPLE_CLOSE,     // data: struct close_data, when the owner has closed it or nothing can pass any more; what was received
-			  // before may still be read
-	SAMPLE_REJECT,    // the connection does not speak plain Kafka; api_key: enum protocol
-	SAMPLE_GONE,      // nothing more follows of the connection
-	SAMPLE_RESET,     // data: struct open_data, its addresses: an RST was sent to a segment for which there is no socket
-	SAMPLE_LISTEN,    // data: struct open_data, its local end and netns: a listening socket was opened, or by its flags
+	SAMPLE_CLOSE, // data: struct close_data, when the owner has closed the connection or no more bytes can pass; bytes received
+		      // before may still be read
+	SAMPLE_REJECT, // the connection does not speak plain Kafka; api_key: enum protocol
+	SAMPLE_GONE,   // the last sample of the connection
+	SAMPLE_RESET,  // data: struct open_data, only addresses and netns: an RST answered a segment without a socket
+	SAMPLE_LISTEN, // data: struct open_data, local end and netns: a listening socket opened, or closed (FLAG_CLOSED)
 };
 
 enum sample_flag {
-	FLAG_RESPONSE = 1, // else a request
-	FLAG_MORE = 2,     // the frame goes on in the connection's next sample of this direction
+	FLAG_RESPONSE = 1, // the frame is a response, else a request
+	FLAG_MORE = 2,     // the connection's next sample of this direction continues the frame
 	FLAG_CUT = 4,      // the frame has bytes that were not copied
-	FLAG_CLOSED = 8    // of a listening socket
+	FLAG_CLOSED = 8    // the listening socket was closed
 };
 
-#define NO_API 255 // a response to a request that was not seen
+#define NO_API 255 // API key of a response without a matched request
 
 enum protocol { PROTOCOL_TLS = 1, PROTOCOL_UNKNOWN };
 
 struct sample {
-	u64 ts_ns;   // CLOCK_MONOTONIC, when the frame's header was complete
+	u64 ts_ns;   // CLOCK_MONOTONIC time at which the frame's header was complete
 	u64 conn;    // id of the connection, unique per agent run
 	u32 tcp_seq; // sequence number of the frame's first byte
 	u32 frame_bytes;
 	s32 correlation_id;
-	u32 latency_us; // responses: since the request's header
+	u32 latency_us; // responses: time since the request's header
 	u8 api_key;
 	u8 api_version;
 	u8 kind;
 	u8 flags;
-	u16 size; // bytes used in data
-	u16 part; // 0, 1, … for the samples of one frame
+	u16 size; // used bytes of data
+	u16 part; // index of the sample in its frame, from 0
 	u8 data[DATA_BYTES];
 };
 
 struct open_data {
 	u64 start_ns;     // of the process, since boot
-	u64 cgroup_id;    // in the hierarchy of v2
-	u64 cgroup_v1_id; // in that of a v1 controller, 0 where there is none
-	u64 cookie;       // 0: nobody has asked for it yet
-	u32 tgid;         // 0: the owner is not known
+	u64 cgroup_id;    // in the hierarchy of cgroup v2
+	u64 cgroup_v1_id; // in that of a v1 controller, 0 without one
+	u64 cookie;       // 0: the kernel has not made one yet
+	u32 tgid;         // of the owner, 0: unknown
 	u32 uid;
 	u32 netns;
-	u32 rx_base; // design contract 3.3
+	u32 rx_base; // initial sequence numbers, which identify the flow on both hosts
 	u32 tx_base;
-	u32 handshake_us; // 0: not known
+	u32 handshake_us; // 0: unknown
 	u16 local_port;
 	u16 peer_port;
 	u16 family;
@@ -71,17 +72,18 @@ struct open_data {
 
 #define BURST_NS 50000000ull
 #define REPLY_NS 1000000000ull
-#define ALERTS_BYTES 128 // two alerts of TLS: the longest of TLS 1.2 with padding to a block
+#define ALERTS_BYTES 128 // two TLS alerts: the longest are those of TLS 1.2 with padding to a block
 
 struct close_data {
-	u64 closing_ns; // when this end left ESTABLISHED
-	u64 sent_ns;    // the last payload in this direction, 0: none was seen
+	u64 closing_ns; // time at which this end left ESTABLISHED
+	u64 sent_ns;    // time of the last payload in this direction, 0: none was seen
 	u64 received_ns;
-	u64 silence_ns; // before the first payload of those sent that are not acknowledged
-	// When the last burst began: payloads in either direction with less than BURST_NS between them, or less than REPLY_NS before
-	// the first in the other direction, if it answers no more than ALERTS_BYTES.
+	u64 silence_ns; // silence before the first sent payload that is not acknowledged
+	// Start of the last burst: payloads in either direction with gaps below BURST_NS. The first payload in the other
+	// direction also belongs to it within REPLY_NS of its start, if the burst has at most ALERTS_BYTES so far and did not
+	// start with a broker's answer.
 	u64 burst_ns;
-	u64 pause_ns; // and the silence before it
+	u64 pause_ns; // silence before the burst
 	u64 sent_bytes;
 	u64 received_bytes;
 	u32 unacked_bytes;
@@ -99,20 +101,20 @@ struct close_data {
 	u8 retransmits_unanswered;
 	u8 keepalive;
 	u8 owner_exiting;
-	u8 burst_direction; // of its first payload, enum direction
-	u8 burst_answers;   // its first payload is a broker's after one of the client
+	u8 burst_direction; // direction of its first payload, enum direction
+	u8 burst_answers;   // its first payload is a broker's and follows one of the client
 	u8 pad[7];
 };
 
-// Stands in a frame's data where a record set stood. Big-endian, as the frame around it.
+// Replaces a record set in a frame's data. Big-endian, like the rest of the frame.
 struct set_summary {
 	u8 records[4];
 	u8 batches[4];
 	u8 magic;
 	u8 codec;
 	u8 status;         // enum set_status
-	u8 flags;          // enum set_flag, of any of its batches
-	u8 producer_id[8]; // of the first batch of magic 2; -1: there is none, or it names no producer
+	u8 flags;          // enum set_flag, the union of all its batches
+	u8 producer_id[8]; // of the first batch of magic 2; -1: no such batch, or it has no producer id
 	u8 producer_epoch[2];
 	u8 zero[2];
 };
@@ -121,10 +123,10 @@ enum set_flag { SET_TRANSACTIONAL = 1, SET_CONTROL = 2 };
 
 enum set_status {
 	SET_COUNTED,
-	SET_UNREADABLE,  // sent from the page cache: no buffer to read
+	SET_UNREADABLE,  // sent from the page cache, so no buffer can be read
 	SET_PARTIAL,     // the broker cut the last batch; it is not counted
 	SET_WRAPPER,     // compressed messages of magic 0 or 1: the inner count is unknown
-	SET_IMPLAUSIBLE, // a batch names more records than its bytes can hold, or fewer than none, or has a magic above 2
+	SET_IMPLAUSIBLE, // the record count of a batch is negative or too large for its bytes, or its magic is above 2
 };
 
 enum counter {
@@ -134,20 +136,20 @@ enum counter {
 	COUNT_CONNECTIONS,
 	COUNT_REJECTED,
 	LOST_RING_FULL,         // samples
-	LOST_MAP_FULL,          // connections that could not be followed
-	LOST_GAP,               // bytes that no hook saw, across the start of a frame
+	LOST_MAP_FULL,          // connections that are not followed, because the map is full
+	LOST_GAP,               // gaps: bytes that no hook saw, across the start of a frame
 	LOST_RESYNC,            // calls and frames skipped while searching for a frame's start
-	LOST_HEADER_INCOMPLETE, // the connection ended inside what was being copied
-	LOST_UNREADABLE,        // the caller's buffer could not be read where it held a header
-	LOST_LIMIT,             // frames cut short or hopped over: more in one call than a run of the program can follow
-	LOST_UNKNOWN_VERSION,   // frames of an API or version that the rules do not have: header only
-	LOST_MALFORMED,         // lengths that contradict each other
-	LOST_UNMATCHED,         // responses whose request was not seen
-	LOST_UNANSWERED,        // requests whose response was not seen
-	LOST_OVERFLOW,          // requests in flight that were forgotten
-	LOST_BEFORE_PROOF,      // frames before the one that proved their connection to be Kafka's, if they were any
-	LOST_RECORD_COUNT,      // record batches whose count of records cannot be
-	LOST_PEER_LIMITED,      // samples of a peer that had used its share of a buffer more than half full
-	LOST_URGENT_DATA,       // connections with urgent data, which Kafka never sends
+	LOST_HEADER_INCOMPLETE, // connections that ended inside a header
+	LOST_UNREADABLE,        // elements in a caller's buffer that could not be read
+	LOST_LIMIT, // frames cut or hopped over: a copy limit, a full map, or more in one call than the program can follow
+	LOST_UNKNOWN_VERSION, // frames of an API or version without a rule: no body is copied
+	LOST_MALFORMED,       // frames whose lengths contradict each other
+	LOST_UNMATCHED,       // responses whose request was not seen
+	LOST_UNANSWERED,      // requests whose response was not seen
+	LOST_OVERFLOW,        // requests in flight that were evicted
+	LOST_BEFORE_PROOF,    // possible frames before the one that proved their connection to be Kafka
+	LOST_RECORD_COUNT,    // record batches with an impossible record count
+	LOST_PEER_LIMITED,    // samples of a peer that had used its share while the buffer was more than half full
+	LOST_URGENT_DATA,     // connections with urgent data, which Kafka never sends
 	COUNTERS,
 };

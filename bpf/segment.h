@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// A TCP segment that was received: between whom, and its flags.
+// Reads the addresses and flags of a received TCP segment.
 #pragma once
 #include "sock.h"
 
 #define TCP_SYN 2
 
-// Fills in the addresses, as the receiving host sees them; returns the TCP flags.
+// Fill in the addresses from the point of view of the receiving host, and return the TCP flags.
 static inline u8 segment(u64 skb, struct open_data *to)
 {
 	u64 head = READ(u64, skb, OFFSET_SK_BUFF_HEAD);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// How peers share what is left of the buffer to the agent, so that the samples of one cannot crowd out those of the others.
+// Shares the free part of the buffer between peers, so that the samples of one peer cannot displace those of others.
 //
-// A ring up to half full takes everything: the agent is woken at a quarter, so a peer at full speed stays below. Above that each peer
-// has a token bucket whose tokens come from what the agent reads: a peer may write a quarter as much, whatever the agent's speed is, and
-// a sixteenth of the ring besides. So one peer cannot hold the ring above half for long. Frames are refused where less than an eighth is
-// free: that is for samples of the beginnings and ends of connections, of which a peer may write another sixteenth of the ring.
-// Perf buffers do not show how full they are: there the rate is fixed, and always in force.
+// A ring that is at most half full accepts every sample: the agent is woken at a quarter, so the ring stays below half even with
+// a peer at full speed. Above half, each peer has a token bucket. Its tokens come from the bytes that the agent reads: a peer may
+// write a quarter of them, at any speed of the agent, plus a sixteenth of the ring. So one peer cannot keep the ring above half
+// for long. Frames are refused if less than an eighth is free. That eighth is reserved for samples of the beginning and end of
+// connections, of which a peer may write another sixteenth of the ring. Perf buffers do not show how full they are. There the
+// rate is fixed and always applies.
 #pragma once
 #include "sock.h"
 
@@ -15,14 +16,14 @@
 #define PEER_BURST 1000000000ull
 #else
 #define RING_BYTES (RING_PAGES * 4096ull)
-// BCC has no word for this helper (kernel 5.8), nor for the map itself: capture/link.py knows its number.
+// BCC has no name for this helper (kernel 5.8), nor for the map itself: capture/link.py contains its number.
 static u64 (*query_ring)(void *ring, u64 what) = (void *)RING_QUERY;
 #define PEER_COST (4 * (sizeof(struct sample) + 8))
 #define PEER_BURST (4 * RING_BYTES / 16)
 #endif
 
-// A peer is one number: the clients of an IPv6 /64 at a server end, by that network. The networks of 0000::/8 are reserved
-// (RFC 4291, 4), so they stand for others: the lowest for IPv4 addresses, the next for the processes of client ends.
+// A peer is a 64-bit number. At a server end it is the IPv6 /64 network of the clients. The networks of 0000::/8 are reserved
+// (RFC 4291, 4), so they represent other peers: the lowest are IPv4 addresses, the next are the processes of client ends.
 static inline u64 peer_process(u32 tgid)
 {
 	return 1ull << 32 | tgid;
@@ -38,7 +39,7 @@ static inline u64 peer_at(struct open_data *open)
 	return (u64)bpf_ntohl(address[0]) << 32 | address[1];
 }
 
-// Takes tokens of a peer; 0 if it has none.
+// Take the tokens for one sample from a peer. Return 0 if it has none.
 static inline int take_tokens(u64 peer, u64 clock, u64 burst)
 {
 	struct usage none = { .clock = clock };
@@ -49,7 +50,7 @@ static inline int take_tokens(u64 peer, u64 clock, u64 burst)
 	}
 	if (!usage)
 		return 1;
-	s64 since = clock - usage->clock; // below 0: another CPU was ahead
+	s64 since = clock - usage->clock; // negative: another CPU has set a later clock
 	if (since > 0) {
 		usage->debt = usage->debt > since ? usage->debt - since : 0;
 		usage->clock = clock;
@@ -60,7 +61,7 @@ static inline int take_tokens(u64 peer, u64 clock, u64 burst)
 	return 1;
 }
 
-// Whether a sample of the peer may be written; if not, the loss is counted.
+// Return 1 if a sample of the peer may be written, else count the loss.
 static inline int share(u64 peer, int frame)
 {
 #if PERF_BUFFER
@@ -81,7 +82,7 @@ static inline int share(u64 peer, int frame)
 	return 0;
 }
 
-// Global functions, as in frames.h: inlined at each sample they would be most of what the verifier walks.
+// Global functions, as in frames.h: inlined at each sample, they would be most of the code that the verifier walks.
 int share_frame(u64 peer)
 {
 	return share(peer, 1);
@@ -95,7 +96,7 @@ int share_notice(u64 peer)
 static int (*call_share_frame)(u64 peer) = (void *)CALL_SHARE_FRAME;
 static int (*call_share_notice)(u64 peer) = (void *)CALL_SHARE_NOTICE;
 
-// Whether there was room for the sample.
+// Write a sample to the buffer. Return 0 and count the loss if the buffer is full.
 static inline int try_emit(void *ctx, struct sample *sample)
 {
 	int full = emit(ctx, sample) != 0;
@@ -109,7 +110,7 @@ static inline int send_frame(void *ctx, struct conn *conn, struct sample *sample
 	return call_share_frame(conn->peer) && try_emit(ctx, sample);
 }
 
-// Of the beginning, the end or the owner of a connection, or of a socket.
+// Send a sample about the beginning, the end or the owner of a connection, or about a socket.
 static inline int send_notice(void *ctx, u64 peer, struct sample *sample)
 {
 	return call_share_notice(peer) && try_emit(ctx, sample);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Socket and task facts. Every OFFSET_ comes from the running kernel's BTF (capture/btf.py), so no kernel header is needed.
+// Reads fields of sockets and tasks. Every OFFSET_ comes from the running kernel's BTF (capture/btf.py), so no kernel header is
+// needed.
 #pragma once
 #include "maps.h"
 
@@ -15,8 +16,8 @@
 	})
 
 #define MSG_OOB 0x1
-#define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // MSG_PEEK, MSG_ERRQUEUE: a receive that did not move on in the stream
-#define MSG_TRUNC 0x20                       // the bytes were dropped: there is no buffer
+#define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // and MSG_PEEK, MSG_ERRQUEUE: such a receive does not advance the stream
+#define MSG_TRUNC 0x20                       // the bytes are dropped: there is no buffer
 
 enum role { ROLE_UNKNOWN, ROLE_CLIENT, ROLE_SERVER };
 enum direction { SEND, RECEIVE };
@@ -34,7 +35,7 @@ static inline int watched(u64 sk)
 	       (!NETNS || netns_of(READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET)) == NETNS);
 }
 
-// The local port, also of a socket from which it was taken away when it was closed.
+// Return the local port, also of a closed socket that has lost it in struct sock_common.
 static inline u16 local_port(u64 sk)
 {
 	return bpf_ntohs(READ(u16, sk, OFFSET_INET_SOCK_INET_SPORT));
@@ -45,8 +46,8 @@ static inline u16 peer_port(u64 sk)
 	return bpf_ntohs((u16)READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR));
 }
 
-// The role of a connection between these ports, or -1 if nobody asked for it. A configured port belongs to the server side;
-// with every port a candidate the role is not known before the first bytes. PORT_MATCH(port) is the loader's: a chain of
+// Return the role of a connection between these ports, or -1 if it is not watched. A configured port belongs to the server side.
+// If all ports are watched, the role is unknown before the first bytes. The loader defines PORT_MATCH(port): a chain of
 // comparisons, or 1.
 static inline int role_of(u16 local, u16 peer)
 {
@@ -60,8 +61,8 @@ static inline int role_of(u16 local, u16 peer)
 	return role > 0 && !(WATCHED_ROLES & (1 << role)) ? -1 : role;
 }
 
-// The role of a candidate connection, or -1. A reset takes the local port away while data may still be read (tcp_done,
-// inet_put_port): then the connection is a known one.
+// Return the role of a candidate connection, or -1. A reset removes the local port while data may still be read (tcp_done,
+// inet_put_port). Such a socket is a candidate only if its connection is known.
 static inline int candidate(u64 sk)
 {
 	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
@@ -81,8 +82,8 @@ static inline int is_agent(u64 sk)
 	return 1;
 }
 
-// Initial sequence numbers from counters, for connections of any age. A softirq may move the pair between the two reads, so
-// they are read until they stand still.
+// Return the initial sequence number, computed from counters for connections of any age. A softirq may change both values between
+// the two reads, so they are read until they are unchanged, at most three times.
 static inline u32 receive_base(u64 sk)
 {
 	u32 base = 0;
@@ -107,22 +108,23 @@ static inline u32 send_base(u64 sk)
 	return base;
 }
 
-// How long the three-way handshake took, 0 if that is not known any more: it is the only round trip that counts in srtt_us until
-// something sent is acknowledged, of which a SYN is one byte.
+// Return the duration of the three-way handshake in microseconds, 0 if unknown. It is the only round trip in srtt_us until sent
+// data is acknowledged. A SYN counts as one acknowledged byte.
 static inline u32 handshake_us(u64 sk)
 {
 	u64 acked = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_ACKED);
 	return acked > 1 ? 0 : READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
 }
 
-// Whether the peer's FIN has come: it has a sequence number, and is counted as a byte received. It shows in SOCK_DONE alone: a reset
-// and the caller shut the socket down as well, with data still to be read.
+// Return 1 if the peer's FIN has arrived. A FIN has a sequence number and counts as a received byte. Only SOCK_DONE shows it: a
+// reset or the process may also shut the socket down, with data still to be read.
 static inline int fin_received(u64 sk)
 {
 	return READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DONE & 1;
 }
 
-// The sequence number behind the last byte that a call moved. A receive that also consumed the peer's FIN counts it.
+// Return the sequence number behind the last byte that a call moved. copied_seq also counts the peer's FIN once a receive
+// consumed it.
 static inline u32 sequence_end(u64 sk, u8 direction)
 {
 	if (direction == SEND)
@@ -133,15 +135,16 @@ static inline u32 sequence_end(u64 sk, u8 direction)
 	return end;
 }
 
-// Whether a receive stands behind urgent data (tcp_check_urg): a byte of it has a sequence number, but is not read with the others, so
-// that frames seem to end before they do. urg_seq is 0 until there was some, or by chance, but then it is where this call began.
+// Return 1 if the peer has sent urgent data (tcp_check_urg). The urgent byte has a sequence number, but a receive does not return
+// it with the other bytes, so frames seem to end early. urg_seq is 0 until urgent data arrives, or by chance. By chance means
+// that the urgent byte has sequence number 0: then the last receive ended there, and this one starts behind it or is unreadable.
 static inline int urgent_received(u64 sk, u32 read_end, struct call *call)
 {
 	u32 mark = READ(u32, sk, OFFSET_TCP_SOCK_URG_SEQ);
 	return mark || READ(u16, sk, OFFSET_TCP_SOCK_URG_DATA) || (!read_end && (call->start || !call->readable));
 }
 
-// Whether a send that no hook could look into (io_uring) has put urgent data into the stream, and it is not acknowledged yet.
+// Return 1 if the stream contains unacknowledged urgent data. Used for sends whose flags no hook can read (io_uring).
 static inline int urgent_sent(u64 sk)
 {
 	return (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UP) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA)) > 0;
@@ -165,13 +168,14 @@ static inline void fill_addresses(u64 sk, struct open_data *open)
 
 #define PF_EXITING 4
 
-// Whether the calling process ends.
+// Return 1 if the calling process is exiting.
 static inline int exiting(void)
 {
 	return !!(READ(u32, (u64)bpf_get_current_task(), OFFSET_TASK_STRUCT_FLAGS) & PF_EXITING);
 }
 
-// The calling process, which owns the socket. Its command line is read here, because it may be gone when user space looks.
+// Fill in the calling process, which owns the socket. Its command line is read here, because the process may be gone before user
+// space can read it.
 static inline void fill_owner(struct open_data *open)
 {
 	u64 task = (u64)bpf_get_current_task();
@@ -183,7 +187,7 @@ static inline void fill_owner(struct open_data *open)
 	open->start_ns = READ(u64, leader, OFFSET_TASK_STRUCT_START_BOOTTIME);
 	bpf_probe_read_kernel(open->comm, sizeof(open->comm), (void *)(leader + OFFSET_TASK_STRUCT_COMM));
 	open->cgroup_id = bpf_get_current_cgroup_id();
-#if CGROUP_SUBSYSTEM >= 0 // engines may make containers in v1 only, and v2 know nothing of them
+#if CGROUP_SUBSYSTEM >= 0 // container engines may use cgroup v1 only: then v2 does not contain the containers
 	u64 css_set = READ(u64, task, OFFSET_TASK_STRUCT_CGROUPS);
 	u64 css = READ(u64, css_set, OFFSET_CSS_SET_SUBSYS + 8 * CGROUP_SUBSYSTEM);
 	u64 cgroup = READ(u64, css, OFFSET_CGROUP_SUBSYS_STATE_CGROUP);

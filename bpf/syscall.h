@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// For hooks without the message at hand: the buffer is found in the arguments of the running system call, which the kernel saved
-// on the task's stack. x86-64.
+// Finds the buffer for hooks that do not get the message of a call. It is in the arguments of the running system call, which the
+// kernel has saved on the task's stack. x86-64.
 #pragma once
 #define READ_IOVEC bpf_probe_read_user
 #include "iov.h"
@@ -18,7 +18,7 @@ enum {
 	SYS_SENDMMSG = 307
 };
 
-#define USER_CODE_SEGMENT 0x33 // a 32-bit caller has another one, and other system call numbers
+#define USER_CODE_SEGMENT 0x33 // 32-bit callers have another segment and other system call numbers
 #define MMSGHDR_BYTES 64
 
 struct user_msghdr {
@@ -35,8 +35,8 @@ static inline void message(struct call *call, u64 address)
 		vector(call, header.iov, header.iov_count);
 }
 
-// sendmmsg and recvmmsg move one message per hook. An early end of the call shows as a result of 0 or less, or as a short one
-// (sends); after either the next call starts at its first message.
+// Find the message of a sendmmsg or recvmmsg, which run the hook once per message. If the call ends early, its last result is 0
+// or less, or short (sends). After that the next call starts at its first message.
 static inline void message_of_many(struct call *call, u64 address, u64 count, s32 result)
 {
 	u64 thread = bpf_get_current_pid_tgid();
@@ -53,7 +53,7 @@ static inline void message_of_many(struct call *call, u64 address, u64 count, s3
 		message(call, address + index * MMSGHDR_BYTES);
 }
 
-// Whether a send of the running system call is urgent.
+// Return nonzero if the running system call sends urgent data.
 static inline int sent_urgent(u64 registers)
 {
 	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
@@ -67,8 +67,8 @@ static inline int sent_urgent(u64 registers)
 	}
 }
 
-// Fills `call` with the buffer of the running system call. What is no buffer (sendfile, splice, io_uring) stays unreadable:
-// its bytes count by length.
+// Fill `call` with the buffer of the running system call. If it has no buffer (sendfile, splice, io_uring), the call stays
+// unreadable, and only the length of its bytes is known.
 static inline void find_buffer(struct call *call, s32 result)
 {
 	u64 registers = (u64)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
