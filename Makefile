@@ -39,7 +39,7 @@ lint: setup-tests ## formats, style, types and the order of the packages; change
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror {bpf,tests/classifier}/*.[ch]
-	$(BIN)/python scripts/words.py $$(find agent -name '*.py')
+	$(BIN)/python scripts/words.py $$(find agent bpf -name '*.py' -o -name '*.[ch]')
 
 format: setup-tests ## format and fix what can be fixed by machine
 	$(BIN)/ruff check --fix

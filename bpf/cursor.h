@@ -137,14 +137,6 @@ static inline void malformed(struct cursor *c)
 	finish(c, FLAG_CUT);
 }
 
-// Pins a value to one register, so that the next bounds check holds for it: the compiler may neither read the value again nor
-// check a copy. The value has 64 bits, because BCC's instruction set has no 32-bit comparisons.
-#define PINNED(value) asm volatile("" : "+r"(value))
-
-// Makes the compiler read values from memory again. To the verifier such values are unknown numbers, so it merges the paths that
-// led here.
-#define FORGET asm volatile("" ::: "memory")
-
 // Append bytes to the sample. Every step starts with CHUNK free bytes in it, enough for the at most two elements that a step
 // appends.
 static inline void append(struct cursor *c, const void *bytes, u64 size)

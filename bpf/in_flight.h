@@ -13,6 +13,7 @@
 #pragma once
 #include "connection.h"
 
+#define MAX_DOUBT (1u << 30)      // requests in doubt
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence
 
 // How a response relates to the oldest known request in flight: it answers that request, it answers no known request, it may
@@ -57,17 +58,22 @@ static inline void doubt_requests(struct conn *conn)
 	conn->doubted_by_requests = conn->asked;
 }
 
-// Skip `one` requests (0 or 1). It has no branch, because the verifier walks the code that follows once for each branch.
+// Skip `one` requests (0 or 1). It has no branch, because the verifier walks the code that follows once for each branch. The doubt
+// is stored before the number: an answer may be processed on another CPU.
 static inline void skip_request(struct conn *conn, u32 one)
 {
+	conn->doubted_by_requests += (conn->asked + one - conn->doubted_by_requests) & -one;
+	FORGET;
 	conn->asked += one;
-	conn->doubted_by_requests += (conn->asked - conn->doubted_by_requests) & -one;
 }
 
 static inline void skip_requests(struct conn *conn, u32 requests)
 {
+	if (conn->asked - conn->settled > MAX_DOUBT) // more than a connection can have in flight
+		requests = 0;
+	conn->doubted_by_requests = conn->asked + requests;
+	FORGET;
 	conn->asked += requests;
-	doubt_requests(conn);
 }
 
 // Count one answer, unless no request is in flight. It has no branch, like skip_request.
@@ -76,25 +82,41 @@ static inline void skip_answer(struct conn *conn)
 	conn->settled += (u32)(conn->settled - conn->asked) >> 31;
 }
 
-// Mark the count as uncertain, after an answer that no counted request expects. The request may also be late: the hook of a send
-// runs when the call returns, and the answer may arrive earlier.
-static inline void doubt_count(struct conn *conn)
+// Return 1 if the count of answers is certain.
+static inline int is_certain(struct conn *conn)
 {
-	conn->doubted_by_answers = conn->asked;
-	conn->proven = conn->asked - 1;
+	return (s32)(doubt_end(conn) - conn->proven) <= 0;
 }
 
-// Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it.
+// Mark the count as uncertain: an answer arrived that none of the `asked` requests expects.
+static inline void doubt_count(struct conn *conn, u32 asked)
+{
+	conn->doubted_by_answers = asked;
+	conn->proven = asked - 1;
+}
+
+// Return 1 if a call moves bytes of requests whose hook has not run yet: it runs when the call returns, and answers may arrive earlier.
+static inline int is_late(struct conn *conn)
+{
+	u8 direction = request_direction(conn);
+	return (s32)(sequence_end(conn->sk, direction) - conn->cursor_states[direction].next) > 0;
+}
+
+// Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it or
+// if a request is late.
 static inline void settle(struct conn *conn, u32 answers)
 {
-	s32 left = conn->asked - conn->settled - answers;
-	conn->settled += answers;
-	if (left > 0)
+	u32 asked = *(volatile u32 *)&conn->asked;
+	s32 left = asked - conn->settled - answers;
+	if (left > 0) {
+		conn->settled += answers;
 		return;
-	conn->settled = conn->asked;
-	conn->proven = conn->asked;
-	if (left < 0)
-		doubt_count(conn);
+	}
+	conn->settled = asked;
+	if (left < 0 || is_late(conn))
+		doubt_count(conn, asked);
+	else
+		conn->proven = asked;
 }
 
 // Return the caller's doubt field, raised to all requests so far if the position of the answers was lost. After such a loss the
@@ -130,6 +152,7 @@ static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 	count(LOST_OVERFLOW, known_before(conn, conn->asked) >= IN_FLIGHT && !slot->unsure);
 	*slot = *entry;
 	conn->overflowing = 0;
+	FORGET;
 	conn->asked++;
 }
 
@@ -149,8 +172,11 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 				   .api_version = request->api_version };
 	conn->doubted_by_requests =
 		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
+	conn->doubted_by_requests =
+		later(conn->doubted_by_requests, conn->settled); // numbers that are too old would compare as later
+	conn->repeated = later(conn->repeated, conn->settled);
 	int idle = (s32)(conn->asked - conn->settled) <= 0;
-	int fell = !idle && falls(conn, entry.correlation_id), certain = (s32)(doubt_end(conn) - conn->proven) <= 0;
+	int fell = !idle && falls(conn, entry.correlation_id), certain = is_certain(conn);
 	if (fell && conn->answers_locked && certain)
 		conn->repeated = conn->asked;
 	else if (fell)
@@ -170,6 +196,7 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 		conn->overflow_start = conn->overflowing ? conn->overflow_start : conn->asked;
 		conn->overflowing = 1;
 	}
+	FORGET;
 	conn->asked++; // after the entry is stored: another CPU may process the answer now
 }
 
@@ -219,18 +246,25 @@ static inline int answered(struct conn *conn, struct cursor *c)
 	conn->doubted_by_answers = look_at_lock(conn, c->lock, conn->doubted_by_answers);
 	int answers_followed = c->lock == LOCKED;
 	int followed = answers_followed && conn->cursor_states[request_direction(conn)].lock == LOCKED;
+	u32 asked = *(volatile u32 *)&conn->asked;
+	if (!answers_followed && (s32)(conn->doubted_by_answers - asked) > 0) // a chain was given up
+		conn->doubted_by_answers = asked;
 	if (answers_followed && (s32)(conn->settled - doubt_end(conn)) < 0) {
 		settle(conn, 1);
 		return IN_DOUBT;
 	}
 	u32 number = oldest_known(conn);
 	if (!answers_followed)
-		number = later(number, conn->asked - IN_FLIGHT);
-	if ((s32)(number - conn->asked) >= 0) {
-		if (followed && conn->acks_unread) // it answers that Produce
-			conn->settled = conn->asked + 1;
+		number = later(number, asked - IN_FLIGHT);
+	if ((s32)(number - asked) >= 0) {
+		if (followed && conn->acks_unread && conn->settled == asked && !is_late(conn)) // it answers that Produce
+			conn->settled = asked + 1;
 		else if (followed)
 			settle(conn, 1);
+		return UNMATCHED;
+	}
+	if (followed && !is_certain(conn) && is_late(conn)) { // it may answer a request that is late
+		conn->doubted_by_answers = asked;
 		return UNMATCHED;
 	}
 	if (!find_request(conn, number, &c->request)) {
@@ -238,16 +272,21 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		count(LOST_OVERFLOW, 1);
 		return UNMATCHED;
 	}
+	FORGET;
+	if ((s32)(number - doubt_end(conn)) < 0) // meanwhile, so another request may be in its slot
+		return UNMATCHED;
 	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
 	int rises = (s32)(conn->repeated - number) <= 0;
 	if (!ahead || (ahead > 0 && ahead < IN_ORDER_WINDOW && rises)) {
 		settle_up_to(conn, number);
-		if (!ahead)
+		if (!ahead) {
 			conn->proven = conn->settled;
+			conn->doubted_by_answers = later(conn->doubted_by_answers, conn->settled);
+		}
 		return ahead ? PASSED : MATCHED;
 	}
 	if (followed)
-		conn->doubted_by_answers = conn->asked;
+		conn->doubted_by_answers = asked;
 	return UNMATCHED;
 }
 

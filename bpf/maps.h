@@ -242,6 +242,14 @@ BPF_ARRAY(sample_batches, u64, 1);
 #define BATCHES_TO_WAKE_UP ((RING_PAGES * 4096 / sizeof(struct sample) / SAMPLES_PER_BATCH / 4) ?: 1)
 #endif
 
+// Pins a value to one register, so that the next bounds check holds for it: the compiler may neither read the value again nor
+// check a copy. The value has 64 bits, because BCC's instruction set has no 32-bit comparisons.
+#define PINNED(value) asm volatile("" : "+r"(value))
+
+// Makes the compiler read values from memory again. To the verifier such values are unknown numbers, so it merges the paths that
+// led here.
+#define FORGET asm volatile("" ::: "memory")
+
 // Big-endian numbers, as on the wire.
 static inline u32 be32(const u8 *p)
 {

@@ -238,7 +238,7 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 	c->body_left = rule ? rule->request_limit : 0;
 	c->flexible = !!(flags & RULE_FLEXIBLE);
 	c->at_op = rule ? rule->request_program : 0;
-	if (!c->at_op || api_key != API_PRODUCE) // the acks of a Produce decide if it expects a response
+	if (api_key != API_PRODUCE) // the acks of a Produce decide if it expects a response
 		call_take_request(conn->sk);
 	else
 		conn->acks_unread = 1;

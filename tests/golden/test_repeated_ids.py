@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from threading import Thread
 
 import pytest
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
@@ -18,6 +20,7 @@ from tests.golden.conversation import (
     conversation,
     exchange,
     kafka,
+    receive_all,
     receive_at_once,
     send_at_once,
     transfer,
@@ -29,7 +32,10 @@ from tests.golden.wire import (
     FETCH,
     LIST_OFFSETS,
     METADATA,
+    PRODUCE,
     SASL_HANDSHAKE,
+    Set,
+    batch,
     fetched,
     framed,
     header_only,
@@ -112,11 +118,36 @@ def behind_answers_in_doubt_with_ids_of_known_requests(talk: Conversation) -> No
     talk.answer(unmatched(500), response(METADATA, 12, 500), response(SASL_HANDSHAKE, 0, 501))
 
 
+def behind_a_produce_of_an_unknown_version(talk: Conversation) -> None:
+    """It wants no answer, which only its acks would show."""
+    transfer(talk.client, talk.server, header_only(PRODUCE, 30, ID, bytes(8)).wire)
+    talk.ask(request(METADATA, 12, ID))
+    talk.answer(response(METADATA, 12, ID))
+    talk.ask(request(FETCH, 4, ID))
+
+
+def sent_by_calls_that_still_run(talk: Conversation) -> None:
+    """The client receives the answers before its hook sees the requests."""
+    talk.client.setblocking(True)
+    filler = produce(8, {"orders": {0: Set(batch(1, value=bytes(8 << 20)), 1)}}, acks=0).wire
+    answers = {LIST_OFFSETS: response(LIST_OFFSETS, 1, ID), FETCH: FETCHED}
+    for asked in (request(LIST_OFFSETS, 1, ID), request(FETCH, 4, ID)):
+        sending = Thread(target=talk.client.sendall, args=(asked.wire + filler,))
+        sending.start()
+        receive_all(talk.server, len(asked.wire))
+        transfer(talk.server, talk.client, answers[ApiKey(asked.seen.facts.api_key)].wire)
+        receive_all(talk.server, len(filler))
+        sending.join()
+    talk.ask(request(FETCH, 4, ID))
+
+
 WAYS: dict[str, Callable[[Conversation], None]] = {
     "hopped over": hopped_over,
     "skipped as a token": skipped_as_a_token,
     "behind an unknown version": behind_an_unknown_version,
     "behind a Produce that is cut": behind_a_produce_that_is_cut,
+    "behind a Produce of an unknown version": behind_a_produce_of_an_unknown_version,
+    "sent by calls that still run": sent_by_calls_that_still_run,
     "behind answers in doubt": behind_answers_in_doubt_with_ids_of_known_requests,
 }
 
@@ -128,8 +159,10 @@ def test_an_answer_that_may_be_that_of_a_request_not_followed_is_of_none(capture
         WAYS[way](talk)
         talk.answer(FETCHED)
     for end in capture.ends_of(talk):
-        (last,) = (frame for frame in end.frames if frame.frame_bytes == len(FETCHED.wire))
-        assert (last.facts.api_key, last.facts.status) in ((FETCH, Status.COMPLETE), (255, Status.UNKNOWN_API))
+        answers = [frame.facts for frame in end.frames if frame.frame_bytes == len(FETCHED.wire)]
+        assert answers
+        for last in answers:
+            assert (last.api_key, last.status) in ((FETCH, Status.COMPLETE), (255, Status.UNKNOWN_API))
     capture.begin()  # the losses of the ways differ
 
 
