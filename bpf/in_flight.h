@@ -95,7 +95,7 @@ static inline void doubt_count(struct conn *conn, u32 asked)
 	conn->proven = asked - 1;
 }
 
-// Return 1 if a call moves bytes of requests whose hook has not run yet: it runs when the call returns, and answers may arrive earlier.
+// Return 1 if a running call moves bytes of requests. Its hook runs when the call returns, and the answers may arrive earlier.
 static inline int is_late(struct conn *conn)
 {
 	u8 direction = request_direction(conn);
@@ -172,8 +172,8 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 				   .api_version = request->api_version };
 	conn->doubted_by_requests =
 		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
-	conn->doubted_by_requests =
-		later(conn->doubted_by_requests, conn->settled); // numbers that are too old would compare as later
+	// Both fields follow the count: a number that is 2^31 behind it would compare as later.
+	conn->doubted_by_requests = later(conn->doubted_by_requests, conn->settled);
 	conn->repeated = later(conn->repeated, conn->settled);
 	int idle = (s32)(conn->asked - conn->settled) <= 0;
 	int fell = !idle && falls(conn, entry.correlation_id), certain = is_certain(conn);
@@ -273,7 +273,7 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		return UNMATCHED;
 	}
 	FORGET;
-	if ((s32)(number - doubt_end(conn)) < 0) // meanwhile, so another request may be in its slot
+	if ((s32)(number - doubt_end(conn)) < 0) // doubted meanwhile: another request may be in the slot
 		return UNMATCHED;
 	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
 	int rises = (s32)(conn->repeated - number) <= 0;
