@@ -76,12 +76,6 @@ static inline void skip_requests(struct conn *conn, u32 requests)
 	conn->asked += requests;
 }
 
-// Count one answer, unless no request is in flight. It has no branch, like skip_request.
-static inline void skip_answer(struct conn *conn)
-{
-	conn->settled += (u32)(conn->settled - conn->asked) >> 31;
-}
-
 // Return 1 if the count of answers is certain.
 static inline int is_certain(struct conn *conn)
 {
@@ -103,17 +97,22 @@ static inline int is_late(struct conn *conn)
 }
 
 // Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it or
-// if a request is late.
+// if a request is late. Lateness is checked before `asked` is read: a request that is no longer late is among the `asked`. The
+// fields follow the count: a number that is 2^31 behind it would compare as later.
 static inline void settle(struct conn *conn, u32 answers)
 {
+	int late = is_late(conn);
+	FORGET;
 	u32 asked = *(volatile u32 *)&conn->asked;
+	conn->doubted_by_answers = later(conn->doubted_by_answers, conn->settled);
+	conn->proven = later(conn->proven, conn->settled - MAX_DOUBT);
 	s32 left = asked - conn->settled - answers;
 	if (left > 0) {
 		conn->settled += answers;
 		return;
 	}
 	conn->settled = asked;
-	if (left < 0 || is_late(conn))
+	if (left < 0 || late)
 		doubt_count(conn, asked);
 	else
 		conn->proven = asked;
@@ -172,9 +171,10 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 				   .api_version = request->api_version };
 	conn->doubted_by_requests =
 		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
-	// Both fields follow the count: a number that is 2^31 behind it would compare as later.
+	// These fields follow the count, as in settle.
 	conn->doubted_by_requests = later(conn->doubted_by_requests, conn->settled);
 	conn->repeated = later(conn->repeated, conn->settled);
+	conn->overflow_start = later(conn->overflow_start, conn->settled);
 	int idle = (s32)(conn->asked - conn->settled) <= 0;
 	int fell = !idle && falls(conn, entry.correlation_id), certain = is_certain(conn);
 	if (fell && conn->answers_locked && certain)

@@ -278,7 +278,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
 	if (conn->sasl_raw && c->lock == LOCKED && !known_before(conn, conn->asked) && size < MAX_FRAME_BYTES) {
-		skip_answer(conn);
+		settle(conn, 1);
 		skip_frame(c);
 		return;
 	}

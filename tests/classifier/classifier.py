@@ -54,6 +54,7 @@ class Classifier:
         self._library = ctypes.CDLL(str(library))
         self._library.taken_for_kafka.restype = ctypes.c_uint64
         self._library.counted.restype = ctypes.c_uint64
+        self._library.next_number.restype = ctypes.c_uint32
         for name, place, value in map_contents(rules()):
             self._library[f"set_{name}"](place, value)
 
@@ -78,6 +79,14 @@ class Classifier:
         at = ctypes.c_void_p()
         count = self._library.samples_left(ctypes.byref(at))
         return np.frombuffer(ctypes.string_at(at, count * SAMPLE.itemsize), SAMPLE)
+
+    def pass_numbers(self, requests: int, *, matched: bool) -> None:
+        """Advance the numbers of the connection as if so many requests had been answered, by matched answers or not."""
+        self._library.pass_numbers(requests, int(matched))
+
+    def next_number(self) -> int:
+        """Return the number of the next request, modulo 2^32."""
+        return int(self._library.next_number())
 
     def losses(self) -> dict[str, int]:
         """What was lost since the start, by name, where something was."""

@@ -95,6 +95,24 @@ int is_kafka(void)
 	return conn && conn->is_kafka;
 }
 
+// Advance the numbers of the connection as if so many requests had been answered, each by a matched answer or by none.
+void pass_numbers(u32 requests, int matched)
+{
+	u64 address = (u64)&sock;
+	struct conn *conn = conns.lookup(&address);
+	conn->asked += requests;
+	conn->settled += requests;
+	if (matched)
+		conn->proven = conn->doubted_by_answers = conn->settled;
+}
+
+// Return the number of the next request.
+u32 next_number(void)
+{
+	u64 address = (u64)&sock;
+	return conns.lookup(&address)->asked;
+}
+
 static void run_turn(struct turn *turn, int server_side)
 {
 	int direction = turn->by_client == server_side ? RECEIVE : SEND;

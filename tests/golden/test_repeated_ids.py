@@ -12,7 +12,6 @@ from threading import Thread
 
 import pytest
 
-from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Status
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
@@ -34,6 +33,7 @@ from tests.golden.wire import (
     METADATA,
     PRODUCE,
     SASL_HANDSHAKE,
+    Frame,
     Set,
     batch,
     fetched,
@@ -126,18 +126,30 @@ def behind_a_produce_of_an_unknown_version(talk: Conversation) -> None:
     talk.ask(request(FETCH, 4, ID))
 
 
-def sent_by_calls_that_still_run(talk: Conversation) -> None:
-    """The client receives the answers before its hook sees the requests."""
+def exchange_within_a_send(talk: Conversation, asked: Frame, answer: Frame) -> None:
+    """The client receives the answer while the call that sent the request still runs."""
     talk.client.setblocking(True)
     filler = produce(8, {"orders": {0: Set(batch(1, value=bytes(8 << 20)), 1)}}, acks=0).wire
-    answers = {LIST_OFFSETS: response(LIST_OFFSETS, 1, ID), FETCH: FETCHED}
-    for asked in (request(LIST_OFFSETS, 1, ID), request(FETCH, 4, ID)):
-        sending = Thread(target=talk.client.sendall, args=(asked.wire + filler,))
-        sending.start()
-        receive_all(talk.server, len(asked.wire))
-        transfer(talk.server, talk.client, answers[ApiKey(asked.seen.facts.api_key)].wire)
-        receive_all(talk.server, len(filler))
-        sending.join()
+    sending = Thread(target=talk.client.sendall, args=(asked.wire + filler,))
+    sending.start()
+    receive_all(talk.server, len(asked.wire))
+    transfer(talk.server, talk.client, answer.wire)
+    receive_all(talk.server, len(filler))
+    sending.join()
+
+
+def sent_by_calls_that_still_run(talk: Conversation) -> None:
+    """The client receives the answers before its hook sees the requests."""
+    exchange_within_a_send(talk, request(LIST_OFFSETS, 1, ID), response(LIST_OFFSETS, 1, ID))
+    exchange_within_a_send(talk, request(FETCH, 4, ID), FETCHED)
+    talk.ask(request(FETCH, 4, ID))
+
+
+def sent_by_a_call_that_still_runs_behind_raw_tokens(talk: Conversation) -> None:
+    """The answer is taken for that of a token."""
+    talk.ask(request(SASL_HANDSHAKE, 0, ID - 1))
+    talk.answer(response(SASL_HANDSHAKE, 0, ID - 1))
+    exchange_within_a_send(talk, request(LIST_OFFSETS, 1, ID), response(LIST_OFFSETS, 1, ID))
     talk.ask(request(FETCH, 4, ID))
 
 
@@ -148,6 +160,7 @@ WAYS: dict[str, Callable[[Conversation], None]] = {
     "behind a Produce that is cut": behind_a_produce_that_is_cut,
     "behind a Produce of an unknown version": behind_a_produce_of_an_unknown_version,
     "sent by calls that still run": sent_by_calls_that_still_run,
+    "sent by a call that still runs behind raw tokens": sent_by_a_call_that_still_runs_behind_raw_tokens,
     "behind answers in doubt": behind_answers_in_doubt_with_ids_of_known_requests,
 }
 
