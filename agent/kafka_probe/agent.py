@@ -304,13 +304,13 @@ class Agent:
         self._reloaded = None
         changed = {name for name in Config.model_fields if getattr(config, name) != getattr(self._config, name)}
         if late := changed - RELOADED:
-            log.warning("Changed settings that take effect at the next start: %s.", ", ".join(sorted(late)))
+            log.warning("Restart the agent to apply these changed settings: %s.", ", ".join(sorted(late)))
         now = changed & RELOADED
         self._config = self._config.model_copy(update={name: getattr(config, name) for name in now})
         if now & {"requests", "cpu_limit"}:
             self._load_shedding.reconfigure(config.requests, config.cpu_limit)
             self._look_closely()
-        log.info("Read the settings again: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
+        log.info("Settings reloaded: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")
 
     def _report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
         """End the interval and return an iterator that hands on the interval's events in parts.

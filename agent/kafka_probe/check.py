@@ -65,7 +65,7 @@ def system(host: Host) -> Finding:
 def btf(host: Host) -> Finding:
     """Check for the running kernel's BTF, which contains the offsets of struct members."""
     path = host.root / "sys/kernel/btf/vmlinux"
-    remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, as those of Debian, Ubuntu, Fedora and RHEL are"
+    remedy = "run a kernel built with CONFIG_DEBUG_INFO_BTF=y, such as those of Debian, Ubuntu, Fedora and RHEL"
     if not path.exists():
         return Finding("btf", False, f"{path} is absent", remedy)
     return Finding("btf", True, f"{path}, {path.stat().st_size >> 10} KiB")
@@ -107,7 +107,7 @@ def cgroups(host: Host) -> Finding:
     versions = {frozenset({"cgroup2"}): "v2", frozenset({"cgroup"}): "v1", frozenset({"cgroup", "cgroup2"}): "hybrid"}
     mode = versions.get(frozenset(kinds & {"cgroup", "cgroup2"}))
     remedy = "mount -t cgroup2 none /sys/fs/cgroup"
-    return Finding("cgroups", mode is not None, mode or "no hierarchy is mounted: containers stay unnamed", remedy)
+    return Finding("cgroups", mode is not None, mode or "no hierarchy is mounted: containers have no names", remedy)
 
 
 def backends() -> Finding:
@@ -118,7 +118,7 @@ def backends() -> Finding:
     try:
         types = Btf()
     except StartError as error:
-        return Finding("backends", False, str(error), "see btf")
+        return Finding("backends", False, str(error), "see the finding btf")
     refused = {backend: refusal(backend, types) for backend in BACKENDS}
     detail = "; ".join(f"not {backend}: {why}" if why else backend for backend, why in refused.items())
     remedy = "boot a kernel 5.10 or newer with CONFIG_KPROBES=y, or 6.3 or newer"
@@ -144,13 +144,13 @@ def brokers(config: Config) -> Finding:
     """Check that the brokers for the events are reachable with these settings."""
     servers = ",".join(config.bootstrap_servers)
     if not servers:
-        return Finding("brokers", True, "not asked: no bootstrap_servers given")
+        return Finding("brokers", True, "not checked: bootstrap_servers is not set")
     from kafka_probe.sinks.kafka import reach
 
     try:
         return Finding("brokers", True, f"{servers}: {reach(config)}")
     except ConnectionError as error:
-        remedy = "check address, firewall and the security settings; the agent starts without them and keeps trying"
+        remedy = "check address, firewall and security settings; the agent starts without brokers and keeps trying"
         return Finding("brokers", False, f"{servers}: {error}", remedy)
 
 

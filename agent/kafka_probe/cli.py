@@ -73,7 +73,7 @@ def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..
             text = f"{field.description}{default}"
             command = click.option(flag_of(name), name, metavar=metavar_of(field), help=text)(command)
         file = click.Path(dir_okay=False, path_type=Path)
-        text = "TOML file with the same settings; a flag or variable wins over it"
+        text = "TOML file with the same settings; flags and variables override it"
         return click.option("--config", "file", type=file, envvar=variable_of("config"), metavar="FILE", help=text)(
             command
         )
@@ -84,7 +84,7 @@ def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(kafka_probe.__version__, message="%(prog)s %(version)s")
 def commands() -> None:
-    """See who is talking to a Kafka broker, and about what.
+    """Show which processes use a Kafka broker, and for which topics.
 
     Every flag can also be set as a variable (--ports is KAFKA_PROBE_PORTS) or in the file that --config names.
     Secrets can be set there only: KAFKA_PROBE_SASL_PLAIN_PASSWORD, KAFKA_PROBE_SSL_PASSWORD, KAFKA_PROBE_LISTEN_TOKEN.
@@ -102,11 +102,11 @@ Examples:
 )
 @options(Config.model_fields)
 def run(file: Path | None, **flags: str | None) -> None:
-    """Watch, and send what is seen to a Kafka topic until stopped: the daemon. SIGHUP: read the settings again."""
+    """Run the daemon: watch traffic and send events to a Kafka topic until stopped. SIGHUP reloads the settings."""
     again = partial(_configured, flags, file)
     config = again()
     if config.sink == "kafka" and not config.bootstrap_servers:
-        raise UsageError("Name the brokers that take the events with --bootstrap-servers, or use --sink stdout.")
+        raise UsageError("Name the brokers that receive the events with --bootstrap-servers, or use --sink stdout.")
     server = _server(config)
     with closing(server) if server else nullcontext():
         _watch(config, _sink(config), log.info, server, again)
@@ -121,11 +121,13 @@ Examples:
 """
 )
 @options(CAPTURE_FIELDS)
-@click.option("--once", type=click.FloatRange(min=0.1), metavar="SECONDS", help="watch so long, print one table, end")
-@click.option("--json", "as_json", is_flag=True, help="one JSON object per line and interval instead of the table")
-@click.option("--internal", is_flag=True, help="show kafka-probe's own traffic, too")
+@click.option(
+    "--once", type=click.FloatRange(min=0.1), metavar="SECONDS", help="watch for this time, print one table and exit"
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per row and interval instead of the table")
+@click.option("--internal", is_flag=True, help="show kafka-probe's own traffic as well")
 def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **flags: str | None) -> None:
-    """Show who uses which API on which topic, how often and how fast: a live table."""
+    """Show a live table of clients, APIs and topics with their rates and latencies."""
     from kafka_probe.top import top_sink
 
     config = _configured(flags, file, {"log_level": "warning"})
@@ -146,7 +148,7 @@ Examples:
 """
 )
 @options(CAPTURE_FIELDS)
-@click.option("--json", "as_json", is_flag=True, help="the events as JSON, one per line")
+@click.option("--json", "as_json", is_flag=True, help="print the events as JSON, one per line")
 def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
@@ -157,9 +159,9 @@ def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
 
 @commands.command()
 @options(SinkConfig.model_fields)
-@click.option("--json", "as_json", is_flag=True, help="one JSON object per finding")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per finding")
 def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
-    """Look at what the agent needs, each with ok or what to do. Exit status 3 if something is missing."""
+    """Check the agent's requirements: print ok or a remedy for each. Exit with status 3 if one is not met."""
     from kafka_probe.check import findings
 
     config = load(flags, file)
@@ -179,7 +181,7 @@ def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
 
 @commands.command()
 def version() -> None:
-    """Print the version and that of the event schema."""
+    """Print the versions of kafka-probe and of its event schema."""
     click.echo(f"kafka-probe {kafka_probe.__version__} (event schema {events.SCHEMA_VERSION})")
 
 
@@ -212,7 +214,7 @@ def _sink(config: Config) -> Sink:
     from kafka_probe.sinks.stdout import StdoutSink
 
     if config.spool_dir:
-        log.warning("--spool-dir is of no use with --sink stdout: nothing waits there.")
+        log.warning("--spool-dir has no effect with --sink stdout; remove one of them.")
     return StdoutSink(buffer_bytes=config.sink_buffer_bytes)
 
 
@@ -264,7 +266,7 @@ def _reload(agent: Agent, again: Callable[[], Config]) -> None:
     try:
         agent.reconfigure(again())
     except UsageError as error:
-        log.error("The settings stay as they are. %s", " ".join(str(error).splitlines()))
+        log.error("Settings not reloaded. %s", " ".join(str(error).splitlines()))
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def _listen(value: object) -> object:
     if value == "off" or isinstance(value, Address):
         return value
     if not found or not 0 < int(found[3]) < 65536:
-        raise ValueError("must be host:port, as 127.0.0.1:9465 or [::1]:9465, or off")
+        raise ValueError("must be host:port, such as 127.0.0.1:9465 or [::1]:9465, or off")
     return Address(found[1] or found[2], int(found[3]))
 
 
@@ -135,7 +135,7 @@ def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
             r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server
         )
         if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
-            raise ValueError("must be host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
+            raise ValueError("must be host:port, such as kafka-1:9092 or [::1]:9092, several separated by commas")
     return tuple(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
 
 
@@ -156,7 +156,7 @@ def _netns(file: Path) -> Path:
             return file
     except OSError:
         pass
-    raise ValueError("must be the file of a network namespace, as /proc/PID/ns/net")
+    raise ValueError("must be the file of a network namespace, such as /proc/PID/ns/net")
 
 
 Netns = Annotated[Path, AfterValidator(_netns)]
@@ -177,23 +177,23 @@ class SinkConfig(BaseSettings):
     )
 
     sink: Literal["kafka", "stdout"] = "kafka"
-    """where events go"""
+    """destination of the events"""
     bootstrap_servers: Servers = ()
-    """host:port of the brokers that take the events, separated by commas; without a port 9092"""
+    """host:port of the brokers that receive the events, separated by commas; the default port is 9092"""
     topic: str = Field("kafka-probe.events", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
-    """topic of the events; created if absent"""
+    """topic of the events; the agent creates it if it is absent"""
     topic_partitions: int = Field(4, gt=0)
-    """partitions of the topic, if it is created"""
+    """partitions of the topic if the agent creates it"""
     sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
-    """bound of what waits for the sink in memory; the newest events beyond it are dropped and counted"""
+    """most bytes of events that wait for the sink in memory; further events are dropped and counted"""
     spool_dir: Path | None = Field(None, json_schema_extra={"metavar": "DIRECTORY"})
-    """where events wait on disk while the brokers are away, also for the next run; default: in memory only"""
+    """directory in which events wait while the brokers are unreachable, also for the next run; default: none"""
     spool_bytes: ByteSize = Field(ByteSize(1024 * MIB), gt=0)
-    """bound of what waits in spool_dir, in bytes on disk"""
+    """most bytes on disk that the events in spool_dir take"""
     flush_timeout_s: float = Field(10.0, ge=0)
-    """how long a stopping agent waits for the sink to take what is left"""
+    """longest time that a stopping agent waits for the sink to take the remaining events"""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] | None = None
-    """how to talk to the brokers that take the events"""
+    """protocol of the brokers that receive the events"""
     sasl_mechanism: Literal["PLAIN", "GSSAPI", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     """SASL mechanism"""
     sasl_plain_username: str | None = None
@@ -211,7 +211,7 @@ class SinkConfig(BaseSettings):
     ssl_password: SecretStr | None = None
     """password of the private key"""
     ssl_check_hostname: bool | None = None
-    """whether a broker's certificate must match its host name"""
+    """require that a broker's certificate matches its host name"""
 
     @classmethod
     def settings_customise_sources(
@@ -237,60 +237,60 @@ class DaemonConfig(SinkConfig):
     """The settings that only `run` has besides the destination of events: they make the agent itself observable."""
 
     listen: Listen = Field(Address("127.0.0.1", 9465), json_schema_extra={"metavar": "HOST:PORT|off"})
-    """where the agent answers over HTTP, see Watch the agent; beyond loopback only with a token or a client CA"""
+    """address of the agent's HTTP server; beyond loopback only with a token or a client CA"""
     listen_token: SecretStr | None = Field(None, min_length=1)
-    """what clients of `listen` send as bearer token; /healthz and /readyz need none"""
+    """bearer token that clients of `listen` have to send, except to /healthz and /readyz"""
     listen_certfile: Path | None = None
-    """PEM file of the certificate that `listen` shows, with those that lead to its authority: HTTPS only"""
+    """PEM file of the certificate of `listen`, with those up to its authority; makes it HTTPS only"""
     listen_keyfile: Path | None = None
     """PEM file of its private key, unless the key is in `listen_certfile`"""
     listen_clientcafile: Path | None = None
-    """PEM file of the authorities whose client certificates `listen` asks for; without one it tells its health only"""
+    """PEM file of the authorities of client certificates; clients of `listen` without one get health endpoints only"""
     http_host: Names = Field((), json_schema_extra={"metavar": "NAME,..."})
-    """names that a request to `listen` may have as its Host, beside IP addresses and localhost; others get 421"""
+    """host names in requests to `listen` that are accepted besides IP addresses and localhost; others get 421"""
     metrics_series: int = Field(1000, gt=0)
-    """most label sets of each metric of workloads and topics, of errors for each one; what exceeds them is `other`"""
+    """most label sets of each metric of workloads and topics, of errors for each one; further ones are in `other`"""
     kernel_time: bool = False
-    """whether the kernel measures how long the agent's programs run; it then does for all BPF programs of the host"""
+    """measure the run time of the agent's BPF programs; the kernel then measures all BPF programs of the host"""
 
 
 class Config(DaemonConfig):
     """All settings of the agent."""
 
     ports: Ports = Field((9092,), json_schema_extra={"metavar": "PORT,..."})
-    """ports of the brokers' listeners, or auto: look at every connection"""
+    """ports of the brokers' listeners; auto: watch every connection"""
     side: Literal["both", "client", "server"] = "both"
-    """which end of a connection to watch"""
+    """end of a connection to watch"""
     netns: Netns | None = None
-    """file of the one network namespace to watch, as /proc/PID/ns/net; default: all of the host"""
+    """file of the only network namespace to watch, such as /proc/PID/ns/net; default: all of the host"""
     conntrack: bool = False
-    """whether to ask this host's connection tracking what its NAT makes of new connections: nat of open"""
+    """look up new connections in this host's connection tracking, for the field nat of open events"""
     kubernetes: Literal["auto", "on", "off"] = "auto"
-    """whether to ask Kubernetes for the names of this node's pods; auto: in a pod; on: elsewhere too, by kubeconfig"""
+    """get the names of this node's pods from Kubernetes; auto: if in a pod; on: elsewhere too, with a kubeconfig"""
     cmdline: bool = Field(True, json_schema_extra={"metavar": "on|off"})
-    """whether events and pages show command lines, with *** for secrets that follow a known name; off: null"""
+    """include command lines in events and pages, with *** for secrets that follow a known name; off: null"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
-    """how to hook the kernel; auto: the first of them that it takes"""
+    """way to hook the kernel; auto: the first of them that the kernel supports"""
     buffer: Literal["auto", "ring", "perf"] = "auto"
-    """how records reach the agent; auto: by a ring buffer, by perf buffers where the kernel has none"""
+    """buffer between kernel and agent; auto: a ring buffer, or perf buffers if the kernel has no ring buffers"""
     ring_size_bytes: ByteSize = ByteSize(8 * MIB)
-    """size of the buffer between kernel and agent, a power of two; perf buffers share it"""
+    """size of that buffer, a power of two; perf buffers share it"""
     memory_limit: ByteSize = Field(ByteSize(512 * MIB), gt=0)
-    """most memory that the agent takes, with its BPF maps; what does not fit is counted under `other` and as a loss"""
+    """most memory of the agent with its BPF maps; data beyond it is counted under `other` and as a loss"""
     node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""
     interval_s: float = Field(5.0, gt=0, le=3600)
     """length of an interval; flows are sent once per interval"""
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
-    """which exchanges become events of their own"""
+    """exchanges to send as request events"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
     """CPU of capture and delivery, in cores, above which the agent leaves out request events, then topics"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """least level that is logged"""
+    """lowest level of logged messages"""
     log_format: Literal["text", "json"] = "text"
-    """form of a log line"""
+    """format of log lines"""
     ready_file: Path | None = None
-    """file that is created once everything is attached"""
+    """file that the agent creates once its programs are attached"""
 
     @field_validator("ring_size_bytes")
     @classmethod
@@ -425,7 +425,7 @@ def _read(file: Path) -> dict[str, object]:
     for name in values:
         if name not in Config.model_fields:
             near = difflib.get_close_matches(name, Config.model_fields, n=1)
-            advice = f"did you mean {near[0]}?" if near else "`kafka-probe run --help` lists what there is."
+            advice = f"did you mean {near[0]}?" if near else "`kafka-probe run --help` lists the settings."
             raise UsageError(f"Unknown key {name} in {file}: {advice}")
     return values
 

@@ -57,29 +57,33 @@ class Field:
 WORKLOAD = Struct(
     (
         Field("pid", "long", "process id (thread group) in the root pid namespace"),
-        Field("start_time", "long", "start of the process, µs since epoch; with pid it survives reuse of the pid"),
+        Field("start_time", "long", "start of the process, µs since epoch; tells processes with the same pid apart"),
         Field("comm", "string", "command name of the process's main thread"),
         Field("exe", "string", "path of the executable; null when the process ended before it was read"),
         Field(
             "cmdline",
             "string",
             "command line, arguments separated by spaces, cut at 1,024 characters, for ended processes at 92 bytes; "
-            "*** for passwords and the like, as far as their names show; null with `--cmdline off`",
+            "*** for values whose names mark them as secrets; null with `--cmdline off`",
         ),
         Field("uid", "long", "real user id"),
         Field("cgroup", "string", "path of the cgroup below its mount point"),
-        Field("cgroup_id", "long", "cgroup id as the kernel has it"),
+        Field("cgroup_id", "long", "the kernel's id of the cgroup"),
         Field("container_id", "string", "64 hexadecimal digits, from the cgroup path"),
         Field(
             "runtime", "string", "docker, containerd, cri-o, podman or systemd (a service unit), from the cgroup path"
         ),
-        Field("unit", "string", "systemd unit, where the cgroup is one"),
+        Field("unit", "string", "systemd unit, if the cgroup is that of one"),
         Field("pod_uid", "string", "Kubernetes pod uid, from the cgroup path"),
         Field("pod", "string", "Kubernetes pod name"),
         Field("namespace", "string", "Kubernetes namespace"),
         Field("labels", Strings(), "labels of the pod: the first 16 in alphabetical order, and at most 1 KiB of them"),
-        Field("owner_kind", "string", "what runs the pod: Deployment, StatefulSet, DaemonSet, Job, CronJob or another"),
-        Field("owner_name", "string", "name of what runs the pod"),
+        Field(
+            "owner_kind",
+            "string",
+            "kind of the pod's owner: Deployment, StatefulSet, DaemonSet, Job, CronJob or another",
+        ),
+        Field("owner_name", "string", "name of the pod's owner"),
     )
 )
 
@@ -97,32 +101,32 @@ COMMON = (
     Field("ts", "long", "time of the event, µs since epoch; the end of the interval for flow, topics and agent"),
     Field("node", "string", "name of the node"),
     Field("agent_id", "string", "id of the agent's run; key of the Kafka record"),
-    Field("seq", "long", "number of the event within agent_id, from 0: gaps and duplicates can be seen"),
-    Field("side", "string", "client or server: which end of the connection this agent watched"),
-    Field("flow_id", "string", "16 hexadecimal digits, the same on both ends whatever NAT is between; null if unknown"),
+    Field("seq", "long", "number of the event within agent_id, from 0; shows gaps and duplicates"),
+    Field("side", "string", "client or server: the end of the connection that this agent watched"),
+    Field("flow_id", "string", "16 hexadecimal digits, the same at both ends, also across NAT; null if unknown"),
     Field(
         "conn_id",
         "string",
         "id of this end of the connection, unique within agent_id; null: the flow sums all connections of one side and "
-        "API that are beyond the bound of the table, see flow_limit",
+        "API that exceed the bound of the table, see flow_limit",
     ),
     Field("local", "string", "address:port of the watched end"),
     Field("peer", "string", "address:port of the far end as the watched end sees it"),
     Field("netns", "long", "inode of the network namespace"),
-    Field("cluster_id", "string", "Kafka cluster id, where it was seen"),
-    Field("broker_id", "long", "Kafka broker id, where it was seen"),
+    Field("cluster_id", "string", "Kafka cluster id; null: not seen"),
+    Field("broker_id", "long", "Kafka broker id; null: not seen"),
     Field("workload", WORKLOAD, "the process that owns the watched end"),
     Field("client", CLIENT, "the Kafka client of the connection"),
     Field(
         "opaque",
         "string",
-        "tls: encrypted, so nothing below is decoded; unknown: bytes that are not Kafka, or TCP "
+        "tls: encrypted, so the payload is not decoded; unknown: bytes that are not Kafka, or TCP "
         "urgent data, which Kafka never sends; else null",
     ),
 )
 
 API = (
-    Field("api", "string", "name of the API as Kafka has it; null: internal, or answers whose request was not seen"),
+    Field("api", "string", "Kafka's name of the API; null: internal, or responses whose request was not seen"),
     Field("api_key", "long", "API key"),
     Field("api_version", "long", "API version"),
 )
@@ -135,10 +139,10 @@ FLOW_TOPIC = Struct(
         Field(
             "topic_id",
             "string",
-            "topic id, 32 hexadecimal digits, where the version carries it; if topic is null, too, the entry sums all "
-            "topics beyond the bound of the table, see topic_limit",
+            "topic id, 32 hexadecimal digits, if the API version has it; if topic is null, too, the entry sums all "
+            "topics that exceed the bound of the table, see topic_limit",
         ),
-        Field("requests", "long", "requests that asked for the topic, by name or by its fetch session (KIP-227)"),
+        Field("requests", "long", "requests for the topic, by name, by id or by fetch session (KIP-227)"),
         Field("partitions", "long", "distinct partitions named in the interval"),
         Field("records", "long", "records in the record batches that could be read"),
         Field("batches", "long", "record batches that could be read"),
@@ -146,34 +150,38 @@ FLOW_TOPIC = Struct(
         Field(
             "uncounted_bytes",
             "long",
-            "part of bytes whose batches could not be read (sendfile): records has none of it",
+            "part of bytes whose batches could not be read (sendfile); records excludes it",
         ),
-        Field("codecs", Counts(), "codec of the last batch to count of record sets: none, gzip, snappy, lz4 or zstd"),
-        Field("errors", Counts(), "error code to count, code 0 left out"),
+        Field("codecs", Counts(), "codec of the last batch (none, gzip, snappy, lz4 or zstd) to count of record sets"),
+        Field("errors", Counts(), "error code to count, without code 0"),
     )
 )
 
 FLOW = (
     Field("since", "long", "start of the interval, µs since epoch"),
     *API,
-    Field("internal", "boolean", "true: the traffic of a kafka-probe agent itself, counted in one row without topics"),
+    Field("internal", "boolean", "true: traffic of a kafka-probe agent itself, without API and topics"),
     Field("requests", "long", "requests seen"),
     Field("responses", "long", "responses seen"),
     Field("request_bytes", "long", "size of the requests with their length prefix"),
     Field("response_bytes", "long", "size of the responses with their length prefix"),
-    Field("errors", Counts(), "error code to count, over all levels of the responses, code 0 left out"),
-    Field("latency", Counts(), f"request seen to response seen, {LATENCY}; Fetch and ShareFetch: answered with data"),
-    Field("latency_empty", Counts(), f"Fetch or ShareFetch answered without data after its wait, {LATENCY}"),
-    Field("throttle_ms", "long", "sum of the throttle times that the broker named"),
-    Field("acks", "long", "Produce: 0, 1, or -1 for all replicas in sync; null where requests differed"),
+    Field("errors", Counts(), "error code to count, over all levels of the responses, without code 0"),
+    Field(
+        "latency", Counts(), f"time from request to response, {LATENCY}; of Fetch and ShareFetch: responses with data"
+    ),
+    Field("latency_empty", Counts(), f"the same of Fetch and ShareFetch responses without data, {LATENCY}"),
+    Field("throttle_ms", "long", "sum of the throttle times in the responses"),
+    Field("acks", "long", "Produce: 0, 1, or -1 for all in-sync replicas; null: the requests differ"),
     Field(
         "group",
         "string",
-        "consumer group, where the API names it; of Fetch the one that its client named elsewhere",
+        "consumer group in the requests; of APIs without one, such as Fetch, the group in other requests of the client",
     ),
-    Field("transactional_id", "string", "transactional id, where the requests named one and no other"),
-    Field("replica_id", "long", "broker or controller that asked as a replica; null: none did, as with a consumer"),
-    Field("topics", ListOf(FLOW_TOPIC), "what was done to which topic"),
+    Field("transactional_id", "string", "transactional id; null: the requests have none, or different ones"),
+    Field(
+        "replica_id", "long", "broker or controller that sent the requests as a replica; null: the client is no replica"
+    ),
+    Field("topics", ListOf(FLOW_TOPIC), "counts by topic"),
 )
 
 REQUEST_TOPIC = Struct(
@@ -181,8 +189,10 @@ REQUEST_TOPIC = Struct(
         Field("topic", "string", "topic name"),
         Field("topic_id", "string", "topic id, 32 hexadecimal digits"),
         Field("partition", "long", "partition index"),
-        Field("offset", "long", "offset asked for (Fetch, OffsetCommit) or given (Produce)"),
-        Field("high_watermark", "long", "Fetch: end of what is replicated; above the offset: the consumer lags"),
+        Field(
+            "offset", "long", "requested offset (Fetch), committed offset (OffsetCommit) or assigned offset (Produce)"
+        ),
+        Field("high_watermark", "long", "Fetch: end of the replicated records; higher than offset: the consumer lags"),
         Field("records", "long", "records in the batches of the partition"),
         Field("batches", "long", "record batches of the partition"),
         Field("bytes", "long", "size of the record set"),
@@ -195,7 +205,7 @@ REQUEST_TOPIC = Struct(
 
 # Values of the request, or of the response where the broker chooses them; null if there are several.
 EXCHANGED = (
-    Field("group_protocol", "string", "what the members of the group do: consumer, connect or share"),
+    Field("group_protocol", "string", "protocol type of the group: consumer, connect or share"),
     Field("assignor", "string", "partition assignor"),
     Field("member_id", "string", "id of the group's member"),
     Field("instance_id", "string", "id of a static member (KIP-345)"),
@@ -204,18 +214,20 @@ EXCHANGED = (
     Field("transactional_id", "string", "transactional id"),
     Field("producer_id", "long", "producer id"),
     Field("producer_epoch", "long", "producer epoch"),
-    Field("acks", "long", "Produce: 0, 1, or -1 for all replicas in sync"),
-    Field("isolation_level", "long", "0: also records of open transactions; 1: committed ones only"),
+    Field("acks", "long", "Produce: 0, 1, or -1 for all in-sync replicas"),
+    Field("isolation_level", "long", "0: also records of open transactions; 1: committed records only"),
     Field("replica_id", "long", "broker that fetches as a replica; -1: a consumer"),
     Field("session_id", "long", "fetch session (KIP-227); 0: none"),
-    Field("session_epoch", "long", "number of the request in its session; 0: a new one; -1: none"),
-    Field("max_wait_ms", "long", "how long the broker may wait for min_bytes"),
-    Field("min_bytes", "long", "least bytes to answer a Fetch with before its wait is over"),
-    Field("max_bytes", "long", "most bytes to answer a Fetch with"),
-    Field("timeout_ms", "long", "how long the broker may take"),
-    Field("session_timeout_ms", "long", "silence after which a member is out of its group"),
-    Field("rebalance_timeout_ms", "long", "time that a member has to join a rebalance"),
-    Field("heartbeat_interval_ms", "long", "how often a member has to send a heartbeat"),
+    Field("session_epoch", "long", "number of the request in its session; 0: a new session; -1: no session"),
+    Field("max_wait_ms", "long", "longest time that the broker may wait for min_bytes"),
+    Field("min_bytes", "long", "least bytes of a response to Fetch before max_wait_ms is over"),
+    Field("max_bytes", "long", "most bytes of a response to Fetch"),
+    Field("timeout_ms", "long", "longest time that the broker may take"),
+    Field(
+        "session_timeout_ms", "long", "time without heartbeats after which the broker removes a member from its group"
+    ),
+    Field("rebalance_timeout_ms", "long", "longest time that a member may take to join a rebalance"),
+    Field("heartbeat_interval_ms", "long", "interval at which a member has to send heartbeats"),
     Field("transaction_timeout_ms", "long", "longest time that a transaction may stay open"),
     Field("mechanism", "string", "SASL mechanism"),
 )
@@ -224,22 +236,22 @@ REQUEST = (
     *API,
     Field("correlation_id", "long", "correlation id"),
     Field("request_bytes", "long", "size of the request with its length prefix"),
-    Field("response_bytes", "long", "size of the response with its length prefix; null: not answered (acks=0)"),
-    Field("latency_us", "long", "request seen to response seen, µs"),
-    Field("throttle_ms", "long", "throttle time that the broker named"),
+    Field("response_bytes", "long", "size of the response with its length prefix; null: no response (acks=0)"),
+    Field("latency_us", "long", "time from request to response, µs"),
+    Field("throttle_ms", "long", "throttle time in the response"),
     Field("group", "string", "consumer group, as in flow"),
     *EXCHANGED,
-    Field("status", "string", "complete, or what kept the frames from being decoded in full"),
-    Field("stopped_at", "string", "the field, by its path, where decoding ended early"),
-    Field("errors", Counts(), "error code to count, code 0 left out"),
-    Field("error_names", Counts(), "the same by Kafka's names"),
+    Field("status", "string", "complete, or why the frames were not decoded in full"),
+    Field("stopped_at", "string", "path of the field at which decoding ended early"),
+    Field("errors", Counts(), "error code to count, without code 0"),
+    Field("error_names", Counts(), "Kafka's name of the error code to count, without NONE"),
     Field("topics", ListOf(REQUEST_TOPIC), "one entry per topic and partition"),
 )
 
 NAT = Struct(
     (
         Field("local", "string", "address:port of the watched end as the far end sees it"),
-        Field("peer", "string", "address:port of the far end as it is there"),
+        Field("peer", "string", "address:port of the far end on its own host"),
     )
 )
 
@@ -247,27 +259,31 @@ OPEN = (
     Field(
         "found",
         "string",
-        "start: seen from its first byte; midstream: it was open already; listed: open when the agent started, and no "
-        "payload has passed since, so that its flow_id is not known yet",
+        "start: seen from its first byte; midstream: opened earlier; listed: open when the agent started and without "
+        "payload since then, so its flow_id is not known yet",
     ),
-    Field("handshake_us", "long", "how long TCP's handshake took, µs; null where it was over for too long to be known"),
-    Field("cookie", "long", "the kernel's own number of the socket, as `ss -e` shows it; null where it has none yet"),
-    Field("nat", NAT, "the ends beyond this host's NAT; null: not translated here, or nobody asked (`--conntrack`)"),
+    Field("handshake_us", "long", "duration of TCP's handshake, µs; null: it ended too long ago to be known"),
+    Field("cookie", "long", "the kernel's cookie of the socket, as `ss -e` shows it; null: it has none yet"),
+    Field("nat", NAT, "the ends beyond this host's NAT; null: not translated here, or not looked up (`--conntrack`)"),
 )
 
 CLOSE = (
     Field("found", "string", "as in open"),
-    Field("closing_ts", "long", "when this end began to close, µs since epoch; ts is when it was closed both ways"),
+    Field(
+        "closing_ts",
+        "long",
+        "time when this end began to close, µs since epoch; ts: time when both directions were closed",
+    ),
     Field("closed_by", "string", "local, peer or unknown: which end closed first"),
     Field("how", "string", "fin, rst_sent, rst_received, timeout or unknown"),
-    Field("idle_us", "long", "time since the last payload in either direction when this end began to close, µs"),
+    Field("idle_us", "long", "time from the last payload in either direction until this end began to close, µs"),
     Field(
         "silence_us",
         "long",
-        "idle age, µs: idle_us, or where the last payload sent was not acknowledged, the silence before it",
+        "idle age, µs: idle_us, or the silence before the last payload sent if the peer did not acknowledge it",
     ),
-    Field("received_idle_us", "long", "time since the last payload received, as idle_us; null: none was"),
-    Field("age_us", "long", "time since the connection was first seen, µs; a lower bound when found midstream"),
+    Field("received_idle_us", "long", "the same from the last payload received; null: none was received"),
+    Field("age_us", "long", "time since the connection was first seen, µs; a lower bound if found is not start"),
     Field("last_api", "string", "API of the last request"),
     Field("last_request_bytes", "long", "size of the last request on the wire, bytes; null: none was seen"),
     Field("last_acks", "long", "0: the last request was a Produce with acks=0, which has no response; else null"),
@@ -275,23 +291,25 @@ CLOSE = (
     Field(
         "auth_error",
         "long",
-        "error code of a SaslHandshake response, as 33: mechanism not enabled; null: there was none",
+        "error code of a SaslHandshake response, such as 33: mechanism not enabled; null: no error",
     ),
     Field("sent_bytes", "long", "payload bytes that the watched end sent, as TCP counts them"),
     Field("received_bytes", "long", "payload bytes that the watched end received, likewise"),
     Field("unacked_bytes", "long", "sent bytes that the peer never acknowledged"),
     Field("retransmits", "long", "retransmitted segments"),
-    Field("unanswered_retransmits", "long", "retransmissions in a row, up to the end, that nothing answered"),
+    Field(
+        "unanswered_retransmits", "long", "consecutive retransmissions before the close without an answer of the peer"
+    ),
     Field("srtt_us", "long", "smoothed round-trip time, µs"),
     Field("keepalive", "boolean", "the kernel probes the peer after a long silence (SO_KEEPALIVE)"),
     Field("user_timeout_ms", "long", "TCP_USER_TIMEOUT; null: not set"),
-    Field("owner_exiting", "boolean", "the socket was closed by the end of its process, not by a close of its own"),
-    Field("owner_ended", "boolean", "the process had ended a second or two after this end was closed"),
+    Field("owner_exiting", "boolean", "true: the exit of the process closed the socket, not a call"),
+    Field("owner_ended", "boolean", "true: a second or two after this end was closed, the process had exited"),
     Field(
         "listener_closed_us",
         "long",
-        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it "
-        "is open, or was closed before the agent started, before those of 256 other ports or by the end of its process",
+        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: open, "
+        "or closed before the agent started, before those of 256 other ports or by the exit of its process",
     ),
 )
 
@@ -303,7 +321,7 @@ NAMED_TOPIC = Struct(
         Field(
             "topic_id",
             "string",
-            "topic id, 32 hexadecimal digits; it gets another name only from a file that contradicts a message",
+            "topic id, 32 hexadecimal digits; its name changes only if a broker's file contradicts a message",
         ),
     )
 )
@@ -318,13 +336,13 @@ OPEN_NOW = Struct(
         Field(
             "workload",
             WORKLOAD,
-            "the process that owns the watched ends, its cmdline and labels left out; all null: any",
+            "the process that owns the watched ends, without cmdline and labels; all null: any process",
         ),
-        Field("local", "string", "address:port of the watched ends; the port of client ends is left out"),
+        Field("local", "string", "address:port of the watched ends; of client ends without the port"),
         Field(
             "peer_network",
             "string",
-            "network of the far ends, as 10.1.2.0/24 or 2001:db8::/64; null: any, of the smallest groups",
+            "network of the far ends, such as 10.1.2.0/24 or 2001:db8::/64; null: sum of the smallest groups",
         ),
         Field("count", "long", "open connections"),
     )
@@ -335,20 +353,22 @@ AGENT = (
     Field(
         "complete_since",
         "long",
-        "losses before it may have been closes or resets, µs since epoch; null: none were",
+        "closes or resets before it may have been lost, µs since epoch; null: none were lost",
     ),
-    Field("complete_until", "long", "all closes and resets up to this time have been sent, µs since epoch"),
+    Field("complete_until", "long", "all closes and resets before it have been sent, µs since epoch"),
     Field("connections", "long", "connections open now"),
-    Field("open", ListOf(OPEN_NOW), "the same, counted"),
+    Field("open", ListOf(OPEN_NOW), "the same, counted in groups"),
     Field(
         "other",
         Counts(),
-        "opens, closes and resets of the interval that have no event of their own, see open_limit and close_limit: "
+        "opens, closes and resets of the interval without an event, see open_limit and close_limit: "
         "open/SIDE, close/SIDE/HOW/CLOSED_BY or reset to count",
     ),
-    Field("losses", Counts(), "what was lost or left out since the start, by reason; all zero is the normal state"),
-    Field("counters", Counts(), "what was done since the start: records, frames, events"),
-    Field("shed", "string", "what is left out above `--cpu-limit`: requests, or topics and requests; null: nothing"),
+    Field("losses", Counts(), "losses since the start, by reason; normally all are zero"),
+    Field("counters", Counts(), "counters since the start: samples, frames, events and others"),
+    Field(
+        "shed", "string", "detail that is left out above `--cpu-limit`: requests, or topics and requests; null: none"
+    ),
     Field("cpu_us", "long", "CPU time of the agent since its start, µs"),
     Field("kernel_us", "long", "run time of its programs in the kernel, µs; null: not measured, see `--kernel-time`"),
     Field("rss_bytes", "long", "resident memory of the agent"),

@@ -34,8 +34,8 @@ Event = dict[str, object]
 
 LOSSES = {
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
-    "flow_limit": "frames counted by side and API only, since `--memory-limit` has no place for them by connection",
-    "topic_limit": "topics of a flow counted in one row without a name, since an event names at most 4096 "
+    "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`",
+    "topic_limit": "topics of a flow summed in one entry without a name: an event has at most 4096, "
     "with 262,144 characters",
 }
 TOPICS, CHARACTERS = 4096, 1 << 18  # most topics that an event names, and most characters of their names

@@ -16,7 +16,7 @@ from kafka_probe.connections.frames import Frames
 Event = dict[str, object]
 
 LOSSES = {
-    "request_shed": "answered requests not looked at for events, because the agent took more CPU than `--cpu-limit`",
+    "request_shed": "requests not considered for events, because the agent took more CPU than `--cpu-limit`",
 }
 # Detail returns after _PATIENCE intervals in a row below half of the limit. Each return doubles the number, up to
 # _MOST_PATIENCE; it is reset once the load stays low with full detail. Detail also returns after _MOST_PATIENCE
@@ -65,7 +65,9 @@ class LoadShedding:
             self._calm = self._below = 0
             if self._taken < len(self._steps):
                 self._taken += 1
-                log.warning("%.1f %% of a core, more than --cpu-limit: without %s.", 100 * cpu_share, self.shed)
+                log.warning(
+                    "CPU use of %.1f %% of a core exceeds --cpu-limit; leaving out %s.", 100 * cpu_share, self.shed
+                )
             return
         self._calm = self._calm + 1 if 2 * cpu_share < self._limit else 0
         self._below += 1
@@ -73,7 +75,7 @@ class LoadShedding:
             return
         self._calm = self._below = 0
         if self._taken:
-            log.info("%.1f %% of a core: with %s again.", 100 * cpu_share, self.shed)
+            log.info("CPU use is %.1f %% of a core; including %s again.", 100 * cpu_share, self.shed)
             self._taken -= 1
             self._patience = min(2 * self._patience, _MOST_PATIENCE)
         else:

@@ -109,13 +109,13 @@ def bounds_of(config: Config) -> Bounds:
         "interpreter, libraries and fixed maps": INTERPRETER_BYTES,
         "frames being decoded": DECODED_BYTES,
         "ring (--ring-size-bytes)": config.ring_size_bytes,
-        "events that wait (--sink-buffer-bytes)": config.sink_buffer_bytes,
+        "waiting events (--sink-buffer-bytes)": config.sink_buffer_bytes,
         "events in transit": IN_TRANSIT_BYTES,
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
         "HTTP answers": HTTP_BYTES,
     }
     if config.spool_dir:
-        fixed["names of files that wait (--spool-dir)"] = SPOOL_FILES * SPOOL_FILE_BYTES
+        fixed["names of spool files (--spool-dir)"] = SPOOL_FILES * SPOOL_FILE_BYTES
     needed = sum(fixed.values()) + LEAST_TABLES_BYTES
     limit = f"--memory-limit {_mib(config.memory_limit)} MiB is too low"
     if config.memory_limit < needed:

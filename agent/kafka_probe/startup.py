@@ -53,13 +53,13 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
         log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
         if config.kernel_time and (refusal := programs.measure()):
-            log.warning("The kernel does not measure how long the programs run: %s.", refusal)
+            log.warning("The kernel does not measure the run time of the programs: %s.", refusal)
         watched = options.ports, config.side, config.netns, options.agent_tgid, bounds.connections
         with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
             try:
                 give_up_all_but(_needed(config))
             except OSError as error:
-                log.warning("Capabilities that are not needed any more stay: capset is refused (%s).", error.strerror)
+                log.warning("The agent keeps capabilities that it no longer needs: capset failed (%s).", error.strerror)
             if config.ready_file:
                 config.ready_file.touch()
             yield programs, listing

@@ -112,4 +112,4 @@ def test_a_kernel_that_refuses_is_asked_once(
     assert asked.translations([one, one]) + asked.translations([one]) == [None, None, None]
     assert Refusing.asked == 1
     (said,) = caplog.messages
-    assert "connection tracking does not answer" in said
+    assert "Connection tracking does not answer" in said

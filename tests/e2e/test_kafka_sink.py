@@ -156,8 +156,8 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
     assert {reason: count for reason, count in sink.losses().items() if count} == {"sink_refused": 1}
     assert sink.counters()["sink_events"] == 99
     assert refusals == 1
-    assert "An event of 7.9 KiB is lost and counted: topic small takes no record so large" in caplog.text
-    assert "raise its max.message.bytes" in caplog.text
+    assert "An event of 7.9 KiB is lost and counted: it is too large for topic small" in caplog.text
+    assert "Raise the topic's max.message.bytes" in caplog.text
 
 
 def incompressible(seq: int) -> dict[str, object]:
@@ -169,7 +169,7 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
 ) -> None:
     caplog.set_level(logging.INFO, "kafka_probe")
     sink = KafkaSink(config(broker, "outage"))
-    assert sink.trouble() == "the brokers of the events have not taken any yet"
+    assert sink.trouble() == "the brokers have not received any events yet"
     sink.send([event(0)])
     wait_until(lambda: sink.counters()["sink_events"] == 1, "the first event delivered")
     wait_until(lambda: sink.trouble() is None, "the sink to know that")
@@ -178,8 +178,8 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
         sink.send([event(seq, padding=50_000)])
         if seq == 20:
             broker.kill()
-    wait_until(lambda: "do not take events" in caplog.text, "a warning")
-    assert sink.trouble() == "the brokers of the events do not take any; the log says why"
+    wait_until(lambda: "do not accept events" in caplog.text, "a warning")
+    assert sink.trouble() == "the brokers do not accept events; see the log"
     broker.start()
     for seq in range(200, 220):
         sink.send([event(seq)])
@@ -188,8 +188,8 @@ def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
     assert read_all(broker.bootstrap, "outage") == list(range(220))
     assert total(sink) == 220
     assert set(sink.losses().values()) == {0}
-    assert caplog.text.count("do not take events") == 1
-    assert caplog.text.count("takes events again") == 1
+    assert caplog.text.count("do not accept events") == 1
+    assert caplog.text.count("accepts events again") == 1
     assert sink.trouble() is None
 
 
@@ -249,7 +249,7 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
     assert read_all(broker.bootstrap, "spooled", "next") == list(range(100))
     assert sink.counters()["sink_spooled_bytes"] == 0
     assert set(sink.losses().values()) == {0}
-    assert "100 events that waited in" in caplog.text
+    assert "Sending 100 events from" in caplog.text
     assert list(spool.iterdir()) == []
 
 
@@ -388,7 +388,7 @@ def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
     for seq in range(3):
         sink.send([event(seq)])
     wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
-    assert sink.trouble() == "the topic of the events refuses them; the log says why"
+    assert sink.trouble() == "the topic refuses the events; see the log"
     sink.close(10)
 
     assert total(sink) == 3
@@ -402,7 +402,7 @@ def test_a_wrong_password_is_a_warning_that_names_the_user(
     monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 1000)
     sink = KafkaSink(credentials(guarded.sasl, "agent", "wrong"))
     sink.send([event(0)])
-    wait_until(lambda: "do not take events" in caplog.text, "a warning", timeout_s=30)
+    wait_until(lambda: "do not accept events" in caplog.text, "a warning", timeout_s=30)
     sink.close(0)
 
     assert "SASL_PLAINTEXT as agent: " in caplog.text

@@ -223,7 +223,7 @@ def test_an_agent_whose_brokers_are_away_is_healthy_and_not_ready(lab: Lab) -> N
     wait_until(lambda: get(f"{lab.url}/readyz").status == 200, "the sink to take events")
     lab.broker.kill()
     wait_until(lambda: get(f"{lab.url}/readyz").status == 503, "the sink to notice")
-    assert get(f"{lab.url}/readyz").text == "the brokers of the events do not take any; the log says why\n"
+    assert get(f"{lab.url}/readyz").text == "the brokers do not accept events; see the log\n"
     assert get(f"{lab.url}/healthz").text == "ok\n"
     ready = "kafka_probe_ready", frozenset[tuple[str, str]]()
     assert lab.metrics()[ready] == 0

@@ -68,7 +68,7 @@ def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_mo
     assert last["losses"]["request_shed"] > 0
     assert last["losses"]["topics_shed"] >= poor
     assert last["node"] != "elsewhere"
-    assert "Changed settings that take effect at the next start: node." in watched.agent.log.read_text()
+    assert "Restart the agent to apply these changed settings: node." in watched.agent.log.read_text()
 
 
 def test_what_was_left_out_returns_when_it_takes_less(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(tmp_path:
         watched.wait_for(told + 5, "reports every tenth of a second", kind="agent")
     (said, *_) = map(json.loads, watched.agent.log.read_text().splitlines())
     assert (said["level"], said["message"]) == (
-        "info", "Read the settings again: interval_s, log_format, log_level changed.",
+        "info", "Settings reloaded: interval_s, log_format, log_level changed.",
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
     with asking(port), watched.agent:
         file.write_text('requests = "none"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
-        said = f"The settings stay as they are. requests in {file}: must be off, all, errors"
+        said = f"Settings not reloaded. requests in {file}: must be off, all, errors"
         wait_until(lambda: said in watched.agent.log.read_text(), "the mistake to be named")
         told = len(watched.events(kind="request"))
         watched.wait_for(told + 1, "requests to be told still", kind="request")

@@ -264,7 +264,7 @@ def test_off_is_off_though_yaml_takes_it_for_false(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "reason"),
     [
-        ({}, "Name the brokers that take the events"),
+        ({}, "Name the brokers that receive the events"),
         ({**BROKERS, "serviceMonitor": {"enabled": True}}, "serviceMonitor.enabled needs listen.tokenSecret.name"),
         ({**BROKERS, "listen": {"tlsSecret": "tls"}}, "listen.tlsSecret needs"),
         ({**BROKERS, "listen": {"clientCertificates": True}}, "listen.clientCertificates needs listen.tlsSecret"),

@@ -165,7 +165,7 @@ def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:
 def test_a_reload_reads_the_settings_again(machine: Machine) -> None:
     before = machine.show("MainPID")
     machine.run("echo 'requests = \"errors\"' >>/etc/kafka-probe/kafka-probe.toml; systemctl reload kafka-probe")
-    wait_until(lambda: "Read the settings again: requests changed" in machine.log(), "the service to read them")
+    wait_until(lambda: "Settings reloaded: requests changed" in machine.log(), "the service to read them")
     assert machine.show("MainPID") == before
 
 
@@ -196,7 +196,7 @@ def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
     wait_until(lambda: bool(told_to(broker, network)), "its events to come to the broker", every_s=1)
     with network.inside():
         broker.stop()
-    wait_until(lambda: "do not take events" in machine.log(), "the service to notice that the broker is away")
+    wait_until(lambda: "do not accept events" in machine.log(), "the service to notice that the broker is away")
     machine.run("systemctl stop kafka-probe")
     assert machine.show("Result") == "success"
     assert machine.spooled()

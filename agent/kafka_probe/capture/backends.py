@@ -118,7 +118,7 @@ def attach(hook: Hook, program: bpf.Program) -> int:
 def refusal(backend: str, btf: Btf) -> str:
     """Return why this kernel does not support the backend; empty if it does."""
     if backend == "fentry" and not btf.has_function(SAFE_TRAMPOLINES):
-        return "its trampolines crash when one is freed that still runs (mended by e21d2b92354b, 5.12)"
+        return "this kernel crashes if it frees a trampoline that still runs (fixed in 5.12 by e21d2b92354b)"
     for hook in BACKENDS[backend]:
         try:
             program = load(hook, link.Linked(_RETURN_0), btf)

@@ -73,7 +73,7 @@ def create_map(name: str, facts: Map) -> int:
     try:
         return bpf.create_map(name, *astuple(facts))
     except OSError as error:
-        memory = "; before kernel 5.11 maps are locked memory: raise `ulimit -l`, or take a smaller --ring-size-bytes"
+        memory = "; before kernel 5.11 maps are locked memory: raise `ulimit -l`, or set a smaller --ring-size-bytes"
         raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None
 
 

@@ -34,7 +34,7 @@ from kafka_probe.errors import StartError
 ORDER = tuple(BACKENDS)
 LOSSES = {
     **sample.LOSSES,
-    "program_skipped": "calls or ends that the kernel did not show, for it was showing another on the same CPU",
+    "program_skipped": "calls and closes without a run of their program, because another program ran on the same CPU",
 }
 _MAPS = 3  # events, counters, conns
 _COUNTERS, _CONNECTIONS = 1, 2

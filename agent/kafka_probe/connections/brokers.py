@@ -114,7 +114,7 @@ class BrokerFiles:
         self._refused += 1
         if self._refused == 1:
             log.warning(
-                "The files of process %d may not be read, which name its topics: ids stay without names until "
-                "a message brings them; run as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH",
+                "The files of process %d may not be read: its topic ids have no names until a message contains them. "
+                "Run the agent as root, or with CAP_SYS_PTRACE and CAP_DAC_READ_SEARCH.",
                 pid,
             )

@@ -19,7 +19,9 @@ log = logging.getLogger("kafka_probe")
 
 Translation = dict[str, str]
 
-LOSSES = {"nat_not_asked": "connections opened so many at a time that `--conntrack` did not ask for them: nat is null"}
+LOSSES = {
+    "nat_not_asked": "connections that `--conntrack` did not look up, because too many opened at a time: nat is null"
+}
 
 ASKED_AT_ONCE = 1000  # queries per call; each takes about two milliseconds
 
@@ -65,7 +67,7 @@ class Conntrack:
         except (self._error, OSError) as error:
             if getattr(error, "code", None) != errno.ENOENT:
                 self._refused = True
-                log.warning("nat of new connections stays unknown: connection tracking does not answer: %s", error)
+                log.warning("Connection tracking does not answer, so nat of new connections is null: %s", error)
             return None
         beyond = self._netlink.NFCTAttrTuple.from_netlink(family, found.get_attr(wanted))
         local, peer = (

@@ -23,8 +23,8 @@ from kafka_probe.protocol.schemas import apis
 
 Event = dict[str, object]
 LOSSES = {
-    "request_limit": "requests without an event, because `--memory-limit` has no place for more in flight",
-    "request_topic_limit": "`request` events that name 4096 of their topics and partitions only",
+    "request_limit": "requests without an event, because those in flight exceed `--memory-limit`",
+    "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions",
 }
 ROWS = 4096  # most entries of topics and partitions in an event
 _WAITING_BYTES = 512  # memory of a waiting request besides its shape

@@ -26,8 +26,8 @@ Samples = npt.NDArray[Any]
 
 LOSSES = {
     **reassembly.LOSSES,
-    "frame_truncated": "frames that broke off, or of which too little was copied: counted, some topics may be missing",
-    "frame_malformed": "frames whose bytes are not what Kafka defines: counted, what stands behind the flaw is missing",
+    "frame_truncated": "frames that ended early, or of which too little was copied: counted, but topics may be missing",
+    "frame_malformed": "frames that violate Kafka's definition: counted, but fields after the violation are missing",
 }
 _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malformed"}
 

@@ -131,7 +131,7 @@ def main() -> None:
     for each in waiting.values():
         write(each)
     if refused:
-        print(f"without CAP_SYS_ADMIN {refused} network namespaces cannot be entered", file=sys.stderr)
+        print(f"{refused} network namespaces cannot be entered without CAP_SYS_ADMIN", file=sys.stderr)
 
 
 if __name__ == "__main__":

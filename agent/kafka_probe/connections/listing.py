@@ -75,8 +75,8 @@ class Listing:
         self._output.seek(0)
         self._errors.seek(0)
         said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-        if said := said or (f"the list ended with status {status}" if status else ""):
-            log.warning("connections that are open already are seen when they first speak or end: %s", said)
+        if said := said or (f"the lister exited with status {status}" if status else ""):
+            log.warning("Connections that are already open appear only with their next payload or close: %s", said)
         return iter(()) if status else iter(self._output)
 
     def _read(self, listed: dict[str, Any]) -> tuple[Identity, Owner]:

@@ -22,8 +22,8 @@ Integers = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 
 LOSSES = {
-    "frame_incomplete": "frames that lost one of their samples, and are not counted: see ring_full",
-    "frame_limit": "unfinished frames that `--memory-limit` has no place for, the oldest first; not counted",
+    "frame_incomplete": "frames of which a sample was lost; not counted: see ring_full",
+    "frame_limit": "unfinished frames that exceed `--memory-limit`, the oldest first; not counted",
 }
 _BEGUN_BYTES = 768  # memory of an unfinished frame besides its data
 

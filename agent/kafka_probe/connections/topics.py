@@ -17,9 +17,8 @@ from kafka_probe.protocol.facts import Facts, TopicFacts, text_bytes
 from kafka_probe.shares import Shares
 
 LOSSES = {
-    "topic_name_limit": "names of topic ids that were forgotten, the least recently used first, or found no place: see "
-    "`--memory-limit`",
-    "topic_name_conflict": "topic ids that got a second, different name, one of which is false: they have none since",
+    "topic_name_limit": "names of topic ids that exceed `--memory-limit`, the least recently used first",
+    "topic_name_conflict": "topic ids with two different names, one of which is false: they have no name since then",
 }
 _NAME_BYTES = 640  # memory of an id besides its name,
 _CLUSTER_BYTES = 64  # and of each cluster of a name besides the cluster id

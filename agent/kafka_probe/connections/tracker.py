@@ -36,13 +36,13 @@ Event = dict[str, object]
 LOSSES = {
     **conntrack.LOSSES,
     "connection_unknown": "frames and ends of connections whose first sample was lost: see ring_full",
-    "close_unknown": "connections that are gone and did not say how, because that sample was lost: see ring_full",
-    "connection_limit": "connections that `--memory-limit` has no place for; their frames are `connection_unknown`",
-    "open_limit": "opened connections without an event, for the same reason: `other` of `agent` counts them",
-    "close_limit": "closed connections without an event, likewise",
-    "reset_limit": "resets without an event, likewise",
-    "text_limit": "client ids, software, cluster ids and groups of connections, likewise: they are null",
-    "partition_limit": "partitions of fetch sessions, likewise: requests do not count for them",
+    "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
+    "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
+    "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
+    "close_limit": "closed connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
+    "reset_limit": "resets without an event, beyond `--memory-limit`: counted in `other` of `agent`",
+    "text_limit": "client ids, software, cluster ids and groups of connections that exceed `--memory-limit`: null",
+    "partition_limit": "partitions of fetch sessions that exceed `--memory-limit`: requests do not count for them",
 }
 
 

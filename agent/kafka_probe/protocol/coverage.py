@@ -78,7 +78,7 @@ def _header_only(api: Api, *, response: bool) -> bool:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kafka_probe.protocol.coverage", description=__doc__)
-    parser.add_argument("--json", type=Path, help="write the table there, too")
+    parser.add_argument("--json", type=Path, help="also write the table to this file")
     options = parser.parse_args(arguments)
     for row in _rows():
         print("{:>3} {:29} {:6} request: {}\n{:40} response: {}".format(*row[:4], "", row[4]))

@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--jars", type=Path, default=Path("build/jars"), help="folder that holds the kafka-clients jars"
     )
-    parser.add_argument("--check", action="store_true", help="only say whether the files are what the jars give")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if the files differ from the jars")
     options = parser.parse_args(arguments)
     try:
         files = build(options.jars)
@@ -158,7 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     stale = [path for path, text in files.items() if not path.exists() or path.read_text() != text]
     if options.check and stale:
-        print(f"{stale[0].name} is not what the jars give: run this without --check", file=sys.stderr)
+        print(f"{stale[0].name} differs from the jars: run this without --check", file=sys.stderr)
         return 1
     for path in stale:
         path.write_text(files[path])

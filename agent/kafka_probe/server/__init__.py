@@ -5,4 +5,6 @@ connections and the time of the loop's last turn. It never changes the agent, an
 Its libraries are imported only where a server is created, so that an agent without a server does not load them.
 """
 
-LOSSES = {"server_behind": "events that the HTTP server's sums lack, because its thread fell behind: see `--cpu-limit`"}
+LOSSES = {
+    "server_behind": "events missing in the HTTP server's sums, because its thread fell behind: see `--cpu-limit`"
+}

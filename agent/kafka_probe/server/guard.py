@@ -77,8 +77,8 @@ class Guard:
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if scope["path"].startswith("/") and all(map(self._knows, named)):
             return None
-        advice = "Ask by an IP address or localhost, or give the agent this name with --http-host."
-        return Json({"error": f"The agent does not answer to this host name. {advice}"}, 421)
+        advice = "Use an IP address or localhost, or allow this name with --http-host."
+        return Json({"error": f"The agent does not accept this host name. {advice}"}, 421)
 
     def _knows(self, host: str) -> bool:
         found = _HOST.fullmatch(host)
@@ -92,7 +92,9 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> Response | None:
         if self._certificates and not scope["state"][CERTIFIED]:
-            return Json({"error": "Show a certificate of an authority in the agent's --listen-clientcafile."}, 403)
+            return Json(
+                {"error": "Send a client certificate signed by an authority in the agent's --listen-clientcafile."}, 403
+            )
         header = Headers(scope=scope).get("authorization", "").encode("latin-1")
         if self._header and not secrets.compare_digest(header, self._header):
             error = {"error": "Send the agent's token: Authorization: Bearer TOKEN."}

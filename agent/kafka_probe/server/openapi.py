@@ -30,9 +30,9 @@ class Text:
 
 
 TEXTS = (
-    Text("/healthz", "Whether the capture loop turns.", failing=True, open=True),
-    Text("/readyz", "Whether the agent is attached and its sink takes events.", failing=True, open=True),
-    Text("/metrics", "The metrics, for Prometheus."),
+    Text("/healthz", "Check that the capture loop runs.", failing=True, open=True),
+    Text("/readyz", "Check that the agent is attached and its sink takes events.", failing=True, open=True),
+    Text("/metrics", "Return the metrics in the format of Prometheus."),
 )
 OPEN = frozenset(text.path for text in TEXTS if text.open)
 """Paths that need neither token nor certificate, because their responses contain nothing about the traffic."""
@@ -52,37 +52,37 @@ def document(*, token: bool) -> Schema:
 
 def _text(text: Text, guarded: bool) -> Schema:
     words = {"content": {"text/plain": {"schema": {"type": "string"}}}}
-    failing = {"503": {"description": "no; the text says why", **words}} if text.failing else {}
+    failing = {"503": {"description": "no; the text is the reason", **words}} if text.failing else {}
     return _get(text.doc, {"200": {"description": "yes", **words}, **failing}, guarded)
 
 
 def _list(resource: Resource, guarded: bool) -> Schema:
     answer = _object(
         {
-            "total": {"type": "integer", "description": "rows that fit, on all pages"},
-            "offset": {"type": "integer", "description": "how many of them come before these"},
+            "total": {"type": "integer", "description": "number of matching rows, on all pages"},
+            "offset": {"type": "integer", "description": "number of matching rows before this page"},
             "rows": {"type": "array", "items": _struct(resource.fields)},
         }
     )
     bad = _object({"error": {"type": "string"}})
-    responses = {"200": _json("a page of rows", answer), "400": _json("a parameter that cannot be used", bad)}
+    responses = {"200": _json("a page of rows", answer), "400": _json("an unknown parameter, or an invalid value", bad)}
     filters = (
-        _parameter(path, {"type": SCALARS[kind]}, "only rows with this value; may be repeated")
+        _parameter(path, {"type": SCALARS[kind]}, "return only rows with this value; may be repeated")
         for path, kind in resource.filters.items()
     )
     parameters = [
         _parameter(
             "limit",
             {"type": "integer", "minimum": 1, "maximum": MOST, "default": LIMIT},
-            f"most rows; a page ends earlier where it would exceed {PAGE_BYTES >> 20} MiB",
+            f"most rows of the page; it ends earlier if it would exceed {PAGE_BYTES >> 20} MiB",
         ),
-        _parameter("offset", {"type": "integer", "minimum": 0, "default": 0}, "rows to skip"),
+        _parameter("offset", {"type": "integer", "minimum": 0, "default": 0}, "number of rows to skip"),
         _parameter(
             "sort",
             {"enum": [f"{sign}{path}" for path in resource.orders for sign in ("", "-")]},
-            f"order of the rows; with a dash the largest first; offset and limit end within {SORTED:,} rows then",
+            f"field to sort by, descending after a dash; offset and limit together are at most {SORTED:,} then",
         ),
-        _parameter("internal", {"type": "boolean", "default": False}, "also kafka-probe's own"),
+        _parameter("internal", {"type": "boolean", "default": False}, "include kafka-probe's own rows"),
         *filters,
     ]
     return _get(resource.doc, responses, guarded, parameters)
@@ -90,9 +90,12 @@ def _list(resource: Resource, guarded: bool) -> Schema:
 
 def _get(doc: str, responses: Schema, guarded: bool, parameters: Iterable[Schema] = ()) -> Schema:
     security: Schema = {"security": [{"token": []}]} if guarded else {}
-    refusals = {"421": "a Host that the agent does not know, see --http-host", "429": "too much at once"}
+    refusals = {
+        "421": "a host name that the agent does not accept, see --http-host",
+        "429": "too many requests at once",
+    }
     if guarded:
-        refusals["401"] = "no token, or not the right one"
+        refusals["401"] = "no token, or a wrong one"
     refused = {status: _json(doc, _object({"error": {"type": "string"}})) for status, doc in refusals.items()}
     return {"get": {"summary": doc, "parameters": list(parameters), "responses": responses | refused, **security}}
 

@@ -139,13 +139,17 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
         elif name in filters:
             wanted[*name.split("."),].add(_value(name, text, filters[name]))
             if sum(map(len, wanted.values())) > FILTERS:
-                raise BadQueryError(f"A request may filter by {FILTERS} values; ask several times for more.")
+                raise BadQueryError(
+                    f"A request may have at most {FILTERS} filter values; send several requests for more."
+                )
         else:
             known = ", ".join(("limit", "offset", "sort", "internal", *filters))
-            raise BadQueryError(f"There is no parameter {name}; there are {known}.")
+            raise BadQueryError(f"Unknown parameter {name}; choose from {known}.")
     query = Query(wanted, **shape)
     if query.sort and query.offset + query.limit > SORTED:
-        raise BadQueryError(f"Only the first {SORTED:,} rows can be asked for sorted; filter them, or leave out sort.")
+        raise BadQueryError(
+            f"Only the first {SORTED:,} rows of a sorted list are available; add a filter, or leave out sort."
+        )
     return query
 
 

@@ -72,14 +72,16 @@ def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> Row:
     }
 
 
-_TOPIC = Field("topic", "string", "topic name, or its id while that has no name; other: topics beyond the limit")
+_TOPIC = Field(
+    "topic", "string", "topic name, or the topic id while its name is unknown; other: topics beyond the limit"
+)
 
 RESOURCES = (
     Resource(
         "/api/v1/connections",
-        "The open connections.",
+        "List the open connections.",
         (
-            Field("since", "long", "when it was seen first, µs since epoch; it is at least that old"),
+            Field("since", "long", "time when it was first seen, µs since epoch; it may be older"),
             *_named(COMMON, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
             *_named(COMMON, "workload", "client", "opaque"),
             *_named(OPEN, "found", "handshake_us", "cookie"),
@@ -90,7 +92,7 @@ RESOURCES = (
     ),
     Resource(
         "/api/v1/clients",
-        "Who writes and reads what: the last clients that spoke within the last hour; none by TLS.",
+        "List the clients of the last hour with their topics; clients that use TLS are missing.",
         (
             Field("since", "long", "start of the first interval in which it was active, µs since epoch"),
             Field("ts", "long", "end of the last interval in which it was active, µs since epoch"),
@@ -102,7 +104,11 @@ RESOURCES = (
             *_named(COMMON, "workload"),
             *_named(FLOW, "requests", "request_bytes", "response_bytes"),
             *_named(FLOW_TOPIC.fields, "records"),
-            Field("topics", ListOf(Struct((Field("topic", "string", "name, or id"),))), "the first 1,000 it named"),
+            Field(
+                "topics",
+                ListOf(Struct((Field("topic", "string", "name, or id"),))),
+                "the first 1,000 topics in its requests",
+            ),
         ),
         lambda view: tuple(view.clients),
         _client,
@@ -110,10 +116,10 @@ RESOURCES = (
     ),
     Resource(
         "/api/v1/topics",
-        "What is done to which topic by which API, on either side, by the workloads that are there.",
+        "List the traffic of each topic by side and API, with the workloads that cause it.",
         (
-            Field("since", "long", "start of the first interval in which it was named, µs since epoch"),
-            Field("ts", "long", "end of the last interval in which it was named, µs since epoch"),
+            Field("since", "long", "start of the first interval with a request for it, µs since epoch"),
+            Field("ts", "long", "end of the last interval with a request for it, µs since epoch"),
             *_named(COMMON, "side"),
             _TOPIC,
             *_named(FLOW_TOPIC.fields, "topic_id"),
@@ -125,12 +131,12 @@ RESOURCES = (
                 ListOf(
                     Struct(
                         (
-                            Field("workload", "string", "what runs the pod, pod, container or unit, as in the metrics"),
+                            Field("workload", "string", "owner of the pod, pod, container or unit, as in the metrics"),
                             Field("comm", "string", "command name of its main thread"),
                         )
                     )
                 ),
-                "who did it",
+                "workloads that use the topic",
             ),
         ),
         _topics,

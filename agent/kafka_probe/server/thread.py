@@ -66,7 +66,7 @@ class Server:
         self._tls = Tls.of(config)
         if not (address.loopback or config.listen_token or config.listen_clientcafile):
             raise UsageError(
-                f"--listen {address} lets other hosts in: give them a token (KAFKA_PROBE_LISTEN_TOKEN), ask for their "
+                f"--listen {address} admits other hosts: set a token (KAFKA_PROBE_LISTEN_TOKEN), require client "
                 "certificates (--listen-clientcafile), or listen on 127.0.0.1."
             )
         self._address = address
@@ -147,7 +147,7 @@ class Server:
             with asyncio.Runner(loop_factory=lambda: loop) as runner:
                 runner.run(server.serve([self._socket]))
         except Exception:
-            log.exception("nobody is served any more on %s", self._address)
+            log.exception("The HTTP server on %s failed; restart the agent.", self._address)
             self._socket.close()
 
 
@@ -159,5 +159,5 @@ def _socket(address: Address) -> Listener:
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
         raise StartError(
-            f"Cannot listen on {address}: {reason}; name another address by --listen, or --listen off."
+            f"Cannot listen on {address}: {reason}; set another address with --listen, or use --listen off."
         ) from None

@@ -31,7 +31,7 @@ class Tls:
             return cls(config.listen_certfile, config.listen_keyfile, config.listen_clientcafile)
         for setting in ("listen_keyfile", "listen_clientcafile"):
             if getattr(config, setting) is not None:
-                raise UsageError(f"{setting} is of no use without listen_certfile.")
+                raise UsageError(f"{setting} has no effect without listen_certfile.")
         return None
 
     def renew(self) -> None:
@@ -44,9 +44,9 @@ class Tls:
             self._made(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # try first: a wrong key would break the context in use
             self._made(self.context)
         except UsageError as error:
-            log.error("The server goes on with the certificates that it has. %s", error)
+            log.error("Certificates of --listen not reloaded; the server keeps the old ones. %s", error)
         else:
-            log.info("Read the certificates of --listen again.")
+            log.info("Certificates of --listen reloaded.")
 
     def _made(self, context: ssl.SSLContext) -> ssl.SSLContext:
         try:

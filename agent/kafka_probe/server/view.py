@@ -52,7 +52,7 @@ class View:
         """Return the reason why the agent is not alive; None if it is, or is still starting."""
         turned_s = self.agent.turned_s
         silent_s = 0.0 if turned_s is None else time.monotonic() - turned_s
-        return f"the capture loop has not turned for {silent_s:.0f} s" if silent_s > STALLED_S else None
+        return f"the capture loop has not run for {silent_s:.0f} s" if silent_s > STALLED_S else None
 
     def unready(self) -> str | None:
         """Return the reason why the agent is not ready; None if it captures and its sink takes events."""

@@ -43,7 +43,7 @@ def open_directory(directory: Path) -> int:
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (owner := os.fstat(opened).st_uid) != me:
         os.close(opened)
-        reason = f"user {owner} owns it, the agent is user {me}"
+        reason = f"user {owner} owns it, but the agent runs as user {me}"
         raise NotPrivateError(reason, f"`chown -R {me} {directory}` if nobody else uses it, or name another directory")
     return opened
 
@@ -53,10 +53,12 @@ def _require_own_path(directory: Path) -> None:
     for above in _above(directory, directory.resolve()):
         found = above.lstat()
         if found.st_uid not in (0, os.geteuid()):
-            reason = f"user {found.st_uid} owns {above} and can exchange what is below it"
-            raise NotPrivateError(reason, "name a directory below those of root, or of the agent's user")
+            reason = f"user {found.st_uid} owns {above} and can replace its contents"
+            raise NotPrivateError(reason, "name a directory whose parents belong to root or to the agent's user")
         if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-            raise NotPrivateError(f"others can write {above}", f"`chmod go-w {above}`, or name another directory")
+            raise NotPrivateError(
+                f"other users can write to {above}", f"`chmod go-w {above}`, or name another directory"
+            )
 
 
 def _above(directory: Path, target: Path) -> Iterator[Path]:
@@ -88,7 +90,7 @@ def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
             continue
         if not expected(name) or not _is_own_file(found):
             remedy = "move it away if it is not the agent's, or name an empty directory"
-            raise NotPrivateError(f"it holds {name!r}, which is not one of this user's spool files", remedy)
+            raise NotPrivateError(f"it contains {name!r}, which is not one of this user's spool files", remedy)
 
 
 def _is_own_file(found: os.stat_result) -> bool:
@@ -102,7 +104,7 @@ def read_file(opened: int, name: str, limit_bytes: int) -> bytes:
     try:
         found = os.fstat(file)
         if not _is_own_file(found):
-            raise NotPrivateError("it is no regular file of this user", "remove it")
+            raise NotPrivateError("it is not a regular file of this user", "remove it")
         if found.st_size > limit_bytes:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return os.read(file, found.st_size)

@@ -56,7 +56,7 @@ class KafkaSink:
         self._record_bytes = BATCH_BYTES
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
-        self._trouble: str | None = "the brokers of the events have not taken any yet"
+        self._trouble: str | None = "the brokers have not received any events yet"
         self._client_says = _LastMessages()
         self._outbox = Outbox(config.sink_buffer_bytes, self._spool)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
@@ -112,8 +112,8 @@ class KafkaSink:
                 lost.append((parts[0], "sink_refused"))
                 self._warn(
                     "large",
-                    f"An event of {written_size(ByteSize(len(parts[0].lines)))} is lost and counted: topic "
-                    f"{self._config.topic} takes no record so large ({_said(error)}): raise its max.message.bytes.",
+                    f"An event of {written_size(ByteSize(len(parts[0].lines)))} is lost and counted: it is too large "
+                    f"for topic {self._config.topic} ({_said(error)}). Raise the topic's max.message.bytes.",
                 )
             except errors.KafkaError as error:
                 lost.append((parts[0], self._given_up(error)))
@@ -208,13 +208,13 @@ class KafkaSink:
             if isinstance(error, errors.RetriableError):
                 raise
             # The topic may exist nevertheless; the first write shows it.
-            self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); it is used if it exists.")
+            self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); the agent uses it if it exists.")
 
     def _given_up(self, error: Exception) -> str:
         """Drop the producer of a refused record, and return the reason under which the record's loss is counted."""
         from kafka import errors
 
-        self._trouble = "the topic of the events refuses them; the log says why"
+        self._trouble = "the topic refuses the events; see the log"
         self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
         self._drop_producer()
         self._stopping.wait(RETRY_S)
@@ -230,16 +230,17 @@ class KafkaSink:
 
     def _warn_away(self, error: Exception) -> None:
         config = self._config
-        self._trouble = "the brokers of the events do not take any; the log says why"
+        self._trouble = "the brokers do not accept events; see the log"
         # kafka-python often reports a refused password as a closed connection, so the message contains the user, too.
         user = f" as {config.sasl_plain_username}" if config.sasl_plain_username else ""
         protocol = config.security_protocol or "PLAINTEXT"
         on_disk = f" and {written_size(config.spool_bytes)} in {config.spool_dir}" if config.spool_dir else ""
         self._warn(
             "away",
-            f"The brokers {','.join(config.bootstrap_servers)} do not take events ({protocol}{user}: "
-            f"{self._client_says.last or _said(error)}): check address and security settings; meanwhile up to "
-            f"{written_size(config.sink_buffer_bytes)} wait in memory{on_disk}, what comes after is lost and counted.",
+            f"Brokers {','.join(config.bootstrap_servers)} do not accept events ({protocol}{user}: "
+            f"{self._client_says.last or _said(error)}); retrying. Check address and security settings. Up to "
+            f"{written_size(config.sink_buffer_bytes)} of events wait in memory{on_disk}; further events are lost and "
+            "counted.",
             again_s=math.inf,
         )
 
@@ -256,7 +257,7 @@ class KafkaSink:
             for kind in ended:
                 del self._warned[kind]
             self._client_says.last = ""
-            log.info("Topic %s takes events again.", self._config.topic)
+            log.info("Topic %s accepts events again.", self._config.topic)
 
 
 class _LastMessages(logging.Handler):

@@ -34,13 +34,13 @@ RETRY_S = 1.0
 EXIT_S = 10.0
 
 LOSSES = {
-    "sink_buffer_full": "events that found no space, or no share of their peer, while the sink was away or slow: see "
-    "`--spool-dir`, `--sink-buffer-bytes`",
-    "sink_event_too_large": "events of more than 4 MiB, as of requests for very many partitions of long names",
-    "sink_refused": "events that the brokers refused, as those too large for the topic; the log says why",
-    "sink_send_failed": "events that could not be sent, or whose reader went away",
-    "sink_unsent_at_exit": "events that waited when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
-    "sink_spool_damaged": "events on disk that could not be read back: the log says which file was damaged or removed",
+    "sink_buffer_full": "events beyond the buffer, or beyond the share of their peer, while the sink was slow or "
+    "unreachable: see `--spool-dir`, `--sink-buffer-bytes`",
+    "sink_event_too_large": "events of more than 4 MiB, such as requests for very many partitions with long names",
+    "sink_refused": "events that the brokers refused, such as those too large for the topic: see the log",
+    "sink_send_failed": "events that could not be sent, or whose reader closed the pipe",
+    "sink_unsent_at_exit": "events not delivered when the agent stopped: see `--spool-dir`, `--flush-timeout-s`",
+    "sink_spool_damaged": "events on disk that could not be read back: the log names the damaged or removed file",
 }
 
 

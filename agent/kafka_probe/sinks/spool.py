@@ -64,12 +64,14 @@ class Spool:
         try:
             self.left = deque(self._open())
         except BlockingIOError:
-            raise StartError(f"{directory} is the spool of another agent: give each its own --spool-dir.") from None
+            raise StartError(
+                f"{directory} is the spool of another agent: give each agent its own --spool-dir."
+            ) from None
         except OSError as error:
             remedy = error.remedy if isinstance(error, NotPrivateError) else "name a directory that the agent may write"
             raise StartError(f"The spool {directory} cannot be used ({error.strerror}): {remedy}.") from None
         if self.left:
-            log.info("%d events that waited in %s go first.", sum(one.events for one in self.left), directory)
+            log.info("Sending %d events from %s first.", sum(one.events for one in self.left), directory)
 
     def write(self, batch: Batch, free_bytes: int) -> Segment | None:
         """Write a batch durably to disk. Return None if it takes more than `free_bytes` or the disk refuses it."""
@@ -85,7 +87,7 @@ class Spool:
             self._create(name, content)
         except OSError as error:
             self.failures += 1
-            consequence = "events wait in memory, and what does not fit there is lost and counted"
+            consequence = "events wait in memory; those beyond --sink-buffer-bytes are lost and counted"
             self._warn("written", f"cannot be written ({error.strerror}): {consequence}")
             return None
         self._works("written")
@@ -101,7 +103,7 @@ class Spool:
         if events > segment.events:  # more than were written: the file was changed
             lines, events = b"", 0
         if events < segment.events:
-            self._warn("read", f"has lost {segment.name} or a part of it: the events are counted")
+            self._warn("read", f"lost {segment.name} or a part of it; the lost events are counted")
         else:
             self._works("read")
         return Batch(lines, events, segment.key)

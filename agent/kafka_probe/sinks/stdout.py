@@ -57,7 +57,7 @@ class StdoutSink:
         return {"sink_events": self._outbox.events_delivered, "sink_bytes": self._outbox.bytes_delivered}
 
     def trouble(self) -> str | None:
-        return "nobody reads standard output any more" if self._broken else None
+        return "the reader closed standard output" if self._broken else None
 
     def _deliver(self, batch: Batch) -> None:
         if not self._broken:

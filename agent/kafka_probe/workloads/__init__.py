@@ -24,8 +24,8 @@ from kafka_probe.workloads.workload import NOBODY, Workload, cut_texts, workload
 __all__ = ["NOBODY", "Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present", "workload_bytes"]
 
 LOSSES = {
-    "workload_limit": "connections without their process, and processes without the names of their pod, since "
-    "`--memory-limit` has no place for them: null"
+    "workload_limit": "connections without their process, and processes without the names of their pod, "
+    "because they exceed `--memory-limit`: null"
 }
 
 

@@ -24,7 +24,7 @@ from kafka_probe.workloads.pods import Pods, described
 
 Setting = Literal["auto", "on", "off"]
 
-LOSSES = {"kubernetes_failed": "attempts to learn the names of this node's pods that failed: the log says what to do"}
+LOSSES = {"kubernetes_failed": "failed attempts to get the names of this node's pods: see the log"}
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """Directory in which Kubernetes puts the credentials of a pod."""
@@ -134,7 +134,7 @@ class PodWatch:
             raise ApiException(http_resp=answer)
         listed = orjson.loads(answer.data)
         if not listed["items"]:
-            raise NoPodsError(f"the API server knows no pod on a node {self._node}")
+            raise NoPodsError(f"the API server has no pod on a node {self._node}")
         self._pods.replace(map(described, listed["items"]))
         version: str = listed["metadata"]["resourceVersion"]
         return version
@@ -166,12 +166,12 @@ class PodWatch:
         remedy = _remedy(error)
         if remedy != self._told:
             self._told = remedy
-            log.warning("new pods stay without names: %s: %s", _cause(error), remedy)
+            log.warning("New pods have no names: %s: %s", _cause(error), remedy)
 
     def _recovered(self) -> None:
         if self._told:
             self._told = None
-            log.info("new pods have names again")
+            log.info("New pods have names again.")
 
 
 def _remedy(error: Exception) -> str:
@@ -180,7 +180,7 @@ def _remedy(error: Exception) -> str:
         case ImportError():
             return "pip install '.[kubernetes]' in kafka-probe's clone, or set --kubernetes off"
         case NoPodsError():
-            return "name the node as Kubernetes does, by --node or the variable NODE_NAME"
+            return "set --node or the variable NODE_NAME to the name of the node in Kubernetes"
     by_status = _REMEDIES.get(getattr(error, "status", None))
     return by_status or "check network and service account, or the kubeconfig, or set --kubernetes off"
 

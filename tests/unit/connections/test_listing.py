@@ -105,7 +105,7 @@ def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
 def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
     assert listed(port, Path("/proc/self/ns/nothing")) == []
     (said,) = caplog.messages
-    assert said.startswith("connections that are open already are seen when they first speak or end: ")
+    assert said.startswith("Connections that are already open appear only with their next payload or close: ")
     assert "/proc/self/ns/nothing" in said
 
 
@@ -115,7 +115,7 @@ def test_a_list_whose_process_was_killed_is_said_in_the_log(port: int, caplog: p
         listing._process.wait()
         assert listing.take(100) == []
     (said,) = caplog.messages
-    assert said.endswith(": the list ended with status -9")
+    assert said.endswith(": the lister exited with status -9")
 
 
 def test_a_kernel_that_does_not_list_tcp_is_an_error_and_no_empty_list() -> None:

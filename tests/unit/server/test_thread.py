@@ -124,7 +124,7 @@ def test_an_agent_is_healthy_while_its_loop_turns() -> None:
         served.agent.turned_s = time.monotonic() - STALLED_S - 5
         for path in ("/healthz", "/readyz"):
             answer = served.get(path)
-            assert (answer.status, answer.text) == (503, "the capture loop has not turned for 35 s\n")
+            assert (answer.status, answer.text) == (503, "the capture loop has not run for 35 s\n")
 
 
 def test_an_agent_that_starts_is_healthy_but_not_ready() -> None:
@@ -149,7 +149,7 @@ def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
 
     monkeypatch.setattr("uvicorn.Server.serve", broken)
     with serving() as served:
-        wait_until(lambda: "nobody is served any more on 127.0.0.1:" in caplog.text, "the reason")
+        wait_until(lambda: "The HTTP server on 127.0.0.1:" in caplog.text, "the reason")
         served.hand_over([flow()])
         with pytest.raises(URLError, match="refused"):
             served.get("/healthz")
@@ -171,9 +171,7 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     address = Address("127.0.0.1", free_port())
     first = Server(Config(), address)
     try:
-        with pytest.raises(
-            StartError, match=rf"Cannot listen on {address}: Address already in use; name another .*off"
-        ):
+        with pytest.raises(StartError, match=rf"Cannot listen on {address}: Address already in use; set another .*off"):
             Server(Config(), address)
     finally:
         first.close()
@@ -181,7 +179,7 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
 
 
 def test_an_address_of_nobody_is_said_with_what_to_do() -> None:
-    with pytest.raises(StartError, match=r"Cannot listen on nowhere.invalid:9465: .*; name another"):
+    with pytest.raises(StartError, match=r"Cannot listen on nowhere.invalid:9465: .*; set another"):
         Server(Config(listen_token=TOKEN), Address("nowhere.invalid", 9465))
 
 
@@ -277,10 +275,10 @@ def test_a_renewed_certificate_is_shown_and_one_that_does_not_fit_its_key_is_not
         with pytest.raises(URLError, match="CERTIFICATE_VERIFY_FAILED"):
             served.get("/healthz", tls=trusting)
         file.write_bytes(other.sign("server").read_bytes())
-        wait_until(lambda: "Read the certificates of --listen again." in caplog.text, "the new one to be read")
+        wait_until(lambda: "Certificates of --listen reloaded." in caplog.text, "the new one to be read")
         assert served.get("/healthz", tls=trusting).status == 200
         file.write_bytes(other.certificate.read_bytes())
-        wait_until(lambda: "goes on with the certificates that it has. listen_certfile" in caplog.text, "the warning")
+        wait_until(lambda: "the server keeps the old ones. listen_certfile" in caplog.text, "the warning")
         assert served.get("/healthz", tls=trusting).status == 200
 
 
@@ -358,8 +356,8 @@ def test_beyond_this_host_a_certificate_is_enough(authority: Authority) -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"listen_keyfile": "key"}, "listen_keyfile is of no use without listen_certfile."),
-        ({"listen_clientcafile": "ca.pem"}, "listen_clientcafile is of no use without listen_certfile."),
+        ({"listen_keyfile": "key"}, "listen_keyfile has no effect without listen_certfile."),
+        ({"listen_clientcafile": "ca.pem"}, "listen_clientcafile has no effect without listen_certfile."),
         ({"listen_certfile": "nowhere"}, "listen_certfile nowhere cannot be used with its key: .*No such file"),
         ({"listen_certfile": "ca.pem"}, "listen_certfile ca.pem cannot be used with its key: "),
         (

@@ -58,7 +58,7 @@ def test_a_directory_of_another_user_is_refused_and_left_as_it_is(tmp_path: Path
     directory.mkdir(mode=0o755)
     os.chown(directory, STRANGER, STRANGER)
     assert refusal(directory) == (
-        f"The spool {directory} cannot be used (user {STRANGER} owns it, the agent is user 0): "
+        f"The spool {directory} cannot be used (user {STRANGER} owns it, but the agent runs as user 0): "
         f"`chown -R 0 {directory}` if nobody else uses it, or name another directory."
     )
     assert mode_of(directory) == 0o755
@@ -71,7 +71,7 @@ def test_a_directory_below_one_that_others_can_write_is_refused(tmp_path: Path, 
     directory.mkdir(parents=True)
     above = directory.parents[depth - 1]
     above.chmod(mode)
-    assert f"(others can write {above}): `chmod go-w {above}`, or name another directory." in refusal(directory)
+    assert f"(other users can write to {above}): `chmod go-w {above}`, or name another directory." in refusal(directory)
     above.chmod(mode | 0o1000)
     Spool(directory, MIB).close()
 
@@ -80,7 +80,7 @@ def test_a_directory_below_one_that_others_can_write_is_refused(tmp_path: Path, 
 def test_a_directory_below_that_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "home" / "spool").mkdir(parents=True)
     os.chown(tmp_path / "home", STRANGER, STRANGER)
-    assert f"(user {STRANGER} owns {tmp_path}/home and can exchange what is below it)" in refusal(
+    assert f"(user {STRANGER} owns {tmp_path}/home and can replace its contents)" in refusal(
         tmp_path / "home" / "spool"
     )
 
@@ -97,7 +97,7 @@ def test_a_link_is_followed_only_if_nobody_else_can_exchange_it(tmp_path: Path) 
     assert f"user {STRANGER} owns {link}" in refusal(link)
     (tmp_path / "target").chmod(0o777)
     (tmp_path / "outer").symlink_to(tmp_path / "target")
-    assert f"others can write {tmp_path}/target" in refusal(tmp_path / "outer" / "spool")
+    assert f"other users can write to {tmp_path}/target" in refusal(tmp_path / "outer" / "spool")
 
 
 @pytest.mark.root
@@ -145,7 +145,7 @@ def test_what_others_planted_before_the_start_is_refused_and_named(
     directory.chmod(0o777)
     plant(directory / NAME)
     assert refusal(directory) == (
-        f"The spool {directory} cannot be used (it holds '{NAME}', which is not one of this user's spool files): "
+        f"The spool {directory} cannot be used (it contains '{NAME}', which is not one of this user's spool files): "
         "move it away if it is not the agent's, or name an empty directory."
     )
     assert mode_of(directory) == 0o777  # it may be /tmp
@@ -181,7 +181,7 @@ def test_what_is_planted_later_is_neither_waited_for_nor_sent(tmp_path: Path, pl
 )
 def test_a_name_that_no_spool_gives_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(gzip.compress(b"{}\n"))
-    assert f"it holds {name!r}," in refusal(tmp_path)
+    assert f"it contains {name!r}," in refusal(tmp_path)
 
 
 def test_the_top_of_a_file_system_can_be_a_spool(tmp_path: Path) -> None:
@@ -259,5 +259,5 @@ def test_a_directory_that_becomes_unsafe_while_the_agent_runs_is_not_used_again(
     (tmp_path / "a" / "spool").rmdir()
     (tmp_path / "a").chmod(0o777)
     assert spool.write(Batch(b"{}\n", 1, "a"), MIB) is None
-    assert f"cannot be written (others can write {tmp_path}/a)" in caplog.text
+    assert f"cannot be written (other users can write to {tmp_path}/a)" in caplog.text
     spool.close()

@@ -97,14 +97,14 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
         sink = KafkaSink(config)
         sink.send([{"agent_id": "x"}] * 2)
         sink.send([{"agent_id": "x"}])
-        wait_until(lambda: "do not take events" in caplog.text, "a warning")
+        wait_until(lambda: "do not accept events" in caplog.text, "a warning")
         sink.close(0)
         assert set(sink.losses().values()) == {0}
         assert len(list(tmp_path.iterdir())) == files
         assert sink.counters()["sink_waiting_bytes"] == 0
         assert sink.counters()["sink_spooled_bytes"] == files * 4096
-    assert f"up to 32 MiB wait in memory and 1 GiB in {tmp_path}, what comes after is lost" in caplog.text
-    assert f"3 events that waited in {tmp_path} go first." in caplog.text
+    assert f"Up to 32 MiB of events wait in memory and 1 GiB in {tmp_path}; further events are lost" in caplog.text
+    assert f"Sending 3 events from {tmp_path} first." in caplog.text
 
 
 @pytest.mark.parametrize("breaks", ["__init__", "send"])
@@ -138,7 +138,7 @@ def test_what_breaks_inside_the_client_is_said_and_another_producer_tried(
     sink._topic_ensured = True
     sink.send([{"agent_id": "x"}])
     wait_until(lambda: len(producers) == 2, "a second producer")
-    assert sink.trouble() == "the brokers of the events do not take any; the log says why"
+    assert sink.trouble() == "the brokers do not accept events; see the log"
     sink.close(0)
     assert "AssertionError: a task is closed while it runs" in caplog.text
     assert sink.losses()["sink_unsent_at_exit"] == 1

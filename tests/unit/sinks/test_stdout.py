@@ -31,7 +31,7 @@ def test_a_reader_that_has_gone_asks_the_agent_to_stop_and_the_rest_is_counted()
     assert sink.trouble() is None
     sink.send([{"seq": 0}])
     assert gone.wait(5)
-    assert sink.trouble() == "nobody reads standard output any more"
+    assert sink.trouble() == "the reader closed standard output"
     sink.send([{"seq": 1}])
     sink.close(5)
     os.close(write)

@@ -231,7 +231,7 @@ def test_a_server_that_is_away_at_first_is_found_when_it_is_there(
     watching.learns(first)
     server.put(pod(second))
     watching.learns(second)
-    wait_until(lambda: "new pods have names again" in caplog.text, "the good news")
+    wait_until(lambda: "New pods have names again" in caplog.text, "the good news")
     assert len(warnings()) == 1
 
 
@@ -279,7 +279,10 @@ def test_a_node_without_pods_has_another_name(
     watching = watch(node="node-1.example.org")
     wait_until(lambda: watching.failed > 1, "several attempts")
     (warning,) = warnings()
-    assert "knows no pod on a node node-1.example.org: name the node as Kubernetes does, by --node" in warning
+    assert (
+        "has no pod on a node node-1.example.org: set --node or the variable NODE_NAME to the name of the node"
+        in warning
+    )
 
 
 def test_a_server_whose_certificate_nobody_signed_is_not_believed(
