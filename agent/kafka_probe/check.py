@@ -129,15 +129,15 @@ def packages() -> Finding:
     """Check for the Python packages that the agent imports."""
     agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "pyroute2", "rich")
     names = (*agent, "prometheus-client", "starlette", "uvicorn")
-    there: list[str] = []
+    present: list[str] = []
     absent: list[str] = []
     for name in names:
         try:
-            there.append(f"{name} {metadata.version(name)}")
+            present.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             absent.append(name)
     remedy = f"pip install {' '.join(absent)}"
-    return Finding("packages", not absent, f"absent: {', '.join(absent)}" if absent else ", ".join(there), remedy)
+    return Finding("packages", not absent, f"absent: {', '.join(absent)}" if absent else ", ".join(present), remedy)
 
 
 def brokers(config: Config) -> Finding:
@@ -160,8 +160,8 @@ CAPTURE = (system, btf, privileges, lockdown, bpfcc)
 def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
     """Yield all findings, in the order in which to repair them."""
     host = host or Host()
-    for look in (*CAPTURE, cgroups):
-        yield look(host)
+    for check in (*CAPTURE, cgroups):
+        yield check(host)
     yield backends()
     yield packages()
     yield brokers(config)
@@ -170,7 +170,7 @@ def findings(config: Config, host: Host | None = None) -> Iterator[Finding]:
 def require_capture(host: Host | None = None) -> None:
     """Raise `StartError`, a sentence with the remedy, if this host cannot capture."""
     host = host or Host()
-    for look in CAPTURE:
-        finding = look(host)
+    for check in CAPTURE:
+        finding = check(host)
         if not finding.ok:
             raise StartError(f"Cannot capture, {finding.name}: {finding.detail}; {finding.remedy}.")

@@ -377,9 +377,9 @@ def load(
     )
     values: dict[str, object] = {}
     written: dict[str, str] = {}
-    for layer, place in layers:
+    for layer, source_of in layers:
         for name, value in layer.items():
-            values[name], written[name] = value, place(name)
+            values[name], written[name] = value, source_of(name)
     try:
         return Config(**values)  # type: ignore[arg-type]  # validated here
     except ValidationError as error:

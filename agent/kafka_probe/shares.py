@@ -38,21 +38,21 @@ class Shares:
     Remembers the last `PEERS` peers that tried; a forgotten peer starts again with its full share.
     """
 
-    def __init__(self, place_bytes: int) -> None:
-        self._place_bytes = place_bytes
-        self._taken: dict[str, tuple[int, int]] = {}  # bytes of a peer, and `gone` when that was computed
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._taken: dict[str, tuple[int, int]] = {}  # bytes of a peer, and `freed` when that was computed
 
-    def take(self, peer: str, size: int, used: int, gone: int = 0) -> bool:
+    def take(self, peer: str, size: int, used: int, freed: int = 0) -> bool:
         """Take `size` bytes for a peer; return False if its share does not suffice.
 
-        used: bytes of the budget in use; gone: bytes that were freed so far.
+        used: bytes of the budget in use; freed: bytes that were freed so far.
         """
-        if used <= self._place_bytes // 2:
+        if used <= self._budget_bytes // 2:
             return True
-        taken, gone_then = self._taken.pop(peer, (0, gone))
-        taken = max(0, taken - (gone - gone_then) // 4)
-        fits = taken + size <= self._place_bytes // 8
-        self._taken[peer] = taken + size * fits, gone
+        taken, freed_then = self._taken.pop(peer, (0, freed))
+        taken = max(0, taken - (freed - freed_then) // 4)
+        fits = taken + size <= self._budget_bytes // 8
+        self._taken[peer] = taken + size * fits, freed
         if len(self._taken) > PEERS:
             del self._taken[next(iter(self._taken))]
         return fits
@@ -68,7 +68,7 @@ class SharedBudget:
         self._limit_bytes = limit_bytes
         self._losses = losses
         self._shares = Shares(limit_bytes)
-        self._gone_bytes = 0
+        self._freed_bytes = 0
         self._lock = RLock()
         self.used_bytes = 0
 
@@ -76,7 +76,7 @@ class SharedBudget:
         """Take `size` bytes for a peer. If they do not fit, add `times` to the loss and return False."""
         with self._lock:
             fits = self.used_bytes + size <= self._limit_bytes and self._shares.take(
-                peer, size, self.used_bytes, self._gone_bytes
+                peer, size, self.used_bytes, self._freed_bytes
             )
             self.used_bytes += size * fits
         if not fits:
@@ -87,4 +87,4 @@ class SharedBudget:
         """Return bytes to the budget."""
         with self._lock:
             self.used_bytes -= size
-            self._gone_bytes += size
+            self._freed_bytes += size

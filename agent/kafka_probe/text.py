@@ -19,7 +19,7 @@ MESSAGE_LIMIT = 8192
 
 _CUT = "…"
 _NOT_PLAIN_ASCII = re.compile(rb"[\x7f-\xff]+")
-_BLANK = frozenset(
+_INVISIBLE = frozenset(
     map(chr, (0x034F, 0x115F, 0x1160, 0x17B4, 0x17B5, 0x2800, 0x3164, 0xFFA0, 0x16FE4, 0x1D159))
 ) | frozenset(map(chr, (*range(0x180B, 0x1810), *range(0xFE00, 0xFE10), *range(0xE0100, 0xE01F0))))
 """Letters, marks and symbols without a visible form, such as fillers and variation selectors."""
@@ -60,7 +60,7 @@ def _escaped(text: str, escape: Callable[[str], str]) -> str:
     shown, marks = [], 0
     for char in text:
         marks = marks + 1 if category(char) in ("Mn", "Me") else 0
-        visible = char.isprintable() and char not in _BLANK and marks <= _MARKS_IN_A_ROW
+        visible = char.isprintable() and char not in _INVISIBLE and marks <= _MARKS_IN_A_ROW
         shown.append(char if visible else escape(char))
     return "".join(shown)
 

@@ -70,8 +70,8 @@ class Row:
 class TrafficTable:
     """Holds rows summed from `flow` events, and the seconds that they cover.
 
-    internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `beyond` counts requests
-    of rows beyond ROWS_KEPT; `ended` counts closed connections that were not decoded, by `opaque`.
+    internal: the rows include kafka-probe's own traffic; else `left_out` counts its requests. `excess_requests`
+    counts requests of rows beyond ROWS_KEPT; `ended` counts closed connections that were not decoded, by `opaque`.
     """
 
     def __init__(self, *, internal: bool = False) -> None:
@@ -79,7 +79,7 @@ class TrafficTable:
         self.seconds = 0.0
         self.lost = 0
         self.left_out = 0
-        self.beyond = 0
+        self.excess_requests = 0
         self.ended: Counter[str] = Counter()
         self._internal = internal
 
@@ -106,7 +106,7 @@ class TrafficTable:
             whole = len(topics) == 1
             key, requests = _key(flow, topic), (flow if whole else topic).get("requests") or 0
             if key not in self.rows and len(self.rows) >= ROWS_KEPT:
-                self.beyond += requests
+                self.excess_requests += requests
                 continue
             row = self.rows.setdefault(key, Row())
             row.requests += requests
@@ -225,7 +225,7 @@ def json_lines(traffic: TrafficTable) -> Iterator[bytes]:
             }
         )
     if left_out := rows[ROWS_SHOWN:]:
-        requests = sum(row.requests for _, row in left_out) + traffic.beyond
+        requests = sum(row.requests for _, row in left_out) + traffic.excess_requests
         yield encode({"rows_left_out": len(left_out), "requests": requests})
 
 
@@ -234,8 +234,8 @@ def _footer(traffic: TrafficTable, shown_rows: int, connections: Iterable[Connec
     parts = [f"{len(traffic.rows)} rows over {traffic.seconds:.1f} s, lost: {traffic.lost or 'nothing'}"]
     if left_out := len(traffic.rows) - shown_rows:
         parts.append(f"{_counted(left_out, 'row')} with fewer requests left out")
-    if traffic.beyond:
-        parts.append(f"{_counted(traffic.beyond, 'request')} of further rows not counted")
+    if traffic.excess_requests:
+        parts.append(f"{_counted(traffic.excess_requests, 'request')} of further rows not counted")
     found = Counter(connection.opaque for connection in connections if not connection.internal)
     if not traffic.rows:
         parts.append(f"no requests on {_counted(found.total(), 'open connection')}")

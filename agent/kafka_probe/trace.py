@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kafka_probe.sinks import Event
 
 COLUMNS = "{:15} {:10} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
-WORDS = {
+LABELS = {
     "group": "group",
     "instance_id": "instance",
     "transactional_id": "txn",
@@ -67,11 +67,11 @@ def line(event: Event) -> str:
 
 
 def _about(event: Mapping[str, Any]) -> str:
-    words = [_topic(topic) for topic in event.get("topics") or ()]
-    words += [f"{word}={shown(event[name])}" for name, word in WORDS.items() if event.get(name) is not None]
-    words += [f"{shown(name)} x{count}" for name, count in (event.get("error_names") or {}).items()]
+    parts = [_topic(topic) for topic in event.get("topics") or ()]
+    parts += [f"{label}={shown(event[name])}" for name, label in LABELS.items() if event.get(name) is not None]
+    parts += [f"{shown(name)} x{count}" for name, count in (event.get("error_names") or {}).items()]
     status = event.get("status")
-    return ", ".join(words + ([] if status in (None, "complete") else [f"({status})"]))
+    return ", ".join(parts + ([] if status in (None, "complete") else [f"({status})"]))
 
 
 def _topic(topic: Mapping[str, Any]) -> str:

@@ -50,7 +50,7 @@ def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset
     """
     program = _Program(version, api.flexible(version), hidden)
     fields = fields_of(api, response=response, version=version)
-    last = max((place for place, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
+    last = max((index for index, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
     if api.flexible_response_header(version) if response else program.flexible:
         program.add_tags(())
     if response and api.key == ApiKey.API_VERSIONS:

@@ -20,7 +20,7 @@ from kafka_probe.protocol.schemas import Api, apis
 
 _OF_RECORDS = "records, bytes, magic, codec, producer id and epoch, transactional"
 # The order of roles in the table: parts, then facts of the frame, then measures.
-_ORDER = {role: place for place, role in enumerate((*Part, *Fact, *MeasureKind))}
+_ORDER = {role: index for index, role in enumerate((*Part, *Fact, *MeasureKind))}
 
 
 def coverage() -> list[dict[str, Any]]:

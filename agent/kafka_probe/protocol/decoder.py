@@ -22,11 +22,11 @@ class Readers(dict[tuple[bool, int, int], tuple[Reader, Status]]):
     """
 
     def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind) -> None:
-        self._asked = POSITIVE.union(kinds)
+        self._kinds = POSITIVE.union(kinds)
 
     def __missing__(self, which: tuple[bool, int, int]) -> tuple[Reader, Status]:
-        plan = plan_for(*which).only(self._asked)
-        reader = self[which] = compiled(plan.steps, self._asked), plan.done
+        plan = plan_for(*which).only(self._kinds)
+        reader = self[which] = compiled(plan.steps, self._kinds), plan.done
         return reader
 
 
@@ -51,12 +51,12 @@ def decode(
     version = answered_version(api_key, api_version, data) if response else api_version
     reader, status = readers[response, api_key, version]
     end = len(data)
-    at, place, malformed, said, located, skipped = reader(data, end)
+    at, position, malformed, contents, located, skipped = reader(data, end)
     stopped_at = None
-    if place is not None:
+    if position is not None:
         status = Status.MALFORMED if malformed or copied_all else Status.TRUNCATED
-        stopped_at = place.field(end - at)
-    if place is None or not place.decides:
+        stopped_at = position.field(end - at)
+    if position is None or not position.decides:
         skipped.append((at, end))
-    facts = _new(Facts, (response, api_key, api_version, status, stopped_at, *said))
+    facts = _new(Facts, (response, api_key, api_version, status, stopped_at, *contents))
     return _new(Decoded, (facts, end, at, located, skipped))

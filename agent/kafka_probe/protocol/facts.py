@@ -281,8 +281,8 @@ class Facts(NamedTuple):
 
     def _keys(self, key_type: int) -> tuple[str, ...]:
         """Return the keys of a FindCoordinator request that have this type; its version 0 contains groups only."""
-        asked = self.number(Fact.KEY_TYPE) if self.api_version else _KEY_IS_GROUP
-        return self.texts(Fact.KEY) if asked == key_type and not self.response else ()
+        requested = self.number(Fact.KEY_TYPE) if self.api_version else _KEY_IS_GROUP
+        return self.texts(Fact.KEY) if requested == key_type and not self.response else ()
 
 
 class Shape(NamedTuple):
@@ -330,4 +330,4 @@ def _value(measure: Measure, data: bytes) -> int:
     raw = data[measure.offset : measure.offset + measure.width]
     if measure.encoding is Encoding.SIGNED:
         return int.from_bytes(raw, "big", signed=True)
-    return sum((byte & 0x7F) << 7 * place for place, byte in enumerate(raw)) - 1
+    return sum((byte & 0x7F) << 7 * index for index, byte in enumerate(raw)) - 1

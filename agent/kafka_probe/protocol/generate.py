@@ -102,12 +102,13 @@ def _definitions(jar: Path) -> Definitions:
 
 def _eras(newest: Definition | None, older: Definition | None) -> Iterator[list[Any]]:
     """Yield the definitions that describe one direction of an API, each as an era of the versions taken from it."""
-    taken = parse_range(newest["validVersions"]) if newest else None
-    if newest and taken:
-        yield _era(newest, taken)
-    known = parse_range(older["validVersions"]) if older else None
-    if older and known and (taken is None or known[0] < taken[0]):
-        yield _era(older, (known[0], min(known[1], taken[0] - 1) if taken else known[1]))
+    newest_versions = parse_range(newest["validVersions"]) if newest else None
+    if newest and newest_versions:
+        yield _era(newest, newest_versions)
+    older_versions = parse_range(older["validVersions"]) if older else None
+    if older and older_versions and (newest_versions is None or older_versions[0] < newest_versions[0]):
+        until = newest_versions[0] - 1 if newest_versions else older_versions[1]
+        yield _era(older, (older_versions[0], min(older_versions[1], until)))
 
 
 def _era(definition: Definition, versions: Range) -> list[Any]:

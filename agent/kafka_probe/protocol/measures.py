@@ -64,14 +64,14 @@ class Numbers:
             return np.empty(0, np.int64)
         which = (np.asarray(self._firsts)[shapes] - counts.cumsum() + counts).repeat(counts)
         which += np.arange(total)
-        places = starts.repeat(counts)
-        places += np.asarray(self._offsets)[which]
-        words = windows(data, places, WORD_BYTES)[:, 0]
+        positions = starts.repeat(counts)
+        positions += np.asarray(self._offsets)[which]
+        words = windows(data, positions, WORD_BYTES)[:, 0]
         widths: npt.NDArray[Any] = np.asarray(self._widths)[which]
         values: Integers = words.view(">i8") >> 8 * (WORD_BYTES - widths)
         compact = np.flatnonzero(np.asarray(self._compact)[which])
         if len(compact):
             widths = widths[compact]
             sevens = words[compact].view("<i8") & _SEVENS[widths]
-            values[compact] = sum(sevens >> place & 0x7F << 7 * place for place in range(widths.max())) - 1
+            values[compact] = sum(sevens >> index & 0x7F << 7 * index for index in range(widths.max())) - 1
         return values

@@ -161,13 +161,13 @@ def _holds(versions: tuple[int, int] | None, version: int) -> bool:
 
 
 def _only(kinds: Collection[MeasureKind], step: Step) -> Step:
-    asked = not isinstance(step.role, MeasureKind) or step.role in kinds
+    wanted = not isinstance(step.role, MeasureKind) or step.role in kinds
     inner = tuple(_only(kinds, each) for each in step.inner)
-    return replace(step, role=step.role if asked else None, inner=inner)
+    return replace(step, role=step.role if wanted else None, inner=inner)
 
 
 def _until_last_role(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    end = max((place for place, step in enumerate(steps, 1) if _has_role(step)), default=0)
+    end = max((index for index, step in enumerate(steps, 1) if _has_role(step)), default=0)
     return steps[:end]
 
 

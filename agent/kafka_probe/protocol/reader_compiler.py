@@ -1,7 +1,7 @@
 """Compiles a plan to one Python function that reads a frame's data: a table-driven reader takes six times as long.
 
-A reader takes (data, end) and returns the offset where it stopped and its results, (at, place, malformed, contents,
-located, skipped), see decoded.py; place is None at the plan's end. Inside the reader, a field that the data's end cuts
+A reader takes (data, end) and returns the offset where it stopped and its results, (at, position, malformed, contents,
+located, skipped), see decoded.py; position is None at the plan's end. In the reader, a field that the data's end cuts
 raises IndexError or struct.error, and an invalid value raises ValueError; the number of that line identifies the field.
 
 The size of the data bounds the cost of a frame, whatever lengths and counts the frame claims: a reader reads nothing
@@ -62,7 +62,7 @@ def compiled(steps: tuple[Step, ...], kinds: Collection[MeasureKind] = frozenset
     """Return the reader for a plan's steps; from record sets it reads RECORD_BYTES and measures of these kinds."""
     writer = _Writer(kinds)
     writer.steps(steps)
-    namespace: dict[str, Any] = {**_NAMES, **writer.constants, "PLACES": writer.places}
+    namespace: dict[str, Any] = {**_NAMES, **writer.constants, "POSITIONS": writer.positions}
     exec("\n".join([_HEAD, *writer.lines, _TAIL]), namespace)
     reader: Reader = namespace["reader"]
     return reader
@@ -71,7 +71,7 @@ def compiled(steps: tuple[Step, ...], kinds: Collection[MeasureKind] = frozenset
 _HEAD = """\
 def reader(data, end):
     values = []; errors = []; topics = []; forgotten = []; record_sets = []; located = []; skipped = []
-    place = into = None
+    position = into = None
     malformed = False
     at = 0
     try:
@@ -80,13 +80,13 @@ _BEGIN_TOPIC = "name = topic_id = None; partitions = []; topic_errors = []"
 _END_TOPIC = "into.append(new(TopicFacts, (name, topic_id, tuple(partitions), tuple(topic_errors)))); into = None"
 _TAIL = f"""\
     except (IndexError, StructError, ValueError) as stop:
-        place = PLACES[stop.__traceback__.tb_lineno - {_HEAD.count(chr(10)) + 2}]
+        position = POSITIONS[stop.__traceback__.tb_lineno - {_HEAD.count(chr(10)) + 2}]
         malformed = isinstance(stop, ValueError)
         if into is not None: {_END_TOPIC}
         for each in topics, forgotten:
             if each[-1:] == UNNAMED: del each[-1]
     contents = tuple(values), counted(errors) if errors else (), tuple(topics), tuple(forgotten), tuple(record_sets)
-    return at, place, malformed, contents, located, skipped
+    return at, position, malformed, contents, located, skipped
 """
 _CODES = {(1, True): "b", (2, True): "h", (2, False): "H", (4, True): "i", (8, True): "q"}
 _OF_RECORDS = {MeasureKind.RECORDS: "records", MeasureKind.BATCHES: "batches"}
@@ -113,7 +113,7 @@ class _Writer:
     def __init__(self, kinds: Collection[MeasureKind]) -> None:
         self._kinds = kinds
         self.lines: list[str] = []
-        self.places: list[Position] = []
+        self.positions: list[Position] = []
         self.constants: dict[str, object] = {}
         self._path: tuple[str, ...] = ()
         self._depth = 2
@@ -203,10 +203,10 @@ class _Writer:
             self._line(f"n *= {element.size}")
             self._skip_n()
             return
-        left = f"left_{self._depth}"
-        self._line(f"{left} = n")
-        with self._block(f"while {left} > 0:"):
-            self._line(f"{left} -= 1")
+        remaining = f"remaining_{self._depth}"
+        self._line(f"{remaining} = n")
+        with self._block(f"while {remaining} > 0:"):
+            self._line(f"{remaining} -= 1")
             _WRITERS[element.form](self, element)
 
     def struct(self, step: Step) -> None:
@@ -237,8 +237,8 @@ class _Writer:
         with self._block("for _ in range(n):"):
             self._line("n, at = uvarint(data, at)")
             self._line(f"{size}, at = uvarint(data, at)")
-            for place, field in enumerate(step.inner):
-                with self._block(f"{'el' * bool(place)}if n == {field.tag}:"):
+            for index, field in enumerate(step.inner):
+                with self._block(f"{'el' * bool(index)}if n == {field.tag}:"):
                     # Its size may exceed the copied bytes: nested tags that the version does not have are not copied.
                     self.steps((field,))
             with self._block("else:"):
@@ -247,7 +247,7 @@ class _Writer:
 
     def _line(self, text: str, skipped: tuple[tuple[str, int], ...] = (), *, decides: bool = True) -> None:
         self.lines.append("    " * self._depth + text)
-        self.places.append(Position(self._path, skipped, decides))
+        self.positions.append(Position(self._path, skipped, decides))
 
     def _constant(self, value: object) -> str:
         name = f"C{len(self.constants)}"

@@ -106,8 +106,8 @@ class ShapeTable:
             ids[rest] = self._find(layout[rest], data, starts[rest], widths[rest])
         new: dict[bytes, int] = {}
         for frame in np.flatnonzero(ids == _UNKNOWN).tolist():
-            own = data[starts[frame] :][: lengths[frame]].tobytes()
-            ids[frame] = self._see(int(keys[frame]), own, int(widths[frame]), new)
+            content = data[starts[frame] :][: lengths[frame]].tobytes()
+            ids[frame] = self._see(int(keys[frame]), content, int(widths[frame]), new)
         for width, some in groupby(sorted(new, key=len), len):
             self._known.setdefault(width, _Keys(width)).add({key: new[key] for key in some})
         return ids
@@ -160,8 +160,8 @@ class ShapeTable:
     def _key(self, layout: int, data: bytes, width: int) -> bytes:
         """Return the key of one frame under a layout, as `_find` computes it for many."""
         mask, _ = self._layouts[layout]
-        left = int.from_bytes(data, "little") & int.from_bytes(mask, "little")
-        return left.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
+        kept = int.from_bytes(data, "little") & int.from_bytes(mask, "little")
+        return kept.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
 
 
 class _Keys:
@@ -187,10 +187,10 @@ class _Keys:
 
     def find(self, keys: Words) -> Integers:
         """Return the id of each key, -1 if unknown: the hash finds the candidate, a comparison of bytes confirms it."""
-        places = self._hashes.searchsorted(self._hash(keys))
-        np.minimum(places, len(self._ids) - 1, out=places)
-        known = (self._keys.take(places, axis=0) == keys).all(axis=1)
-        return np.where(known, self._ids.take(places), _UNKNOWN)
+        indices = self._hashes.searchsorted(self._hash(keys))
+        np.minimum(indices, len(self._ids) - 1, out=indices)
+        known = (self._keys.take(indices, axis=0) == keys).all(axis=1)
+        return np.where(known, self._ids.take(indices), _UNKNOWN)
 
     def _hash(self, keys: Words) -> Words:
         # 32-bit halves: in a product modulo 2**64, the high bits of a whole word affect only the high bits of the hash.

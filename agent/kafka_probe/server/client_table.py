@@ -60,13 +60,13 @@ class ClientKey(NamedTuple):
 class ClientEntry:
     """The traffic of one client. since, ts: start of its first and end of its last active interval, µs since epoch.
 
-    heard_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
+    last_seen_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
     """
 
     workload: Mapping[str, Any]
     since: int
     ts: int = 0
-    heard_us: int = 0
+    last_seen_us: int = 0
     internal: bool = False
     role: Activity = Activity.NOTHING
     group: str | None = None
@@ -144,12 +144,12 @@ class ClientTable:
         client.add(flow)
         self._count(client.workload, client.size, 1)
         self._count(*before, -1)
-        client.heard_us = self._passed_us
+        client.last_seen_us = self._passed_us
         while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
 
     def _forget(self, before_us: int) -> None:
-        while self._clients and next(iter(self._clients.values())).heard_us < before_us:
+        while self._clients and next(iter(self._clients.values())).last_seen_us < before_us:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:

@@ -66,7 +66,7 @@ def application(
     async def landing(_: Request) -> Response:
         return HTMLResponse(_LANDING)
 
-    asked = Starlette(
+    application = Starlette(
         routes=[
             Route("/", landing),
             Route("/openapi.json", described),
@@ -75,8 +75,8 @@ def application(
         ],
         exception_handlers={query.BadQueryError: _bad_query, HTTPException: _refused},
     )
-    asked.router.redirect_slashes = False  # its redirects contain the Host of the request
-    return Guard(asked, health, token, hosts, certificates=certificates)
+    application.router.redirect_slashes = False  # its redirects contain the Host of the request
+    return Guard(application, health, token, hosts, certificates=certificates)
 
 
 class _Chunked(Response):
@@ -162,7 +162,7 @@ class _Lists:
         self._making = asyncio.Lock()
 
     async def answer(self, resource: query.Resource, request: Request) -> ASGIApp:
-        asked = query.read(resource, request.query_params.multi_items())
+        wanted = query.read(resource, request.query_params.multi_items())
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             if self._under_way >= LISTS_AT_ONCE:
@@ -171,7 +171,7 @@ class _Lists:
             self._under_way += 1
             try:
                 async with self._making:
-                    page = orjson.dumps(await query.page(resource, self._view, asked))
+                    page = orjson.dumps(await query.page(resource, self._view, wanted))
                 await _Chunked(page, media_type="application/json")(scope, receive, send)
             finally:
                 self._under_way -= 1

@@ -32,7 +32,7 @@ class PacedSelector(EpollSelector):
     def __init__(self) -> None:
         super().__init__()
         self.cpu_s = 0.0
-        self._looked_s = time.monotonic()
+        self._updated_s = time.monotonic()
         self._credit_s = CPU_BURST_S
 
     def select(self, timeout: float | None = None) -> list[tuple[object, int]]:  # type: ignore[override]  # narrower types
@@ -50,9 +50,9 @@ class PacedSelector(EpollSelector):
 
     def _account(self) -> float:
         cpu_s, now_s = time.thread_time(), time.monotonic()
-        credit_s = self._credit_s + CPU_SHARE * (now_s - self._looked_s) - (cpu_s - self.cpu_s)
+        credit_s = self._credit_s + CPU_SHARE * (now_s - self._updated_s) - (cpu_s - self.cpu_s)
         self._credit_s = min(CPU_BURST_S, max(-_PAUSE_S * CPU_SHARE, credit_s))
-        self.cpu_s, self._looked_s = cpu_s, now_s
+        self.cpu_s, self._updated_s = cpu_s, now_s
         return self._credit_s
 
 
@@ -61,13 +61,13 @@ class Rate:
 
     def __init__(self) -> None:
         self._tokens = float(REQUESTS_AT_ONCE)
-        self._looked_s = time.monotonic()
+        self._updated_s = time.monotonic()
 
     def take(self) -> bool:
         """Take one token and return True; return False if there is none."""
         now_s = time.monotonic()
-        self._tokens = min(REQUESTS_AT_ONCE, self._tokens + REQUESTS_PER_S * (now_s - self._looked_s))
-        self._looked_s = now_s
+        self._tokens = min(REQUESTS_AT_ONCE, self._tokens + REQUESTS_PER_S * (now_s - self._updated_s))
+        self._updated_s = now_s
         if self._tokens < 1:
             return False
         self._tokens -= 1

@@ -60,7 +60,7 @@ def histogram(name: str) -> Callable[[View], Samples]:
     return read
 
 
-def told(name: str, per: int = 1) -> Callable[[View], Samples]:
+def reported(name: str, per: int = 1) -> Callable[[View], Samples]:
     """Return a function that reads a number of the last `agent` event; a null gives no sample."""
 
     def read(view: View) -> Samples:
@@ -223,15 +223,15 @@ METRICS = (
         "most label sets of each table, see --metrics-series",
         lambda view: [((), view.traffic.limit)],
     ),
-    Metric("cpu_seconds_total", "counter", (), "CPU time of the agent", told("cpu_us", 1_000_000)),
+    Metric("cpu_seconds_total", "counter", (), "CPU time of the agent", reported("cpu_us", 1_000_000)),
     Metric(
         "kernel_seconds_total",
         "counter",
         (),
         "run time of the agent's BPF programs; absent unless measured, see --kernel-time",
-        told("kernel_us", 1_000_000),
+        reported("kernel_us", 1_000_000),
     ),
-    Metric("resident_memory_bytes", "gauge", (), "resident memory of the agent", told("rss_bytes")),
+    Metric("resident_memory_bytes", "gauge", (), "resident memory of the agent", reported("rss_bytes")),
     Metric(
         "start_time_seconds",
         "gauge",
@@ -244,7 +244,7 @@ METRICS = (
         "gauge",
         (),
         "end of the last interval, seconds since epoch",
-        told("ts", 1_000_000),
+        reported("ts", 1_000_000),
     ),
     Metric(
         "ready",

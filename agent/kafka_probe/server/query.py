@@ -72,15 +72,15 @@ class Query:
     def fits(self, row: Row) -> bool:
         return all(any(value in given for value in _values(row, path)) for path, given in self.wanted.items())
 
-    def place(self, row: Row) -> tuple[bool, Any]:
+    def sort_key(self, row: Row) -> tuple[bool, Any]:
         """Return the sort key of a row. Rows without a value come last in both directions."""
         value = next(_values(row, self.sort or ()), None)
         return (value is None) != self.descending, value
 
-    def first(self, placed: list[tuple[tuple[bool, Any], Any]]) -> list[tuple[tuple[bool, Any], Any]]:
+    def first(self, keyed: list[tuple[tuple[bool, Any], Any]]) -> list[tuple[tuple[bool, Any], Any]]:
         """Sort pairs of sort key and item in place, and return those up to the end of the page."""
-        placed.sort(key=lambda one: one[0], reverse=self.descending)
-        return placed[: self.offset + self.limit]
+        keyed.sort(key=lambda one: one[0], reverse=self.descending)
+        return keyed[: self.offset + self.limit]
 
 
 async def page(resource: Resource, view: View, query: Query) -> dict[str, object]:
@@ -88,7 +88,7 @@ async def page(resource: Resource, view: View, query: Query) -> dict[str, object
     turns = Turns()
     total, end = 0, query.offset + query.limit
     found: list[Any] = []
-    placed: list[tuple[tuple[bool, Any], Any]] = []
+    keyed: list[tuple[tuple[bool, Any], Any]] = []
     for item in resource.items(view):
         await turns.end()
         if not query.internal and resource.is_own(item):
@@ -98,13 +98,13 @@ async def page(resource: Resource, view: View, query: Query) -> dict[str, object
             continue
         total += 1
         if query.sort:
-            placed.append((query.place(row), item))
-            if len(placed) == end + MOST:
-                placed = query.first(placed)
+            keyed.append((query.sort_key(row), item))
+            if len(keyed) == end + MOST:
+                keyed = query.first(keyed)
         elif query.offset < total <= end:
             found.append(item)
     if query.sort:
-        found = [item for _, item in query.first(placed)[query.offset :]]
+        found = [item for _, item in query.first(keyed)[query.offset :]]
     rows: list[orjson.Fragment] = []
     size = 0
     for item in found:

@@ -153,8 +153,8 @@ class Server:
 
 def _socket(address: Address) -> Listener:
     try:
-        family, _, _, _, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server(place, family=family, dualstack_ipv6=address.host == "::")
+        family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server(resolved, family=family, dualstack_ipv6=address.host == "::")
         return Listener(listening.detach())
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

@@ -57,7 +57,7 @@ class KafkaSink:
         self._stopping = threading.Event()
         self._warned: dict[str, float] = {}
         self._trouble: str | None = "the brokers have not received any events yet"
-        self._client_says = _LastMessages()
+        self._client_errors = _LastMessages()
         self._outbox = Outbox(config.sink_buffer_bytes, self._spool)
         self._worker = Worker("kafka-sink", self._outbox, self._deliver)
 
@@ -72,7 +72,7 @@ class KafkaSink:
         self._stopping.set()
         self._worker.join(RETRY_S)
         self._drop_producer()
-        self._client_says.detach()
+        self._client_errors.detach()
         if self._spool:
             self._spool.close()
 
@@ -113,7 +113,7 @@ class KafkaSink:
                 self._warn(
                     "large",
                     f"An event of {written_size(ByteSize(len(parts[0].lines)))} is lost and counted: it is too large "
-                    f"for topic {self._config.topic} ({_said(error)}). Raise the topic's max.message.bytes.",
+                    f"for topic {self._config.topic} ({_text(error)}). Raise the topic's max.message.bytes.",
                 )
             except errors.KafkaError as error:
                 lost.append((parts[0], self._given_up(error)))
@@ -141,13 +141,13 @@ class KafkaSink:
                     self._producer = self._connect()
                 result = self._producer.send(self._config.topic, value=batch.lines, key=batch.key.encode())
             except (errors.RetriableError, OSError) as error:
-                self._warn_away(error)
+                self._warn_retrying(error)
                 self._stopping.wait(RETRY_S)
                 continue
             except errors.KafkaError:
                 raise
             except Exception as error:  # a fault in kafka-python: nothing was sent, so retry with a new producer
-                self._warn_away(error)
+                self._warn_retrying(error)
                 self._drop_producer()
                 self._stopping.wait(RETRY_S)
                 continue
@@ -156,7 +156,7 @@ class KafkaSink:
             while not done.wait(PATIENCE_S):
                 if self._stopping.is_set():
                     return False
-                self._warn_away(errors.KafkaTimeoutError("no acknowledgement"))
+                self._warn_retrying(errors.KafkaTimeoutError("no acknowledgement"))
             if result.exception is None:
                 return True
             if self._stopping.is_set():  # the producer was closed: the outbox keeps the batch
@@ -208,14 +208,14 @@ class KafkaSink:
             if isinstance(error, errors.RetriableError):
                 raise
             # The topic may exist nevertheless; the first write shows it.
-            self._warn("topic", f"Topic {topic} cannot be created ({_said(error)}); the agent uses it if it exists.")
+            self._warn("topic", f"Topic {topic} cannot be created ({_text(error)}); the agent uses it if it exists.")
 
     def _given_up(self, error: Exception) -> str:
         """Drop the producer of a refused record, and return the reason under which the record's loss is counted."""
         from kafka import errors
 
         self._trouble = "the topic refuses the events; see the log"
-        self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_said(error)}).")
+        self._warn("refused", f"Events are lost and counted: topic {self._config.topic} refuses them ({_text(error)}).")
         self._drop_producer()
         self._stopping.wait(RETRY_S)
         return "sink_refused" if isinstance(error, errors.BrokerResponseError) else "sink_send_failed"
@@ -228,7 +228,7 @@ class KafkaSink:
             # If its flush times out or fails, close() returns early and the producer's thread would go on sending.
             producer._sender.force_close()
 
-    def _warn_away(self, error: Exception) -> None:
+    def _warn_retrying(self, error: Exception) -> None:
         config = self._config
         self._trouble = "the brokers do not accept events; see the log"
         # kafka-python often reports a refused password as a closed connection, so the message contains the user, too.
@@ -236,9 +236,9 @@ class KafkaSink:
         protocol = config.security_protocol or "PLAINTEXT"
         on_disk = f" and {written_size(config.spool_bytes)} in {config.spool_dir}" if config.spool_dir else ""
         self._warn(
-            "away",
+            "retrying",
             f"Brokers {','.join(config.bootstrap_servers)} do not accept events ({protocol}{user}: "
-            f"{self._client_says.last or _said(error)}); retrying. Check address and security settings. Up to "
+            f"{self._client_errors.last or _text(error)}); retrying. Check address and security settings. Up to "
             f"{written_size(config.sink_buffer_bytes)} of events wait in memory{on_disk}; further events are lost and "
             "counted.",
             again_s=math.inf,
@@ -256,7 +256,7 @@ class KafkaSink:
         if ended := self._warned.keys() - {"large"}:
             for kind in ended:
                 del self._warned[kind]
-            self._client_says.last = ""
+            self._client_errors.last = ""
             log.info("Topic %s accepts events again.", self._config.topic)
 
 
@@ -285,7 +285,7 @@ def reach(config: Config) -> str:
     """Connect to the brokers and return the state of the topic as text. Raises `ConnectionError` without an answer."""
     from kafka import KafkaAdminClient, errors
 
-    client_says = _LastMessages()
+    client_errors = _LastMessages()
     try:
         admin = _open(KafkaAdminClient, config)
         try:
@@ -293,9 +293,9 @@ def reach(config: Config) -> str:
         finally:
             admin.close()
     except (errors.KafkaError, OSError) as error:
-        raise ConnectionError(client_says.last or _said(error)) from None
+        raise ConnectionError(client_errors.last or _text(error)) from None
     finally:
-        client_says.detach()
+        client_errors.detach()
     return f"topic {config.topic} exists" if config.topic in topics else f"topic {config.topic} will be created"
 
 
@@ -326,7 +326,7 @@ def _open(kind: Any, config: Config, **settings: Any) -> Any:
         raise
 
 
-def _said(error: Exception) -> str:
+def _text(error: Exception) -> str:
     """Return the error's name, and its text unless the text repeats the request and response."""
     name, text = type(error).__name__, str(error.args[0]) if error.args else ""
     return name if not text or "Request(" in text else f"{name}: {text}"

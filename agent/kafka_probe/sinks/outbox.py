@@ -83,9 +83,9 @@ class Outbox:
     def __init__(self, limit_bytes: int, spool: Spool | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._shares = Shares(limit_bytes)
-        self._gone_bytes = 0  # total removed from memory
+        self._removed_bytes = 0  # total removed from memory
         self._spool = spool
-        self._on_disk: deque[Segment] = spool.left if spool else deque()
+        self._on_disk: deque[Segment] = spool.undelivered if spool else deque()
         self._waiting: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -106,8 +106,8 @@ class Outbox:
             if self._closed:
                 self.lost["sink_unsent_at_exit"] += len(events)
                 return
-            taken = [event for event, peer in zip(events, peers, strict=False) if self._take(len(event), peer)]
-            self._waiting += batches(taken, key=key)
+            accepted = [event for event, peer in zip(events, peers, strict=False) if self._take(len(event), peer)]
+            self._waiting += batches(accepted, key=key)
             self._changed.notify_all()
 
     def _take(self, size: int, peer: str | None) -> bool:
@@ -117,7 +117,7 @@ class Outbox:
             return False
         free_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
         fits = self.waiting_bytes + size <= free_bytes and (
-            peer is None or self._shares.take(peer, size, self.waiting_bytes, self._gone_bytes)
+            peer is None or self._shares.take(peer, size, self.waiting_bytes, self._removed_bytes)
         )
         self.waiting_bytes += size * fits
         self.lost["sink_buffer_full"] += not fits
@@ -212,7 +212,7 @@ class Outbox:
     def _take_out(self) -> None:
         batch = self._waiting.popleft()
         self.waiting_bytes -= len(batch.lines)
-        self._gone_bytes += len(batch.lines)
+        self._removed_bytes += len(batch.lines)
 
 
 class Worker:

@@ -49,7 +49,7 @@ class Segment:
 
 
 class Spool:
-    """The files of `directory`, which is created if absent. `left` contains those that earlier runs did not deliver.
+    """The files of `directory`, which is created if absent. `undelivered` contains those of earlier runs.
 
     Raises `StartError` if the directory cannot be used, or another agent uses it.
     """
@@ -62,7 +62,7 @@ class Spool:
         self._number = 0
         self._opened = -1
         try:
-            self.left = deque(self._open())
+            self.undelivered = deque(self._open())
         except BlockingIOError:
             raise StartError(
                 f"{directory} is the spool of another agent: give each agent its own --spool-dir."
@@ -70,8 +70,8 @@ class Spool:
         except OSError as error:
             remedy = error.remedy if isinstance(error, NotPrivateError) else "name a directory that the agent may write"
             raise StartError(f"The spool {directory} cannot be used ({error.strerror}): {remedy}.") from None
-        if self.left:
-            log.info("Sending %d events from %s first.", sum(one.events for one in self.left), directory)
+        if self.undelivered:
+            log.info("Sending %d events from %s first.", sum(one.events for one in self.undelivered), directory)
 
     def write(self, batch: Batch, free_bytes: int) -> Segment | None:
         """Write a batch durably to disk. Return None if it takes more than `free_bytes` or the disk refuses it."""
@@ -80,7 +80,7 @@ class Spool:
         if size_bytes > free_bytes:
             return None
         try:
-            if not self._is_there():
+            if not self._is_at_path():
                 self._open()
             name = f"{self._number:016d}-{batch.events}-{batch.key}.ndjson.gz"
             self._number += 1
@@ -136,7 +136,7 @@ class Spool:
             self._number = max(self._number, int(found[-1][1]) + 1)
         return [Segment(name[0], int(name[2]), name[3], _space(size)) for name, size in zip(found, sizes, strict=True)]
 
-    def _is_there(self) -> bool:
+    def _is_at_path(self) -> bool:
         """Return True if the open directory is still the one at its path."""
         try:
             return os.path.samestat(os.stat(self._directory), os.fstat(self._opened))

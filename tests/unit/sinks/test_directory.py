@@ -217,7 +217,7 @@ from pathlib import Path
 from kafka_probe.sinks.spool import Segment, Spool
 spool = Spool(Path(sys.argv[1]), 1 << 30)
 before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-batch = spool.read(spool.left[0])
+batch = spool.read(spool.undelivered[0])
 print(batch.events, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib)
 """
 

@@ -296,7 +296,7 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
 
     written = len(said.read_text().splitlines())
     spool = Spool(directory, MIB)
-    arrived = [number_of(batch) for one in spool.left if (batch := spool.read(one)).events]
+    arrived = [number_of(batch) for one in spool.undelivered if (batch := spool.read(one)).events]
     spool.close()
     assert arrived == list(range(len(arrived)))
     assert written <= len(arrived) <= written + 1
