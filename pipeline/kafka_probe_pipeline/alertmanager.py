@@ -91,9 +91,9 @@ class Alertmanager:
                     if alert.resolved:
                         del self._alerts[alert.id], self._due[alert.id]
         if failure and not self._failing:
-            log.warning("%s does not take alerts (%s); they are kept and sent again", self.url, failure)
+            log.warning("%s does not accept alerts (%s); they are kept and sent again", self.url, failure)
         if self._failing and not failure:
-            log.info("%s takes alerts again", self.url)
+            log.info("%s accepts alerts again", self.url)
         self._failing = failure is not None
 
     def _post(self, alerts: list[Alert]) -> str | None:
@@ -103,7 +103,7 @@ class Alertmanager:
             with asyncio.Runner(loop_factory=_Loop) as runner:
                 return runner.run(_posted(f"{self.url}/api/v2/alerts", body))
         except TimeoutError:
-            return f"no whole answer within {REQUEST_WITHIN_S:g} s"
+            return f"no complete response within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
             return printable(error)
         except Exception as error:  # without this thread nobody would get alerts any more

@@ -36,44 +36,44 @@ class Text:
 
 
 _MIDDLEBOX_REMEDY = (
-    "Let the clients be faster: connections.max.idle.ms of at most {ms}, or TCP keepalive (socket.keepalive.enable, "
-    "net.ipv4.tcp_keepalive_time) of at most {s} s. Or raise the time-out of idle connections in the firewall, NAT "
-    "gateway or load balancer between them above the time that the clients are silent."
+    "Make the clients close or probe idle connections earlier: connections.max.idle.ms of at most {ms}, or TCP "
+    "keepalive (socket.keepalive.enable, net.ipv4.tcp_keepalive_time) of at most {s} s. Or raise the idle timeout of "
+    "the firewall, NAT gateway or load balancer between clients and brokers above the idle time of the clients."
 )
 IDLE_TEXTS = {
     "client_idle_limit": Text(
-        what="the clients closed them, by their own limit on idle connections",
-        remedy="If they should stay open, raise connections.max.idle.ms of these clients above {idle_s} s, and that of "
-        "the brokers above it.",
+        what="the clients closed them by their own limit on idle connections",
+        remedy="To keep such connections open, raise connections.max.idle.ms of these clients above {idle_s} s, and "
+        "that of the brokers above that of the clients.",
     ),
     "broker_idle_limit": Text(
-        what="the brokers closed them, by their limit on idle connections",
+        what="the brokers closed them by their limit on idle connections",
         remedy="Set connections.max.idle.ms of the clients to at most {ms}, so that they close first and lose nothing, "
-        "or raise it on the brokers above the time that the clients are silent.",
+        "or raise it on the brokers above the idle time of the clients.",
     ),
     "middlebox_reset": Text(
-        what="something between clients and brokers had forgotten them and answered with RST",
+        what="a device between clients and brokers had dropped their state and answered with RST",
         remedy=_MIDDLEBOX_REMEDY,
     ),
     "middlebox_silent_drop": Text(
-        what="something between clients and brokers had forgotten them and dropped what was sent",
+        what="a device between clients and brokers had dropped their state and drops their packets",
         remedy=_MIDDLEBOX_REMEDY,
     ),
 }
 TEXTS = {
     RESTART: Text(
-        what="{count} connections closed by the stop of broker {subject}",
-        remedy="Nothing, if it was stopped on purpose; else look into its log. Clients go on with the other brokers.",
+        what="{count} connections closed because broker {subject} stopped",
+        remedy="Nothing if this was intended; otherwise check the broker's log. Clients continue with other brokers.",
     ),
     CRASHES: Text(
-        what="{count} connections closed by the end of processes of {subject}, which did not close them",
-        remedy="Find out why these processes end: their log, their exit status, their memory limit.",
+        what="{count} connections closed because processes of {subject} exited without closing them",
+        remedy="Find out why these processes exit: check their logs, exit status and memory limit.",
     ),
 }
 OTHER_TEXT = Text(
-    what="{count} connections of {subject} opened and closed again within moments",
-    remedy="See the verdicts for what ends them ({cause}); let the clients keep their connections, and wait longer "
-    "before they retry.",
+    what="{count} connections of {subject} closed shortly after they opened",
+    remedy="See the verdicts for the cause ({cause}); make the clients reuse connections, and wait longer before they "
+    "retry.",
 )
 
 
@@ -121,14 +121,15 @@ def alert(row: Row) -> Alert:
     """A row of `storms` as an alert."""
     storm = row.asDict(recursive=True)
     what, remedy = _texts(storm)
-    share = f"{100 * (storm['share'] or 0):.0f} % of {storm['population']} of {printable(storm['scope'])}"
+    percent = f"{100 * (storm['share'] or 0):.0f} %"
+    share = f"{percent} of the {storm['population']} connections of {printable(storm['scope'])}"
     ends = f"both ends of {storm['both_ends']} were watched"
     hit = _listed(storm["workloads"]) or "unknown"
     return Alert(
         id=storm["id"],
         change=storm["change"],
         resolved=storm["state"] == RESOLVED,
-        summary=f"{what}; {share}; {ends}; hit most: {hit}",
+        summary=f"{what}; {share}; {ends}; most affected: {hit}",
         remedy=remedy,
         opened_us=storm["opened_us"],
         resolved_us=storm["resolved_us"],

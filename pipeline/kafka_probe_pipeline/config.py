@@ -32,7 +32,7 @@ def _servers(written: str) -> str:
     for server in servers:
         found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)
         if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
-            raise ValueError("host:port, as kafka-1:9092 or [::1]:9092, several separated by commas")
+            raise ValueError("host:port, such as kafka-1:9092 or [::1]:9092, several separated by commas")
     return ",".join(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
 
 
@@ -49,17 +49,17 @@ class Config(BaseSettings):
     )
 
     bootstrap_servers: Annotated[str, AfterValidator(_servers)] = ""
-    """host:port of the brokers that hold the topics, separated by commas; without a port 9092"""
+    """host:port of the brokers with the topics, separated by commas; the default port is 9092"""
     events_topic: str = Field("kafka-probe.events", min_length=1)
-    """topic that the agents write to; created if absent"""
+    """topic of the agents' events; created if absent"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
-    """topic of the sums; created if absent"""
+    """topic of the traffic sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)
-    """topic of the lines that are not events; created if absent"""
+    """topic of lines that are not valid events; created if absent"""
     alerts_topic: str = Field("kafka-probe.alerts", min_length=1)
     """topic of the alerts; created if absent"""
     alertmanager_url: str = Field("", pattern=r"^(https?://[^\s,]+(,https?://[^\s,]+)*)?$")
-    """URLs of Prometheus Alertmanagers, separated by commas; each is told of all alerts"""
+    """URLs of Prometheus Alertmanagers, separated by commas; each receives all alerts"""
     output: str = Field("kafka-probe-output", min_length=1)
     """directory of the Parquet tables and the checkpoints, a path or a URI; the file system must rename atomically"""
     window: int = Field(60, gt=0)
@@ -67,59 +67,59 @@ class Config(BaseSettings):
     trigger_interval: float = Field(30, gt=0)
     """seconds between micro-batches; each one adds a directory to the table"""
     verdict_interval: float = Field(2, gt=0)
-    """seconds between looks at what was closed: part of the time that an alert takes"""
+    """seconds between evaluations of closed connections; adds to the delay of alerts"""
     other_end_wait: float = Field(15, ge=0)
-    """seconds that a closed connection waits for another end that no agent has named so far"""
+    """seconds to wait for the other end of a closed connection if no agent has reported it"""
     agent_silent: float = Field(30, gt=0)
-    """seconds without a word from an agent after which nobody waits for it"""
+    """seconds without events from an agent after which the pipeline no longer waits for it"""
     clock_margin: float = Field(1, ge=0)
-    """seconds by which the clocks of two hosts may differ"""
+    """largest difference between the clocks of two hosts, in seconds"""
     idle_minimum: float = Field(2, gt=0)
-    """seconds of silence from which on a limit on idle connections may have closed one"""
+    """least idle time, in seconds, after which a close may be due to a limit on idle connections"""
     right_after: float = Field(1, gt=0)
     """seconds after a Produce request with acks=0 within which the broker's close counts as caused by it"""
     authentication_within: float = Field(5, gt=0)
-    """seconds after a request of SASL within which a close counts as a failed authentication"""
+    """seconds after a SASL request within which a close counts as a failed authentication"""
     goodbye_within: float = Field(0.05, gt=0)
-    """seconds before a close within which what came by TLS, unreadable, may have been a goodbye"""
+    """seconds before a close within which received TLS data may have been a close_notify"""
     closed_together: float = Field(1, gt=0)
-    """seconds within which the closes of one process count as one: what it closed as a whole had no limit"""
+    """seconds within which closes of one process count as a close of the whole client, not as an idle limit"""
     shutdown_within: float = Field(300, gt=0)
-    """seconds from when a broker stops to listen within which it closes connections because it stops"""
+    """seconds after a broker stops listening within which its closes count as part of its shutdown"""
     same_age_percent: int = Field(10, gt=0)
-    """by how much, beside `idle_minimum`, idle ages may differ that are regarded as the same"""
+    """percentage by which idle times that count as equal may differ, in addition to `idle_minimum`"""
     storm_window: float = Field(60, gt=0)
-    """seconds within which closes for the same cause are counted together"""
+    """seconds within which closes with the same cause are counted together"""
     storm_minimum: int = Field(20, gt=0)
-    """closes within a window from which on they are a storm"""
+    """least number of closes within a window that makes a storm"""
     storm_percent: int = Field(10, ge=0, le=100)
-    """least share of the connections of a broker, a network or a workload, in percent, that makes a storm of closes"""
+    """least percentage of the connections of a broker, network or workload that makes a storm of closes"""
     storm_quiet: float = Field(60, gt=0)
     """seconds without another close after which a storm is over"""
     reconnect_minimum: int = Field(100, gt=0)
-    """connections of one workload that a window sees opened and closed from which on that is a storm"""
+    """least number of connections of one workload, opened and closed within a window, that makes a storm"""
     open_limit: float = Field(86_400, gt=0)
-    """seconds without a word about an open connection after which it is forgotten"""
+    """seconds without events about an open connection after which it is dropped from the state"""
     closed_limit: float = Field(900, gt=0)
-    """seconds that a connection whose end was explained is kept for an end that comes late"""
+    """seconds that a connection with a verdict is kept for late events of its other end"""
     topics_kept: int = Field(20, gt=0)
-    """most topics that are named per connection"""
+    """most topics per connection"""
     once: bool = False
-    """process what is there, then exit"""
+    """process the available events, then exit"""
     console: bool = False
     """print the sums of each micro-batch"""
     internal: bool = False
-    """print kafka-probe's own traffic and connections, too"""
+    """also print kafka-probe's own traffic and connections"""
     max_records_per_trigger: int = Field(10_000, gt=0)
-    """most Kafka records in one micro-batch: bounds its memory when there is a backlog"""
+    """most Kafka records in one micro-batch; bounds its memory during a backlog"""
     skip_lost: bool = False
-    """go on when the topic has dropped events that were not read yet, instead of stopping"""
+    """continue, instead of stopping, if the topic has dropped events that were not yet read"""
     kafka_option: dict[str, str] = {}
-    """key=value for the Java clients, as security.protocol=SASL_SSL; repeatable; the variable is a JSON object"""
+    """key=value for the Java clients, such as security.protocol=SASL_SSL; repeatable; the variable is a JSON object"""
     master: str | None = None
-    """master of the Spark cluster; default: what spark-submit says, else local[4]"""
+    """master of the Spark cluster; default: that of spark-submit, else local[4]"""
     jars_dir: Path | None = None
-    """folder of Spark's Kafka connector, if spark-submit does not bring it; default: what `make setup` fetched"""
+    """folder of Spark's Kafka connector, unless spark-submit provides it; default: the jars of `make setup`"""
 
     @property
     def table(self) -> str:
@@ -200,7 +200,7 @@ def _look_at_other_variables() -> None:
             continue
         if near := difflib.get_close_matches(name, known, 1, cutoff=0.75):
             raise UsageError(f"Unknown variable {variable}: did you mean {VARIABLE_PREFIX}{near[0]}?")
-        log.warning("The variable %s is no setting of the pipeline and has no effect.", variable)
+        log.warning("The variable %s is not a setting of the pipeline and has no effect.", variable)
 
 
 def _mistake(name: str, reason: str, flags: Mapping[str, object]) -> str:

@@ -202,7 +202,7 @@ class End:
 
     @property
     def api(self) -> str:
-        return self.close("last_api") or "bytes that cannot be read"
+        return self.close("last_api") or "undecoded bytes"
 
     @property
     def request(self) -> str:

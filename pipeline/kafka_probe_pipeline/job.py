@@ -44,7 +44,7 @@ OF_BROKERS_AWAY = re.compile(
 )
 
 TIMES_OF_WRITERS = (
-    "The records of %s have the times that their writers name: a forged one can stop the job. Let the brokers set "
+    "Writers of %s set the timestamps of its records, so a forged record can stop the job. Make the brokers set "
     "them: kafka-configs.sh --alter --topic ... --add-config message.timestamp.type=LogAppendTime"
 )
 
@@ -119,7 +119,7 @@ class Step:
             forgotten = remembered(events, before).count() - source.MOST_AGENTS
             if forgotten:
                 log.warning(
-                    "%d agents forgotten: at most %d are remembered, those heard last. Look for forged events.",
+                    "Dropped the state of %d agents, keeping the %d that reported last. Check for forged events.",
                     forgotten,
                     source.MOST_AGENTS,
                 )
@@ -155,8 +155,8 @@ def start(
     ):
         if Table(spark, path).exists() and not Table(spark, checkpoint).exists():
             raise StartError(
-                f"{path} has batches, but its checkpoint {checkpoint} is gone: "
-                "move the table away or choose another --output, else every event would count twice."
+                f"{path} has batches, but its checkpoint {checkpoint} is missing. "
+                "Move the table away or choose another --output; otherwise every event would count twice."
             )
     # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
     # record from the future would else make all agents silent for long.
@@ -194,7 +194,7 @@ def run_through_outages(
                 query.stop()
             if config.once:
                 raise
-            log.warning("The brokers %s are away, goes on once they are back. %s", config.bootstrap_servers, error)
+            log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
         while not (stopping.is_set() or _answer(spark, config)):
             time.sleep(_RETRY_S)
 
@@ -233,7 +233,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
 @click.group()
 @click.version_option(package_name="kafka-probe")
 def cli() -> None:
-    """Put together what kafka-probe's agents saw: who does how much to which topic, and why connections end."""
+    """Combine the events of kafka-probe's agents: traffic by client and topic, and why connections close."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
     logging.basicConfig(handlers=[handler])
@@ -243,10 +243,10 @@ def cli() -> None:
 @cli.command()
 @flags()
 def run(**given: object) -> None:
-    """Read the events topic, keep the tables and the topics up to date, and alert on storms."""
+    """Read the events topic, update the tables and topics, and send alerts on storms."""
     config = load(given)
     if not config.bootstrap_servers:
-        raise UsageError("--bootstrap-servers is missing: host:port of a broker that holds the events topic.")
+        raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
     stopping = Event()
     spark = session.start(config.master, config.jars_dir)
     # After the session: it sets a handler of its own.
@@ -278,9 +278,9 @@ def run(**given: object) -> None:
     type=click.Choice(["traffic", *report.TABLES]),
     default="traffic",
     show_default=True,
-    help="traffic, summed over all windows; connections and storms as they are now; all verdicts",
+    help="table to print: traffic, summed over all windows; current connections or storms; all verdicts",
 )
-@click.option("--json", "as_json", is_flag=True, help="one JSON object per line, with all columns")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per row, with all columns")
 def show(name: str, as_json: bool, **given: object) -> None:
     """Print one of the job's tables."""
     config = load(given)
@@ -316,7 +316,7 @@ def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
     }[name]
     table = Table(spark, path)
     if not table.exists():
-        raise StartError(f"There is no table at {path}: name the --output of `kafka-probe-pipeline run`.")
+        raise StartError(f"There is no table at {path}: set --output to that of `kafka-probe-pipeline run`.")
     match name:
         case "traffic":
             return report.totals(table.read().transform(names.named, known(Table(spark, config.names, names.PAIRS))))

@@ -188,9 +188,9 @@ TABLES: dict[str, tuple[Cells, Cells]] = {
         {
             "state": lambda row: row["state"],
             "kind": lambda row: row["kind"],
-            "of": lambda row: row["subject"],
+            "subject": lambda row: row["subject"],
             "scope": lambda row: row["scope"],
-            "hit most": lambda row: ", ".join(f"{hit['name']} ({hit['count']})" for hit in row["workloads"] or ()),
+            "most affected": lambda row: ", ".join(f"{hit['name']} ({hit['count']})" for hit in row["workloads"] or ()),
         },
         {
             "closed": lambda row: row["count"],

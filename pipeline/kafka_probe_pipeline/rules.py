@@ -42,19 +42,19 @@ def of_each(
 
 # What can be the cause, and which evidence names it.
 CAUSES = {
-    "client_idle_limit": "the client closed after a silence: `connections.max.idle.ms` of the client",
-    "broker_idle_limit": "the broker closed after a silence: `connections.max.idle.ms` of the broker",
-    "middlebox_reset": "one end received an RST that neither the other socket nor its host sent: what stands between "
-    "them had forgotten the connection",
-    "middlebox_silent_drop": "what one end sent after a silence was never acknowledged, while the other still held the "
-    "connection",
-    "rejected_request": "the broker closed right after a request without answering it: a batch above its limit with "
-    "acks=0, a version that it does not have",
-    "auth_failure": "one end closed during the authentication, or the credentials were refused",
-    "process_exit": "the process of one end was killed, or ended without closing its connections",
-    "broker_shutdown": "the broker closed after it had stopped to listen",
-    "normal": "the client closed in the middle of its work, with others, or because it ended",
-    "unknown": "the evidence tells no cause; the sentence says what is known",
+    "client_idle_limit": "the client closed an idle connection: `connections.max.idle.ms` of the client",
+    "broker_idle_limit": "the broker closed an idle connection: `connections.max.idle.ms` of the broker",
+    "middlebox_reset": "one end received an RST that neither the other end's socket nor its host sent: a device "
+    "between them had dropped the state of the idle connection",
+    "middlebox_silent_drop": "packets that one end sent after a silence were never acknowledged, although the other "
+    "end kept the connection open: a device between them dropped the packets",
+    "rejected_request": "the broker closed right after a request, without a response: for instance a batch above its "
+    "limit with acks=0, or a version that it does not support",
+    "auth_failure": "one end closed during the authentication, or the broker refused the credentials",
+    "process_exit": "the process of one end was killed, or exited without closing its connections",
+    "broker_shutdown": "the broker closed after it had closed its listening socket",
+    "normal": "the client closed while it was active, together with other connections, or as its process exited",
+    "unknown": "the evidence shows no cause; the sentence states what is known",
 }
 
 
@@ -80,111 +80,117 @@ def reset_between(end: End, other: End) -> bool:
 
 
 RULES = (
-    *of_each("auth_failure", lambda end, _: end.refused, "the credentials were refused, error {end.error}"),
+    *of_each("auth_failure", lambda end, _: end.refused, "the broker refused the credentials with error {end.error}"),
     *of_each(
         "middlebox_reset",
         reset_between,
-        "the {end.name} received an RST after {end.silence} of silence that the {other.name}'s host never sent",
+        "after {end.silence} of silence the {end.name} received an RST that the {other.name}'s host never sent",
         rests_on="other",
     ),
     *of_each(
         "middlebox_silent_drop",
         lambda end, other: end.no_answer and other.watched and not other.heard_fin and not other.sent_reset,
-        "what the {end.name} sent after {end.silence} of silence was never acknowledged ({end.unacked} bytes, "
-        "{end.unanswered} retransmissions), yet the {other.name} held on",
+        "after {end.silence} of silence, packets from the {end.name} were never acknowledged ({end.unacked} bytes, "
+        "{end.unanswered} retransmissions), although the {other.name} kept the connection open",
         rests_on="other",
     ),
     *of_each(
         "unknown",
         lambda end, _: end.no_answer,
-        "what the {end.name} sent after {end.silence} of silence was never acknowledged; whether the {other.name} was "
-        "still there is not known",
+        "after {end.silence} of silence, packets from the {end.name} were never acknowledged; it is unknown whether "
+        "the {other.name} kept the connection open",
     ),
     # Before process_exit: a broker that is told to stop may end before it has closed all that it held.
     Rule(
         "broker_shutdown",
         "broker",
         lambda end, _: end.itself and end.stopped_listening,
-        "the broker had stopped listening {end.since_listening} before",
+        "the broker closed the connection {end.since_listening} after its listening socket",
     ),
     *of_each(
         "process_exit",
         lambda end, _: end.itself and end.exited,
-        "the {end.name}'s process {end.process} ended without closing its socket",
+        "the {end.name}'s process {end.process} exited without closing its socket",
         ends=("broker", "client"),
     ),
     *of_each(
         "auth_failure",
         lambda end, _: end.itself and end.authenticating,
-        "the {end.name} closed {end.silence} after {end.api}",
+        "the {end.name} closed {end.silence} after {end.api}, during the authentication",
     ),
     Rule(
         "rejected_request",
         "broker",
         lambda end, other: first(end, other) and end.owed,
-        "the broker closed {end.silence} after {end.request} without answering it ({end.asked} requests without a "
-        "response)",
+        "the broker closed {end.silence} after {end.request}, without a response ({end.asked} requests in flight)",
     ),
     Rule(
         "broker_idle_limit",
         "broker",
         lambda end, other: first(end, other) and end.idle,
-        "the broker closed after {end.silence} of silence, with no request open",
+        "the broker closed after {end.silence} of silence, without a request in flight",
     ),
     Rule(
         "unknown",
         "client",
         lambda end, other: first(end, other) and end.unread and not other.watched,
-        "the client closed {end.silence} after its last exchange, and what it received by TLS may have been a goodbye",
+        "the client closed {end.silence} after its last exchange; the last TLS record that it received may have been a "
+        "close_notify",
     ),
     Rule(
         "normal",
         "client",
         lambda end, other: first(end, other) and end.ended,
-        "the client closed, and its process {end.process} ended with it",
+        "the client closed, and its process {end.process} exited right after",
     ),
     Rule(
         "normal",
         "client",
         lambda end, other: first(end, other) and (end.left or not end.idle),
-        "the client closed {end.silence} after its last exchange, {end.api}",
+        "the client closed {end.silence} after its last exchange ({end.api})",
     ),
     Rule(
         "unknown",
         "client",
         lambda end, other: first(end, other) and end.asked > 0,
-        "the client gave up on {end.asked} requests, unanswered for {end.silence}",
+        "the client closed with {end.asked} requests in flight, after {end.silence} without a response",
     ),
     Rule(
         "normal",
         "client",
         lambda end, other: first(end, other) and end.with_others and other.watched,
-        "the client closed it together with others, idle for {end.silences}: it was closed as a whole",
+        "the client closed it together with other connections, idle for {end.silences}: all of the client was closed",
     ),
     Rule(
         "unknown",
         "client",
         lambda end, other: first(end, other) and end.with_others,
-        "the client closed it together with others, idle for {end.silences}: as a whole, or as the broker was gone",
+        "the client closed it together with other connections, idle for {end.silences}: all of the client was closed, "
+        "or the broker was unreachable",
     ),
     Rule(
         "client_idle_limit",
         "client",
         first,
-        "the client closed after {end.silence} of silence, with no request open",
+        "the client closed after {end.silence} of silence, without a request in flight",
         rests_on="end",
     ),
     Rule(
         "unknown",
         "client",
         lambda end, other: end.itself and other.itself,
-        "both ends closed before either heard of the other",
+        "both ends closed before either received the other's FIN or RST",
     ),
-    Rule("unknown", "broker", first, "the broker closed {end.silence} after the last exchange: too soon for a limit"),
+    Rule(
+        "unknown",
+        "broker",
+        first,
+        "the broker closed {end.silence} after its last exchange, too soon for an idle limit",
+    ),
     *of_each(
         "unknown",
         lambda end, _: end.closed,
-        "the {end.name} heard that the other end closed ({end.how}) after {end.silence} of silence; why is not known "
-        "here",
+        "the {end.name} received the other end's close ({end.how}) after {end.silence} of silence; its reason is "
+        "unknown",
     ),
 )

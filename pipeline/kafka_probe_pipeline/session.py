@@ -75,8 +75,8 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if submitted and (master or jars_dir):
         raise UsageError(
-            "--master and --jars-dir come too late in a program that spark-submit started: "
-            "give spark-submit its --master and --jars, before the name of the program."
+            "--master and --jars-dir have no effect in a program that spark-submit started: "
+            "pass --master and --jars to spark-submit, before the name of the program."
         )
     master = None if submitted else master or "local[4]"
     is_local = master is not None and master.startswith("local")
@@ -132,7 +132,7 @@ def require_connector(spark: SparkSession) -> None:
     if not isinstance(jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, JavaClass):
         raise StartError(
             f"Spark's Kafka connector is missing: run `make setup` in the checkout, "
-            f"name a folder with its jars by --jars-dir, or start with `spark-submit --packages {CONNECTOR}`."
+            f"set --jars-dir to a folder with its jars, or start with `spark-submit --packages {CONNECTOR}`."
         )
 
 

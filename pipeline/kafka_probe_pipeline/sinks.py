@@ -104,8 +104,8 @@ class Table:
         written = self.spark.read.schema(rows.schema).parquet(draft)
         if not written.inputFiles() or written.count() != rows.count():
             raise OutputError(
-                f"What executors wrote to {draft} is not there for the driver: on a cluster --output must be on a "
-                "file system that all of them share, as hdfs://... or a volume that is mounted everywhere."
+                f"The driver cannot read all files that executors wrote to {draft}. On a cluster --output must be on a "
+                "file system that all of them share, such as hdfs://... or a volume that is mounted everywhere."
             )
 
     def _batches(self) -> list[int]:

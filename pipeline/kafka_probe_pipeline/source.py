@@ -188,12 +188,12 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
             F.length(event[name]) > ADDRESS_CHARACTERS for name in ADDRESSES if name in fields
         ),
         f"labels of more than {TEXT_CHARACTERS} characters": _has_long_labels(event, fields),
-        "another time before 1970 or after 9999": _any(
+        "a time other than ts before 1970 or after 9999": _any(
             ~event[name].between(0, YEAR_9999_US) for name in TIMES if name in fields
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
         **({f"more than {MOST_TOPICS} topics": F.size(event["topics"]) > MOST_TOPICS} if "topics" in fields else {}),
-        "counts by a key that is no error code, bucket or codec": _strange_keys(event, fields),
+        "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
 

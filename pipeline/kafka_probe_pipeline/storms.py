@@ -98,7 +98,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     new.sort(key=lambda storm: (storm.subject[0] == RECONNECTS, -len(storm.members)))  # a workload causes these at will
     places = max(0, MOST_ACTIVE - len(active))
     if left_out := len(new[places:]):
-        log.warning("%d possible storms left out: at most %d are reported at a time.", left_out, MOST_ACTIVE)
+        log.warning("Left out %d possible storms: at most %d are reported at a time.", left_out, MOST_ACTIVE)
     new = new[:places]
     current = [*new, *(storm for storm in active if storm.fresh(clock))]
     heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)

@@ -91,5 +91,5 @@ def _refusal(config: Config, error: Py4JJavaError) -> StartError:
         cause = cause.getCause()
     return StartError(
         f"Kafka at {config.bootstrap_servers} cannot be used ({cause.getMessage()}): "
-        "check --bootstrap-servers, and --kafka-option if the brokers ask for SASL or TLS."
+        "check --bootstrap-servers, and --kafka-option if the brokers require SASL or TLS."
     )

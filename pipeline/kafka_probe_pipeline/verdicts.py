@@ -147,22 +147,22 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
     pairs = {"client": (client, broker), "broker": (broker, client)}
     rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
     end, other = pairs[rule.by]
-    told = True
+    complete = True
+    # The agent of the end reports for that long afterwards what else the process closed.
+    witness, margin = (end, config.closed_together) if rule.rests_on == "end" else (other, config.clock_margin)
     if rule.rests_on:
-        # The agent of the end tells as long afterwards what else the process closed.
-        witness, margin = (end, config.closed_together) if rule.rests_on == "end" else (other, config.clock_margin)
         margin_us = margin * SECOND_US
         since_us = end.closed_us - end.silence_us - margin_us
         # Of the other end a reset would speak against the rule, of the end itself other closes.
         lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
-        told = not lost and witness.told_until(end.closed_us + margin_us)
-        if not (told or lost or witness.silent):
+        complete = not lost and witness.told_until(end.closed_us + margin_us)
+        if not (complete or lost or witness.silent):
             return None
     words = [rule.words.format(end=end, other=other), *map(_last_word, (client, broker))]
-    if not told:
-        words.append(f"; it would be {rule.cause}, if that agent had seen nothing else")
+    if not complete:
+        words.append(f"; the cause would be {rule.cause} if the agent at the {witness.name} had reported everything")
     return {
-        "cause": rule.cause if told else "unknown",
+        "cause": rule.cause if complete else "unknown",
         "evidence": "".join(words),
         "by": SIDES[rule.by],
         "idle_us": end.silence_us,
@@ -184,9 +184,9 @@ def _settled(client: End, broker: End, config: Config) -> bool:
 def _last_word(end: End) -> str:
     """What is left to say of an end that did not tell of its close."""
     if not end.watched:
-        return f"; nobody watched the {end.name}"
+        return f"; no agent watched the {end.name}"
     if not end.closed and end.silent:
-        return f"; no word from the agent at the {end.name} since {end.last_word}"
+        return f"; the agent at the {end.name} has not reported since {end.last_word}"
     return ""
 
 

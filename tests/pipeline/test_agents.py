@@ -49,7 +49,7 @@ def test_resets_that_were_dropped_may_have_been_of_any_connection(
     history.batch(word(BROKER, until_s=10), at_s=10)
     (row,) = history.batch(closed(CLIENT, how="rst_received"), at_s=10)
     assert row["verdict"]["cause"] == cause
-    assert ("it would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
+    assert ("the cause would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
 
 
 def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,13 +71,13 @@ def test_what_could_not_be_delivered_arrives_when_the_receiver_is_there(
     one, other = storm("a"), storm("b")
     with Alertmanager(receiver.url) as told, caplog.at_level("INFO"):
         told.tell([one, other])
-        wait_until(lambda: "does not take alerts" in caplog.text, "the first attempt")
+        wait_until(lambda: "does not accept alerts" in caplog.text, "the first attempt")
         told.tell([resolved(other)])
         with receiver:
             wait_until(lambda: named(receiver) == ["a"], "the alert that is not over")
-            wait_until(lambda: "takes alerts again" in caplog.text, "the word that it goes on")
+            wait_until(lambda: "accepts alerts again" in caplog.text, "the word that it goes on")
     own = [record.message for record in caplog.records if record.name == "kafka_probe_pipeline"]  # not py4j's
-    said = ["takes alerts again" in message for message in own]
+    said = ["accepts alerts again" in message for message in own]
     assert said == [bool(number % 2) for number in range(len(said))]
 
 
@@ -148,7 +148,7 @@ def test_a_receiver_that_answers_a_byte_at_a_time_holds_up_neither_the_alerts_no
             told.tell([storm("a")])
             wait_until(lambda: slow.requests >= 2, "the second attempt")
         assert not slow.ended.is_set()
-    assert f"{slow.url} does not take alerts (no whole answer within 0.3 s)" in caplog.text
+    assert f"{slow.url} does not accept alerts (no complete response within 0.3 s)" in caplog.text
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def test_a_resolver_that_hangs_holds_up_neither_the_alerts_nor_the_stop_nor_the_
             wait_until(lambda: len(asking) >= 2, "the second attempt", timeout_s=10)
         assert not told._thread.is_alive()
         assert all(thread.daemon for thread in asking)  # the interpreter does not wait for them
-    assert "does not take alerts (no whole answer within 0.3 s)" in caplog.text
+    assert "does not accept alerts (no complete response within 0.3 s)" in caplog.text
 
 
 def test_an_error_that_nobody_expected_is_logged_once_and_the_alerts_are_sent_again(
@@ -217,6 +217,6 @@ def test_what_a_receiver_answers_is_text_in_the_log(caplog: pytest.LogCaptureFix
     answer = b"HTTP/1.1 400 no\r\nContent-Length: 9999\r\n\r\n\x1b[2J\nFAKE LOG LINE\r"
     with trickling(answer) as rude, Alertmanager(rude.url) as told:
         told.tell([storm("a")])
-        wait_until(lambda: "does not take alerts" in caplog.text, "the failure")
+        wait_until(lambda: "does not accept alerts" in caplog.text, "the failure")
         assert r"(HTTP 400: \x1b[2J\nFAKE LOG LINE\r)" in caplog.messages[0]
         assert not any(ord(character) < 32 for message in caplog.messages for character in message)

@@ -142,7 +142,7 @@ def test_the_log_counts_the_agents_that_are_forgotten(
     run.send_events(*(flow(agent_id=str(number)) for number in range(3, 6)))
     run.once(spark)
     (warning,) = [record.message for record in caplog.records if "agents" in record.message]
-    assert warning.startswith("3 agents forgotten")
+    assert warning.startswith("Dropped the state of 3 agents")
 
 
 def test_a_forged_time_of_a_record_does_not_stop_the_job(run: Run, spark: SparkSession) -> None:
@@ -231,12 +231,12 @@ def test_what_is_no_absence_of_brokers_ends_the_job(said: str, away: bool) -> No
 
 def waiting_for_brokers(run: Run) -> bool:
     """It has given up a stream, and not itself."""
-    return f"The brokers {run.broker.bootstrap} are away" in run.log.read_text()
+    return f"Brokers {run.broker.bootstrap} unreachable" in run.log.read_text()
 
 
 def with_another_batch_done(run: Run) -> bool:
     """It goes on."""
-    return run.log.read_text().rpartition("are away")[2].count(" events, ") > 0
+    return run.log.read_text().rpartition("unreachable; retrying")[2].count(" events, ") > 0
 
 
 def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:
@@ -286,7 +286,7 @@ def test_what_a_micro_batch_fails_of_is_told_in_one_sentence(spark: SparkSession
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [
-        (("run",), 2, "--bootstrap-servers is missing"),
+        (("run",), 2, "Set --bootstrap-servers to"),
         (("run", "--windows", "5"), 2, "No such option"),
         (("run", "--bootstrap-servers", "b:1", "--window", "0"), 2, "--window: must be greater than 0"),
         (("run", "--bootstrap-servers", "b:1", "--kafka-option", "x"), 2, "must be key=value"),

@@ -14,7 +14,7 @@ def test_a_program_of_spark_submit_does_not_choose_master_or_jars_anew(
     told: tuple[str | None, Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    with pytest.raises(UsageError, match="give spark-submit its --master and --jars"):
+    with pytest.raises(UsageError, match="pass --master and --jars to spark-submit"):
         session.start(*told)
 
 

@@ -65,24 +65,28 @@ CASES = [
     Case(
         "the broker's limit", closed_first(BROKER, {}), "broker_idle_limit", "the broker closed after 30.0 s of silence"
     ),
-    Case("the broker's limit, of its end alone", {BROKER: BY_ITSELF}, "broker_idle_limit", "nobody watched the client"),
+    Case(
+        "the broker's limit, of its end alone", {BROKER: BY_ITSELF}, "broker_idle_limit", "no agent watched the client"
+    ),
     Case(
         "the client's limit", closed_first(CLIENT, {}), "client_idle_limit", "the client closed after 30.0 s of silence"
     ),
-    Case("the client's limit, of its end alone", {CLIENT: BY_ITSELF}, "client_idle_limit", "nobody watched the broker"),
+    Case(
+        "the client's limit, of its end alone", {CLIENT: BY_ITSELF}, "client_idle_limit", "no agent watched the broker"
+    ),
     Case("limit of a TLS client", closed_first(CLIENT, {"last_api": None, "in_flight": None}), "client_idle_limit", ""),
     Case(
         "a TLS client that closes as it hears something, of its end alone",
         {CLIENT: BY_ITSELF | {"owner_ended": True, "received_idle_us": 500}},
         "unknown",
-        "may have been a goodbye",
+        "may have been a close_notify",
         opaque="tls",
     ),
     Case(
         "a TLS client that closes soon after and lives on, of its end alone",
         {CLIENT: BY_ITSELF | {**BRIEF, "received_idle_us": 200_000}},
         "unknown",
-        "may have been a goodbye",
+        "may have been a close_notify",
         opaque="tls",
     ),
     Case(
@@ -98,7 +102,7 @@ CASES = [
         "a broker that ends before it has closed all",
         closed_first(BROKER, {**EXITED, "listener_closed_us": 0}),
         "broker_shutdown",
-        "stopped listening",
+        "after its listening socket",
     ),
     Case("kill -9 of the client", closed_first(CLIENT, EXITED), "process_exit", "the client's process app["),
     Case(
@@ -112,7 +116,7 @@ CASES = [
         "the broker stops",
         closed_first(BROKER, {"listener_closed_us": 2 * SECOND_US}),
         "broker_shutdown",
-        "2.0 s before",
+        "2.0 s after its listening socket",
     ),
     Case("no listener since last year", closed_first(BROKER, {"listener_closed_us": 10**13}), "broker_idle_limit", ""),
     Case("no such mechanism", closed_first(BROKER, {"auth_error": 33, **BRIEF}), "auth_failure", "error 33"),
@@ -126,34 +130,39 @@ CASES = [
         "too large a batch with acks=0",
         closed_first(BROKER, {"last_api": "Produce", "last_acks": 0, "last_request_bytes": 2_000_000, **BRIEF}),
         "rejected_request",
-        "0.2 s after Produce with acks=0 of 2,000,000 bytes without answering it",
+        "0.2 s after Produce with acks=0 of 2,000,000 bytes, without a response",
     ),
     Case("idle after acks=0", closed_first(BROKER, {"last_api": "Produce", "last_acks": 0}), "broker_idle_limit", ""),
     Case(
         "a version that the broker lacks",
         {BROKER: {**BY_ITSELF, "in_flight": 1, "how": "rst_sent"}, CLIENT: RESET},
         "rejected_request",
-        "1 requests without",
+        "1 requests in flight",
     ),
-    Case("the broker closes at once, nobody knows why", closed_first(BROKER, BRIEF), "unknown", "too soon for a limit"),
+    Case(
+        "the broker closes at once, nobody knows why",
+        closed_first(BROKER, BRIEF),
+        "unknown",
+        "too soon for an idle limit",
+    ),
     Case(
         "the process of the client ended",
         closed_first(CLIENT, {"owner_ended": True}),
         "normal",
-        "ended with it",
+        "exited right after",
     ),
     Case(
         "the client closes in the middle of its work",
         closed_first(CLIENT, BRIEF),
         "normal",
-        "0.2 s after its last exchange, Fetch",
+        "0.2 s after its last exchange (Fetch)",
     ),
     Case("the client leaves its group", closed_first(CLIENT, {"last_api": "LeaveGroup"}), "normal", "LeaveGroup"),
     Case(
         "the client gave up",
         closed_first(CLIENT, {"in_flight": 2}),
         "unknown",
-        "gave up on 2 requests, unanswered for 30.0 s",
+        "with 2 requests in flight, after 30.0 s without a response",
     ),
     Case(
         "a firewall resets the client",
@@ -187,7 +196,7 @@ CASES = [
         "a firewall drops what the client sends",
         {CLIENT: {"how": "timeout"}, BROKER: None},
         "middlebox_silent_drop",
-        "the broker held on",
+        "the broker kept the connection open",
     ),
     Case(
         "a firewall drops until the client gives up",
@@ -200,23 +209,23 @@ CASES = [
         "a firewall drops what the broker sends",
         {CLIENT: None, BROKER: {"how": "timeout"}},
         "middlebox_silent_drop",
-        "the client held on",
+        "the client kept the connection open",
     ),
     Case(
         "no answer, of the client alone",
         {CLIENT: IGNORED},
         "unknown",
-        "whether the broker was still there is not known",
+        "it is unknown whether the broker kept the connection open",
     ),
-    Case("a FIN of the client, of the broker alone", {BROKER: {}}, "unknown", "nobody watched the client"),
-    Case("a FIN of the broker, of the client alone", {CLIENT: {}}, "unknown", "nobody watched the broker"),
-    Case("each says that the other was first", {CLIENT: {}, BROKER: {}}, "unknown", "heard that the other end closed"),
-    Case("both close at once", {CLIENT: BY_ITSELF, BROKER: BY_ITSELF}, "unknown", "before either heard"),
+    Case("a FIN of the client, of the broker alone", {BROKER: {}}, "unknown", "no agent watched the client"),
+    Case("a FIN of the broker, of the client alone", {CLIENT: {}}, "unknown", "no agent watched the broker"),
+    Case("each says that the other was first", {CLIENT: {}, BROKER: {}}, "unknown", "received the other end's close"),
+    Case("both close at once", {CLIENT: BY_ITSELF, BROKER: BY_ITSELF}, "unknown", "before either received"),
     Case(
         "both close at once, by TLS, and neither said goodbye",
         {CLIENT: silent(BRIEF["silence_us"]), BROKER: silent(BRIEF["silence_us"])},
         "unknown",
-        "before either heard",
+        "before either received",
         opaque="tls",
     ),
     Case(
@@ -319,10 +328,10 @@ def test_where_an_agent_fell_silent_the_verdict_says_since_when_and_names_only_w
     assert [row["verdict"] for row in waiting] == [None, None]
     reset, exited = (row["verdict"] for row in history.batch(word(CLIENT), at_s=40))
     assert (reset["cause"], exited["cause"]) == ("unknown", "process_exit")
-    since = "no word from the agent at the broker since 11:59:55"
+    since = "the agent at the broker has not reported since 11:59:55"
     assert since in reset["evidence"]
     assert since in exited["evidence"]
-    assert "it would be middlebox_reset" in reset["evidence"]
+    assert "the cause would be middlebox_reset" in reset["evidence"]
 
 
 @pytest.mark.parametrize(("lost_s", "cause"), [(-20, "unknown"), (-40, "middlebox_reset")])
@@ -332,7 +341,7 @@ def test_the_silence_of_an_agent_tells_nothing_of_a_time_of_which_it_lost_someth
     lost = word(BROKER, complete_since=NOON_US + lost_s * SECOND_US)
     row = only(History(spark).batch(opened(BROKER), closed(CLIENT, **RESET), lost))
     assert row["verdict"]["cause"] == cause
-    assert ("it would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
+    assert ("the cause would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
 
 
 def test_a_verdict_is_given_once_however_late_the_other_end_closes_and_the_row_leaves_after_that(

@@ -295,7 +295,7 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         scene.agents["brokers"].kill()
         doubtful = judged(after)
         assert {verdict["cause"] for verdict in doubtful} == {"unknown"}
-        said = "no word from the agent at the broker since"
+        said = "the agent at the broker has not reported since"
         assert [verdict["evidence"] for verdict in doubtful if said not in verdict["evidence"]] == []
         scene.wait_told()
         assert {letter["id"] for _, letter in idle_alerts(scene)} == known
