@@ -1,8 +1,8 @@
 """The memory budget of the agent: divides `--memory-limit` into bounds for every table that input can fill.
 
 The limit applies to the agent's cgroup, including BPF maps: memory.peak, or max_usage_in_bytes in version 1. Fixed
-parts are subtracted first; `_SHARES` divides the rest. Sizes per item are measured and rounded up;
-tests/unit/test_memory.py checks them. This module never measures while the agent runs: bounds depend on settings only.
+parts are subtracted first; `_SHARES` divides the rest. Sizes per item are measured and rounded up; the tests
+test_*memory.py check them. This module never measures while the agent runs: bounds depend on settings only.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import tracemalloc
 from collections import deque
 from collections.abc import Callable
 
@@ -13,7 +15,8 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
-from tests.unit.connections.samples import Samples, closed, ended, message, opened, request, stream
+from kafka_probe.memory import DECODED_BYTES, DEFAULT
+from tests.unit.connections.samples import Samples, closed, ended, frame, message, opened, request, stream
 from tests.unit.protocol.messages import case
 from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
 
@@ -221,3 +224,24 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
             closes += 1
             assert event["ts"] >= complete_until
     assert closes >= 10
+
+
+def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
+    """Each connection holds back the last record of a frame that names many topics."""
+    fed = Fed()
+    fed.agent._flows._place_bytes = 0
+    topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
+    frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
+    for conn, records in enumerate(frames, 1):
+        fed.see(opened(conn), records[:-1])
+    last = [records[-1:] for records in frames]
+    gc.collect()
+    tracemalloc.start()
+    try:
+        fed.see(*last)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < DECODED_BYTES + DEFAULT.shapes_bytes
+    fed.report()
+    assert sum(event["requests"] for event in fed.events("flow")) == len(frames)

@@ -13,18 +13,9 @@ from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.samples import (
-    Samples as Frames,
-)
-from tests.unit.connections.samples import (
-    by_hand,
-    fetch,
-    opened,
-    produced_without_acks,
-    request,
-    response,
-    stream,
-)
+from tests.unit.bounds import RESOLVER
+from tests.unit.connections.samples import Samples as Frames
+from tests.unit.connections.samples import by_hand, fetch, opened, produced_without_acks, request, response, stream
 from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.unit.protocol.trees import Records
 from tests.unit.schema import assert_body_valid
@@ -237,3 +228,17 @@ def test_of_a_frame_that_names_very_many_partitions_the_first_are_in_the_event(w
     assert [row["partition"] for row in event["topics"]] == list(range(ROWS))
     assert {row["offset"] for row in event["topics"]} == {7}
     assert watched.exchanges.losses == {"request_limit": 0, "request_topic_limit": 1}
+
+
+def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() -> None:
+    tracker, reader = Tracker(RESOLVER), FrameReader()
+    exchanges = Exchanges(tracker, TopicNames(), limit_bytes=20_000)
+    for conn in range(1, 41):
+        tracker.take(opened(conn)[0])
+        assert not list(exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5)))))
+    assert 0 < exchanges.losses["request_limit"] < 40
+
+    def answered(conn: int) -> int:
+        return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))))))
+
+    assert (answered(1), answered(40)) == (0, 1)

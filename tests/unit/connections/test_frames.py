@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
 from kafka_probe.connections.frames import FrameReader, Frames
+from kafka_probe.connections.reassembly import Reassembler
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.unit.connections.samples import Samples, by_hand, message, request, response, stream
 from tests.unit.protocol.messages import CASES, Case, case
@@ -129,3 +130,15 @@ def test_what_a_connection_left_unfinished_is_counted_at_its_end(conn: int) -> N
     reader.forget(conn)
     reader.forget(conn)
     assert reader.losses["frame_incomplete"] == 1
+
+
+def test_of_too_many_unfinished_frames_the_oldest_go() -> None:
+    reassembler = Reassembler(limit_bytes=3000)
+    whole = case(METADATA, 12, response=True)
+    begun = {conn: message(whole, conn, sample_bytes=20) for conn in range(1, 11)}
+    for records in begun.values():
+        reassembler.join(records[:1])
+    assert 0 < len(reassembler.unfinished()) < 5
+    assert reassembler.losses["frame_limit"] == 10 - len(reassembler.unfinished())
+    assert len(reassembler.join(begun[10][1:]).firsts) == 1
+    assert len(reassembler.join(begun[1][1:]).firsts) == 0

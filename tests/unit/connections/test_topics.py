@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
+from tests.unit.bounds import grown_by
 from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 
 METADATA = ApiKey.METADATA
@@ -143,3 +144,15 @@ def test_names_that_one_peer_invents_leave_those_of_others() -> None:
     assert [name_of(names, f"{n:032x}") for n in range(50)] == [f"topic-{n}" for n in range(50)]
     assert names.losses["topic_name_limit"] > 900
     assert names.add("f" * 32, "new", "10.0.2.1")
+
+
+@pytest.mark.parametrize("cluster_bytes", [0, 22, 256])
+def test_names_of_topics_take_no_more_than_was_reckoned(cluster_bytes: int) -> None:
+    names = TopicNames()
+
+    def learn() -> TopicNames:
+        for n in range(2000):
+            names.add(f"{n:032x}", f"{n:0249}", "10.0.0.1", f"{n:0{cluster_bytes}}" if cluster_bytes else None)
+        return names
+
+    assert grown_by(learn, 1) < names._held_bytes < 2000 * 1500

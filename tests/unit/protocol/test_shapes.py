@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,10 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.decoder import decode
-from kafka_probe.protocol.facts import POSITIVE, Encoding, Shape, Status, measure_values
+from kafka_probe.protocol.facts import POSITIVE, Encoding, Fact, Shape, Status, measure_values, shape_bytes
 from kafka_probe.protocol.measures import Bytes, Integers
 from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
+from tests.unit.bounds import grown_by
 from tests.unit.protocol.messages import CASES, SKIPPED, Case, case
 from tests.unit.protocol.trees import Records
 
@@ -234,3 +238,38 @@ def test_few_layouts_of_a_length_are_remembered_and_all_are_decoded_right() -> N
     for _ in range(2):
         assert_matched_as_decoded(table, frames)
     assert len(decoded) > len(frames)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "data"),
+    [
+        (ApiKey.METADATA, 4, b"\0\1c" + (100).to_bytes(4, "big") + b"\0\0" * 100 + b"\0"),
+        (ApiKey.METADATA, 4, b"\0\1c" + (60).to_bytes(4, "big") + b"".join(b"\0\1%c" % n for n in range(60)) + b"\0"),
+        (ApiKey.PRODUCE, 9, case(ApiKey.PRODUCE, 9, response=False).data),
+        (ApiKey.FETCH, 13, case(ApiKey.FETCH, 13, response=False).data),
+    ],
+)
+def test_a_shape_takes_no_more_than_was_reckoned(api_key: int, version: int, data: bytes) -> None:
+    code = code_of(False, api_key, version, copied_all=True)
+    shape = decode_code(code, data)
+    grown = grown_by(lambda: [decode_code(code, data) for _ in range(100)], 100)
+    assert grown < shape_bytes(shape)
+
+
+def test_a_text_keeps_256_bytes() -> None:
+    name = b"x" * 32_000
+    shape = decode_code(
+        code_of(False, ApiKey.METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5)
+    )
+    (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
+    assert client_id == "x" * 256
+
+
+def test_a_text_beyond_latin_1_takes_no_more() -> None:
+    name = ("\N{PILE OF POO}" + "x" * 252).encode()
+    shape = decode_code(
+        code_of(False, ApiKey.METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5)
+    )
+    (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
+    assert client_id == "\N{PILE OF POO}" + "x" * 63
+    assert sys.getsizeof(client_id) < sys.getsizeof("x" * 256) + 64

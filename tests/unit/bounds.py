@@ -1,0 +1,79 @@
+"""Builders for tests of memory bounds: tables with little memory, and what Python allocates for them."""
+
+from __future__ import annotations
+
+import gc
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+
+from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.sessions import FetchSession
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.memory import DEFAULT, MIB
+from kafka_probe.shares import Shares
+from kafka_probe.workloads import WorkloadResolver
+from tests.unit.connections.samples import Samples, opened, stream
+from tests.unit.schema import assert_body_valid
+
+RESOLVER = WorkloadResolver()
+FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
+
+
+def grown_by(make: Callable[[], object], times: int) -> float:
+    """Bytes that Python allocates for each of so many, while they are kept."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        made = make()
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0] / times if made else 0.0
+    finally:
+        tracemalloc.stop()
+
+
+class Watched:
+    """Connections with a place for few counts."""
+
+    def __init__(self, connections: int) -> None:
+        self.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, connections=300))
+        self.reader = FrameReader(SUMMED)
+        names = TopicNames()
+        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER), FEW)
+        for conn in range(1, 1 + connections):
+            self.tracker.take(opened(conn)[0])
+
+    def see(self, *records: Samples) -> None:
+        self.flows.add(self.reader.read(stream(*records)))
+
+    def report(self) -> list[dict[str, object]]:
+        events = list(self.flows.report())
+        for event in events:
+            assert_body_valid(event)
+        return events
+
+    def sessions(self, conn: int) -> tuple[FetchSession, ...]:
+        connection = self.tracker.get(conn)
+        assert connection
+        return connection.sessions
+
+
+def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
+    """Accepted connections, each of an address of its own, with a place of this size, and one for all counts."""
+    watched = Watched(0)
+    watched.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, learned_bytes=learned_bytes))
+    watched.flows._tracker = watched.tracker
+    watched.flows._place_bytes = 100 * MIB
+    watched.flows._shares = Shares(100 * MIB)
+    for conn in range(1, 1 + connections):
+        watched.tracker.take(opened(conn, server_side=True, peer=(f"10.0.1.{conn}", 1), local=("10.0.0.7", 9092))[0])
+    return watched
+
+
+def let_all_go(watched: Watched, connections: int) -> None:
+    for conn in range(1, 1 + connections):
+        watched.tracker.gone(conn)
+    list(watched.tracker.report())

@@ -1,0 +1,166 @@
+"""What connections and their texts take, and what the tracker does at its bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kafka_probe.capture.sample import SampleKind
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.pending_closes import PendingCloses
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.flows import SUMMED
+from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
+from kafka_probe.protocol.api_keys import ApiKey
+from tests.unit.bounds import FEW, RESOLVER, grown_by, let_all_go, with_place
+from tests.unit.connections.samples import Samples, by_hand, closed, listener, opened, request
+from tests.unit.test_agent import Fed
+
+PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
+
+
+def test_a_connection_takes_no_more_than_was_reckoned() -> None:
+    """What its group takes is reckoned apart."""
+    tracker = Tracker(RESOLVER)
+    records = [
+        opened(conn, peer=(f"10.0.{conn >> 8}.{conn & 255}", 1024 + conn), netns=1 << 31, cookie=conn, tgid=7)[0]
+        for conn in range(1, 2001)
+    ]
+
+    def open_all() -> Tracker:
+        for record in records:
+            tracker.take(record)
+        list(tracker.report())
+        return tracker
+
+    tracker.take(opened(1 << 20, tgid=7)[0])
+    assert grown_by(open_all, len(records)) < CONNECTION_BYTES - KERNEL_CONNECTION_BYTES
+
+
+def test_connections_beyond_the_bound_are_not_followed() -> None:
+    tracker = Tracker(RESOLVER, bounds=FEW)
+    for conn in range(1, 6):
+        tracker.take(opened(conn)[0])
+    assert tracker.known() == {1, 2, 3}
+    assert tracker.losses["connection_limit"] == 2
+    assert tracker.full
+    tracker.gone(2)
+    tracker.take(opened(6)[0])
+    assert tracker.known() == {1, 3, 6}
+
+
+def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
+    tracker = Tracker(RESOLVER, bounds=FEW)
+    tracker.take(opened(1)[0])
+    tracker.gone(1)  # its close was lost: only the report keeps it
+    tracker.take(opened(0, kind=SampleKind.RESET)[0])
+    report = tracker.report()
+    assert tracker.free == 1
+    assert [event["kind"] for _, event in report] == ["open", "reset"]
+    assert tracker.free == 3
+
+
+def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
+    fed = Fed()
+    fed.agent._tracker._bounds = FEW
+    for conn in range(1, 9):
+        fed.see(opened(conn), closed(conn, ts_ns=conn))
+        fed.agent._tracker.gone(conn)
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert (len(fed.events("open")), len(fed.events("close"))) == (4, 4)
+    assert agent["other"] == {"close/client/fin/local": 4, "open/client": 4}
+    assert (agent["losses"]["close_limit"], agent["losses"]["open_limit"]) == (4, 4)
+    assert agent["complete_since"] == agent["ts"]
+    fed.report()
+    assert fed.events("agent")[-1]["other"] == {}
+
+
+@pytest.mark.parametrize("char", ["x", "\u00e9", "\N{PILE OF POO}"])
+def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str) -> None:
+    watched = with_place(60)
+
+    def text(kind: str, conn: int) -> str:
+        return f"{kind}{conn:04}" + char * 250
+
+    said = [
+        (
+            by_hand("Heartbeat", 4, {"GroupId": text("group", conn)}, conn),
+            by_hand(
+                "ApiVersions",
+                3,
+                {"ClientSoftwareName": text("name", conn), "ClientSoftwareVersion": text("version", conn)},
+                conn,
+            ),
+            request(METADATA, 12, conn, client_id=text("client", conn)),
+        )
+        for conn in range(1, 61)
+    ]
+    place = watched.tracker.place
+
+    def say(some: Sequence[tuple[Samples, ...]]) -> bool:
+        for records in some:
+            for one in records:
+                watched.see(one)
+        list(watched.flows.report())
+        watched.reader = FrameReader(SUMMED)
+        return True
+
+    say(said[:1])
+    before = place.used_bytes
+    grown = grown_by(lambda: say(said[1:]), 1)
+    assert grown < place.used_bytes - before < 59 * 6000
+    let_all_go(watched, 60)
+    assert place.used_bytes == 0
+
+
+def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kept() -> None:
+    watched = with_place(0, 20_000)
+    for conn in range(1, 100):
+        watched.tracker.take(opened(conn, server_side=True, peer=("10.0.0.1", conn), local=("10.0.0.7", 9092))[0])
+        watched.see(request(METADATA, 12, conn, client_id=f"{conn:0200}"))
+    watched.tracker.take(opened(100, server_side=True, peer=("10.0.0.2", 1), local=("10.0.0.7", 9092))[0])
+    watched.see(request(METADATA, 12, 100))
+    events = watched.report()
+    unknown = [event for event in events if event["client"]["id"] is None]  # type: ignore[index]
+    assert 0 < len(unknown) < 99
+    assert len(unknown) == watched.tracker.losses["text_limit"]
+    assert events[-1]["client"]["id"] is not None  # type: ignore[index]
+    assert watched.tracker.place.used_bytes <= 20_000
+
+
+def test_kafka_probe_knows_its_own_connections_also_beyond_the_bound() -> None:
+    watched = with_place(1, 0)
+    for _ in range(2):
+        watched.see(request(METADATA, 12, 1, client_id="kafka-probe-agent-node-1"))
+        (event,) = watched.report()
+        assert event["internal"]
+    let_all_go(watched, 1)
+    assert watched.tracker.place.used_bytes == 0
+
+
+def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
+    pending = PendingCloses(RESOLVER)
+    addresses = (f"2001:db8:{n:x}:4444:5555:6666:7777:8888" for n in range(600 * 12))
+    records = [listener(closed=True, local=(next(addresses), 1024 + n)) for n in range(600) for _ in range(12)]
+
+    def listen() -> bool:
+        for record in records:
+            pending.listen(record[0])
+        return True
+
+    assert 0 < grown_by(listen, 1) < MIB
+
+
+def test_groups_of_open_connections_are_bounded() -> None:
+    tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, groups=2))
+    for conn in range(1, 50):
+        tracker.take(opened(conn, peer=(f"10.{conn}.0.1", 9092), local=(f"10.0.{conn}.1", 40001))[0])
+    groups = tracker.open_now()
+    assert len(groups) <= 2 * 2 + 1
+    assert sum(int(str(group["count"])) for group in groups) == 49
+    for conn in range(1, 50):
+        tracker.close(closed(conn)[0])
+    assert tracker.open_now() == []
