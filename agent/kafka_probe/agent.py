@@ -30,6 +30,7 @@ from kafka_probe.capture.sample import COUNTERS, SLOT, SampleKind
 from kafka_probe.config import RELOADED, Config
 from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
@@ -37,7 +38,7 @@ from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.pending_closes import SETTLED_NS
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.topics import TopicNames
-from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import SCHEMA_VERSION
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding

@@ -18,10 +18,11 @@ import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
-from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, CLIENT, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.protocol.error_codes import ERROR_NAMES
@@ -161,7 +162,7 @@ class Flows:
             return _Count.of(connection, shape)
         if known is None:
             # The count references the shape, so no other shape gets the same id().
-            count.fetch = connection.fetch(shape.facts)
+            count.fetch = self._tracker.fetch(connection, shape.facts)
             self._shapes.add(id(shape))
             self._counts[conn, id(shape)] = count
         return count
@@ -177,7 +178,7 @@ class Flows:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
         if facts.api_key in FETCHES and not facts.response:
-            connection.forget_sessions()  # the sessions do not see this request
+            self._tracker.forget_sessions(connection)  # the sessions do not see this request
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
         flow = self._other.setdefault((connection.side, api_key), _Flow())
         self._sum_frames(flow, count)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kafka_probe.connections.tracker import Connection
+    from kafka_probe.connections.connection import Connection
     from kafka_probe.sinks import Event
 
 

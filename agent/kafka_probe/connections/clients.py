@@ -6,16 +6,14 @@ process. The server side knows only the peer's host, so there the client library
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.facts import text_bytes
+from kafka_probe.protocol.facts import Facts, text_bytes
 from kafka_probe.shares import SharedBudget
 
-if TYPE_CHECKING:
-    from kafka_probe.connections.tracker import Connection
-    from kafka_probe.protocol.facts import Facts
+ClientKey = tuple[object, ...]
+"""Process and client id of a client end; host, client id and client library of a server end."""
 
 # What members send about their own group; an admin client may ask about any other.
 _OF_MEMBERS = frozenset(
@@ -64,29 +62,21 @@ class Clients:
 
     def __init__(self, place: SharedBudget) -> None:
         self._place = place
-        self._clients: WeakValueDictionary[tuple[object, ...], Client] = WeakValueDictionary()
+        self._clients: WeakValueDictionary[ClientKey, Client] = WeakValueDictionary()
 
-    def learn(self, connection: Connection, facts: Facts) -> None:
-        """Set the connection's client from a consumer's request, and add the group that the request names."""
-        if facts.response or facts.api_key not in OF_CONSUMERS:
-            return
-        key = _key(connection)
-        connection.client = client = self._clients.get(key) or self._new(key, connection.sharing_peer)
+    def learn(self, key: ClientKey, facts: Facts, peer: str) -> Client | None:
+        """Return the client that sent a consumer's request, and add the group that the request names.
+
+        Returns None if there is no memory for it. peer: the peer whose share of the budget it uses.
+        """
+        client = self._clients.get(key) or self._new(key, peer)
         if client and facts.group and facts.api_key in _OF_MEMBERS:
-            client.add(facts.group, connection.sharing_peer)
+            client.add(facts.group, peer)
+        return client
 
-    def _new(self, key: tuple[object, ...], peer: str) -> Client | None:
+    def _new(self, key: ClientKey, peer: str) -> Client | None:
         size = _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
         if not self._place.take(peer, size, "text_limit"):
             return None
         client = self._clients[key] = Client(self._place, size)
         return client
-
-
-def _key(connection: Connection) -> tuple[object, ...]:
-    if connection.identity.server_side:
-        host = connection.identity.peer.rpartition(":")[0]
-        return host, connection.client_id, connection.software_name, connection.software_version
-    process = connection.workload["pid"], connection.workload["start_time"]
-    # Connections of unknown processes may belong to different ones: each is a client of its own.
-    return *(process if process[0] is not None else (connection.conn_id,)), connection.client_id

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
+from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
-from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import EXCHANGED, codec_name
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.api_keys import ApiKey

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import orjson
 
+from kafka_probe.connections.identity import Identity
 from kafka_probe.memory import DEFAULT
 from kafka_probe.text import printable_json
 from kafka_probe.workloads import NOBODY
-
-if TYPE_CHECKING:
-    from kafka_probe.connections.tracker import Connection
 
 Event = dict[str, object]
 
@@ -41,7 +38,7 @@ class Group:
 
 
 class OpenCounts:
-    """Groups of connections. Each connection refers to the group that counts it.
+    """Groups of connections.
 
     Beyond `limit` groups, a new group combines all networks of an owner; beyond twice as many, all owners of a side.
     """
@@ -50,23 +47,23 @@ class OpenCounts:
         self._limit = limit
         self._groups: dict[tuple[str, int, str, str | None], Group] = {}
 
-    def count(self, connection: Connection) -> None:
-        """Count a connection in its current group. Call this after each change of its owner, identity or state."""
-        if group := connection.counted:
-            group.count -= 1
-            if not group.count:
-                del self._groups[_key(group)]
-        connection.counted = None
-        if not (connection.closed or connection.internal):
-            identity = connection.identity
-            local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
-            group = Group(connection.side, connection.workload, local, identity.peer_network)
-            if len(self._groups) >= self._limit and _key(group) not in self._groups:
-                group.peer_network = None
-            if len(self._groups) >= 2 * self._limit and _key(group) not in self._groups:
-                group = _rest(group.side)
-            connection.counted = self._groups.setdefault(_key(group), group)
-            connection.counted.count += 1
+    def add(self, identity: Identity, workload: Mapping[str, object]) -> Group:
+        """Count one more connection with these ends and this owner; return the group that counts it."""
+        local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
+        group = Group(identity.side, workload, local, identity.peer_network)
+        if len(self._groups) >= self._limit and _key(group) not in self._groups:
+            group.peer_network = None
+        if len(self._groups) >= 2 * self._limit and _key(group) not in self._groups:
+            group = _rest(group.side)
+        counted = self._groups.setdefault(_key(group), group)
+        counted.count += 1
+        return counted
+
+    def remove(self, group: Group) -> None:
+        """Count one connection less in a group."""
+        group.count -= 1
+        if not group.count:
+            del self._groups[_key(group)]
 
     def report(self) -> list[Event]:
         """Return `open` of the `agent` event: the largest groups, others without networks, and the rest by side."""

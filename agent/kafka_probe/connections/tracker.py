@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -15,17 +14,16 @@ import numpy.typing as npt
 
 from kafka_probe.capture.sample import Protocol, SampleKind
 from kafka_probe.connections import conntrack
-from kafka_probe.connections.clients import OF_CONSUMERS, Client, Clients
+from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
+from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.open_counts import Group, OpenCounts
+from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
-from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.connections.sessions import FetchSession, Naming
 from kafka_probe.memory import DEFAULT, Bounds
-from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.facts import Facts, text_bytes
+from kafka_probe.protocol.facts import Facts
 from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
 
@@ -44,127 +42,6 @@ LOSSES = {
     "text_limit": "client ids, software, cluster ids and groups of connections that exceed `--memory-limit`: null",
     "partition_limit": "partitions of fetch sessions that exceed `--memory-limit`: requests do not count for them",
 }
-
-
-@dataclass(slots=True)
-class Connection:
-    """One end of a connection. BPF programs copy no frame of it before it has proven to speak Kafka."""
-
-    identity: Identity
-    workload: Mapping[str, object]
-    opened_ns: int
-    conn_id: int  # in events: the first id of the connection, that of the list if it was listed
-    place: SharedBudget  # memory budget of its texts and sessions
-    client_id: str | None = None
-    software_name: str | None = None
-    software_version: str | None = None
-    cluster_id: str | None = None
-    opaque: str | None = None
-    auth_error: int | None = None
-    closed: bool = False
-    client: Client | None = None
-    counted: Group | None = None
-    sessions: tuple[FetchSession, ...] = ()
-    text_bytes: int = 0
-
-    def __del__(self) -> None:
-        self.place.give_back(self.text_bytes)
-
-    @property
-    def side(self) -> str:
-        return self.identity.side
-
-    @property
-    def sharing_peer(self) -> str:
-        """Return the peer whose share of memory budgets it uses, see shares.py."""
-        return peer_of(self.side, self.identity.peer, self.workload)
-
-    @property
-    def found(self) -> str:
-        """Return how the agent found it, as in the `open` event."""
-        return "listed" if self.identity.flow_id is None else "start" if self.identity.from_start else "midstream"
-
-    @property
-    def internal(self) -> bool:
-        return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
-
-    def learn(self, facts: Facts) -> None:
-        """Keep the facts that a frame contains about its connection."""
-        if facts.client_id is not None:
-            self.client_id = self._kept(self.client_id, facts.client_id)
-        if facts.cluster_id:
-            self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
-        if facts.api_key == ApiKey.SASL_HANDSHAKE and facts.errors:
-            self.auth_error = facts.errors[0][0]
-        if facts.software_name:
-            self.software_name = self._kept(self.software_name, facts.software_name)
-            self.software_version = self._kept(self.software_version, facts.software_version)
-
-    def _kept(self, known: str | None, new: str | None) -> str | None:
-        """Return a new text and free the known one; return None if the budget is too small.
-
-        For a client id of kafka-probe, whose connections must stay recognizable, return INTERNAL_CLIENT instead of
-        None: it takes no memory.
-        """
-        if new == known:
-            return known
-        if known is not None and known != INTERNAL_CLIENT:
-            self._take(-text_bytes(known))
-        if new is None or new == INTERNAL_CLIENT or self._take(text_bytes(new)):
-            return new
-        return INTERNAL_CLIENT if new.startswith(INTERNAL_CLIENT) else None
-
-    def _take(self, size: int) -> bool:
-        if size < 0:
-            self.place.give_back(-size)
-        elif not self.place.take(self.sharing_peer, size, "text_limit"):
-            return False
-        self.text_bytes += size
-        return True
-
-    def group(self, api_key: int, named: Collection[str]) -> str | None:
-        """Return the one group that requests named; if they named none, as in a Fetch, the group of their client."""
-        if not named and self.client and api_key in OF_CONSUMERS:
-            return self.client.group
-        return next(iter(named)) if len(named) == 1 else None
-
-    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
-        """Return the session that a frame concerns and its naming; None if there is none or no memory for it."""
-        said = naming(facts)
-        if said is None:
-            return None
-        session = next((known for known in self.sessions if known.api_key == facts.api_key), None)
-        if session is None:
-            peer = self.sharing_peer
-            if not self.place.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, said.added.values()))):
-                return None
-            session = FetchSession(facts.api_key, self.place, peer)
-            self.sessions += (session,)
-        return session, said
-
-    def forget_sessions(self) -> None:
-        """Empty all fetch sessions; they start again with the next frame that names partitions."""
-        for session in self.sessions:
-            session.forget()
-
-    def common(self) -> Event:
-        """Return the fields that all events of the connection share."""
-        return {
-            "side": self.side,
-            "flow_id": self.identity.flow_id,
-            "conn_id": f"{self.conn_id:016x}",
-            "local": self.identity.local,
-            "peer": self.identity.peer,
-            "netns": self.identity.netns,
-            "cluster_id": self.cluster_id,
-            "workload": self.workload,
-            "client": {
-                "id": self.client_id,
-                "software_name": self.software_name,
-                "software_version": self.software_version,
-            },
-            "opaque": self.opaque,
-        }
 
 
 _Ends = tuple[int, str, str]
@@ -186,7 +63,7 @@ class Tracker:
         # Listed connections without a sample yet, by namespace and ends; and until the list ends, those with samples.
         self._listed: dict[_Ends, Connection] = {}
         self._seen: set[_Ends] | None = set()
-        self._unreported: dict[int, Connection] = {}  # by id()
+        self._unreported: dict[int, Connection] = {}  # by `conn_id`
         self._resets: deque[Sample] = deque()
         self._reporting: list[tuple[deque[Connection], deque[Sample]]] = []  # opens and resets of unfinished reports
         self._pending_closes = PendingCloses(resolver)
@@ -214,8 +91,18 @@ class Tracker:
         internal = connection.internal
         connection.learn(facts)
         if connection.internal != internal:
-            self._open_counts.count(connection)
-        self._clients.learn(connection, facts)
+            self._count(connection)
+        if not facts.response and facts.api_key in OF_CONSUMERS:
+            connection.client = self._clients.learn(connection.client_key, facts, connection.sharing_peer)
+
+    def fetch(self, connection: Connection, facts: Facts) -> tuple[FetchSession, Naming] | None:
+        """Return the fetch session that a frame concerns and its naming; None if there is none or no memory for it."""
+        return connection.fetch(facts)
+
+    def forget_sessions(self, connection: Connection) -> None:
+        """Empty the connection's fetch sessions; they start again with the next frame that names partitions."""
+        for session in connection.sessions:
+            session.forget()
 
     def take(self, sample: Sample) -> None:
         """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""
@@ -246,7 +133,7 @@ class Tracker:
             ends = identity.netns, identity.local, identity.peer
             if ends not in seen and self._has_place_for_connection():
                 self._listed[ends] = added = self._add(identity, self._workload(identity, owner), now_ns)
-                self._unreported[id(added)] = added
+                self._unreported[added.conn_id] = added
 
     def end_list(self) -> None:
         """Note that all parts of the list were added, or that there is no list."""
@@ -271,7 +158,7 @@ class Tracker:
         if connection:
             if not connection.closed:
                 self._lose(connection)
-            connection.forget_sessions()
+            self.forget_sessions(connection)
         return connection
 
     def known(self) -> set[int]:
@@ -359,7 +246,7 @@ class Tracker:
         known = self._connections.get(identity.conn)
         if known:
             known.workload = workload
-            self._open_counts.count(known)
+            self._count(known)
             return
         ends = identity.netns, identity.local, identity.peer
         if self._seen is not None and len(self._seen) < self._bounds.connections:
@@ -368,13 +255,13 @@ class Tracker:
         if connection:
             connection.identity = identity
             connection.workload = connection.workload if workload is NOBODY else workload
-            self._open_counts.count(connection)
+            self._count(connection)
         elif self._has_place_for_connection():
             connection = self._add(identity, workload, int(sample["ts_ns"]))
         else:
             return
         self._connections[identity.conn] = connection
-        self._unreported[id(connection)] = connection
+        self._unreported[connection.conn_id] = connection
 
     def _workload(self, identity: Identity, owner: Owner) -> Mapping[str, object]:
         return self._resolver.resolve(owner, peer_of(identity.side, identity.peer, {"pid": owner.pid}))
@@ -382,7 +269,7 @@ class Tracker:
     def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
         self._open += 1
         connection = Connection(identity, workload, opened_ns, identity.conn, self.place)
-        self._open_counts.count(connection)
+        self._count(connection)
         return connection
 
     def _lose(self, connection: Connection) -> None:
@@ -393,14 +280,21 @@ class Tracker:
 
     def _drop_open(self, connection: Connection) -> None:
         """Count the open of an ended connection instead of an event, for which the connection would have to be kept."""
-        if self._unreported.pop(id(connection), None):
+        if self._unreported.pop(connection.conn_id, None):
             self.losses["open_limit"] += 1
             self._other[f"open/{connection.side}"] += 1
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1
         connection.closed = True
-        self._open_counts.count(connection)
+        self._count(connection)
+
+    def _count(self, connection: Connection) -> None:
+        """Count a connection in its current group. Call this after each change of its owner, identity or state."""
+        if connection.counted:
+            self._open_counts.remove(connection.counted)
+        counts = not (connection.closed or connection.internal)
+        connection.counted = self._open_counts.add(connection.identity, connection.workload) if counts else None
 
 
 def _event(connection: Connection, kind: str, facts: Event) -> Event:

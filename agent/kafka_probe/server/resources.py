@@ -6,7 +6,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from kafka_probe.connections.tracker import Connection
+from kafka_probe.connections.connection import Connection
 from kafka_probe.events import CLIENT, COMMON, FLOW, FLOW_TOPIC, OPEN, Counts, Field, ListOf, Struct
 from kafka_probe.server.client_table import ClientEntry, ClientKey
 from kafka_probe.server.query import Resource, Row

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kafka_probe.connections.tracker import Connection
+from kafka_probe.connections.connection import Connection
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.sinks import Sink

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kafka_probe.connections.tracker import Connection, Tracker
+from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import NOBODY, WorkloadResolver

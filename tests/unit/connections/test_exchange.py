@@ -47,7 +47,7 @@ class Watched:
             for conn in group.column("conn").tolist():
                 connection = self.tracker.get(conn)
                 assert connection
-                connection.learn(group.shape.facts)
+                self.tracker.learn(connection, group.shape.facts)
         return valid([event for _, event in self.exchanges.pair(batch)])
 
     def close(self, conn: int) -> list[dict[str, Any]]:

@@ -99,7 +99,7 @@ def test_frames_teach_client_library_and_cluster(tracker: Tracker) -> None:
         case(METADATA, 12, response=True).facts,
         case(METADATA, 12, response=False).facts,
     ):
-        connection.learn(facts)
+        tracker.learn(connection, facts)
     (event,) = events(tracker)
     assert event["client"] == {"id": "billing-1", "software_name": "librdkafka", "software_version": "2.16.1"}
     assert event["cluster_id"] == "the-cluster"

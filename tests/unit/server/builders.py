@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kafka_probe.connections.tracker import Connection
+from kafka_probe.connections.connection import Connection
 from kafka_probe.events import WORKLOAD
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kafka_probe.config import Address, Config
-from kafka_probe.connections.tracker import Connection
+from kafka_probe.connections.connection import Connection
 from kafka_probe.server.thread import Server
 from tests.lab.http import Answer, get
 from tests.lab.processes import free_port

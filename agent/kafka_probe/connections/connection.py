@@ -1,0 +1,149 @@
+"""One end of a connection: the facts that the agent knows of it.
+
+Only the tracker creates and changes connections. Other modules, and the threads of the HTTP server, read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientKey
+from kafka_probe.connections.identity import Identity
+from kafka_probe.connections.open_counts import Group
+from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
+from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.protocol.facts import Facts, text_bytes
+from kafka_probe.shares import SharedBudget, peer_of
+
+Event = dict[str, object]
+
+
+@dataclass(slots=True)
+class Connection:
+    """One end of a connection. BPF programs copy no frame of it before it has proven to speak Kafka.
+
+    `learn` and `fetch` change it: only the tracker calls them.
+    """
+
+    identity: Identity
+    workload: Mapping[str, object]
+    opened_ns: int
+    conn_id: int  # in events: the first id of the connection, that of the list if it was listed
+    place: SharedBudget  # memory budget of its texts and sessions
+    client_id: str | None = None
+    software_name: str | None = None
+    software_version: str | None = None
+    cluster_id: str | None = None
+    opaque: str | None = None
+    auth_error: int | None = None
+    closed: bool = False
+    client: Client | None = None
+    counted: Group | None = None
+    sessions: tuple[FetchSession, ...] = ()
+    text_bytes: int = 0
+
+    def __del__(self) -> None:
+        self.place.give_back(self.text_bytes)
+
+    @property
+    def side(self) -> str:
+        return self.identity.side
+
+    @property
+    def sharing_peer(self) -> str:
+        """Return the peer whose share of memory budgets it uses, see shares.py."""
+        return peer_of(self.side, self.identity.peer, self.workload)
+
+    @property
+    def client_key(self) -> ClientKey:
+        """Return the key of its client, see clients.py."""
+        if self.identity.server_side:
+            host = self.identity.peer.rpartition(":")[0]
+            return host, self.client_id, self.software_name, self.software_version
+        process = self.workload["pid"], self.workload["start_time"]
+        # Connections of unknown processes may belong to different ones: each is a client of its own.
+        return *(process if process[0] is not None else (self.conn_id,)), self.client_id
+
+    @property
+    def found(self) -> str:
+        """Return how the agent found it, as in the `open` event."""
+        return "listed" if self.identity.flow_id is None else "start" if self.identity.from_start else "midstream"
+
+    @property
+    def internal(self) -> bool:
+        return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
+
+    def learn(self, facts: Facts) -> None:
+        """Keep the facts that a frame contains about its connection."""
+        if facts.client_id is not None:
+            self.client_id = self._kept(self.client_id, facts.client_id)
+        if facts.cluster_id:
+            self.cluster_id = self._kept(self.cluster_id, facts.cluster_id)
+        if facts.api_key == ApiKey.SASL_HANDSHAKE and facts.errors:
+            self.auth_error = facts.errors[0][0]
+        if facts.software_name:
+            self.software_name = self._kept(self.software_name, facts.software_name)
+            self.software_version = self._kept(self.software_version, facts.software_version)
+
+    def _kept(self, known: str | None, new: str | None) -> str | None:
+        """Return a new text and free the known one; return None if the budget is too small.
+
+        For a client id of kafka-probe, whose connections must stay recognizable, return INTERNAL_CLIENT instead of
+        None: it takes no memory.
+        """
+        if new == known:
+            return known
+        if known is not None and known != INTERNAL_CLIENT:
+            self._take(-text_bytes(known))
+        if new is None or new == INTERNAL_CLIENT or self._take(text_bytes(new)):
+            return new
+        return INTERNAL_CLIENT if new.startswith(INTERNAL_CLIENT) else None
+
+    def _take(self, size: int) -> bool:
+        if size < 0:
+            self.place.give_back(-size)
+        elif not self.place.take(self.sharing_peer, size, "text_limit"):
+            return False
+        self.text_bytes += size
+        return True
+
+    def group(self, api_key: int, named: Collection[str]) -> str | None:
+        """Return the one group that requests named; if they named none, as in a Fetch, the group of their client."""
+        if not named and self.client and api_key in OF_CONSUMERS:
+            return self.client.group
+        return next(iter(named)) if len(named) == 1 else None
+
+    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
+        """Return the session that a frame concerns and its naming; None if there is none or no memory for it."""
+        named = naming(facts)
+        if named is None:
+            return None
+        session = next((known for known in self.sessions if known.api_key == facts.api_key), None)
+        if session is None:
+            peer = self.sharing_peer
+            if not self.place.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, named.added.values()))):
+                return None
+            session = FetchSession(facts.api_key, self.place, peer)
+            self.sessions += (session,)
+        return session, named
+
+    def common(self) -> Event:
+        """Return the fields that all events of the connection share."""
+        return {
+            "side": self.side,
+            "flow_id": self.identity.flow_id,
+            "conn_id": f"{self.conn_id:016x}",
+            "local": self.identity.local,
+            "peer": self.identity.peer,
+            "netns": self.identity.netns,
+            "cluster_id": self.cluster_id,
+            "workload": self.workload,
+            "client": {
+                "id": self.client_id,
+                "software_name": self.software_name,
+                "software_version": self.software_version,
+            },
+            "opaque": self.opaque,
+        }
