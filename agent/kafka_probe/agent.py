@@ -34,6 +34,7 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.pending_closes import SETTLED_NS
 from kafka_probe.connections.reassembly import portions
@@ -117,7 +118,7 @@ class Agent:
         self._names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self._names, resolver)
         self._tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
-        self._flows = Flows(self._tracker, self._names, self._brokers, bounds)
+        self._flows = Flows(self._tracker, self._names, Learner(self._tracker, self._names, self._brokers), bounds)
         self._load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self._reader = FrameReader(SUMMED, bounds)
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))

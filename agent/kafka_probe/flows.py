@@ -1,7 +1,8 @@
 """Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
-operations. This module never decodes frames.
+operations. This module never decodes frames. It changes nothing but its counts and those of fetch sessions; the
+learner gets the first frame of each shape.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
-from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -91,6 +92,9 @@ class _Flow:
     characters: int = 0  # of the topics' names
 
 
+_Fetches = dict[tuple[int, int], tuple[FetchSession, list[Group]]]
+"""Fetch sessions with their frames of a batch, by connection and API key."""
+
 _Asked = dict[tuple[int, int, int], dict[Topic, int]]
 """The numbers of requests by fetch sessions: (connection, API key, API version) to topic to number."""
 
@@ -98,28 +102,28 @@ _Asked = dict[tuple[int, int, int], dict[Topic, int]]
 class Flows:
     """Counts the frames of the running interval, by connection and shape; beyond the memory budget by side and API."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, bounds: Bounds = DEFAULT) -> None:
+    def __init__(self, tracker: Tracker, names: TopicNames, learner: Learner, bounds: Bounds = DEFAULT) -> None:
         self._tracker = tracker
         self._names = names
-        self._brokers = brokers
+        self._learner = learner
         self._limit_bytes = bounds.counts_bytes // 2  # the other half belongs to the interval being reported
         self._held_bytes = 0
         self._place_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
         self._shares = Shares(self._place_bytes)
-        self._counts: dict[tuple[int, int], _Count] = {}
-        self._shapes: set[int] = set()  # of the counts, by id()
+        self._counts: dict[tuple[int, int], _Count] = {}  # by connection and number of the shape
+        self._shapes: set[int] = set()  # numbers of the shapes of the counts
         self._other: dict[tuple[str, int], _Flow] = {}
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
         """Count the frames of a batch. Their order affects only the facts that connections and fetch sessions learn."""
-        fetches: dict[FetchSession, list[Group]] = {}
+        fetches: _Fetches = {}
         for frames in sorted(batch, key=_first_seen):
             self._add(frames, fetches)
-        for session, groups in fetches.items():
+        for session, groups in fetches.values():
             session.see(groups)
 
-    def _add(self, frames: Frames, fetches: dict[FetchSession, list[Group]]) -> None:
+    def _add(self, frames: Frames, fetches: _Fetches) -> None:
         """Count frames of one shape on any number of connections."""
         shape, conns = frames.shape, frames.column("conn")
         order = np.argsort(conns, kind="stable")
@@ -131,40 +135,37 @@ class Flows:
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         no_latency = Counter[int]()
         for i, start in enumerate(starts.tolist()):
-            connection = self._tracker.get(int(conns[start]))
+            key = int(conns[start]), frames.number
+            connection = self._tracker.of_frames(key[0], ends[i] - start)
             if connection is None:
-                self._tracker.losses["connection_unknown"] += ends[i] - start
                 continue
             latency = no_latency if buckets is None else Counter(buckets[start : ends[i]].tolist())
-            count = self._count(connection, int(conns[start]), shape, latency)
-            if count.frames == 0:
-                self._brokers.see(count.connection, shape.facts)
+            count = self._count(connection, key, shape, latency)
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
             if count.fetch:
                 session, said = count.fetch
-                fetches.setdefault(session, []).append((said, frames, order[start : ends[i]]))
+                _, groups = fetches.setdefault((key[0], session.api_key), (session, []))
+                groups.append((said, frames, order[start : ends[i]]))
             count.latency.update(latency)
-            if self._counts.get((int(conns[start]), id(shape))) is not count:
+            if self._counts.get(key) is not count:
                 self._count_other(count)
 
-    def _count(self, connection: Connection, conn: int, shape: Shape, latency: Counter[int]) -> _Count:
+    def _count(self, connection: Connection, key: tuple[int, int], shape: Shape, latency: Counter[int]) -> _Count:
         """Return the count of a shape on a connection; a new one that is not kept if the budget is exhausted."""
-        known = self._counts.get((conn, id(shape)))
+        known = self._counts.get(key)
         count = known or _Count.of(connection, shape)
         needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())
         if known is None:
-            self._tracker.learn(connection, shape.facts)
-            self._names.learn(shape.facts, connection.sharing_peer, connection.cluster_id)
-            needed += _count_bytes(shape) + (0 if id(shape) in self._shapes else shape_bytes(shape))
+            self._learner.learn(connection, shape.facts)
+            needed += _count_bytes(shape) + (0 if key[1] in self._shapes else shape_bytes(shape))
         if needed and not self._take(connection, needed):
             return _Count.of(connection, shape)
         if known is None:
-            # The count references the shape, so no other shape gets the same id().
             count.fetch = self._tracker.fetch(connection, shape.facts)
-            self._shapes.add(id(shape))
-            self._counts[conn, id(shape)] = count
+            self._shapes.add(key[1])
+            self._counts[key] = count
         return count
 
     def _take(self, connection: Connection, needed: int) -> bool:

@@ -9,17 +9,19 @@ from dataclasses import replace
 
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.sessions import FetchSession
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED, Flows
-from kafka_probe.memory import DEFAULT, MIB
+from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.unit.connections.samples import Samples, opened, stream
 from tests.unit.schema import assert_body_valid
 
 RESOLVER = WorkloadResolver()
+SOME = replace(DEFAULT, connections=300)
 FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
 
 
@@ -38,11 +40,11 @@ def grown_by(make: Callable[[], object], times: int) -> float:
 class Watched:
     """Connections with a place for few counts."""
 
-    def __init__(self, connections: int) -> None:
-        self.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, connections=300))
+    def __init__(self, connections: int, bounds: Bounds = SOME) -> None:
+        self.tracker = Tracker(RESOLVER, bounds=bounds)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
-        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER), FEW)
+        self.flows = Flows(self.tracker, names, Learner(self.tracker, names, BrokerFiles(names, RESOLVER)), FEW)
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 
@@ -63,9 +65,7 @@ class Watched:
 
 def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
     """Accepted connections, each of an address of its own, with a place of this size, and one for all counts."""
-    watched = Watched(0)
-    watched.tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, learned_bytes=learned_bytes))
-    watched.flows._tracker = watched.tracker
+    watched = Watched(0, replace(DEFAULT, learned_bytes=learned_bytes))
     watched.flows._place_bytes = 100 * MIB
     watched.flows._shares = Shares(100 * MIB)
     for conn in range(1, 1 + connections):

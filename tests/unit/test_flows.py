@@ -10,6 +10,7 @@ import pytest
 from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import bucket_of
@@ -51,7 +52,7 @@ class Watched:
         self.tracker = Tracker(RESOLVER)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
-        self.flows = Flows(self.tracker, names, BrokerFiles(names, RESOLVER))
+        self.flows = Flows(self.tracker, names, Learner(self.tracker, names, BrokerFiles(names, RESOLVER)))
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 

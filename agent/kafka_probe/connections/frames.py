@@ -36,10 +36,12 @@ _JUDGED = {Status.TRUNCATED: "frame_truncated", Status.MALFORMED: "frame_malform
 class Frames:
     """Frames of one shape, in the order of their samples.
 
-    index: (n,) indices in `batch` of each frame's first sample; values: (n, measures of the shape) int64. Frames share
-    the batch, because a sample is long and later stages need little of it.
+    number: that of the shape, which no other shape of the reader ever gets; index: (n,) indices in `batch` of each
+    frame's first sample; values: (n, measures of the shape) int64. Frames share the batch, because a sample is long and
+    later stages need little of it.
     """
 
+    number: int
     shape: Shape
     batch: Samples
     index: Integers
@@ -106,8 +108,8 @@ class FrameReader:
     def _match(
         self, batch: Samples, index: Integers, codes: Codes, data: Bytes, starts: Integers, lengths: Integers
     ) -> Iterator[Frames]:
-        for shape, members, values in self._table.match(codes, data, starts, lengths):
-            yield Frames(shape, batch, index[members], values)
+        for number, shape, members, values in self._table.match(codes, data, starts, lengths):
+            yield Frames(number, shape, batch, index[members], values)
 
 
 def _codes(samples: Samples) -> Codes:

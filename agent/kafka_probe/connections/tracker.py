@@ -78,6 +78,13 @@ class Tracker:
     def get(self, conn: int) -> Connection | None:
         return self._connections.get(conn)
 
+    def of_frames(self, conn: int, frames: int) -> Connection | None:
+        """Return the connection of frames; count the frames if it is unknown."""
+        connection = self._connections.get(conn)
+        if connection is None:
+            self.losses["connection_unknown"] += frames
+        return connection
+
     def snapshot(self) -> tuple[Connection, ...]:
         """Return the open connections, internal ones too. Other threads may call it: the GIL makes dict copies atomic.
 

@@ -23,7 +23,7 @@ from kafka_probe.protocol.measures import WORD_BYTES, Bytes, Integers, Numbers, 
 
 Codes = npt.NDArray[np.uint64]
 Decode = Callable[[int, bytes], Shape]
-Matched = tuple[Shape, Integers, Integers]
+Matched = tuple[int, Shape, Integers, Integers]
 """A shape, the indexes of its frames, (k,) and ascending, and their measures in the shape's order, (k, measures)."""
 
 _LAYOUTS_PER_GROUP = 64
@@ -55,6 +55,8 @@ class ShapeTable:
     def __init__(self, decode: Decode = decode_code, limit_bytes: int = DEFAULT.shapes_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.resets = 0
+        self._shapes: list[Shape] = []
+        self._numbered = 0  # shapes of earlier tables
         self.start_anew(decode)
 
     def __len__(self) -> int:
@@ -64,7 +66,8 @@ class ShapeTable:
         """Drop all shapes, and learn new ones by this decoder."""
         self._decode = decode
         self._held_bytes = 0
-        self._shapes: list[Shape] = []
+        self._numbered += len(self._shapes)
+        self._shapes = []
         self._measures = Numbers()  # of each shape
         self._known: dict[int, _Keys] = {}  # by the width of the keys
         self._groups: dict[int, list[int]] = {}  # group key → the numbers of its layouts
@@ -73,7 +76,7 @@ class ShapeTable:
         self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, padded to its width
 
     def match(self, codes: Codes, data: Bytes, starts: Integers, lengths: Integers) -> Iterator[Matched]:
-        """Yield every shape of the frames, with the frames that have it.
+        """Yield every shape of the frames with its number, which no other shape ever gets, and the frames that have it.
 
         codes: (n,) uint64, see `code_of`; data: uint8, which contains the data of each frame; starts, lengths: offset
         and length of each frame's data, (n,). During a call the table may exceed its limit by that call's frames.
@@ -91,9 +94,11 @@ class ShapeTable:
         values = self._measures.read(ids, data, starts[order])
         shapes, at = self._shapes, 0
         for first, end in pairwise(np.flatnonzero(np.diff(ids, prepend=_UNKNOWN, append=_UNKNOWN)).tolist()):
-            shape = shapes[ids[first]]
+            shape_id = int(ids[first])
+            shape = shapes[shape_id]
             rows, columns = end - first, len(shape.measures)
-            yield shape, order[first:end], values[at : at + rows * columns].reshape(rows, columns)
+            measured = values[at : at + rows * columns].reshape(rows, columns)
+            yield self._numbered + shape_id, shape, order[first:end], measured
             at += rows * columns
 
     def _ids(self, keys: Codes, data: Bytes, starts: Integers, lengths: Integers, widths: Integers) -> Integers:

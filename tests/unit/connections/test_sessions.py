@@ -50,7 +50,7 @@ def grouped(batch: list[Facts], now: int = 0) -> list[Group]:
     # The order of groups is that in which shapes were learned, which says nothing.
     shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
     return [
-        (said, Frames(Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
+        (said, Frames(0, Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
         for facts, places in shuffled
         if (said := naming(facts)) and len(members := np.arange(len(places)))
     ]

@@ -117,7 +117,7 @@ def packed(frames: Sequence[Frame]) -> tuple[Codes, Bytes, Integers, Integers]:
 def matched(table: ShapeTable, frames: Sequence[Frame]) -> list[tuple[Shape, list[int]]]:
     """The shape and the values of each frame."""
     found: dict[int, tuple[Shape, list[int]]] = {}
-    for shape, members, values in table.match(*packed(frames)):
+    for _, shape, members, values in table.match(*packed(frames)):
         assert members.tolist() == sorted(members)
         assert not found.keys() & set(members.tolist())
         found.update({member: (shape, row) for member, row in zip(members.tolist(), values.tolist(), strict=True)})
