@@ -324,7 +324,6 @@ class Agent:
         offset_ns = _wall_offset_ns()
         interval: Event = {"since": (since_ns + offset_ns) // 1000}
         flows = self._flows.report(with_topics=self._load_shedding.topics)
-        self._resolver.name_pods()
         self._tracker.settle(settled_ns)
         self._load_shedding.spend(self._cpu_share())
         self._look_closely()

@@ -309,7 +309,7 @@ def _others(flows: dict[tuple[str, int], _Flow]) -> Iterator[Event]:
     unknown: Event = {"flow_id": None, "conn_id": None, "local": None, "peer": None, "netns": None, "cluster_id": None}
     for (side, api_key), flow in flows.items():
         client = dict.fromkeys(field.name for field in CLIENT.fields)
-        common: Event = {"side": side, **unknown, "workload": NOBODY, "client": client, "opaque": None}
+        common: Event = {"side": side, **unknown, "workload": NOBODY.named(), "client": client, "opaque": None}
         yield {**_counted(common, api_key, None, flow), "group": None}
 
 

@@ -16,10 +16,13 @@ from typing import Any
 PEERS = 4096
 
 
-def peer_of(side: str | None, endpoint: str, workload: Mapping[str, object]) -> str:
-    """Return the peer of a connection, or of a reset if `side` is None. endpoint: address:port of the far end."""
+def peer_of(side: str | None, endpoint: str, pid: object) -> str:
+    """Return the peer of a connection, or of a reset if `side` is None.
+
+    endpoint: address:port of the far end; pid: the process of the watched end.
+    """
     if side == "client":
-        return f"process {workload.get('pid')}"
+        return f"process {pid}"
     address = endpoint.rpartition(":")[0]
     if not address.startswith("["):
         return address
@@ -29,7 +32,7 @@ def peer_of(side: str | None, endpoint: str, workload: Mapping[str, object]) -> 
 def peer_of_event(event: Mapping[str, Any]) -> str | None:
     """Return the peer of an event's connection or reset; None if the event belongs to no single connection."""
     endpoint = event.get("peer")
-    return endpoint and peer_of(event.get("side"), endpoint, event.get("workload", {}))
+    return endpoint and peer_of(event.get("side"), endpoint, event.get("workload", {}).get("pid"))
 
 
 class Shares:

@@ -23,8 +23,9 @@ RESOLVER = WorkloadResolver()
 def stored(broker: Broker) -> dict[str, str]:
     """Name by id of the topics that are there to stay."""
     ticks = int(Path(f"/proc/{broker.pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
-    workload = RESOLVER.resolve(Owner(broker.pid, ticks * NS_PER_TICK, b"java", 0, 0, 0, 0, b""))
-    topics = RESOLVER.stored_topics(broker.pid, int(str(workload["start_time"])))
+    process = RESOLVER.resolve(Owner(broker.pid, ticks * NS_PER_TICK, b"java", 0, 0, 0, 0, b"")).process
+    assert process
+    topics = RESOLVER.stored_topics(*process)
     return {topic.topic_id: topic.name for topic in topics if topic and not topic.gone and topic.name[0] != "_"}
 
 

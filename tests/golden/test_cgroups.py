@@ -100,6 +100,6 @@ def test_an_owner_is_found_in_its_container(
             if not living:
                 process.communicate()
             (owner,) = (owner for end in capture.ends for owner in end.owners if owner.pid == process.pid)
-            workload = WorkloadResolver().resolve(owner)
+            workload = WorkloadResolver().resolve(owner).named()
     assert workload["cgroup"] == (CONTAINER if CONTAINER in own else ENGINE if ENGINE in own else "/")
     assert workload["container_id"] == (CONTAINER_ID if CONTAINER in own else None)

@@ -67,16 +67,16 @@ class BrokerFiles:
         """
         if not connection.identity.server_side:
             return
-        pid, start_time = connection.workload["pid"], connection.workload["start_time"]
-        if not (isinstance(pid, int) and isinstance(start_time, int)):
+        process = connection.workload.process
+        if process is None:
             return  # the sample with its owner was lost because the ring was full
-        broker = self._brokers.get((pid, start_time))
+        broker = self._brokers.get(process)
         if broker is None:
             if len(self._brokers) == _PROCESSES:
                 del self._brokers[next(iter(self._brokers))]
-            self._brokers[pid, start_time] = _Broker(self._resolver.stored_topics(pid, start_time))
+            self._brokers[process] = _Broker(self._resolver.stored_topics(*process))
         elif broker.topics is None and self._names.lacks(facts) and self._clock() >= broker.due:
-            broker.topics = self._resolver.stored_topics(pid, start_time)
+            broker.topics = self._resolver.stored_topics(*process)
 
     def read_on(self) -> None:
         """Read the files of one broker for STEP_S, unless the pause after the last step goes on."""

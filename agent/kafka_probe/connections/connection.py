@@ -5,7 +5,7 @@ Only the tracker creates and changes connections. Other modules, and the threads
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientKey
@@ -16,6 +16,7 @@ from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
 from kafka_probe.shares import SharedBudget, peer_of
+from kafka_probe.workloads import Workload
 
 Event = dict[str, object]
 
@@ -28,7 +29,7 @@ class Connection:
     """
 
     identity: Identity
-    workload: Mapping[str, object]
+    workload: Workload
     opened_ns: int
     conn_id: int  # in events: the first id of the connection, that of the list if it was listed
     place: SharedBudget  # memory budget of its texts and sessions
@@ -54,7 +55,7 @@ class Connection:
     @property
     def sharing_peer(self) -> str:
         """Return the peer whose share of memory budgets it uses, see shares.py."""
-        return peer_of(self.side, self.identity.peer, self.workload)
+        return peer_of(self.side, self.identity.peer, self.workload.pid)
 
     @property
     def client_key(self) -> ClientKey:
@@ -62,9 +63,8 @@ class Connection:
         if self.identity.server_side:
             host = self.identity.peer.rpartition(":")[0]
             return host, self.client_id, self.software_name, self.software_version
-        process = self.workload["pid"], self.workload["start_time"]
         # Connections of unknown processes may belong to different ones: each is a client of its own.
-        return *(process if process[0] is not None else (self.conn_id,)), self.client_id
+        return *(self.workload.process or (self.conn_id,)), self.client_id
 
     @property
     def found(self) -> str:
@@ -139,7 +139,7 @@ class Connection:
             "peer": self.identity.peer,
             "netns": self.identity.netns,
             "cluster_id": self.cluster_id,
-            "workload": self.workload,
+            "workload": self.workload.named(),
             "client": {
                 "id": self.client_id,
                 "software_name": self.software_name,

@@ -5,7 +5,6 @@ So a hundred thousand idle connections cost no CPU. kafka-probe's own connection
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -13,9 +12,10 @@ import orjson
 from kafka_probe.connections.identity import Identity
 from kafka_probe.memory import DEFAULT
 from kafka_probe.text import printable_json
-from kafka_probe.workloads import NOBODY
+from kafka_probe.workloads import NOBODY, Workload
 
 Event = dict[str, object]
+_Key = tuple[str, Workload, str, str | None]
 
 MAX_GROUPS = 256
 """Most groups that are reported one by one: clients may be in thousands of networks."""
@@ -31,7 +31,7 @@ class Group:
     """
 
     side: str
-    workload: Mapping[str, object]
+    workload: Workload
     local: str
     peer_network: str | None
     count: int = 0
@@ -45,9 +45,9 @@ class OpenCounts:
 
     def __init__(self, limit: int = DEFAULT.groups) -> None:
         self._limit = limit
-        self._groups: dict[tuple[str, int, str, str | None], Group] = {}
+        self._groups: dict[_Key, Group] = {}
 
-    def add(self, identity: Identity, workload: Mapping[str, object]) -> Group:
+    def add(self, identity: Identity, workload: Workload) -> Group:
         """Count one more connection with these ends and this owner; return the group that counts it."""
         local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
         group = Group(identity.side, workload, local, identity.peer_network)
@@ -68,7 +68,7 @@ class OpenCounts:
     def report(self) -> list[Event]:
         """Return `open` of the `agent` event: the largest groups, others without networks, and the rest by side."""
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
-        others: dict[tuple[str, int, str, str | None], Group] = {}
+        others: dict[_Key, Group] = {}
         rest = {side: _rest(side) for side in ("client", "server")}
         for group in largest[MAX_GROUPS:]:
             other = Group(group.side, group.workload, group.local, None)
@@ -89,9 +89,10 @@ class OpenCounts:
 
 
 def _counted(group: Group) -> Event:
+    workload = group.workload.named()
     return {
         "side": group.side,
-        "workload": {**group.workload, "cmdline": None, "labels": None},  # the longest fields; `open` events have them
+        "workload": {**workload, "cmdline": None, "labels": None},  # the longest fields; `open` events have them
         "local": group.local,
         "peer_network": group.peer_network,
         "count": group.count,
@@ -103,6 +104,5 @@ def _rest(side: str) -> Group:
     return Group(side, NOBODY, "", None)
 
 
-def _key(group: Group) -> tuple[str, int, str, str | None]:
-    # A workload is a shared dict. The group refers to it, so no other object can get its id().
-    return group.side, id(group.workload), group.local, group.peer_network
+def _key(group: Group) -> _Key:
+    return group.side, group.workload, group.local, group.peer_network

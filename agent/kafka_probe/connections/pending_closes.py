@@ -87,13 +87,13 @@ class PendingCloses:
 
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: record whether their process and listener have ended by now."""
-        ended: dict[int, bool | None] = {}  # by id() of the workload: one check per process, which may have thousands
+        ended: dict[tuple[int, int] | None, bool | None] = {}  # one check per process, which may have thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
-            workload = closed.connection.workload
-            if id(workload) not in ended:
-                ended[id(workload)] = self._resolver.ended(workload)
-            closed.owner_ended = ended[id(workload)]
+            process = closed.connection.workload.process
+            if process not in ended:
+                ended[process] = self._resolver.ended(process)
+            closed.owner_ended = ended[process]
             closed.listener_closed_us = self._listener_closed_us(closed)
             self._settled.append(closed)
 

@@ -6,7 +6,7 @@ A connection is added by its first sample or from the list at the start, and del
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,7 @@ from kafka_probe.connections.sessions import FetchSession, Naming
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.shares import SharedBudget, peer_of
-from kafka_probe.workloads import NOBODY, Owner, WorkloadResolver
+from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 Sample = npt.NDArray[Any]
 Event = dict[str, object]
@@ -174,9 +174,9 @@ class Tracker:
 
     def orphans(self) -> list[_Ends]:
         """Return the connections without a sample whose process has ended."""
-        owners = {id(connection.workload): connection.workload for connection in self._listed.values()}
-        ended = {number for number, workload in owners.items() if self._resolver.ended(workload)}
-        return [ends for ends, connection in self._listed.items() if id(connection.workload) in ended]
+        processes = {connection.workload.process for connection in self._listed.values()}
+        ended = {process for process in processes if self._resolver.ended(process)}
+        return [ends for ends, connection in self._listed.items() if connection.workload.process in ended]
 
     def forget_listed(self, orphans: Iterable[_Ends]) -> None:
         """Delete those of them that still have no sample, and count their closes as unknown."""
@@ -270,10 +270,10 @@ class Tracker:
         self._connections[identity.conn] = connection
         self._unreported[connection.conn_id] = connection
 
-    def _workload(self, identity: Identity, owner: Owner) -> Mapping[str, object]:
-        return self._resolver.resolve(owner, peer_of(identity.side, identity.peer, {"pid": owner.pid}))
+    def _workload(self, identity: Identity, owner: Owner) -> Workload:
+        return self._resolver.resolve(owner, peer_of(identity.side, identity.peer, owner.pid))
 
-    def _add(self, identity: Identity, workload: Mapping[str, object], opened_ns: int) -> Connection:
+    def _add(self, identity: Identity, workload: Workload, opened_ns: int) -> Connection:
         self._open += 1
         connection = Connection(identity, workload, opened_ns, identity.conn, self.place)
         self._count(connection)

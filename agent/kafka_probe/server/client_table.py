@@ -57,13 +57,22 @@ class ClientKey(NamedTuple):
 
 
 @dataclass(slots=True)
+class Process:
+    """The process of clients: its `workload` object in the last flow of any of them, and the memory of that."""
+
+    workload: Mapping[str, Any]
+    size: int
+    clients: int = 0
+
+
+@dataclass(slots=True)
 class ClientEntry:
     """The traffic of one client. since, ts: start of its first and end of its last active interval, µs since epoch.
 
     last_seen_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
     """
 
-    workload: Mapping[str, Any]
+    process: Process
     since: int
     ts: int = 0
     last_seen_us: int = 0
@@ -78,12 +87,15 @@ class ClientEntry:
     topics_bytes: int = 0
 
     @property
+    def workload(self) -> Mapping[str, Any]:
+        return self.process.workload
+
+    @property
     def size(self) -> int:
         """Memory of its group and topics in bytes: the part that changes while it is kept, without its workload."""
         return self.topics_bytes + text_bytes(self.group or "")
 
     def add(self, flow: Mapping[str, Any]) -> None:
-        self.workload = flow["workload"]
         self.ts = flow["ts"]
         self.internal = flow["internal"]
         self.role |= Activity.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
@@ -116,7 +128,7 @@ class ClientTable:
     def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._workloads: dict[int, tuple[int, int]] = {}  # by id(): number of its clients, and its bytes
+        self._processes: dict[tuple[int | None, int | None], Process] = {}  # by pid and start
         self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # in the order of their last flows
         self._passed_us = 0
 
@@ -132,21 +144,36 @@ class ClientTable:
         return iter(self._clients.items())
 
     def _add(self, flow: Mapping[str, Any]) -> None:
-        key = _key(flow)
+        key, process = _key(flow), self._process(flow["workload"])
         client = self._clients.get(key)
         if client is None:
-            client = self._clients[key] = ClientEntry(flow["workload"], flow["since"])
-            self.held_bytes += _key_bytes(key)
-            self._count(client.workload, client.size, 1)
+            client = self._clients[key] = ClientEntry(process, flow["since"])
+            process.clients += 1
+            self.held_bytes += _key_bytes(key) + client.size
         else:
             self._clients.move_to_end(key)
-        before = client.workload, client.size
+        before = client.size
         client.add(flow)
-        self._count(client.workload, client.size, 1)
-        self._count(*before, -1)
+        self.held_bytes += client.size - before
         client.last_seen_us = self._passed_us
         while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
+
+    def _process(self, workload: Mapping[str, Any]) -> Process:
+        """Return the process of a `workload` object, which replaces an older one of the same process.
+
+        The workload resolver counts these bytes in its budget, too. Without the count here, clients could use it up.
+        """
+        key = workload["pid"], workload["start_time"]
+        process = self._processes.get(key)
+        if process is None:
+            process = self._processes[key] = Process(workload, workload_bytes(workload))
+            self.held_bytes += process.size
+        elif workload != process.workload:
+            self.held_bytes -= process.size
+            process.workload, process.size = workload, workload_bytes(workload)
+            self.held_bytes += process.size
+        return process
 
     def _forget(self, before_us: int) -> None:
         while self._clients and next(iter(self._clients.values())).last_seen_us < before_us:
@@ -154,21 +181,11 @@ class ClientTable:
 
     def _drop_oldest(self) -> None:
         key, client = self._clients.popitem(last=False)
-        self.held_bytes -= _key_bytes(key)
-        self._count(client.workload, client.size, -1)
-
-    def _count(self, workload: Mapping[str, Any], size: int, sign: int) -> None:
-        """Add (sign 1) or subtract (sign -1) a client's bytes besides its key. Clients of one workload share its bytes.
-
-        The workload resolver counts these bytes in its budget, too. Without the count here, clients could use it up.
-        """
-        key = id(workload)  # unique: the clients hold references to the workload
-        clients, workload_size = self._workloads.get(key) or (0, workload_bytes(workload))
-        if clients + sign:
-            self._workloads[key] = clients + sign, workload_size
-        else:
-            del self._workloads[key]
-        self.held_bytes += sign * (size if clients and clients + sign else size + workload_size)
+        self.held_bytes -= _key_bytes(key) + client.size
+        client.process.clients -= 1
+        if not client.process.clients:
+            del self._processes[key.pid, key.start_time]
+            self.held_bytes -= client.process.size
 
 
 def _key_bytes(key: ClientKey) -> int:

@@ -1,8 +1,9 @@
 """Workloads: the process, container, pod or service that owns a socket.
 
-`WorkloadResolver` turns the kernel's record of an owner into the `workload` object of an event. It reads /proc and
-cgroupfs, never queries a container engine and never raises: facts that cannot be read any more are None. kubernetes.py
-adds the names of pods, maybe later. Workloads share a memory budget, which they use while other objects refer to them.
+`WorkloadResolver` turns the kernel's record of an owner into a `Workload`. It reads /proc and cgroupfs, never queries
+a container engine and never raises: facts that cannot be read any more are None. kubernetes.py collects the names of
+pods, which workloads look up when events are made. Workloads share a memory budget, which they use while other objects
+refer to them.
 """
 
 from __future__ import annotations
@@ -17,16 +18,23 @@ from kafka_probe.shares import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
-from kafka_probe.workloads.pods import NAMELESS, Pods
+from kafka_probe.workloads.pods import Pods
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, hidden, living, present
 from kafka_probe.workloads.workload import NOBODY, Workload, cut_texts, workload_bytes
 
-__all__ = ["NOBODY", "Cgroups", "Hierarchy", "Owner", "StoredTopic", "WorkloadResolver", "present", "workload_bytes"]
+__all__ = [
+    "NOBODY",
+    "Cgroups",
+    "Hierarchy",
+    "Owner",
+    "StoredTopic",
+    "Workload",
+    "WorkloadResolver",
+    "present",
+    "workload_bytes",
+]
 
-LOSSES = {
-    "workload_limit": "connections without their process, and processes without the names of their pod, "
-    "because they exceed `--memory-limit`: null"
-}
+LOSSES = {"workload_limit": "connections without their process, because it exceeds `--memory-limit`: null"}
 
 
 class WorkloadResolver:
@@ -53,8 +61,8 @@ class WorkloadResolver:
         self._held: WeakValueDictionary[Owner, Workload] = WeakValueDictionary()
         self._recent: OrderedDict[Owner, Workload] = OrderedDict()
 
-    def resolve(self, owner: Owner, peer: str = "") -> Mapping[str, object]:
-        """Return the `workload` object of events.py, with all keys. Callers share it and must not change it.
+    def resolve(self, owner: Owner, peer: str = "") -> Workload:
+        """Return the workload of an owner; NOBODY if the owner is unknown or there is no memory for the workload.
 
         peer: the peer whose share of the budget it uses, see shares.py.
         """
@@ -65,28 +73,21 @@ class WorkloadResolver:
         self._recent.move_to_end(owner)
         return workload
 
-    def name_pods(self) -> None:
-        """Add to workloads the names of pods that are new or changed since the last call."""
-        if self._pods.news():
-            for workload in self._held.values():
-                if names := self._pods.names(workload["container_id"], workload["pod_uid"]):
-                    workload.name(names)
-
     def stored_topics(self, pid: int, start_time_us: int) -> Iterator[StoredTopic | None]:
         """Yield the topics in the log directories of a workload's process, see log_dirs.py."""
         with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
             if live:
                 yield from stored_topics(live)
 
-    def ended(self, workload: Mapping[str, object]) -> bool | None:
-        """Return True if the process of a workload has ended; None if it is not known."""
-        match workload:
-            case {"pid": int(pid), "start_time": int(start_time_us)}:
-                with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
-                    if live:
-                        return live.is_zombie()
-                return None if hidden(pid, self._proc) else True
-        return None
+    def ended(self, process: tuple[int, int] | None) -> bool | None:
+        """Return True if a process, by pid and start in µs since epoch, has ended; None if it is not known."""
+        if process is None:
+            return None
+        pid, start_time_us = process
+        with living(pid, (start_time_us - self._boot_us) * 1000, self._proc) as live:
+            if live:
+                return live.is_zombie()
+        return None if hidden(pid, self._proc) else True
 
     def _new(self, owner: Owner, peer: str) -> Workload | None:
         """Return a new workload for an owner that has none; None if the budget has no memory for it."""
@@ -96,7 +97,7 @@ class WorkloadResolver:
         size = workload_bytes(facts)
         if not self.place.take(peer, size, "workload_limit"):
             return None
-        workload = self._held[owner] = Workload(facts, self.place, size)
+        workload = self._held[owner] = Workload(owner, facts, self._pods, self.place, size)
         return workload
 
     def _resolve(self, owner: Owner) -> dict[str, object]:
@@ -117,7 +118,6 @@ class WorkloadResolver:
             "runtime": place.runtime,
             "unit": place.unit,
             "pod_uid": place.pod_uid,
-            **(self._pods.names(place.container_id, place.pod_uid) or NAMELESS),
         }
 
     def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:

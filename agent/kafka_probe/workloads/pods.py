@@ -7,7 +7,6 @@ while, because the last events of its connections come late. One thread updates 
 from __future__ import annotations
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -67,7 +66,6 @@ class Pods:
         self._pods: dict[str, Pod] = {}
         self._by_id: dict[object, Pod] = {}
         self._gone: dict[str, float] = {}  # time of deletion by uid, the oldest first
-        self._news = threading.Event()
 
     def names(self, *ids: object) -> Mapping[str, object] | None:
         """Return the names of the pod that one of these ids belongs to; None if no id is known."""
@@ -75,13 +73,6 @@ class Pods:
             if pod := self._by_id.get(each):
                 return pod.names
         return None
-
-    def news(self) -> bool:
-        """Return True if names were added or changed since the last call."""
-        if not self._news.is_set():
-            return False
-        self._news.clear()  # before the caller reads names: later changes set it again
-        return True
 
     def put(self, pod: Pod) -> None:
         """Add or update a pod that exists."""
@@ -92,7 +83,6 @@ class Pods:
             self._by_id.update(dict.fromkeys(pod.ids, pod))
             if known:
                 self._drop(known.ids - pod.ids, known)
-            self._news.set()
 
     def remove(self, uid: str) -> None:
         """Mark a pod as deleted now."""

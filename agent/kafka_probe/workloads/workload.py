@@ -1,50 +1,77 @@
-"""The workload of a socket, as events contain it, and the bytes that it takes of a budget.
-
-A workload takes its bytes until the last object that refers to it is deleted.
-"""
+"""The workload of a socket. It takes bytes of a budget until the last object that refers to it is deleted."""
 
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Mapping
 
 from kafka_probe.events import WORKLOAD
 from kafka_probe.protocol.facts import cut, text_bytes
-from kafka_probe.shares import SharedBudget, peer_of
+from kafka_probe.shares import SharedBudget
+from kafka_probe.workloads.pods import NAMELESS, Pods
+from kafka_probe.workloads.process import Owner
 
 TEXT_CHARACTERS = 1024
 """Most characters kept of a text: a Java class path can be megabytes."""
-_WORKLOAD_BYTES = 1408  # memory of a workload besides texts and labels, with its key, the owner
-
-NOBODY: Mapping[str, object] = dict.fromkeys(field.name for field in WORKLOAD.fields)
-"""The workload of a socket with an unknown owner."""
+_WORKLOAD_BYTES = 1408  # memory of a workload besides texts, with its key, the owner
 
 
-class Workload(dict[str, object]):
-    """The `workload` object of events, shared by all connections of an owner.
+class Workload:
+    """The process, container or service of an owner. It never changes, and is equal to those of the same owner.
 
     When deleted, it gives back the bytes taken for it.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_place")
+    __slots__ = ("__weakref__", "_bytes", "_facts", "_owner", "_place", "_pods")
 
-    def __init__(self, facts: Mapping[str, object], place: SharedBudget, taken_bytes: int) -> None:
-        super().__init__(facts)
+    def __init__(
+        self, owner: Owner, facts: Mapping[str, object], pods: Pods, place: SharedBudget, taken_bytes: int
+    ) -> None:
+        """facts: the `workload` object of events but for the names of pods. pods: the source of these names."""
+        self._owner = owner
+        self._facts = {**facts, **NAMELESS}
+        self._pods = pods
         self._place = place
         self._bytes = taken_bytes
 
     def __del__(self) -> None:
         self._place.give_back(self._bytes)
 
-    def name(self, names: Mapping[str, object]) -> None:
-        """Add the names of its pod if the budget has memory for them."""
-        more = workload_bytes({**self, **names}) - self._bytes
-        if more <= 0:
-            self._place.give_back(-more)
-        elif not self._place.take(peer_of("client", "", self), more, "workload_limit"):
-            return
-        self._bytes += more
-        self.update(names)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Workload) and self._owner == other._owner
+
+    def __hash__(self) -> int:
+        return hash(self._owner)
+
+    @property
+    def pid(self) -> int | None:
+        """Return the process id; None if the owner is unknown."""
+        return self._owner.pid or None
+
+    @property
+    def process(self) -> tuple[int, int] | None:
+        """Return pid and start of the process, µs since epoch; None if the owner is unknown."""
+        match self._facts:
+            case {"pid": int(pid), "start_time": int(start_time_us)}:
+                return pid, start_time_us
+        return None
+
+    def named(self) -> Mapping[str, object]:
+        """Return the `workload` object of an event that is made now, with the names that its pod has now.
+
+        Events share it: nobody changes it.
+        """
+        container_id, pod_uid = self._facts["container_id"], self._facts["pod_uid"]
+        names = self._pods.names(container_id, pod_uid) if container_id or pod_uid else None
+        return {**self._facts, **names} if names else self._facts
+
+
+_NO_OWNER = Owner(pid=0, start_boottime_ns=0, comm=b"", uid=0, netns=0, cgroup_id=0, cgroup_v1_id=0, cmdline=b"")
+NOBODY = Workload(
+    _NO_OWNER, dict.fromkeys(field.name for field in WORKLOAD.fields), Pods(), SharedBudget(0, Counter()), 0
+)
+"""The workload of a socket with an unknown owner."""
 
 
 def cut_texts(facts: Mapping[str, object]) -> dict[str, object]:
@@ -53,8 +80,8 @@ def cut_texts(facts: Mapping[str, object]) -> dict[str, object]:
 
 
 def workload_bytes(workload: Mapping[str, object]) -> int:
-    """Return about how much memory a workload takes, rounded up. Each workload of a pod counts the pod's labels."""
-    labels = workload["labels"]
+    """Return about how much memory a `workload` object takes, rounded up, with the labels of its pod."""
+    labels = workload.get("labels")
     named = (*labels, *labels.values()) if isinstance(labels, Mapping) else ()
     texts = [text_bytes(text, TEXT_CHARACTERS) for text in (*workload.values(), *named) if isinstance(text, str)]
     return _WORKLOAD_BYTES + sys.getsizeof(labels) + sum(texts)

@@ -134,11 +134,10 @@ def test_clients_take_no_more_than_was_reckoned(topics: int, char: str) -> None:
     assert found.held_bytes == 0
 
 
-def test_a_workload_that_gets_names_while_clients_hold_it_leaves_no_bytes_behind() -> None:
-    found, named = ClientTable(), workload()
-    found.add([flow(workload=named)])
-    named["pod"] = "orders-0"
-    found.add([flow(workload=named, local="10.0.0.8:1"), flow(workload=workload(pid=8)), flow(workload=named)])
+def test_a_process_that_gets_names_has_them_in_all_its_clients_and_leaves_no_bytes_behind() -> None:
+    found, named = ClientTable(), workload(pod="orders-0")
+    found.add([flow(), flow(workload=workload(pid=8)), flow(workload=named, local="10.0.0.8:1")])
+    assert [client.workload["pod"] for key, client in found if key.pid == 7] == ["orders-0", "orders-0"]
     while list(found):
         found._drop_oldest()
     assert found.held_bytes == 0

@@ -51,8 +51,9 @@ def found(start: Start, owner_of: OwnerOf) -> Callable[..., set[StoredTopic]]:
 
 
 def stored_by(owner: Owner) -> Iterator[StoredTopic | None]:
-    workload = RESOLVER.resolve(owner)
-    return RESOLVER.stored_topics(owner.pid, int(str(workload["start_time"])))
+    process = RESOLVER.resolve(owner).process
+    assert process
+    return RESOLVER.stored_topics(*process)
 
 
 Found = Callable[..., set[StoredTopic]]

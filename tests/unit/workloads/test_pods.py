@@ -111,17 +111,6 @@ def test_the_container_tells_more_than_the_pod(pods: Pods) -> None:
     assert name(pods, "c9", "u2") == "by-uid"
 
 
-def test_news_are_told_once_and_only_if_something_changed(pods: Pods) -> None:
-    assert not pods.news()
-    pods.put(known("u1", "c1"))
-    assert pods.news()
-    pods.put(known("u1", "c1"))
-    pods.remove("u1")
-    assert not pods.news()
-    pods.put(known("u1", "c1", name="renamed"))
-    assert (pods.news(), name(pods, "c1")) == (True, "renamed")
-
-
 def test_a_pod_is_remembered_for_a_while_after_its_end(pods: Pods, now: list[float]) -> None:
     pods.put(known("u1", "c1"))
     pods.put(known("u2", "c2"))

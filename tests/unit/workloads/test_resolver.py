@@ -40,7 +40,7 @@ def moved(process: Popen[bytes], cgroup: Path) -> int:
 
 def test_a_workload_has_every_field_of_the_schema(start: Start, owner_of: OwnerOf) -> None:
     owner = owner_of(start("produce").pid, cgroup_id=1)
-    workload = WorkloadResolver().resolve(owner)
+    workload = WorkloadResolver().resolve(owner).named()
     assert list(workload) == [field.name for field in WORKLOAD.fields]
     assert (workload["pid"], workload["uid"], workload["cgroup_id"]) == (owner.pid, os.getuid(), 1)
     assert str(workload["cmdline"]).endswith(" produce")
@@ -52,7 +52,7 @@ def test_a_process_is_found_in_its_container(
     process = start()
     cgroup = make_cgroup(unified)
     cgroup_id = moved(process, cgroup / f"libpod-{CONTAINER_ID}.scope/container")
-    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=cgroup_id))
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=cgroup_id)).named()
     assert workload["cgroup"] == f"/{cgroup.name}/libpod-{CONTAINER_ID}.scope/container"
     assert (workload["container_id"], workload["runtime"]) == (CONTAINER_ID, "podman")
 
@@ -64,7 +64,7 @@ def test_an_ended_process_is_found_in_the_cgroup_that_it_left(
     cgroup = make_cgroup(unified)
     owner = owner_of(process.pid, cgroup_id=moved(process, cgroup / "kafka.service"), cmdline=b"kcat\0-L\0")
     end(process)
-    workload = WorkloadResolver().resolve(owner)
+    workload = WorkloadResolver().resolve(owner).named()
     assert (workload["unit"], workload["runtime"]) == ("kafka.service", "systemd")
     assert (workload["exe"], workload["cmdline"]) == (None, "kcat -L")
 
@@ -77,7 +77,7 @@ def test_when_process_and_cgroup_are_gone_the_rest_still_stands(
     owner = owner_of(process.pid, cgroup_id=moved(process, cgroup))
     end(process)
     cgroup.rmdir()
-    workload = WorkloadResolver().resolve(owner)
+    workload = WorkloadResolver().resolve(owner).named()
     assert (workload["pid"], workload["cgroup"], workload["cgroup_id"]) == (owner.pid, None, owner.cgroup_id)
 
 
@@ -91,7 +91,7 @@ def test_on_a_hybrid_host_a_container_is_found_in_the_v1_hierarchies(
     moved(process, cgroup / f"docker/{CONTAINER_ID}")
     # Docker's service has its v2 cgroup, and what the engine starts inherits it.
     service = make_cgroup(unified) / "docker.service"
-    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, service)))
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, service))).named()
     assert workload["cgroup"] == f"/{cgroup.name}/docker/{CONTAINER_ID}"
     assert (workload["container_id"], workload["runtime"], workload["unit"]) == (CONTAINER_ID, "docker", None)
 
@@ -103,7 +103,7 @@ def test_on_a_hybrid_host_any_v1_cgroup_says_more_than_the_v2_root(
         pytest.skip("not a hybrid host with the v1 controller pids")
     process = start()
     moved(process, make_cgroup(Path("/sys/fs/cgroup/pids")))
-    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, unified)))
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=moved(process, unified))).named()
     v1_paths = [line.split(":", 2)[2] for line in Path(f"/proc/{process.pid}/cgroup").read_text().splitlines()[:-1]]
     assert workload["cgroup"] in set(v1_paths) - {"/"}
 
@@ -116,14 +116,14 @@ def test_without_command_lines_none_is_told_of_a_process(
     owner = owner_of(process.pid, cmdline=b"kcat\0-L\0")
     if ended:
         end(process)
-    with_it, without = (WorkloadResolver(command_lines=on).resolve(owner) for on in (True, False))
+    with_it, without = (WorkloadResolver(command_lines=on).resolve(owner).named() for on in (True, False))
     assert with_it["cmdline"] is not None
     assert (without["pid"], without["cmdline"]) == (process.pid, None)
 
 
 @pytest.mark.parametrize(("char", "characters"), [("x", 1024), ("\u00e9", 1024), ("\N{PILE OF POO}", 256)])
 def test_a_long_command_line_is_cut(start: Start, owner_of: OwnerOf, char: str, characters: int) -> None:
-    cmdline = WorkloadResolver().resolve(owner_of(start(char * 2000).pid))["cmdline"]
+    cmdline = WorkloadResolver().resolve(owner_of(start(char * 2000).pid)).named()["cmdline"]
     assert isinstance(cmdline, str)
     assert len(cmdline) == characters
 
@@ -135,18 +135,18 @@ def test_an_owner_is_looked_up_once(start: Start, owner_of: OwnerOf, end: End) -
     while_it_lives = resolver.resolve(owner)
     end(process)
     assert resolver.resolve(replace(owner)) is while_it_lives
-    assert while_it_lives["exe"] is not None
+    assert while_it_lives.named()["exe"] is not None
 
 
 ASKED = """
 import json, os, subprocess, sys
 from kafka_probe.workloads import WorkloadResolver
-resolver, workload, hidepid = WorkloadResolver(), json.load(sys.stdin), sys.argv[1]
+resolver, process, hidepid = WorkloadResolver(), json.load(sys.stdin), sys.argv[1]
 subprocess.run(["mount", "-t", "proc", "-o", f"hidepid={hidepid}", "proc", "/proc"], check=True)
 os.setgroups([])
 os.setgid(65534)
 os.setuid(65534)
-print(resolver.ended(workload))
+print(resolver.ended(process))
 """
 
 
@@ -156,11 +156,11 @@ def test_a_process_that_proc_hides_is_not_taken_for_ended(
     hidepid: str, start: Start, owner_of: OwnerOf, end: End
 ) -> None:
     process = start()
-    workload = orjson.dumps(WorkloadResolver().resolve(owner_of(process.pid)))
+    record = orjson.dumps(WorkloadResolver().resolve(owner_of(process.pid)).process)
 
     def ended() -> bytes:
         command = ["unshare", "--mount", sys.executable, "-c", ASKED, hidepid]
-        return subprocess.run(command, input=workload, capture_output=True, check=True).stdout
+        return subprocess.run(command, input=record, capture_output=True, check=True).stdout
 
     assert ended() == b"None\n"
     end(process)
@@ -171,25 +171,33 @@ def test_after_an_exec_the_command_is_looked_up_again(start: Start, owner_of: Ow
     resolver = WorkloadResolver()
     shell = owner_of(start().pid)
     consumer = replace(shell, comm=b"consumer")
-    assert resolver.resolve(shell)["comm"] == shell.comm.rstrip(b"\0").decode()
-    assert resolver.resolve(consumer)["comm"] == "consumer"
+    assert resolver.resolve(shell).named()["comm"] == shell.comm.rstrip(b"\0").decode()
+    assert resolver.resolve(consumer).named()["comm"] == "consumer"
 
 
-def test_the_names_of_a_pod_reach_all_who_hold_a_workload_of_it_when_they_come_and_when_they_change(
+def test_an_event_has_the_names_that_the_pod_has_then_and_earlier_ones_stay_as_they_are(
     start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path
 ) -> None:
     pods = Pods()
     resolver = WorkloadResolver(pods=pods)
     process = start()
     in_pod = make_cgroup(unified) / f"kubepods/pod{POD_UID}/{CONTAINER_ID}"
-    owner = owner_of(process.pid, cgroup_id=moved(process, in_pod))
-    workload = resolver.resolve(owner)
-    assert (workload["container_id"], workload["pod_uid"], workload["pod"]) == (CONTAINER_ID, POD_UID, None)
+    workload = resolver.resolve(owner_of(process.pid, cgroup_id=moved(process, in_pod)))
+    first = workload.named()
+    assert (first["container_id"], first["pod_uid"], first["pod"]) == (CONTAINER_ID, POD_UID, None)
     for each, labels in ((POD_UID, {"app": "orders"}), (CONTAINER_ID, {"app": "orders", "tier": "gold"})):
         pods.put(Pod("u1", frozenset((each,)), {**NAMELESS, "pod": "orders-0", "labels": labels}))
-        resolver.name_pods()
-        assert (workload["pod"], workload["labels"]) == ("orders-0", labels)
-    assert resolver.resolve(owner) is workload
+        named = workload.named()
+        assert (named["pod"], named["labels"]) == ("orders-0", labels)
+        assert list(named) == list(first)
+    assert first["pod"] is None
+
+
+def test_workloads_are_equal_if_their_owners_are() -> None:
+    resolvers, owners = (WorkloadResolver(), WorkloadResolver()), [Owner(7, 1, b"java", 0, 0, 0, 0, b"")] * 2
+    first, second = (resolver.resolve(owner) for resolver, owner in zip(resolvers, owners, strict=True))
+    assert (first, hash(first)) == (second, hash(second))
+    assert first != resolvers[0].resolve(replace(owners[0], comm=b"sh"))
 
 
 def test_a_pod_that_is_known_is_named_at_once(
@@ -199,7 +207,9 @@ def test_a_pod_that_is_known_is_named_at_once(
     pods.put(Pod("u1", frozenset((CONTAINER_ID,)), {**NAMELESS, "pod": "orders-0", "owner_kind": "StatefulSet"}))
     process = start()
     in_container = make_cgroup(unified) / f"cri-containerd-{CONTAINER_ID}.scope"
-    workload = WorkloadResolver(pods=pods).resolve(owner_of(process.pid, cgroup_id=moved(process, in_container)))
+    workload = (
+        WorkloadResolver(pods=pods).resolve(owner_of(process.pid, cgroup_id=moved(process, in_container))).named()
+    )
     assert (workload["pod"], workload["owner_kind"]) == ("orders-0", "StatefulSet")
     assert list(workload) == [field.name for field in WORKLOAD.fields]
 
@@ -219,11 +229,11 @@ def test_a_pod_that_is_known_is_named_at_once(
     )
 )
 def test_any_record_gives_a_workload_that_can_be_written(owner: Owner) -> None:
-    workload = RESOLVER.resolve(owner)
+    workload = RESOLVER.resolve(owner).named()
     assert orjson.loads(orjson.dumps(workload))["pid"] == owner.pid
 
 
 def test_an_unknown_owner_has_an_empty_workload() -> None:
-    workload = RESOLVER.resolve(Owner(0, 0, b"", 0, 7, 0, 0, b""))
+    workload = RESOLVER.resolve(Owner(0, 0, b"", 0, 7, 0, 0, b"")).named()
     assert set(workload) == {field.name for field in WORKLOAD.fields}
     assert not any(workload.values())

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import orjson
 import pytest
 
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.memory import DEFAULT, MIB
-from kafka_probe.workloads import Owner, WorkloadResolver, workload_bytes
+from kafka_probe.workloads import Owner, Workload, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 from tests.unit.bounds import grown_by
 from tests.unit.connections.samples import Samples, opened
@@ -41,19 +39,17 @@ def test_what_workloads_take_is_reckoned_and_given_back_by_the_last_who_holds_th
     resolver = Named(char, characters, 100 * MIB)
     records = [Owner(pid, 1 << 50 | pid, b"%d" % pid, pid, 0, 1 << 40, 0, b"x" * 92) for pid in range(1001, 1301)]
 
-    def resolve_all() -> list[Mapping[str, object]]:
+    def resolve_all() -> list[Workload]:
         found = [resolver.resolve(owner) for owner in records]
-        orjson.dumps(found)  # it leaves the UTF-8 with each text
+        orjson.dumps([one.named() for one in found])  # it leaves the UTF-8 with each text
         return found
 
     assert grown_by(resolve_all, 1) < resolver.place.used_bytes < 300 * 16 * 1024
     held = resolve_all()
-    resolver.name_pods()
-    named = resolver.place.used_bytes
-    assert {one["pod"] for one in held} == {"x" * 253}
-    assert sum(map(workload_bytes, held)) == named
+    taken = resolver.place.used_bytes
+    assert {one.named()["pod"] for one in held} == {"x" * 253}
     resolver._recent.clear()
-    assert resolver.place.used_bytes == named
+    assert resolver.place.used_bytes == taken
     held.clear()
     assert resolver.place.used_bytes == 0
 
