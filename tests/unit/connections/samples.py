@@ -29,7 +29,7 @@ def frame(conn: int = 1, *, data: bytes = b"", sample_bytes: int = DATA_BYTES, *
     samples["frame_bytes"], samples["tcp_seq"] = 100, next(_ids)
     for name, value in fields.items():
         samples[name] = value
-    samples["flags"][:-1] |= Flag.MORE
+    samples["flags"][:-1] |= int(Flag.MORE)  # NumPy 2 takes only plain integers as a number of any type
     samples["part"] = np.arange(len(pieces))
     for sample, piece in zip(samples, pieces, strict=True):
         sample["size"] = len(piece)

@@ -216,7 +216,7 @@ def test_an_exchange_names_its_group(watched: Watched) -> None:
 def test_a_frame_that_was_cut_gives_the_exchange_its_status(watched: Watched, cut: str) -> None:
     frames = {"request": request(OFFSET_COMMIT, 8), "response": response(OFFSET_COMMIT, 8)}
     frames[cut]["size"] = 20
-    frames[cut]["flags"] |= Flag.CUT
+    frames[cut]["flags"] |= int(Flag.CUT)
     (event,) = watched.see(*frames.values())
     assert event["status"] == "truncated"
 
