@@ -14,7 +14,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 # Packages that build this project and PySpark; those of the agent; those of the pipeline.
-LOCKED = {"build": ("hatchling", "setuptools==84.2.1"), "agent": (".[kubernetes]",), "pipeline": (".[pipeline]",)}
+LOCKED = {
+    "build": ("hatchling", "setuptools==84.2.1"),
+    "agent": (".[conntrack,kubernetes]",),
+    "pipeline": (".[pipeline]",),
+}
 HEADING = (
     "# By scripts/lock.py from constraints.txt, for Python 3.11 on x86-64: all packages that an image is made with.\n"
 )

@@ -127,7 +127,7 @@ def backends() -> Finding:
 
 def packages() -> Finding:
     """Check for the Python packages that the agent imports."""
-    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "pyroute2", "rich")
+    agent = ("click", "kafka-python", "numpy", "orjson", "psutil", "pydantic", "pydantic-settings", "rich")
     names = (*agent, "prometheus-client", "starlette", "uvicorn")
     present: list[str] = []
     absent: list[str] = []

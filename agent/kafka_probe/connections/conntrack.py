@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from kafka_probe.connections.identity import Identity, endpoint
+from kafka_probe.errors import StartError
 
 log = logging.getLogger("kafka_probe")
 
@@ -27,12 +28,21 @@ ASKED_AT_ONCE = 1000  # queries per call; each takes about two milliseconds
 
 
 class Conntrack:
-    """A client of the kernel's connection tracking. After a refusal it logs one warning and sends no more queries."""
+    """A client of the kernel's connection tracking. After a refusal it logs one warning and sends no more queries.
+
+    Raises `StartError` if pyroute2, the package of the extra `conntrack`, is not installed.
+    """
 
     def __init__(self) -> None:
-        # Imported here: pyroute2 takes 25 MB, and most agents do not query.
-        from pyroute2 import NetlinkError
-        from pyroute2.netlink.nfnetlink import nfctsocket
+        # Imported here: pyroute2 is optional and takes 25 MB, and most agents do not query.
+        try:
+            from pyroute2 import NetlinkError
+            from pyroute2.netlink.nfnetlink import nfctsocket
+        except ImportError:
+            raise StartError(
+                "--conntrack true needs the Python package pyroute2: "
+                "pip install '.[conntrack]' in kafka-probe's clone, or set --conntrack false"
+            ) from None
 
         self._error: Any = NetlinkError
         self._netlink: Any = nfctsocket
