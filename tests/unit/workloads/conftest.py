@@ -82,7 +82,8 @@ def make_cgroup() -> Iterator[Callable[[Path], Path]]:
         try:
             cgroup.mkdir()
         except OSError as error:
-            pytest.skip(f"no cgroup can be made here: {error}")
+            reason = "needs root" if os.geteuid() else "no cgroup can be made here"
+            pytest.skip(f"{reason}: {error}")
         made.append(cgroup)
         return cgroup
 
