@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes lint format false-positives bench verdicts soak attack fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench verdicts soak attack fuzz schemas protocol docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,10 @@ test-kernels: setup-tests ## the agent on kernels from 5.10 to the newest, in vi
 
 test-nodes: setup-nodes ## what is deployed, all of it real: image, chart, service, Prometheus, Spark cluster; 2 minutes of soak, 100,000 connections, an hour of outage
 	$(BIN)/python -m pytest tests/nodes/check_*.py
+
+test-ranges: setup-tests ## unit, golden and replay tests with the lowest and with the newest versions that pyproject.toml allows
+	@$(BIN)/python scripts/ranges.py
+	for end in lowest newest; do build/ranges/$$end/bin/python -m pytest -m "not pinned" tests/{unit,golden,recorded} || exit; done
 
 lint: setup-tests ## formats, style, types and the order of the packages; changes nothing
 	$(BIN)/ruff check

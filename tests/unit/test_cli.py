@@ -199,7 +199,7 @@ def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts() ->
     before = signal.getsignal(signal.SIGTERM)
     result = CliRunner().invoke(cli.commands, ["trace", "--json"])
     assert result.exit_code == 0, result.output
-    assert result.stderr == "losses: none\ncounters: events 7\n"
+    assert result.output == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -225,7 +225,7 @@ def test_top_says_on_a_terminal_what_it_waits_for_before_it_attaches(
 def test_the_daemon_logs_its_counts_in_the_form_of_its_log() -> None:
     result = CliRunner().invoke(cli.commands, ["run", "--sink", "stdout", "--listen", "off", "--log-format", "json"])
     assert result.exit_code == 0, result.output
-    assert [orjson.loads(line)["message"] for line in result.stderr.splitlines()] == [
+    assert [orjson.loads(line)["message"] for line in result.output.splitlines()] == [
         "losses: none",
         "counters: events 7",
     ]

@@ -51,6 +51,7 @@ def test_an_image_is_made_of_packages_with_hashes_at_the_versions_that_are_teste
     assert {found[1] if found else None for found in pinned} - tested <= {"setuptools==84.2.1"}
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize(("name", "extras"), [("agent", ("conntrack", "kubernetes")), ("pipeline", ("pipeline",))])
 def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str, extras: tuple[str, ...]) -> None:
     lines = (DEPLOY / f"requirements-{name}.txt").read_text().splitlines()[1:]

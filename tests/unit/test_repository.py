@@ -76,6 +76,7 @@ def test_nothing_but_the_two_packages_gets_into_the_wheel(wheel: zipfile.ZipFile
     assert {name for name in top if not name.endswith(".dist-info")} == {"kafka_probe", "kafka_probe_pipeline"}
 
 
+@pytest.mark.pinned
 def test_every_package_that_setup_installs_is_pinned_and_installed_as_pinned() -> None:
     wanted, seen = [Requirement("kafka-probe[dev]")], set[str]()
     installed: dict[str, str] = {}

@@ -38,6 +38,7 @@ def test_a_restart_has_the_intervals_without_which_the_operator_does_not_try_aga
     assert {"onFailureRetryInterval", "onSubmissionFailureRetryInterval"} <= SPEC["restartPolicy"].keys()
 
 
+@pytest.mark.pinned
 def test_its_versions_are_those_of_the_project_and_of_spark() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert SPEC["sparkVersion"] == version("pyspark")
