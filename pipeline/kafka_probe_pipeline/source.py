@@ -84,11 +84,6 @@ def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFram
     )
 
 
-def events(parsed: DataFrame) -> DataFrame:
-    """The events, one column per field of `spark_schema`."""
-    return parsed.where(F.col("reason").isNull()).select("event.*")
-
-
 @dataclass(frozen=True, slots=True)
 class Clock:
     """When a micro-batch is: its number, and Kafka's time of its newest record, µs since epoch."""
@@ -98,7 +93,7 @@ class Clock:
 
 
 def received(parsed: DataFrame) -> DataFrame:
-    """The same, with `received_us`: when Kafka got the event, µs since epoch."""
+    """The events, a column per field of `spark_schema`, and `received_us`: when Kafka got the event, µs since epoch."""
     return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
 
 

@@ -51,8 +51,9 @@ def records(spark: SparkSession, *values: str) -> DataFrame:
 
 
 def events(spark: SparkSession, *events: Event) -> DataFrame:
-    """Events as the transformations get them."""
-    return records(spark, lines(*events)).transform(source.parsed).persist().transform(source.events)
+    """Events as the transformations get them, without the time at which Kafka got them."""
+    parsed = records(spark, lines(*events)).transform(source.parsed).persist()
+    return source.received(parsed).drop("received_us")
 
 
 SECOND_US = 1_000_000

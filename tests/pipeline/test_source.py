@@ -150,7 +150,7 @@ def test_a_line_that_is_no_event_keeps_its_text_and_has_a_reason(spark: SparkSes
     assert [(row["line_number"], row["line"], row["reason"]) for row in dead] == [
         (number, line, reason) for number, (line, reason) in enumerate(BAD_LINES.items())
     ]
-    assert [event["seq"] for event in source.events(parsed).collect()] == [1]
+    assert [event["seq"] for event in source.received(parsed).collect()] == [1]
 
 
 @pytest.mark.parametrize("char", ["x", "\\", '"', "\x01", "\u00fc"])
@@ -197,4 +197,4 @@ def test_bytes_that_are_no_text_are_malformed_and_nothing_more(spark: SparkSessi
     )
     parsed = source.parsed(raw)
     assert [row["reason"] for row in source.malformed(parsed).collect()] == ["not a JSON object"]
-    assert source.events(parsed).count() == 1
+    assert source.received(parsed).count() == 1

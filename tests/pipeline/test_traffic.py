@@ -210,7 +210,7 @@ def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(
         fields["topics"] = [{"topic": text, "topic_id": text, "errors": by_code, "codecs": by_code}]
         worst = flow(**{**fields, "kind": "flow"})
         line = json.dumps(worst, ensure_ascii=False)
-        rows = records(spark, line).transform(source.parsed).persist().transform(source.events).transform(traffic, 60)
+        rows = records(spark, line).transform(source.parsed).persist().transform(source.received).transform(traffic, 60)
         letters = traffic_letters(rows.withColumn("batch_id", F.lit(0)))
         sizes = [len(row["value"].encode()) for row in letters.collect()]
         assert len(sizes) == 2
