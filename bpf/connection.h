@@ -113,10 +113,10 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;
-	if (direction == SEND && (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA) - start) >= 0) // all earlier bytes are acknowledged
+	if (direction == SEND && (s32)(READ(sk, tcp_sock, snd_una) - start) >= 0) // all earlier bytes are acknowledged
 		conn->silence_ns = last ? now - last : 0;
 	if (direction == SEND)
-		conn->sent_end = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
+		conn->sent_end = READ(sk, tcp_sock, write_seq);
 	conn->last_ns[direction] = now;
 }
 

@@ -6,7 +6,7 @@
 
 static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 {
-	u64 sk = READ(u64, (u64)args, 0); // a number: the verifier takes args[0] for a pointer, which no function here accepts
+	u64 sk = READ_AT(u64, args); // a number: the verifier takes args[0] for a pointer, which no function here accepts
 	int role = candidate(sk);
 	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;

@@ -7,11 +7,11 @@
 #include "message.h"
 #include "frames.h"
 
-#define ARGUMENT_1 OFFSET_PT_REGS_DI
-#define ARGUMENT_2 OFFSET_PT_REGS_SI
-#define ARGUMENT_3 OFFSET_PT_REGS_DX
-#define ARGUMENT_4 OFFSET_PT_REGS_CX
-#define ARGUMENT_5 OFFSET_PT_REGS_R8
+#define ARGUMENT_1 OFFSET(pt_regs, di)
+#define ARGUMENT_2 OFFSET(pt_regs, si)
+#define ARGUMENT_3 OFFSET(pt_regs, dx)
+#define ARGUMENT_4 OFFSET(pt_regs, cx)
+#define ARGUMENT_5 OFFSET(pt_regs, r8)
 #define REGISTER(ctx, offset) (*(u64 *)((void *)(ctx) + (offset)))
 
 struct sending {
@@ -34,7 +34,7 @@ BPF_TABLE("lru_hash", u64, struct receiving, receives, 16384);
 
 static inline u64 room(u64 message)
 {
-	return READ(u64, message, OFFSET_MSGHDR_MSG_ITER + OFFSET_IOV_ITER_COUNT);
+	return READ(message + OFFSET(msghdr, msg_iter), iov_iter, count);
 }
 
 int on_tcp_sendmsg(void *ctx)
@@ -55,7 +55,7 @@ int on_tcp_sendmsg_return(void *ctx)
 		return 0;
 	sending->running = 0;
 	u64 sk = sending->sk;
-	s32 result = REGISTER(ctx, OFFSET_PT_REGS_AX);
+	s32 result = REGISTER(ctx, OFFSET(pt_regs, ax));
 	int role = candidate(sk);
 	if (role < 0 || result <= 0)
 		return 0;
@@ -73,7 +73,7 @@ int on_tcp_recvmsg(void *ctx)
 	struct receiving call = { .sk = sk,
 				  .message = message,
 				  .left = room(message),
-				  .sequence = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ),
+				  .sequence = READ(sk, tcp_sock, copied_seq),
 				  .flags = REGISTER(ctx, RECEIVE_FLAGS) };
 	receives.update(&thread, &call);
 	return 0;
@@ -86,7 +86,7 @@ int on_tcp_rcv_space_adjust(void *ctx)
 	struct receiving *receiving = role < 0 ? 0 : receives.lookup(&thread);
 	if (!receiving || receiving->sk != sk || (receiving->flags & MSG_IGNORED))
 		return 0;
-	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
+	u32 end = READ(sk, tcp_sock, copied_seq);
 	s32 result = end - receiving->sequence;
 	u64 left = room(receiving->message);
 	if (result <= 0)

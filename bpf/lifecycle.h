@@ -46,8 +46,8 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 {
 	struct sample *sample = notice(conn, SAMPLE_CLOSE);
 	struct close_data *close = (struct close_data *)sample->data;
-	u32 write_seq = READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
-	u64 unsent = write_seq - READ(u32, sk, OFFSET_TCP_SOCK_SND_NXT);
+	u32 write_seq = READ(sk, tcp_sock, write_seq);
+	u64 unsent = write_seq - READ(sk, tcp_sock, snd_nxt);
 	close->closing_ns = conn->closing_ns;
 	close->sent_ns = conn->last_ns[SEND];
 	close->received_ns = conn->last_ns[RECEIVE];
@@ -60,18 +60,17 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 	close->burst_bytes = conn->burst_bytes;
 	close->burst_direction = conn->burst_direction;
 	close->burst_answers = conn->burst_answers;
-	close->sent_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_SENT) - READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RETRANS) +
-			    (by_owner ? unsent : 0);
-	close->received_bytes = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED) - fin_received(sk);
-	close->unacked_bytes = write_seq - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
-	close->retransmits = READ(u32, sk, OFFSET_TCP_SOCK_TOTAL_RETRANS);
-	close->retransmits_unanswered = READ(u8, sk, OFFSET_INET_CONNECTION_SOCK_ICSK_RETRANSMITS);
-	close->srtt_us = READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
-	close->user_timeout_ms = READ(u32, sk, OFFSET_INET_CONNECTION_SOCK_ICSK_USER_TIMEOUT);
-	close->keepalive = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_KEEPOPEN & 1;
+	close->sent_bytes = READ(sk, tcp_sock, bytes_sent) - READ(sk, tcp_sock, bytes_retrans) + (by_owner ? unsent : 0);
+	close->received_bytes = READ(sk, tcp_sock, bytes_received) - fin_received(sk);
+	close->unacked_bytes = write_seq - READ(sk, tcp_sock, snd_una);
+	close->retransmits = READ(sk, tcp_sock, total_retrans);
+	close->retransmits_unanswered = READ(sk, inet_connection_sock, icsk_retransmits);
+	close->srtt_us = READ(sk, tcp_sock, srtt_us) >> 3;
+	close->user_timeout_ms = READ(sk, inet_connection_sock, icsk_user_timeout);
+	close->keepalive = READ(sk, sock_common, skc_flags) >> SOCK_KEEPOPEN & 1;
 	// Bytes that looked like a request while the position was lost may be none, or a request that expects no answer.
 	close->in_flight = known_before(conn, conn->chaining ? conn->chain : conn->asked);
-	close->error = READ(u32, sk, OFFSET_SOCK_SK_ERR); // later the process may have read it, or its own close may have set one
+	close->error = READ(sk, sock, sk_err); // later the process may have read it, or its own close may have set one
 	close->owner_exiting = by_owner && exiting();
 	close->first_state = conn->first_state;
 	close->last_api_key = conn->is_kafka ? conn->last_api_key : NO_API;
@@ -187,7 +186,7 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
 		return;
 	int was_open = from == TCP_ESTABLISHED || from == TCP_CLOSE_WAIT;
-	int by_owner = was_open && READ(u8, sk, OFFSET_SOCK_SK_SHUTDOWN) == SHUTDOWN_MASK;
+	int by_owner = was_open && READ(sk, sock, sk_shutdown) == SHUTDOWN_MASK;
 	int owner_calls = by_owner || to == TCP_FIN_WAIT1 || to == TCP_LAST_ACK;
 	struct conn *conn = conns.lookup(&sk);
 	if (!conn && was_open) // the peer may have closed before the agent was attached
@@ -202,7 +201,7 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		change_owner(ctx, sk, conn, bpf_get_current_pid_tgid() >> 32);
 	if (!conn->closed && (by_owner || to == TCP_CLOSE))
 		close_connection(ctx, sk, conn, by_owner);
-	if (to == TCP_CLOSE && READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DEAD & 1)
+	if (to == TCP_CLOSE && READ(sk, sock_common, skc_flags) >> SOCK_DEAD & 1)
 		forget(ctx, sk);
 }
 
@@ -226,7 +225,7 @@ int on_tcp_destroy_sock(struct bpf_raw_tracepoint_args *ctx)
 int on_tcp_send_reset(struct bpf_raw_tracepoint_args *ctx)
 {
 	u64 sk = ctx->args[0];
-	u8 state = sk ? READ(u8, sk, OFFSET_SOCK_COMMON_SKC_STATE) : TCP_CLOSE;
+	u8 state = sk ? READ(sk, sock_common, skc_state) : TCP_CLOSE;
 	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_LISTEN)
 		reset_sent(ctx, ctx->args[1]);
 	return 0;

@@ -12,7 +12,7 @@ static inline void segments(struct call *call, u64 iov, s64 back)
 {
 	for (int i = 0; i < MAX_SEGMENTS && back > 0; i++) {
 		iov -= sizeof(struct user_iovec);
-		back -= READ(u64, iov, 8);
+		back -= READ_AT(u64, iov + 8);
 	}
 	vector(call, iov, MAX_SEGMENTS);
 	call->buffer -= back;
@@ -22,20 +22,20 @@ static inline void segments(struct call *call, u64 iov, s64 back)
 
 static inline int sent_urgent(u64 message)
 {
-	return READ(u32, message, OFFSET_MSGHDR_MSG_FLAGS) & MSG_OOB;
+	return READ(message, msghdr, msg_flags) & MSG_OOB;
 }
 
 // Fill `call` with the buffer of the `result` bytes. If there is no user-space buffer (sendfile, splice), the call stays
 // unreadable, and only the length of its bytes is known.
 static inline void find_buffer(struct call *call, u64 message, s32 result)
 {
-	u64 iter = message + OFFSET_MSGHDR_MSG_ITER;
-	u8 type = READ(u8, iter, OFFSET_IOV_ITER_TYPE) & ITER_TYPE_MASK;
-	u64 offset = READ(u64, iter, OFFSET_IOV_ITER_IOV_OFFSET);
+	u64 iter = message + OFFSET(msghdr, msg_iter);
+	u8 type = READ(iter, iov_iter, iter_type) & ITER_TYPE_MASK;
+	u64 offset = READ(iter, iov_iter, iov_offset);
 	if (type == ITER_IOVEC)
-		segments(call, READ(u64, iter, OFFSET_IOV_ITER_IOV), result - offset);
+		segments(call, READ(iter, iov_iter, __iov), result - offset);
 #ifdef ITER_UBUF
 	else if (type == ITER_UBUF)
-		one_buffer(call, READ(u64, iter, OFFSET_IOV_ITER_UBUF) + offset - result, result);
+		one_buffer(call, READ(iter, iov_iter, ubuf) + offset - result, result);
 #endif
 }

@@ -100,8 +100,8 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 static inline int nothing_asked(struct conn *conn)
 {
 	if (conn->role == ROLE_SERVER)
-		return !READ(u64, conn->sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
-	return READ(u32, conn->sk, OFFSET_TCP_SOCK_WRITE_SEQ) - conn->tx_base <= 1;
+		return !READ(conn->sk, tcp_sock, bytes_received);
+	return READ(conn->sk, tcp_sock, write_seq) - conn->tx_base <= 1;
 }
 
 // Handle bytes at the cursor that are no frame. At the start of a stream this rejects the connection, if `settles`: a response

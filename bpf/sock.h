@@ -1,19 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Reads fields of sockets and tasks. Every OFFSET_ comes from the running kernel's BTF (capture/btf.py), so no kernel header is
-// needed.
+// Reads fields of sockets and tasks.
 #pragma once
+#include "kernel_structs.h"
 #include "maps.h"
 
 #define AF_INET 2
 #define AF_INET6 10
 #define IPPROTO_TCP 6
-
-#define READ(type, base, offset)                                                                                                 \
-	({                                                                                                                       \
-		type value_ = 0;                                                                                                 \
-		bpf_probe_read_kernel(&value_, sizeof(value_), (void *)((base) + (offset)));                                     \
-		value_;                                                                                                          \
-	})
 
 #define MSG_OOB 0x1
 #define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // and MSG_PEEK, MSG_ERRQUEUE: such a receive does not advance the stream
@@ -24,26 +17,26 @@ enum direction { SEND, RECEIVE };
 
 static inline u32 netns_of(u64 net)
 {
-	return READ(u32, net, OFFSET_NET_NS + OFFSET_NS_COMMON_INUM);
+	return READ(net + OFFSET(net, ns), ns_common, inum);
 }
 
 static inline int watched(u64 sk)
 {
-	u16 family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
-	u16 protocol = READ(u16, sk, OFFSET_SOCK_SK_PROTOCOL);
+	u16 family = READ(sk, sock_common, skc_family);
+	u16 protocol = READ(sk, sock, sk_protocol);
 	return (family == AF_INET || family == AF_INET6) && protocol == IPPROTO_TCP &&
-	       (!NETNS || netns_of(READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET)) == NETNS);
+	       (!NETNS || netns_of(READ(sk, sock_common, skc_net)) == NETNS);
 }
 
 // Return the local port, also of a closed socket that has lost it in struct sock_common.
 static inline u16 local_port(u64 sk)
 {
-	return bpf_ntohs(READ(u16, sk, OFFSET_INET_SOCK_INET_SPORT));
+	return bpf_ntohs(READ(sk, inet_sock, inet_sport));
 }
 
 static inline u16 peer_port(u64 sk)
 {
-	return bpf_ntohs((u16)READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR));
+	return bpf_ntohs((u16)READ(sk, sock_common, skc_portpair));
 }
 
 // Return the role of a connection between these ports, or -1 if it is not watched. A configured port belongs to the server side.
@@ -65,7 +58,7 @@ static inline int role_of(u16 local, u16 peer)
 // inet_put_port). Such a socket is a candidate only if its connection is known.
 static inline int candidate(u64 sk)
 {
-	u32 ports = READ(u32, sk, OFFSET_SOCK_COMMON_SKC_PORTPAIR);
+	u32 ports = READ(sk, sock_common, skc_portpair);
 	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
 	int role = role_of(local, peer);
 	if (role < 0 && !local)
@@ -88,9 +81,9 @@ static inline u32 receive_base(u64 sk)
 {
 	u32 base = 0;
 	for (int i = 0; i < 3; i++) {
-		u32 next = READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT);
-		base = next - (u32)READ(u64, sk, OFFSET_TCP_SOCK_BYTES_RECEIVED);
-		if (next == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+		u32 next = READ(sk, tcp_sock, rcv_nxt);
+		base = next - (u32)READ(sk, tcp_sock, bytes_received);
+		if (next == READ(sk, tcp_sock, rcv_nxt))
 			break;
 	}
 	return base;
@@ -100,9 +93,9 @@ static inline u32 send_base(u64 sk)
 {
 	u32 base = 0;
 	for (int i = 0; i < 3; i++) {
-		u32 unacked = READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA);
-		base = unacked - (u32)READ(u64, sk, OFFSET_TCP_SOCK_BYTES_ACKED);
-		if (unacked == READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA))
+		u32 unacked = READ(sk, tcp_sock, snd_una);
+		base = unacked - (u32)READ(sk, tcp_sock, bytes_acked);
+		if (unacked == READ(sk, tcp_sock, snd_una))
 			break;
 	}
 	return base;
@@ -112,15 +105,15 @@ static inline u32 send_base(u64 sk)
 // data is acknowledged. A SYN counts as one acknowledged byte.
 static inline u32 handshake_us(u64 sk)
 {
-	u64 acked = READ(u64, sk, OFFSET_TCP_SOCK_BYTES_ACKED);
-	return acked > 1 ? 0 : READ(u32, sk, OFFSET_TCP_SOCK_SRTT_US) >> 3;
+	u64 acked = READ(sk, tcp_sock, bytes_acked);
+	return acked > 1 ? 0 : READ(sk, tcp_sock, srtt_us) >> 3;
 }
 
 // Return 1 if the peer's FIN has arrived. A FIN has a sequence number and counts as a received byte. Only SOCK_DONE shows it: a
 // reset or the process may also shut the socket down, with data still to be read.
 static inline int fin_received(u64 sk)
 {
-	return READ(u64, sk, OFFSET_SOCK_COMMON_SKC_FLAGS) >> SOCK_DONE & 1;
+	return READ(sk, sock_common, skc_flags) >> SOCK_DONE & 1;
 }
 
 // Return the sequence number behind the last byte that a call moved. copied_seq also counts the peer's FIN once a receive
@@ -128,9 +121,9 @@ static inline int fin_received(u64 sk)
 static inline u32 sequence_end(u64 sk, u8 direction)
 {
 	if (direction == SEND)
-		return READ(u32, sk, OFFSET_TCP_SOCK_WRITE_SEQ);
-	u32 end = READ(u32, sk, OFFSET_TCP_SOCK_COPIED_SEQ);
-	if (fin_received(sk) && end == READ(u32, sk, OFFSET_TCP_SOCK_RCV_NXT))
+		return READ(sk, tcp_sock, write_seq);
+	u32 end = READ(sk, tcp_sock, copied_seq);
+	if (fin_received(sk) && end == READ(sk, tcp_sock, rcv_nxt))
 		end--;
 	return end;
 }
@@ -140,30 +133,30 @@ static inline u32 sequence_end(u64 sk, u8 direction)
 // that the urgent byte has sequence number 0: then the last receive ended there, and this one starts behind it or is unreadable.
 static inline int urgent_received(u64 sk, u32 read_end, struct call *call)
 {
-	u32 mark = READ(u32, sk, OFFSET_TCP_SOCK_URG_SEQ);
-	return mark || READ(u16, sk, OFFSET_TCP_SOCK_URG_DATA) || (!read_end && (call->start || !call->readable));
+	u32 mark = READ(sk, tcp_sock, urg_seq);
+	return mark || READ(sk, tcp_sock, urg_data) || (!read_end && (call->start || !call->readable));
 }
 
 // Return 1 if the stream contains unacknowledged urgent data. Used for sends whose flags no hook can read (io_uring).
 static inline int urgent_sent(u64 sk)
 {
-	return (s32)(READ(u32, sk, OFFSET_TCP_SOCK_SND_UP) - READ(u32, sk, OFFSET_TCP_SOCK_SND_UNA)) > 0;
+	return (s32)(READ(sk, tcp_sock, snd_up) - READ(sk, tcp_sock, snd_una)) > 0;
 }
 
 static inline void fill_addresses(u64 sk, struct open_data *open)
 {
 	open->local_port = local_port(sk);
 	open->peer_port = peer_port(sk);
-	open->family = READ(u16, sk, OFFSET_SOCK_COMMON_SKC_FAMILY);
+	open->family = READ(sk, sock_common, skc_family);
 	if (open->family == AF_INET) {
-		bpf_probe_read_kernel(open->local_address, 4, (void *)(sk + OFFSET_SOCK_COMMON_SKC_RCV_SADDR));
-		bpf_probe_read_kernel(open->peer_address, 4, (void *)(sk + OFFSET_SOCK_COMMON_SKC_DADDR));
+		bpf_probe_read_kernel(open->local_address, 4, (void *)(sk + OFFSET(sock_common, skc_rcv_saddr)));
+		bpf_probe_read_kernel(open->peer_address, 4, (void *)(sk + OFFSET(sock_common, skc_daddr)));
 	} else {
-		bpf_probe_read_kernel(open->local_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR));
-		bpf_probe_read_kernel(open->peer_address, 16, (void *)(sk + OFFSET_SOCK_COMMON_SKC_V6_DADDR));
+		bpf_probe_read_kernel(open->local_address, 16, (void *)(sk + OFFSET(sock_common, skc_v6_rcv_saddr)));
+		bpf_probe_read_kernel(open->peer_address, 16, (void *)(sk + OFFSET(sock_common, skc_v6_daddr)));
 	}
-	open->netns = netns_of(READ(u64, sk, OFFSET_SOCK_COMMON_SKC_NET));
-	open->cookie = READ(u64, sk, OFFSET_SOCK_COMMON_SKC_COOKIE);
+	open->netns = netns_of(READ(sk, sock_common, skc_net));
+	open->cookie = READ(sk, sock_common, skc_cookie);
 }
 
 #define PF_EXITING 4
@@ -171,7 +164,7 @@ static inline void fill_addresses(u64 sk, struct open_data *open)
 // Return 1 if the calling process is exiting.
 static inline int exiting(void)
 {
-	return !!(READ(u32, (u64)bpf_get_current_task(), OFFSET_TASK_STRUCT_FLAGS) & PF_EXITING);
+	return !!(READ((u64)bpf_get_current_task(), task_struct, flags) & PF_EXITING);
 }
 
 // Fill in the calling process, which owns the socket. Its command line is read here, because the process may be gone before user
@@ -179,23 +172,23 @@ static inline int exiting(void)
 static inline void fill_owner(struct open_data *open)
 {
 	u64 task = (u64)bpf_get_current_task();
-	u64 leader = READ(u64, task, OFFSET_TASK_STRUCT_GROUP_LEADER);
-	u64 mm = READ(u64, task, OFFSET_TASK_STRUCT_MM);
+	u64 leader = READ(task, task_struct, group_leader);
+	u64 mm = READ(task, task_struct, mm);
 
 	open->tgid = bpf_get_current_pid_tgid() >> 32;
 	open->uid = bpf_get_current_uid_gid();
-	open->start_ns = READ(u64, leader, OFFSET_TASK_STRUCT_START_BOOTTIME);
-	bpf_probe_read_kernel(open->comm, sizeof(open->comm), (void *)(leader + OFFSET_TASK_STRUCT_COMM));
+	open->start_ns = READ(leader, task_struct, start_boottime);
+	bpf_probe_read_kernel(open->comm, sizeof(open->comm), (void *)(leader + OFFSET(task_struct, comm)));
 	open->cgroup_id = bpf_get_current_cgroup_id();
 #if CGROUP_SUBSYSTEM >= 0 // container engines may use cgroup v1 only: then v2 does not contain the containers
-	u64 css_set = READ(u64, task, OFFSET_TASK_STRUCT_CGROUPS);
-	u64 css = READ(u64, css_set, OFFSET_CSS_SET_SUBSYS + 8 * CGROUP_SUBSYSTEM);
-	u64 cgroup = READ(u64, css, OFFSET_CGROUP_SUBSYS_STATE_CGROUP);
-	u64 kn = READ(u64, cgroup, OFFSET_CGROUP_KN);
-	open->cgroup_v1_id = READ(u64, kn, OFFSET_KERNFS_NODE_ID);
+	u64 css_set = READ(task, task_struct, cgroups);
+	u64 css = READ_AT(u64, css_set + OFFSET(css_set, subsys) + 8 * CGROUP_SUBSYSTEM);
+	u64 cgroup = READ(css, cgroup_subsys_state, cgroup);
+	u64 kn = READ(cgroup, cgroup, kn);
+	open->cgroup_v1_id = READ(kn, kernfs_node, id);
 #endif
-	u64 from = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_START) : 0;
-	u64 size = mm ? READ(u64, mm, OFFSET_MM_STRUCT_ARG_END) - from : 0;
+	u64 from = mm ? READ(mm, mm_struct, arg_start) : 0;
+	u64 size = mm ? READ(mm, mm_struct, arg_end) - from : 0;
 	if (size > COMMAND_LINE_BYTES)
 		size = COMMAND_LINE_BYTES;
 	if (size && !bpf_probe_read_user(open->command_line, (u32)size, (void *)from))

@@ -56,12 +56,12 @@ static inline void message_of_many(struct call *call, u64 address, u64 count, s3
 // Return nonzero if the running system call sends urgent data.
 static inline int sent_urgent(u64 registers)
 {
-	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
+	switch (READ(registers, pt_regs, orig_ax)) {
 	case SYS_SENDTO:
 	case SYS_SENDMMSG:
-		return READ(u64, registers, OFFSET_PT_REGS_R10) & MSG_OOB;
+		return READ(registers, pt_regs, r10) & MSG_OOB;
 	case SYS_SENDMSG:
-		return READ(u64, registers, OFFSET_PT_REGS_DX) & MSG_OOB;
+		return READ(registers, pt_regs, dx) & MSG_OOB;
 	default:
 		return 0;
 	}
@@ -72,11 +72,11 @@ static inline int sent_urgent(u64 registers)
 static inline void find_buffer(struct call *call, s32 result)
 {
 	u64 registers = (u64)bpf_task_pt_regs((void *)bpf_get_current_task_btf());
-	if (READ(u16, registers, OFFSET_PT_REGS_CS) != USER_CODE_SEGMENT)
+	if (READ(registers, pt_regs, cs) != USER_CODE_SEGMENT)
 		return;
 	call->urgent = sent_urgent(registers);
-	u64 second = READ(u64, registers, OFFSET_PT_REGS_SI), third = READ(u64, registers, OFFSET_PT_REGS_DX);
-	switch (READ(u64, registers, OFFSET_PT_REGS_ORIG_AX)) {
+	u64 second = READ(registers, pt_regs, si), third = READ(registers, pt_regs, dx);
+	switch (READ(registers, pt_regs, orig_ax)) {
 	case SYS_READ:
 	case SYS_WRITE:
 	case SYS_SENDTO:

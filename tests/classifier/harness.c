@@ -6,7 +6,7 @@
 
 enum { LISTENING = KAFKA_PORT, CLIENT_PORT = 40000 };
 
-static struct sock sock;
+static struct test_socket sock;
 static u64 opened, frames;
 static struct sample kept[4096]; // what left since the last connection began
 static u32 kept_samples;

@@ -5,7 +5,7 @@
 #include <linux/types.h>
 
 // The members of the kernel's structs that are read, in one struct: every OFFSET_ is a place in it.
-struct sock {
+struct test_socket {
 	u32 portpair;
 	u16 sport;
 	u16 family;
@@ -20,51 +20,51 @@ struct sock {
 	u8 nothing[64];
 };
 
-#define AT(member) __builtin_offsetof(struct sock, member)
-#define OFFSET_SOCK_COMMON_SKC_PORTPAIR AT(portpair)
-#define OFFSET_INET_SOCK_INET_SPORT AT(sport)
-#define OFFSET_SOCK_COMMON_SKC_FAMILY AT(family)
-#define OFFSET_SOCK_SK_PROTOCOL AT(protocol)
-#define OFFSET_TCP_SOCK_RCV_NXT AT(rcv_nxt)
-#define OFFSET_TCP_SOCK_COPIED_SEQ AT(copied_seq)
-#define OFFSET_TCP_SOCK_WRITE_SEQ AT(write_seq)
-#define OFFSET_TCP_SOCK_SND_UNA AT(snd_una)
-#define OFFSET_TCP_SOCK_BYTES_RECEIVED AT(bytes_received)
-#define OFFSET_TCP_SOCK_BYTES_ACKED AT(bytes_acked)
-#define OFFSET_TCP_SOCK_SND_NXT AT(write_seq)
-#define OFFSET_TCP_SOCK_SND_UP AT(snd_una)
-#define OFFSET_TCP_SOCK_URG_SEQ AT(zero)
-#define OFFSET_TCP_SOCK_URG_DATA AT(zero)
-#define OFFSET_SOCK_COMMON_SKC_FLAGS AT(zero)
-#define OFFSET_SOCK_COMMON_SKC_STATE AT(zero)
-#define OFFSET_SOCK_COMMON_SKC_COOKIE AT(zero)
-#define OFFSET_SOCK_SK_SHUTDOWN AT(zero)
-#define OFFSET_INET_CONNECTION_SOCK_ICSK_RETRANSMITS AT(zero)
-#define OFFSET_INET_CONNECTION_SOCK_ICSK_USER_TIMEOUT AT(zero)
-#define OFFSET_SOCK_COMMON_SKC_RCV_SADDR AT(nothing)
-#define OFFSET_SOCK_COMMON_SKC_DADDR AT(nothing)
-#define OFFSET_SOCK_COMMON_SKC_V6_RCV_SADDR AT(nothing)
-#define OFFSET_SOCK_COMMON_SKC_V6_DADDR AT(nothing)
-#define OFFSET_SOCK_COMMON_SKC_NET AT(zero)
-#define OFFSET_SOCK_SK_ERR AT(zero)
-#define OFFSET_TCP_SOCK_BYTES_SENT AT(zero)
-#define OFFSET_TCP_SOCK_BYTES_RETRANS AT(zero)
-#define OFFSET_TCP_SOCK_TOTAL_RETRANS AT(zero)
-#define OFFSET_TCP_SOCK_SRTT_US AT(zero)
-#define OFFSET_NET_NS 0
-#define OFFSET_NS_COMMON_INUM 0
-#define OFFSET_TASK_STRUCT_GROUP_LEADER 0
-#define OFFSET_TASK_STRUCT_MM 0
-#define OFFSET_TASK_STRUCT_START_BOOTTIME 0
-#define OFFSET_TASK_STRUCT_COMM 0
-#define OFFSET_TASK_STRUCT_FLAGS 0
-#define OFFSET_MM_STRUCT_ARG_START 0
-#define OFFSET_MM_STRUCT_ARG_END 0
-#define OFFSET_SK_BUFF_HEAD 0
-#define OFFSET_SK_BUFF_NETWORK_HEADER 0
-#define OFFSET_SK_BUFF_TRANSPORT_HEADER 0
-#define OFFSET_SK_BUFF_DEV 0
-#define OFFSET_NET_DEVICE_ND_NET 0
+#define AT(member) __builtin_offsetof(struct test_socket, member)
+#define OFFSET_sock_common_skc_portpair AT(portpair)
+#define OFFSET_inet_sock_inet_sport AT(sport)
+#define OFFSET_sock_common_skc_family AT(family)
+#define OFFSET_sock_sk_protocol AT(protocol)
+#define OFFSET_tcp_sock_rcv_nxt AT(rcv_nxt)
+#define OFFSET_tcp_sock_copied_seq AT(copied_seq)
+#define OFFSET_tcp_sock_write_seq AT(write_seq)
+#define OFFSET_tcp_sock_snd_una AT(snd_una)
+#define OFFSET_tcp_sock_bytes_received AT(bytes_received)
+#define OFFSET_tcp_sock_bytes_acked AT(bytes_acked)
+#define OFFSET_tcp_sock_snd_nxt AT(write_seq)
+#define OFFSET_tcp_sock_snd_up AT(snd_una)
+#define OFFSET_tcp_sock_urg_seq AT(zero)
+#define OFFSET_tcp_sock_urg_data AT(zero)
+#define OFFSET_sock_common_skc_flags AT(zero)
+#define OFFSET_sock_common_skc_state AT(zero)
+#define OFFSET_sock_common_skc_cookie AT(zero)
+#define OFFSET_sock_sk_shutdown AT(zero)
+#define OFFSET_inet_connection_sock_icsk_retransmits AT(zero)
+#define OFFSET_inet_connection_sock_icsk_user_timeout AT(zero)
+#define OFFSET_sock_common_skc_rcv_saddr AT(nothing)
+#define OFFSET_sock_common_skc_daddr AT(nothing)
+#define OFFSET_sock_common_skc_v6_rcv_saddr AT(nothing)
+#define OFFSET_sock_common_skc_v6_daddr AT(nothing)
+#define OFFSET_sock_common_skc_net AT(zero)
+#define OFFSET_sock_sk_err AT(zero)
+#define OFFSET_tcp_sock_bytes_sent AT(zero)
+#define OFFSET_tcp_sock_bytes_retrans AT(zero)
+#define OFFSET_tcp_sock_total_retrans AT(zero)
+#define OFFSET_tcp_sock_srtt_us AT(zero)
+#define OFFSET_net_ns 0
+#define OFFSET_ns_common_inum 0
+#define OFFSET_task_struct_group_leader 0
+#define OFFSET_task_struct_mm 0
+#define OFFSET_task_struct_start_boottime 0
+#define OFFSET_task_struct_comm 0
+#define OFFSET_task_struct_flags 0
+#define OFFSET_mm_struct_arg_start 0
+#define OFFSET_mm_struct_arg_end 0
+#define OFFSET_sk_buff_head 0
+#define OFFSET_sk_buff_network_header 0
+#define OFFSET_sk_buff_transport_header 0
+#define OFFSET_sk_buff_dev 0
+#define OFFSET_net_device_nd_net 0
 #define SOCK_DEAD 0
 #define SOCK_DONE 1
 #define SOCK_KEEPOPEN 3

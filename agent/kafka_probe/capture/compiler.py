@@ -11,6 +11,8 @@ import hashlib
 import json
 import os
 import platform
+import re
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -40,53 +42,8 @@ CONNECTIONS_PER_UNFINISHED = 8
 # two ends of one connection.
 CONNECTIONS_PER_HELD, LEAST_HELD = 32, 2
 
-# Every struct member that the programs read, as OFFSET_<STRUCT>_<MEMBER>.
-_MEMBERS = {
-    "sock_common": (
-        "skc_portpair",
-        "skc_family",
-        "skc_rcv_saddr",
-        "skc_daddr",
-        "skc_v6_rcv_saddr",
-        "skc_v6_daddr",
-        "skc_net",
-        "skc_flags",
-        "skc_state",
-        "skc_cookie",
-    ),
-    "sock": ("sk_protocol", "sk_err", "sk_shutdown"),
-    "inet_sock": ("inet_sport",),
-    "inet_connection_sock": ("icsk_retransmits", "icsk_user_timeout"),
-    "tcp_sock": (
-        "rcv_nxt",
-        "bytes_received",
-        "snd_una",
-        "snd_nxt",
-        "snd_up",
-        "urg_data",
-        "urg_seq",
-        "bytes_acked",
-        "write_seq",
-        "copied_seq",
-        "bytes_sent",
-        "bytes_retrans",
-        "total_retrans",
-        "srtt_us",
-    ),
-    "sk_buff": ("head", "network_header", "transport_header", "dev"),
-    "net_device": ("nd_net",),
-    "net": ("ns",),
-    "ns_common": ("inum",),
-    "task_struct": ("flags", "group_leader", "mm", "start_boottime", "comm", "cgroups"),
-    "mm_struct": ("arg_start", "arg_end"),
-    "css_set": ("subsys",),
-    "cgroup_subsys_state": ("cgroup",),
-    "cgroup": ("kn",),
-    "kernfs_node": ("id",),
-    "pt_regs": ("orig_ax", "di", "si", "dx", "cx", "r8", "r10", "ax", "cs"),
-    "msghdr": ("msg_iter", "msg_flags"),
-    "iov_iter": ("iov_offset", "count"),
-}
+# What older kernels call a member of bpf/kernel_structs.h; None: they do not have it.
+_IN_OLDER_KERNELS = {("iov_iter", "iter_type"): "type", ("iov_iter", "__iov"): "iov", ("iov_iter", "ubuf"): None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +87,7 @@ def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None
     """
     source = sources()
     text = flatten(source / f"{backend}.c")
-    flags = [f"-D{name}={value}" for name, value in _defines(backend, options, btf).items()]
+    flags = [f"-D{name}={value}" for name, value in defines(backend, options, btf).items()]
     key = hashlib.sha256("\0".join([text, *flags]).encode()).hexdigest()
     if kept and (file := kept / key).exists():
         return Compiled.from_json(file.read_text())
@@ -192,17 +149,12 @@ def flatten(path: Path, seen: set[Path] | None = None) -> str:
     return "\n".join(lines)
 
 
-def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
-    offsets = {
-        f"OFFSET_{struct}_{member}".upper(): btf.offset(struct, member)
-        for struct, members in _MEMBERS.items()
-        for member in members
-    }
+def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
     controller = options.cgroup_subsystem
     beforehand = not btf.has_member("bpf_mem_alloc", "cache")
     most = min(options.max_connections, MOST_CONNECTIONS_BEFOREHAND) if beforehand else options.max_connections
     return {
-        **offsets,
+        **_offsets(btf),
         **_iterator(btf),
         **(_arguments(btf) if backend != "tracepoint" else {}),
         "CGROUP_SUBSYSTEM": -1 if controller is None else btf.enumerator(f"{controller}_cgrp_id"),
@@ -232,18 +184,35 @@ def _defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
     }
 
 
+def members() -> Iterator[tuple[str, str, str]]:
+    """Yield the struct, the C type and the name of each member that bpf/kernel_structs.h declares."""
+    text = (sources() / "kernel_structs.h").read_text()
+    for struct, body in re.findall(r"^struct (\w+) \{\n(.*?)^\};", text, re.MULTILINE | re.DOTALL):
+        for type_, member, length in re.findall(r"^\t(.+) (\w+)(\[\d+\])?;$", body, re.MULTILINE):
+            yield struct, type_ + length, member
+
+
+def _offsets(btf: Btf) -> dict[str, int]:
+    """Return OFFSET_<struct>_<member> of every declared member that this kernel has.
+
+    Raises:
+        StartError: it lacks a member that every supported kernel has.
+    """
+    offsets = {}
+    for struct, _, member in members():
+        has_it = btf.has_member(struct, member)
+        name = member if has_it else _IN_OLDER_KERNELS.get((struct, member), member)
+        if name:
+            offsets[f"OFFSET_{struct}_{member}"] = btf.offset(struct, name)
+    return offsets
+
+
 def _iterator(btf: Btf) -> dict[str, int]:
-    """Return the defines for struct iov_iter, whose layout changed in 5.14, 6.0, 6.4 and 6.7, and by backports."""
-    renamed = btf.has_member("iov_iter", "iter_type")
-    found = {
-        "OFFSET_IOV_ITER_TYPE": btf.offset("iov_iter", "iter_type" if renamed else "type"),
-        "ITER_TYPE_MASK": 0xFF if renamed else 0xFE,  # the direction was its lowest bit
-        "OFFSET_IOV_ITER_IOV": btf.offset("iov_iter", "__iov" if btf.has_member("iov_iter", "__iov") else "iov"),
-        "ITER_IOVEC": btf.enumerator("ITER_IOVEC"),
-    }
-    if btf.has_member("iov_iter", "ubuf"):
-        found |= {"OFFSET_IOV_ITER_UBUF": btf.offset("iov_iter", "ubuf"), "ITER_UBUF": btf.enumerator("ITER_UBUF")}
-    return found
+    """Return the defines for the values of `iter_type`."""
+    # `type` also contained the direction, as its lowest bit.
+    mask = 0xFF if btf.has_member("iov_iter", "iter_type") else 0xFE
+    user_buffer = {"ITER_UBUF": btf.enumerator("ITER_UBUF")} if btf.has_member("iov_iter", "ubuf") else {}
+    return {"ITER_TYPE_MASK": mask, "ITER_IOVEC": btf.enumerator("ITER_IOVEC"), **user_buffer}
 
 
 def _arguments(btf: Btf) -> dict[str, int | str]:

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from kafka_probe.capture.compiler import flatten, sources
 
-Compile = Callable[[str], Any]
+Compile = Callable[..., Any]
 
 
 @pytest.fixture
 def compile_bpf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
-    """BCC's object for a program text behind bpf/sample.h; detached and freed at the end."""
+    """BCC's object for a program text behind a header of bpf/; detached and freed at the end."""
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(sources()))
     made: list[Any] = []
 
-    def compile_text(text: str) -> Any:
+    def compile_text(text: str, header: str = "sample.h", flags: Sequence[str] = ()) -> Any:
         from bcc import BPF
 
-        made.append(BPF(text=f"{flatten(sources() / 'sample.h')}\n{text}".encode()))
+        made.append(BPF(text=f"{flatten(sources() / header)}\n{text}".encode(), cflags=list(flags)))
         return made[-1]
 
     yield compile_text

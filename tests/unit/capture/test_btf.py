@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.capture.btf import VMLINUX, Btf
-from kafka_probe.capture.compiler import _MEMBERS
+from kafka_probe.capture.compiler import members
 from kafka_probe.errors import StartError
 
-WANTED = [(struct, member) for struct, members in _MEMBERS.items() for member in members]
+WANTED = [(struct, member) for struct, _, member in members()]
 
 
 class Dump:
@@ -35,6 +35,11 @@ class Dump:
         self.functions = {
             name: int(number) for number, name in re.findall(r"^\[(\d+)\] FUNC '(\w+)'", text, re.MULTILINE)
         }
+        self.sizes = {number: int(size) for number, size in re.findall(r"^\[(\d+)\] .* size=(\d+)", text, re.MULTILINE)}
+        self.sizes |= dict.fromkeys(re.findall(r"^\[(\d+)\] PTR ", text, re.MULTILINE), 8)
+        self.aliases = dict(
+            re.findall(r"^\[(\d+)\] (?:TYPEDEF|CONST|VOLATILE) '.+?' type_id=(\d+)$", text, re.MULTILINE)
+        )
         members: list[tuple[str, str, int]] = []
         for line in text.splitlines():
             if head := re.match(r"\[(\d+)\] (STRUCT|UNION) '(.+?)' size", line):
@@ -44,13 +49,17 @@ class Dump:
             elif member := re.match(r"\t'(.+?)' type_id=(\d+) bits_offset=(\d+)", line):
                 members.append((member[1], member[2], int(member[3])))
 
-    def bits(self, type_id: str, wanted: str) -> int | None:
+    def find(self, type_id: str, wanted: str) -> tuple[int, str] | None:
+        """The offset of a member in bits, and its type id."""
         for name, member_type, offset in self.members.get(type_id, []):
             if name == wanted:
-                return offset
-            if name == "(anon)" and (inner := self.bits(member_type, wanted)) is not None:
-                return offset + inner
+                return offset, member_type
+            if name == "(anon)" and (inner := self.find(member_type, wanted)) is not None:
+                return offset + inner[0], inner[1]
         return None
+
+    def size(self, type_id: str) -> int | None:
+        return self.size(self.aliases[type_id]) if type_id in self.aliases else self.sizes.get(type_id)
 
 
 @cache
@@ -65,9 +74,19 @@ def kernel() -> Btf:
 
 @pytest.mark.parametrize(("struct", "member"), WANTED)
 def test_offsets_are_those_that_bpftool_reads(struct: str, member: str) -> None:
-    bits = dump().bits(dump().structs[struct], member)
-    assert bits is not None
-    assert kernel().offset(struct, member) == bits // 8
+    found = dump().find(dump().structs[struct], member)
+    assert found is not None
+    assert kernel().offset(struct, member) == found[0] // 8
+
+
+@pytest.mark.parametrize(
+    ("struct", "type_", "member"),
+    [found for found in members() if re.fullmatch(r"u\d+", found[1])],
+)
+def test_a_number_is_declared_with_the_size_that_the_kernel_gives_it(struct: str, type_: str, member: str) -> None:
+    found = dump().find(dump().structs[struct], member)
+    assert found is not None
+    assert f"u{8 * (dump().size(found[1]) or 0)}" == type_
 
 
 def test_enumerators_are_those_that_bpftool_reads() -> None:

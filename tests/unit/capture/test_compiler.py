@@ -1,0 +1,34 @@
+"""The C sources as BCC compiles them: a wrong member does not compile."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kafka_probe.capture.btf import Btf
+from kafka_probe.capture.compiler import defines
+from kafka_probe.capture.options import Options
+
+if TYPE_CHECKING:
+    from tests.unit.capture.conftest import Compile
+
+pytestmark = pytest.mark.root
+
+OPTIONS = Options((9,), watch_client=True, watch_server=True, agent_tgid=0, ring_bytes=1 << 16)
+READ = "u64 read(u64 sk) {{ return READ(sk, {}); }}"
+
+
+@pytest.fixture(scope="module")
+def flags() -> list[str]:
+    return [f"-D{name}={value}" for name, value in defines("tracepoint", OPTIONS, Btf()).items()]
+
+
+def test_a_declared_member_is_read(flags: list[str], compile_bpf: Compile) -> None:
+    compile_bpf(READ.format("sock, sk_err"), "kernel_structs.h", flags)
+
+
+@pytest.mark.parametrize("member", ["sock, sk_eror", "tcp_sock, sk_err", "no_such_struct, sk_err"])
+def test_a_wrong_member_does_not_compile(member: str, flags: list[str], compile_bpf: Compile) -> None:
+    with pytest.raises(Exception, match="Failed to compile"):
+        compile_bpf(READ.format(member), "kernel_structs.h", flags)
