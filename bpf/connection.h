@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Open connections: the first sight of one, its use, and a change of the process that uses it.
 #pragma once
+#include "kernel_structs.h"
+#include "maps.h"
+#include "sample.h"
 #include "share.h"
+#include "sock.h"
 
 static inline struct sample *notice(struct conn *conn, u8 kind)
 {

@@ -2,6 +2,9 @@
 // The cursor's states, its position between calls, and how bytes are appended to the sample in work. It parses no frame.
 #pragma once
 #include "lifecycle.h"
+#include "maps.h"
+#include "sample.h"
+#include "sock.h"
 
 #define MAX_FRAME_BYTES (1 << 30)
 #define MAX_APPENDED 31 // size limit of a copied element or of a record set's summary; a power of two minus one

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The `fentry` backend: fexit programs on tcp_sendmsg and tcp_recvmsg. `args` contains the arguments and, behind them, the
 // result. The number of arguments differs between kernels, so the loader takes ARGUMENTS_ and ARGUMENT_ from BTF.
-#include "message.h"
 #include "frames.h"
+#include "kernel_structs.h"
+#include "maps.h"
+#include "message.h"
+#include "sock.h"
 
 static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 {

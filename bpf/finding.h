@@ -10,6 +10,10 @@
 // with a request that the client sent after the first was confirmed.
 #pragma once
 #include "cursor.h"
+#include "in_flight.h"
+#include "maps.h"
+#include "sample.h"
+#include "sock.h"
 
 #define EXCHANGES_TO_FIND 2
 

@@ -7,8 +7,17 @@
 // that no hook saw (sendfile, splice) cost nothing, an element may be split over any number of calls, and one call may contain a
 // thousand frames.
 #pragma once
-#include "hops.h"
+#include "connection.h"
 #include "copy_program.h"
+#include "cursor.h"
+#include "hops.h"
+#include "iov.h"
+#include "lifecycle.h"
+#include "maps.h"
+#include "requests.h"
+#include "sample.h"
+#include "share.h"
+#include "sock.h"
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
 {

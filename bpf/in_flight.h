@@ -11,7 +11,9 @@
 // direction own each field and are its only writers. Exceptions: both directions write `answers_locked`; not_a_frame and
 // reject_urgent put all requests in doubt from either direction.
 #pragma once
-#include "connection.h"
+#include "maps.h"
+#include "sample.h"
+#include "sock.h"
 
 #define MAX_DOUBT (1u << 30)      // requests in doubt
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence

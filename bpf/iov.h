@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Walks the caller's buffer, one segment at a time of the bytes that a call sent or received. The backend fills struct call and
-// defines READ_IOVEC, the helper that reads the vector from user or kernel memory.
+// Walks the caller's buffer, one segment at a time of the bytes that a call sent or received. The backend fills struct call.
+// capture/compiler.py defines READ_IOVEC, the helper that reads the vector.
 #pragma once
-#include "sock.h"
+#include "maps.h"
 
 struct user_iovec {
 	u64 base;

@@ -4,8 +4,11 @@
 // A receive may block for hours, and a kretprobe has few instances: if that many readers block, the returns of all others are
 // missed. So received bytes are processed in tcp_rcv_space_adjust, which tcp_recvmsg calls right after it has copied each
 // segment. Sends rarely block. A missed return of a send appears as a gap in the sequence numbers.
-#include "message.h"
 #include "frames.h"
+#include "kernel_structs.h"
+#include "maps.h"
+#include "message.h"
+#include "sock.h"
 
 #define ARGUMENT_1 OFFSET(pt_regs, di)
 #define ARGUMENT_2 OFFSET(pt_regs, si)

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Handles the end of connections, and events without a connection: listening sockets, resets without a socket.
 #pragma once
+#include "connection.h"
 #include "in_flight.h"
+#include "kernel_structs.h"
+#include "maps.h"
+#include "sample.h"
 #include "segment.h"
+#include "share.h"
+#include "sock.h"
 
 #define TCP_ESTABLISHED 1
 #define TCP_FIN_WAIT1 4

@@ -2,8 +2,10 @@
 // Finds the buffer for hooks that get the message of a call. The hooks run after bytes moved, so the message's iterator is behind
 // them (include/linux/uio.h).
 #pragma once
-#define READ_IOVEC bpf_probe_read_kernel // the kernel has a copy of the caller's vector
 #include "iov.h"
+#include "kernel_structs.h"
+#include "maps.h"
+#include "sock.h"
 
 #define MAX_SEGMENTS 1024 // UIO_MAXIOV
 

@@ -1,7 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Parses frame headers: decides if a stream is Kafka, finds the API of a request, and matches a response to its request.
 #pragma once
+#include "connection.h"
+#include "cursor.h"
 #include "finding.h"
+#include "in_flight.h"
+#include "kernel_structs.h"
+#include "lifecycle.h"
+#include "maps.h"
+#include "sample.h"
+#include "share.h"
+#include "sock.h"
 
 #define REQUEST_HEAD 14  // bytes: size, API key and version, correlation id, length of the client id
 #define SHORT_HEAD 12    // bytes without a client id: ControlledShutdown 0

@@ -3,6 +3,7 @@
 // a slot has 256, so the ring is an array. agent/kafka_probe/capture/sample.py defines the same layout; a test compares the two
 // field by field.
 #pragma once
+#include <linux/types.h>
 
 #define DATA_BYTES 208
 #define COMMAND_LINE_BYTES 92

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Reads the addresses and flags of a received TCP segment.
 #pragma once
+#include "kernel_structs.h"
+#include "sample.h"
 #include "sock.h"
 
 #define TCP_SYN 2

@@ -8,6 +8,8 @@
 // connections, of which a peer may write another sixteenth of the ring. Perf buffers do not show how full they are. There the
 // rate is fixed and always applies.
 #pragma once
+#include "maps.h"
+#include "sample.h"
 #include "sock.h"
 
 #if PERF_BUFFER

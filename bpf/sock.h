@@ -3,6 +3,7 @@
 #pragma once
 #include "kernel_structs.h"
 #include "maps.h"
+#include "sample.h"
 
 #define AF_INET 2
 #define AF_INET6 10

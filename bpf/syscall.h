@@ -2,8 +2,10 @@
 // Finds the buffer for hooks that do not get the message of a call. It is in the arguments of the running system call, which the
 // kernel has saved on the task's stack. x86-64.
 #pragma once
-#define READ_IOVEC bpf_probe_read_user
 #include "iov.h"
+#include "kernel_structs.h"
+#include "maps.h"
+#include "sock.h"
 
 enum {
 	SYS_READ = 0,

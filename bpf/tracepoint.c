@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The `tracepoint` backend: raw tracepoints of kernel 6.3 and newer, where neither kprobes nor fentry are needed.
-#include "syscall.h"
 #include "frames.h"
+#include "maps.h"
+#include "sock.h"
+#include "syscall.h"
 
 static inline int called(struct bpf_raw_tracepoint_args *ctx, u8 direction)
 {

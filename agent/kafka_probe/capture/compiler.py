@@ -157,6 +157,8 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         **_offsets(btf),
         **_iterator(btf),
         **(_arguments(btf) if backend != "tracepoint" else {}),
+        # Message iterators refer to a copy of the vector in the kernel, arguments of system calls to the caller's own.
+        "READ_IOVEC": "bpf_probe_read_user" if backend == "tracepoint" else "bpf_probe_read_kernel",
         "CGROUP_SUBSYSTEM": -1 if controller is None else btf.enumerator(f"{controller}_cgrp_id"),
         "SOCK_DEAD": btf.enumerator("SOCK_DEAD"),
         "SOCK_DONE": btf.enumerator("SOCK_DONE"),

@@ -1,4 +1,4 @@
-"""The C sources as BCC compiles them: a wrong member does not compile."""
+"""The C sources as BCC compiles them: a header needs no other before it, and a wrong member does not compile."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.compiler import defines
+from kafka_probe.capture.compiler import defines, sources
 from kafka_probe.capture.options import Options
 
 if TYPE_CHECKING:
@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.root
 
 OPTIONS = Options((9,), watch_client=True, watch_server=True, agent_tgid=0, ring_bytes=1 << 16)
+HEADERS = sorted(path.name for path in sources().glob("*.h"))
 READ = "u64 read(u64 sk) {{ return READ(sk, {}); }}"
 
 
 @pytest.fixture(scope="module")
 def flags() -> list[str]:
     return [f"-D{name}={value}" for name, value in defines("tracepoint", OPTIONS, Btf()).items()]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_header_needs_no_other_before_it(header: str, flags: list[str], compile_bpf: Compile) -> None:
+    compile_bpf("", header, flags)
 
 
 def test_a_declared_member_is_read(flags: list[str], compile_bpf: Compile) -> None:
