@@ -1,7 +1,7 @@
-"""Agents: what each one said of itself, which tells how far its silence means something.
+"""Holds the state of each agent's run, which shows up to when its reports are complete.
 
-One row per run of an agent: since and up to when its word is complete, when it was heard, what is open on its host, and
-to whom its host sent an RST without a socket. Pure functions of DataFrames; this module never reads or writes.
+One row per run: since and up to when its reports are complete, when its last event arrived, what is open on its host,
+and to which ends its host sent an RST without a socket. Pure functions of DataFrames; never reads or writes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _believed(time: str) -> Column:
 
 
 def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """The rows `before`, brought up to date by the events of a batch, of the agents heard last and not too long ago."""
+    """The rows `before`, brought up to date by the events of a batch, of the agents that reported last and lately."""
     is_reset = (F.col("kind") == "reset") & _believed("ts").isNotNull()
     new = events.select(
         "agent_id",

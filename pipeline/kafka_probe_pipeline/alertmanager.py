@@ -1,7 +1,7 @@
-"""Alertmanager: keeps one Prometheus Alertmanager told of the alerts, through its v2 API, also after it was down.
+"""Sends alerts to one Prometheus Alertmanager through its v2 API, also after it was down.
 
-An alert that goes on is told again every `RENEW_S`: one that nobody renews resolves itself after `STALE_S`, so that a
-job that is gone leaves no alert behind. One that is over is told until it was taken, and then forgotten.
+An active alert is sent again every `RENEW_S`. An alert that is not renewed resolves itself after `STALE_S`, so that a
+job that is gone leaves no alert behind. A resolved alert is sent until Alertmanager accepts it, and then dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LOGGED_BYTES = 200  # of an answer that refuses
 
 
 class Alertmanager:
-    """`with Alertmanager(url) as receiver:` delivers what it is told from a thread; the end tries once more."""
+    """`with Alertmanager(url) as receiver:` delivers alerts from a thread; its end tries once more."""
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
@@ -76,7 +76,7 @@ class Alertmanager:
                 self._settle(due, self._post(due))
 
     def _pause_s(self) -> float | None:
-        """Time until something is due; None: until something is told."""
+        """Return the time until an alert is due; None if there is none."""
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
     def _settle(self, sent: list[Alert], failure: str | None) -> None:

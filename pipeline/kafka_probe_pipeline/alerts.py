@@ -1,7 +1,7 @@
-"""Alerts: a storm in words for people, and as Kafka's and Alertmanager's JSON.
+"""Formats storms as alerts: as sentences, and as JSON for Kafka and Alertmanager.
 
-What it says: the cause, how many and of how many, the idle age, who was hit most, what both ends told, and which
-setting to change to what. Only makes texts; `alertmanager` and `sinks` deliver them.
+An alert contains the cause, the number and share of connections, the idle age, the most affected workloads, the
+evidence of both ends, and which setting to change to what. `alertmanager` and `sinks` deliver it.
 """
 
 from __future__ import annotations

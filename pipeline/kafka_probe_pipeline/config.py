@@ -138,12 +138,12 @@ class Config(BaseSettings):
 
     @property
     def heard(self) -> str:
-        """Where it keeps up to what it has counted each agent: it has no meaning without the offsets."""
-        return f"{self.checkpoint}/heard"
+        """Return the path of what has been counted of each agent; it belongs to the offsets."""
+        return f"{self.checkpoint}/agents"
 
     @property
     def agents(self) -> str:
-        """Where the newest version of what each agent said of itself is."""
+        """Return the path of the newest version of the agents' state."""
         return f"{self.output}/agents"
 
     @property

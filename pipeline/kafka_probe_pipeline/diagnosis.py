@@ -1,7 +1,7 @@
 """The second query of the job: why connections are closed, looked at every few seconds.
 
 Its state is a function of the state after the batch before and of the events of the batch, and is written as tables
-under the batch's number before anything is told. So a batch that is done again after a crash tells the same again.
+under the batch's number before any alert is sent. So a batch that is done again after a crash sends the same again.
 """
 
 from __future__ import annotations

@@ -19,8 +19,10 @@ SIDES = {"client": "client", "broker": "server"}
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The last word of an agent: since and up to when it has told of everything, by its own clock, and when that was
-    heard. resets_since: resets before it were dropped here."""
+    """The last report of an agent: since and up to when its reports are complete, by its own clock.
+
+    heard_us: when it arrived, by Kafka's clock. resets_since: resets before it were dropped here.
+    """
 
     complete_until: int
     heard_us: int
@@ -62,18 +64,18 @@ class End:
 
     @property
     def itself(self) -> bool:
-        """The end closed before it heard that the other had, by FIN or by RST."""
+        """Return True if the end closed before it received the other end's FIN or RST."""
         by, how = self.close("closed_by"), self.close("how")
         return bool(by == "local" or (how == "rst_sent" and by != "peer"))
 
     @property
     def heard_fin(self) -> bool:
-        """The end heard of the other's close by a FIN."""
+        """Return True if the end learned of the other's close by a FIN."""
         return (self.close("closed_by"), self.close("how")) == ("peer", "fin")
 
     @property
     def got_reset(self) -> bool:
-        """A received RST is the first that the end heard of a close."""
+        """Return True if a received RST was the first sign of a close at this end."""
         return bool(self.close("how") == "rst_received" and self.close("closed_by") != "local")
 
     @property
@@ -164,7 +166,7 @@ class End:
         return self.agent is not None and self.now_us - self.agent.heard_us >= self.config.agent_silent * SECOND_US
 
     def told_until(self, until_us: float) -> bool:
-        """Its agent has told of everything up to then, by the clock of its host."""
+        """Return True if its agent has reported everything up to then, by the clock of its host."""
         return self.agent is not None and self.agent.complete_until >= until_us
 
     def lost_since(self, since_us: float) -> bool:

@@ -217,7 +217,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
     """
     try:
         while not stopping.is_set():
-            # Each is asked, so that one that failed is heard of while others run.
+            # Await each query, so that the failure of one is noticed while others run.
             ended = [query.awaitTermination(1) for query in queries]
             if all(ended):
                 return

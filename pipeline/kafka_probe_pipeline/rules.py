@@ -1,4 +1,4 @@
-"""The rules by which a cause is named: of those that hold, the first one counts.
+"""Lists the rules that name a cause: of those that hold, the first one counts.
 
 Client ids, topics and ports name no cause. This module never touches Spark.
 """
@@ -16,10 +16,10 @@ Name = Literal["client", "broker"]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """If it `holds` of the end `by` and the other end, the cause is named by the word of that end.
+    """A cause that is named if `holds` is true of the end `by` and the other end.
 
-    words: the evidence, with facts of `end` and `other` in braces. rests_on: the end whose agent would have told of
-    what speaks against the rule; None: nothing could.
+    words: the evidence, with facts of `end` and `other` in braces. rests_on: the end whose agent would have reported
+    facts against the rule; None: there are none.
     """
 
     cause: str
@@ -64,8 +64,10 @@ def first(end: End, other: End) -> bool:
 
 
 def said_goodbye(end: End, other: End) -> bool:
-    """What the other received last was no data to the end, which had been silent for far longer: it was the goodbye
-    of TLS, whoever's FIN came first."""
+    """Return True if the other end's last received payload was TLS's close_notify, no matter which FIN came first.
+
+    It was not data for this end, which had been silent for far longer.
+    """
     return other.heard_us is not None and end.silence_us > 2 * other.heard_us
 
 
@@ -100,7 +102,7 @@ RULES = (
         "after {end.silence} of silence, packets from the {end.name} were never acknowledged; it is unknown whether "
         "the {other.name} kept the connection open",
     ),
-    # Before process_exit: a broker that is told to stop may end before it has closed all that it held.
+    # Before process_exit: a broker that shuts down may exit before it has closed all its connections.
     Rule(
         "broker_shutdown",
         "broker",

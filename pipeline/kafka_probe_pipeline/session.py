@@ -1,7 +1,7 @@
 """The Spark session: a small local one by default, whatever spark-submit started if it did.
 
-Owns what Spark is told: memory, time zone, logging, and where the Kafka connector comes from, which the pyspark package
-does not ship. What spark-submit was told of master, resources and partitions stays. Never reads or writes data.
+Owns the settings of Spark: memory, time zone, logging, and where the Kafka connector comes from, which the pyspark
+package does not ship. Master, resources and partitions that are set by spark-submit stay. Never reads or writes data.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
 
 
 def for_its_cores(session: SparkSession) -> SparkSession:
-    """The session, with a partition per core that there is now after each shuffle, unless Spark was told how many.
+    """The session, with a partition per core that there is now after each shuffle, unless the number is set.
 
     Else it makes 200 of a micro-batch, most of them empty.
     """

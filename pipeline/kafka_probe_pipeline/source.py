@@ -100,7 +100,7 @@ def received(parsed: DataFrame) -> DataFrame:
 def once(events: DataFrame, heard: DataFrame) -> DataFrame:
     """Without the flows, which add up, that an earlier batch had: an agent that starts again may send some once more.
 
-    heard: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
+    `heard`: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
     """
     before = F.broadcast(heard.select("agent_id", "seen"))
     known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))

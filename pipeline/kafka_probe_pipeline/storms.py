@@ -1,9 +1,9 @@
-"""Storms: many verdicts of one kind within a window in, one row per storm out, opened, updated and resolved.
+"""Finds storms: many verdicts of one kind within a window become one row, which is opened, updated and resolved.
 
 Idle storms are closes for the same cause at the same idle age; other storms are named as what they are: the restart of
-a broker, a crash loop of a workload, a workload that connects again and again. How dense closes are is told by the
-clocks of their hosts, and how long a storm is quiet by Kafka's. Spark keeps and counts the connections; the verdicts of
-a window are few enough to be looked at on the driver. This module never reads or writes.
+a broker, a crash loop of a workload, a workload that connects again and again. The density of closes
+is measured by the clocks of their hosts, the quiet time of a storm by Kafka's. Spark keeps and counts the connections;
+the verdicts of a window are few enough for the driver. This module never reads or writes.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class Storm:
         return Counter((scope, name) for scope, name in named if name is not None)
 
     def tell(self, populations: Mapping[tuple[str, Scope], int], config: Config) -> None:
-        """What its members have in common; what they told stays as it was once they are forgotten."""
+        """Update what its members have in common; it stays as it was once the members are dropped."""
         if not self.members:
             return
         hits = self.hits

@@ -40,7 +40,7 @@ WINDOW = ("window_start", "window_end")
 KEYS = (*WINDOW, *DIMENSIONS, *LEVEL)
 
 # Output column: where an event, and where its entry for a topic, carries it. What a topic has of the wire's bytes,
-# latency and throttling cannot be told.
+# latency and throttling is unknown.
 COUNTS = {
     "requests": ("requests", "requests"),
     "responses": ("responses", None),
@@ -76,7 +76,7 @@ def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
 
 
 def heard(events: DataFrame, before: DataFrame) -> DataFrame:
-    """What was `seen` of each agent, and when it was heard, by Kafka's clock: `HEARD`, of those heard last."""
+    """Return `HEARD`: what was `seen` of each agent, and when, by Kafka's clock, of those that reported last."""
     rows = remembered(events, before).transform(heard_last)
     return rows.join(seen(events, before), "agent_id").select(*HEARD.names)
 

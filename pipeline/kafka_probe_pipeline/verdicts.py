@@ -1,9 +1,9 @@
-"""Verdicts: closed connections in, each with the cause of its end and the evidence for it in words.
+"""Judges closed connections: names the cause of each close, with the evidence as a sentence.
 
-Of the `RULES` that hold, the first names the cause. What rests on an absence waits until the agent that would have
-seen it has told of everything, and says so where that agent is silent or has lost something. Spark keeps the
-connections and finds those to judge, which are few; each is judged on its own, on the driver. This module never
-reads or writes.
+The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
+that would have seen it are complete; the evidence says if that agent is silent or has lost something. Spark keeps the
+connections and finds those to judge, which are few; each is judged on its own, on the driver. This module never reads
+or writes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Connection = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Agents:
-    """What all agents said: their last words, and the resets that their hosts sent, by agent, local and far end."""
+    """The last reports of all agents, and the resets that their hosts sent, by agent, local and far end."""
 
     words: Mapping[str, Said]
     resets: Mapping[tuple[str, str, str], int]
@@ -141,7 +141,7 @@ def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> 
 
 
 def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
-    """What is said of the end of a connection by both of its ends; None while it waits."""
+    """Return the verdict on a connection from both of its ends; None while it waits."""
     if not _settled(client, broker, config):
         return None
     pairs = {"client": (client, broker), "broker": (broker, client)}
@@ -171,7 +171,7 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
 
 
 def _settled(client: End, broker: End, config: Config) -> bool:
-    """No more is to be heard of the end of the connection, or it was waited for long enough."""
+    """Return True if no further report of the close is expected, or the wait for it was long enough."""
     if client.closed and broker.closed:
         return True
     open_end, closed_end = (broker, client) if client.closed else (client, broker)

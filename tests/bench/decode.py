@@ -217,7 +217,7 @@ def cold_frame() -> None:
 
 
 def recorded_frames() -> None:
-    """What real clients and their broker said, as the agent reads it when it says as much again."""
+    """Measure how long the agent's reader takes for recorded frames of real clients and their broker."""
     port = free_port()
     with closing(Capture(port)) as capture:
         for name in names():

@@ -48,12 +48,12 @@ def with_connections(count: int, directory: Path) -> Figures:
                 running.output.open("rb") as output,
             ):
                 reports = _reports(output)
-                wait_until(lambda: next(reports)[1] == count, f"{count} connections to be told", timeout_s=_START_S)
+                wait_until(lambda: next(reports)[1] == count, f"{count} connections to be reported", timeout_s=_START_S)
                 start_s = time.monotonic() - started
                 observer = Observer(group)
                 crowd.speak()
                 number, _ = next(reports)
-                wait_until(lambda: next(reports)[0] >= number + 2, "what was said to be told", timeout_s=_START_S)
+                wait_until(lambda: next(reports)[0] >= number + 2, "the requests to be reported", timeout_s=_START_S)
                 observer.wait_until_quiet()
                 before_us, since = observer.cpu_us, time.monotonic()
                 wait_until(lambda: time.monotonic() - since >= IDLE_S, "time to pass", timeout_s=2 * IDLE_S)

@@ -59,7 +59,7 @@ def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: P
                     events = [json.loads(line) for line in lines if '"kind":"open"' in line]
                     return {event["side"]: event["nat"] for event in events if event["flow_id"]}
 
-                wait_until(lambda: len(told()) == 2, "both ends to be told of", timeout_s=30)
+                wait_until(lambda: len(told()) == 2, "both ends to be reported", timeout_s=30)
     assert told() == {
         "client": {"local": seen_by_broker[1], "peer": seen_by_broker[0]},
         "server": {"local": seen_by_client[1], "peer": seen_by_client[0]},

@@ -79,7 +79,7 @@ def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) ->
 
 
 def test_the_broker_side_tells_the_bytes_of_every_fetch(run: Run) -> None:
-    """Its records are not in the program's memory (sendfile), so they are uncounted there, and said to be."""
+    """Its records are not in the program's memory (sendfile), so they are reported as uncounted there."""
     for key, traffic in by_topic(run.seen, "server").items():
         assert (traffic.requests, traffic.bytes) == (run.wire.topics[key].requests, run.wire.topics[key].bytes), key
 

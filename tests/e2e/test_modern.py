@@ -76,7 +76,7 @@ def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) ->
     server_side = by_topic(run.seen, "server")
     assert server_side.keys() == wire.keys()
     for key, traffic in server_side.items():
-        # Records are fetched from the page cache: they are uncounted on this side, and said to be.
+        # Records are fetched from the page cache: they are reported as uncounted on this side.
         records = wire[key].records if key[1] == "Produce" else 0
         assert (traffic.requests, traffic.records, traffic.bytes) == (wire[key].requests, records, wire[key].bytes), key
 

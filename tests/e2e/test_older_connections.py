@@ -1,4 +1,4 @@
-"""Connections that are older than the agent: listed when it starts, told in full when they speak or end."""
+"""Connections older than the agent are listed at its start and reported in full with their next payload or close."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp
             watched = Watched(tmp_path, port)
             with watched.agent:
                 exchange(talk)
-                watched.wait_for(2, "both ends to be told", kind="open", found="midstream")
+                watched.wait_for(2, "both ends to be reported", kind="open", found="midstream")
                 now = watched.wait_for(1, "the open ones to be counted", kind="agent", connections=2)[-1]
             ends = [(event["conn_id"], event["flow_id"]) for event in watched.events(kind="open") if event["flow_id"]]
             assert len(ends) == len(set(ends)) == 2

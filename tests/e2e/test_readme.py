@@ -40,7 +40,7 @@ ELSEWHERE = {
     "kubectl apply": "tests/unit/test_spark_application.py",
     "curl": "tests/e2e/test_server.py",
     # No registry and no cluster can be had: the image is built and not pushed, what Helm would send to a cluster is
-    # rendered, and that is compared with what kubectl is told to look at.
+    # rendered, and that is compared with the arguments of kubectl.
     "podman": "tests/nodes/check_image.py",
     "helm": "tests/nodes/check_chart.py",
     "kubectl": "tests/nodes/check_chart.py",

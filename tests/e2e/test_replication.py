@@ -1,4 +1,4 @@
-"""A broker that follows another reads its topics, and is told as what it is: no consumer."""
+"""A broker that follows another reads its topics, and is reported as a broker, not as a consumer."""
 
 from __future__ import annotations
 
@@ -33,4 +33,4 @@ def test_who_follows_is_a_broker_at_both_ends_of_its_connections(tmp_path: Path)
 
             types = {"shop": "producer", "broker-1-fetcher-0": "broker", "broker-2-fetcher-0": "broker"}
             wanted = {(client, side, types[client]) for client in types for side in ("server", "client")}
-            wait_until(lambda: using() == wanted, "both brokers to be told as such")
+            wait_until(lambda: using() == wanted, "both brokers to be reported as such")

@@ -62,7 +62,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the server said while clients were at work and after they had gone, and the events up to then."""
+    """Responses of the server while clients were active and after they had closed, and the events up to then."""
 
     clients: list[dict[str, Any]]
     connections: list[dict[str, Any]]
@@ -89,7 +89,7 @@ def seen(lab: Lab) -> Seen:
         clients, connections = lab.rows("/api/v1/clients?limit=1000&internal=true"), lab.rows("/api/v1/connections")
     wait_until(lambda: not any(_of_clients(row) for row in lab.rows("/api/v1/connections")), "the clients to be gone")
     gone_at = lab.metrics()[_LAST]
-    wait_until(lambda: lab.metrics()[_LAST] > gone_at + 1.5, "the rest to be told: closes settle for a second")
+    wait_until(lambda: lab.metrics()[_LAST] > gone_at + 1.5, "the rest to be reported: closes settle for a second")
     metrics = lab.metrics()
     topics = lab.rows("/api/v1/topics")
 

@@ -1,4 +1,4 @@
-"""A running agent: what it may take of the CPU, what it reads again when it is told to, and what it has given up."""
+"""A running agent: its CPU limit, the settings that SIGHUP reloads, and the capabilities that it has dropped."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_mo
         told = len(watched.events(kind="request"))
         file.write_text('requests = "all"\nnode = "elsewhere"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
-        watched.wait_for(told + 1, "requests to be told again", kind="request")
+        watched.wait_for(told + 1, "requests to be reported again", kind="request")
         wait_until(lambda: watched.events(kind="flow")[-1]["topics"] != [], "flows with topics again")
         wait_until(lambda: shed(address) == {"requests": 0, "topics": 0}, "the metrics to say so")
     last = watched.events(kind="agent")[-1]
@@ -140,7 +140,7 @@ def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
         said = f"Settings not reloaded. requests in {file}: must be off, all, errors"
         wait_until(lambda: said in watched.agent.log.read_text(), "the mistake to be named")
         told = len(watched.events(kind="request"))
-        watched.wait_for(told + 1, "requests to be told still", kind="request")
+        watched.wait_for(told + 1, "requests to be reported still", kind="request")
 
 
 STRANGER = """

@@ -66,7 +66,7 @@ def ends_of(lived: list[list[str]], watched: Watched) -> list[dict[str, Any]]:
     def ends() -> list[dict[str, Any]]:
         return [event for event in watched.events(kind="close") if event["workload"]["comm"] in names]
 
-    wait_until(lambda: len(ends()) == len(lived), "all ends to be told", every_s=0.5)
+    wait_until(lambda: len(ends()) == len(lived), "all ends to be reported", every_s=0.5)
     return ends()
 
 

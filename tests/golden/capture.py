@@ -29,7 +29,7 @@ MAX_CONNECTIONS = 1 << 17
 # The matrix of kernels sets these in its guests, where a compiler would take minutes: programs come with the job.
 BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
 BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
-AT_ONCE_NS = 900_000_000  # as fast as an emulated processor beside other work closes what it was told to
+AT_ONCE_NS = 900_000_000  # as fast as an emulated processor beside other work closes sockets on request
 KEPT = Path(os.environ["GOLDEN_KEPT"]) if "GOLDEN_KEPT" in os.environ else None
 
 
@@ -142,7 +142,7 @@ class Capture:
         return {name: count for name, count in losses.items() if count}
 
     def saw(self, talk: Conversation, *, may_lose: Collection[str] = ()) -> bool:
-        """Assert that both ends saw exactly what was said, owned by this process, and that nothing was lost.
+        """Assert that both ends saw exactly the bytes sent, owned by this process, and that nothing was lost.
 
         may_lose: what others may have lost meanwhile.
         """

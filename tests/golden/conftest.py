@@ -1,4 +1,4 @@
-"""The programs are compiled once for all conversations on one port; a test sees only what it said itself."""
+"""Compiles the programs once for all conversations on one port; a test sees only its own conversation."""
 
 from __future__ import annotations
 

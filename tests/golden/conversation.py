@@ -89,7 +89,7 @@ def transfer(
 
 @dataclass(slots=True)
 class Conversation:
-    """A client and a server, connected, and what they said so far. names: local addresses, the client's first."""
+    """A client and a server, connected, and the bytes sent so far. names: local addresses, the client's first."""
 
     client: socket.socket
     server: socket.socket
@@ -143,7 +143,7 @@ def accepted_by(
 
 @contextmanager
 def kafka(port: int, **ends: str) -> Iterator[Conversation]:
-    """A conversation whose first exchange has proven that it is Kafka; it is the first that was said."""
+    """A conversation whose first exchange has proven that it is Kafka; that exchange is the first one."""
     with conversation(port, **ends) as talk:
         exchange(talk, [0])
         yield talk

@@ -101,7 +101,7 @@ def recvmmsg(sock: socket.socket, size: int) -> None:
 
 
 def recvmmsg_that_finds_less(sock: socket.socket, size: int) -> None:
-    """Room for more than there is: the call ends early, and the next one starts anew."""
+    """Buffers for more than there is: the call ends early, and the next one starts anew."""
     receive_all(sock, size // 2)
     buffers = [ctypes.create_string_buffer(size) for _ in range(MESSAGES)]
     assert many(_libc.recvmmsg, sock, buffers, 0, None) == 1

@@ -61,7 +61,7 @@ def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: 
         talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_AND_RESET)
         talk.server.close()
         client, server = capture.ends_of(talk)
-        wait_until(lambda: bool(capture.ends and client.closed and server.closed), "the reset to be told")
+        wait_until(lambda: bool(capture.ends and client.closed and server.closed), "the reset to be reported")
         assert (client.closed or {})["how"] == "rst_received"
         assert not client.gone
     assert all(end.gone for end in capture.wait_closed(talk))
@@ -178,7 +178,7 @@ def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture,
         listener.accept()[0],
     ):
         pass  # what it accepts is not it
-    wait_until(lambda: len(capture.ends) == 2 and len(capture.sockets) == 2, "both to be told")
+    wait_until(lambda: len(capture.ends) == 2 and len(capture.sockets) == 2, "both to be reported")
     netns = os.stat("/proc/self/ns/net").st_ino
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
     told = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]

@@ -1,4 +1,4 @@
-"""Full kernel maps: what could not be told at once is told later, what could not be kept is told in part."""
+"""Full kernel maps: samples that cannot be sent at once are sent later, and what cannot be kept is reported in part."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 FRAME = produce(9, {"orders": {0: records_of(50)}})
 NOBODY = 0
 TLS_RECORD = bytes.fromhex("1703030040") + bytes(range(64))
-# A client that is told which socket is its, shuts it down, and closes it once the other end has.
+# A client that receives the number of its socket, shuts it down, and closes it once the other end has.
 HALF_CLOSES = """
 import socket, sys
 end = socket.socket(fileno=int(sys.argv[1]))
@@ -91,7 +91,7 @@ def test_between_two_frames(late: Late) -> None:
     client, server = late.capture.ends_of(late.between)
     assert (client.identity.server_side, server.identity.server_side) == (False, True)
     assert client.identity.flow_id == server.identity.flow_id
-    assert client.identity.handshake_us is None  # what it had said before was acknowledged
+    assert client.identity.handshake_us is None  # its earlier payload was acknowledged
     assert set(late.capture.lost()) <= {"resync"}
 
 

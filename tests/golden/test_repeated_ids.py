@@ -1,4 +1,4 @@
-"""A client whose requests share one correlation id: answers are told apart by their order, and no records leave.
+"""A client whose requests share one correlation id: answers are matched by their order, and no records leave.
 
 Whichever requests the kernel did not follow, the answer to a Fetch is not taken for one of another request. The capture
 refuses any sample with MARKER.

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.root
 
 SHARE_FETCH = ApiKey.SHARE_FETCH
 SECRET_APIS = [api for api in apis().values() if api.name in HEADER_ONLY]
-# What is said in SASL: PLAIN, and the four messages of SCRAM.
+# Tokens of SASL: PLAIN, and the four messages of SCRAM.
 TOKENS = (
     b"\0alice\0" + MARKER,
     b"n,,n=alice,r=" + MARKER,

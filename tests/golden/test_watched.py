@@ -30,7 +30,7 @@ sock.sendall(bytes.fromhex(sys.argv[2]))
 sys.stdin.read()
 """
 
-# Accepts a connection of its own, as an agent whose sink is on the watched port, and keeps it until told to end.
+# Accepts a connection of its own, as an agent whose sink is on the watched port, and keeps it until its input ends.
 AGENT = """
 import socket, sys
 frame = bytes.fromhex(sys.stdin.readline())

@@ -83,7 +83,7 @@ def kernel(series: str) -> Kernel:
     """A kernel of the series, fetched if it is not there yet.
 
     Raises:
-        LabError: apt cannot get it; the text ends with what apt said.
+        LabError: apt cannot get it; the text ends with apt's output.
     """
     return Kernel.cached(series) or _fetch(series)
 

@@ -1,4 +1,4 @@
-"""The BPF programs that the kernel holds, whoever loaded them, and their maps."""
+"""Lists the BPF programs of the kernel, from any loader, and their maps."""
 
 from __future__ import annotations
 

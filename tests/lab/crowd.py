@@ -1,7 +1,7 @@
 """Very many connections over loopback, open and silent: both ends in a few processes, as many as open files allow.
 
-Each process listens on an address of its own and connects to itself, so that no two run out of ports. What is said is
-ApiVersions, answered: so every connection is Kafka's.
+Each process listens on an address of its own and connects to itself, so that no two run out of ports. They exchange
+ApiVersions and its response: so every connection is Kafka's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`make demo`: who is talking to my Kafka, about what, and why did they hang up. All is real, and takes two minutes.
+"""Runs `make demo`: which clients use Kafka, for which topics, and why their connections close. All is real.
 
 Clients of three libraries, a gateway that hides them behind one address and forgets who is silent, a broker, an agent
 on either side, and the pipeline. With KEEP=1 clients, network, broker and agents go on afterwards until Ctrl-C.
@@ -159,7 +159,7 @@ def work(stage: Stage, lab: Sequence[Client]) -> list[RunningClient]:
 
 
 def speak_again(stage: Stage, crowd: Herd) -> Storm:
-    """Those that were silent speak; returns when the agents have told what came of it."""
+    """Let the silent clients send; return when the agents have reported the result."""
     say(f"{PROCESSES * EACH} others, silent since then, speak again. The firewall has forgotten them, and resets ...")
     forgotten = storm(crowd)
     until_us = time.time_ns() // 1000 + _LATER_US

@@ -1,4 +1,4 @@
-"""Many producers of one library in one process, in a namespace and a cgroup of the lab, to be told what to do."""
+"""Many producers of one library in one process, in a namespace and a cgroup of the lab, controlled by commands."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def make_key(directory: Path, address: str) -> Key:
     """A key for the host of that IP address, valid for two days.
 
     Raises:
-        LabError: keytool failed; the text is what it said.
+        LabError: keytool failed; the text is its output.
     """
     directory.mkdir(parents=True, exist_ok=True)
     key = Key(directory / "broker.p12", directory / "broker.pem", secrets.token_hex())

@@ -1,4 +1,4 @@
-"""The client libraries of the lab: what their producers are set to, told in the lab's words once."""
+"""Lists the client libraries of the lab, with the settings of their producers under common names."""
 
 from __future__ import annotations
 

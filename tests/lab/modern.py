@@ -60,7 +60,7 @@ def write_to_many(bootstrap: str, topics: Sequence[str], partitions: int, rounds
 def idle(bootstrap: str, topic: str, polls: int) -> Counts:
     """A consumer polls in vain so often, loses its fetch session, makes a new one, and then gets a record.
 
-    Its session is closed from another connection: the broker keeps sessions by their id, whoever asks.
+    Its session is closed from another connection: the broker keeps sessions by their id, for any client.
     """
     consumer = KafkaConsumer(
         topic,

@@ -66,7 +66,7 @@ class Namespace:
         """Run a command inside to its end; returns what it printed.
 
         Raises:
-            LabError: it failed; the text ends with what it said.
+            LabError: it failed; the text ends with its output.
         """
         with self.inside():
             return _run(*command, **variables)

@@ -101,7 +101,7 @@ class Agent:
 
 
 class Watched:
-    """An agent on one port, and what it has told."""
+    """An agent on one port, and its events so far."""
 
     def __init__(self, directory: Path, port: int, *flags: str, interval_s: float | None = 0.3) -> None:
         """interval_s: None leaves it to the other settings."""
@@ -189,6 +189,6 @@ def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int
 
 
 def told_until_us(events: Iterable[Mapping[str, Any]]) -> int:
-    """Up to when every agent has told of all closes, by their last words; 0 if there is no agent."""
+    """Return the time up to which every agent has reported all closes; 0 if there is no agent."""
     last = {event["agent_id"]: event["complete_until"] for event in events if event["kind"] == "agent"}
     return min(last.values(), default=0)

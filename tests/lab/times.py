@@ -1,4 +1,4 @@
-"""When what was said and ended on the wire, by what a connection is called on both hosts: its flow id."""
+"""Extracts the times of exchanges and closes on the wire, by flow id, which is the same on both hosts."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Manifest = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """Helm does not take the chart with these values; the text is what it said."""
+    """Helm refuses the chart with these values; the text is Helm's output."""
 
 
 def helm(*arguments: str | Path) -> str:

@@ -107,7 +107,7 @@ def test_with_less_it_could_not_start(agent_image: str, tmp_path: Path, capabili
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Two nodes and what an agent on each has told of a client in a pod of the first."""
+    """Two nodes and the events of an agent on each about a client in a pod of the first."""
 
     network: Network
     bootstrap: str

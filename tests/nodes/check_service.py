@@ -54,13 +54,13 @@ class Machine:
         return self.run(f"systemctl show --property={name} --value kafka-probe").strip()
 
     def log(self) -> str:
-        """What the service has said since it was last started."""
+        """Return the log of the service since its last start."""
         return self.run(
             "journalctl --output=cat _SYSTEMD_INVOCATION_ID=$(systemctl show -p InvocationID --value kafka-probe)"
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """What it has told since then, while its events go into the journal."""
+        """Return the events since then, while they go into the journal."""
         return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
 
     def spooled(self) -> list[str]:
@@ -151,7 +151,7 @@ def test_it_tells_of_the_traffic_of_its_host(
         return {side: sum(topic["records"] for at, topic in topics if at == side) for side, _ in topics}
 
     sent = json.loads(report.read_text())["orders"]["records"]
-    wait_until(lambda: records() == {"client": sent, "server": sent}, "both ends to be told")
+    wait_until(lambda: records() == {"client": sent, "server": sent}, "both ends to be reported")
 
 
 def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:

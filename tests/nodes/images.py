@@ -24,7 +24,7 @@ def built(target: str) -> str:
     """The name of an image, built anew where its sources have changed.
 
     Raises:
-        LabError: something is missing; the text ends with what it said.
+        LabError: something is missing; the text ends with the output.
     """
     image = f"localhost/kafka-probe-{target}"
     podman("build", "--file", CONTAINERFILE, "--target", target, "--tag", image, *here(), ROOT)

@@ -33,7 +33,7 @@ network_config_dir = "{STORE}/networks"
 
 
 def podman(*arguments: str | Path, both: bool = False) -> str:
-    """What Podman wrote to standard output, or to both outputs; LabError if it failed, ending with what it said."""
+    """Return Podman's standard output, or both outputs. Raises `LabError`, which ends with its output."""
     STORE.mkdir(parents=True, exist_ok=True)
     configuration = STORE / "containers.conf"
     configuration.write_text(_CONFIGURATION)

@@ -14,7 +14,7 @@ from tests.pipeline.builders import NOON_US, SECOND_US, Event, events
 
 
 class History:
-    """Each `batch` is told to the state that the batches before left. Kafka got it `at_s` after noon."""
+    """Applies each `batch` to the state that the batches before left. Kafka got it `at_s` after noon."""
 
     def __init__(self, spark: SparkSession, **settings: object) -> None:
         spark = self.spark = session.for_few_rows(spark.newSession())

@@ -47,7 +47,7 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
             wait_until(lambda: f"alert {key} updated: {summary}\n" in run.log.read_text(), "the log to say so")
         assert len(receiver.alerts()) == 1
     with Receiver(tmp_path / "another") as receiver, run.job("--alertmanager-url", receiver.url):
-        wait_until(lambda: "300 connections closed" in said(receiver), "who came late to be told", timeout_s=LIMIT_S)
+        wait_until(lambda: "300 connections closed" in said(receiver), "the late one to get it", timeout_s=LIMIT_S)
 
     letters = run.received(run.alerts)
     assert {key for key, _ in letters} == {key}

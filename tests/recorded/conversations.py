@@ -31,7 +31,7 @@ Step = Callable[[Lab], list[Command]]  # commands that run at the same time
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Steps, the topics to create before, and what the broker needs to be told."""
+    """Steps, the topics to create before, and settings of the broker."""
 
     steps: tuple[Step, ...]
     topics: tuple[str, ...] = TOPICS

@@ -2,7 +2,7 @@
 
 Needs what `make setup-tests` installs, root for the capture, and a Go toolchain, which fetches the three Go clients as
 go.mod in go/ names them; the tests need none of these, only the files written here. Nothing of this machine may be in
-them: broker and clients talk over loopback, and every client is told what to call itself.
+them: broker and clients talk over loopback, and every client gets its name as a setting.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def replay(capture: Capture, port: int, name: str) -> Replay:
 
 @contextmanager
 def said_again(frames: Iterable[Frame], port: int) -> Iterator[dict[int, Conversation]]:
-    """The conversations in which the frames were said, by number of the connection, before their ends are closed."""
+    """Yield the conversations that send the frames, by number of the connection, before their ends are closed."""
     with ExitStack() as stack:
         talks: dict[int, Conversation] = {}
         for frame in frames:

@@ -139,7 +139,7 @@ def check_records(seen: Seen, body: Any) -> None:
 
 
 def test_every_produce_and_fetch_has_the_right_topic_names(conversation: list[Held]) -> None:
-    """Those that give ids too: by what the answers to Metadata in the same conversation said."""
+    """Also those with ids: the names are in the Metadata responses of the same conversation."""
     learned: dict[str, str] = {}
     true: dict[str, str] = {}
     for held in visible(conversation):

@@ -1,12 +1,12 @@
-"""What the agents told, held against what was on the wire, request by request and end by end.
+"""Compares the agents' events with the wire, request by request and end by end.
 
-Every request is told once, by its flow id and correlation id, or it was on its way while no agent watched: between the
-last word of a killed agent and the moment when its successor was attached. The same is true of every end. What a broker
-never read, because its client had closed, no agent at the broker's end can have seen; an answer that broke off for the
-same reason is counted as one of which too little was there.
+Every request is reported once, by its flow id and correlation id, or it was on its way while no agent watched: between
+the last report of a killed agent and the attachment of its successor. The same is true of every end. An agent at the
+broker's end cannot see requests that the broker never read because their client had closed; a response that ended early
+for the same reason is counted as incomplete.
 
-A flood has a port of its own. What agents report of it is held against how many requests it sent: each is reported, or
-a loss that only floods cause counts it.
+A flood has a port of its own. The agents' reports of it are compared with the number of requests sent: each is
+reported, or counted by a loss that only floods cause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_trunca
 
 @dataclass(slots=True)
 class Told:
-    """What one agent told. told_until_us: its last exchange's time; complete_until_us: the same for ends.
+    """The events of one agent. told_until_us: its last exchange's time; complete_until_us: the same for ends.
 
     flood_port: the broker's port of floods; `flooded` are requests to it, as flows count them.
     """
@@ -92,7 +92,7 @@ class Told:
 
 
 def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str], flood_port: int) -> list[Told]:
-    """What each agent told, by the name of its node: each has one of its own."""
+    """Return the events of each agent, by the name of its node: each node has one agent."""
     told = {node: Told(flood_port=flood_port) for node in nodes}
     for event in map(json.loads, lines):
         told[event["node"]].take(event)
@@ -116,15 +116,15 @@ class Account:
         unwatched: Sequence[Interval],
         unread: frozenset[Key] = frozenset(),
     ) -> None:
-        """Each thing with the time that it took on the wire, and how often it was told."""
+        """Each thing with the time that it took on the wire, and how often it was reported."""
         times = sum(told, Counter[Key]())
         silent = {key for key in wire if key not in times}
         excused = {key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)}
         self.counts |= {what: len(wire), f"{what} while no agent watched": len(excused)}
         self.unread |= silent & unread - excused
-        self.unexplained += [f"{what}: {key} at {wire[key]} was not told" for key in silent - excused - unread]
-        self.unexplained += [f"{what}: {key} was told {count} times" for key, count in times.items() if count > 1]
-        self.unexplained += [f"{what}: {key} was told, and was not" for key in times.keys() - wire.keys()]
+        self.unexplained += [f"{what}: {key} at {wire[key]} was not reported" for key in silent - excused - unread]
+        self.unexplained += [f"{what}: {key} was reported {count} times" for key, count in times.items() if count > 1]
+        self.unexplained += [f"{what}: {key} was reported, and never sent" for key in times.keys() - wire.keys()]
 
     def equal(self, what: str, counted: Mapping[Key, int], expected: Mapping[Key, int]) -> None:
         """Two counts of the same."""
@@ -141,7 +141,7 @@ def account_flood(kept: Account, told: Sequence[Told], sent: int) -> None:
     counted = sum(one.losses.get(name, 0) for one in told for name in OF_FLOODS)
     kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}
     if not sent - counted <= reported <= sent:
-        kept.unexplained.append(f"floods: {reported} of {sent} requests were told, and {counted} losses are counted")
+        kept.unexplained.append(f"floods: {reported} of {sent} requests reported, and {counted} losses are counted")
 
 
 def never_read(times: Times) -> frozenset[tuple[str, int]]:
@@ -157,8 +157,7 @@ def never_read(times: Times) -> frozenset[tuple[str, int]]:
 
 
 def before_found(times: Times, attached_us: Sequence[int]) -> frozenset[tuple[str, int]]:
-    """The requests by which an agent finds its position in connections that are older than itself: none of them is
-    told."""
+    """Return the requests by which an agent finds its position in older connections: none of them is reported."""
     asked: dict[str, list[tuple[int, int]]] = {}
     for (flow_id, correlation_id), (asked_us, _) in times.exchanges.items():
         asked.setdefault(flow_id, []).append((asked_us, correlation_id))
@@ -190,7 +189,7 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
     for number, (one, since_us, until_us) in enumerate(zip(told, attached_us, killed_us, strict=False), 1):
         if until_us - max(one.told_until_us, since_us) > _LONGEST_SILENCE_US:
             kept.unexplained.append(
-                f"agent {number}: it told nothing from {one.told_until_us} to its end at {until_us}"
+                f"agent {number}: it reported nothing from {one.told_until_us} to its end at {until_us}"
             )
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     kept.compare("ends", times.ends, (one.closes for one in told), unwatched)

@@ -1,7 +1,7 @@
 """`make soak`: a million connections, opened and closed under the real capture, leave nothing in the kernel's maps.
 
 CONNECTIONS says how many instead. A third each ends by the client's FIN, by the server's, and by a reset; every second
-one has said something before. Exit status 0: each was told to its end, both ends of it, and nothing is left.
+one has sent something before. Exit status 0: both ends of each were reported up to the close, and nothing is left.
 """
 
 from __future__ import annotations
@@ -82,5 +82,5 @@ def main() -> int:
         left = {name: entries(name, capture) for name in MAPS}
         told = {kind.name: int(drain.kinds[kind]) for kind in (SampleKind.OPEN, SampleKind.CLOSE, SampleKind.GONE)}
         lost = capture.lost()
-    print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; told {told}, lost {lost}, left {left}")
+    print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; seen {told}, lost {lost}, left {left}")
     return int(any(left.values()) or any(lost.values()) or set(told.values()) != {2 * connections})

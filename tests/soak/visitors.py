@@ -1,4 +1,4 @@
-"""Many connections of clients without a library that come, speak now and then, and go: a program, told when to end.
+"""Opens many connections without a client library, which send now and then and close, until a command ends it.
 
     python -m tests.soak.visitors HOST PORT COUNT STAY_S SILENCE_S TOPIC
 

@@ -33,10 +33,10 @@ ANSWERED = (SECOND_US + 9, 2 * SECOND_US + 9, 3 * SECOND_US + 9)
     ("said", "words"),
     [
         (told(1, 2, 3), []),
-        (told(1, 3), [f"requests: ('{FLOW}', 2) at (2000000, 2000009) was not told"]),
-        (told(1, 2, 2, 3), [f"requests: ('{FLOW}', 2) was told 2 times"]),
-        (told(1, 2, 3, 4), [f"requests: ('{FLOW}', 4) was told, and was not"]),
-        (told(1, 2, 3, closes=0), [f"ends: {FLOW} at (60000000, 61000000) was not told"]),
+        (told(1, 3), [f"requests: ('{FLOW}', 2) at (2000000, 2000009) was not reported"]),
+        (told(1, 2, 2, 3), [f"requests: ('{FLOW}', 2) was reported 2 times"]),
+        (told(1, 2, 3, 4), [f"requests: ('{FLOW}', 4) was reported, and never sent"]),
+        (told(1, 2, 3, closes=0), [f"ends: {FLOW} at (60000000, 61000000) was not reported"]),
     ],
     ids=["all", "missing", "doubled", "made up", "an end"],
 )
@@ -105,8 +105,8 @@ def flooded(requests: int, **losses: int) -> Told:
     [
         (flooded(10), []),
         (flooded(7, peer_limited=3), []),
-        (flooded(7), ["floods: 7 of 10 requests were told, and 0 losses are counted"]),
-        (flooded(11), ["floods: 11 of 10 requests were told, and 0 losses are counted"]),
+        (flooded(7), ["floods: 7 of 10 requests reported, and 0 losses are counted"]),
+        (flooded(11), ["floods: 11 of 10 requests reported, and 0 losses are counted"]),
     ],
     ids=["all", "counted", "missing", "made up"],
 )

@@ -1,4 +1,4 @@
-"""The agent between the ring and the sink: order, numbers and times of events, and which exchanges are told."""
+"""The agent between the ring and the sink: order, numbers and times of events, and which exchanges are reported."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ def lint(path: Path, text: str) -> tuple[int, list[str]]:
     [
         ("a.py", '"""Is told.\n\nA word: heard.\n"""\n', ["1 'told'", "3 'heard'"]),
         ("a.py", "said = 1  # what was said\n", ["1 'said'"]),
+        ("a.py", 'parametrize("told", ["he told"])\n', ["1 'told'"]),
         ("a.py", 'print("Told so", f"{1} rooms")\n', ["1 'Told'", "1 'rooms'"]),
         ("a.py", '"""`said` is a name, untold is a word."""\n', []),
         ("a.h", "int told; // whoever reads it\n", ["1 'whoever'"]),

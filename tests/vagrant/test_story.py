@@ -57,7 +57,7 @@ class Story:
 
 
 def events_of(pid: int, output: Path) -> Iterator[Event]:
-    """What the agent has said so far of the connections of a process."""
+    """Yield the agent's events so far about the connections of a process."""
     whole_lines, _, _ = output.read_text().rpartition("\n")
     events = map(json.loads, whole_lines.splitlines())
     return (event for event in events if (event.get("workload") or {}).get("pid") == pid)

@@ -91,7 +91,7 @@ class Scene:
         return found
 
     def wait_known(self, wanted: Iterable[Connection]) -> dict[Connection, Row]:
-        """The rows of these connections, once both ends of each were told of, and while they are open."""
+        """Return the rows of these connections once both ends of each are reported, while they are open."""
         wanted, known = set(wanted), dict[Connection, Row]()
 
         def all_known() -> bool:
@@ -99,7 +99,7 @@ class Scene:
             known.update({connection_of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
             return wanted <= known.keys()
 
-        wait_until(all_known, "both ends of all connections to be told of", timeout_s=120, every_s=2)
+        wait_until(all_known, "both ends of all connections to be reported", timeout_s=120, every_s=2)
         return {one: known[one] for one in wanted}
 
     def wait_judged(self) -> None:
@@ -115,7 +115,7 @@ class Scene:
         self.wait_told()
 
     def wait_told(self) -> None:
-        """Return when the job has told of what its tables hold now: alerts are sent behind them."""
+        """Return when the job has reported what its tables contain now: alerts are sent after them."""
         commits = self.run.output / "connections_checkpoint" / "commits"
 
         def steps() -> int:

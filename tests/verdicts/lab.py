@@ -113,7 +113,7 @@ class Lab:
             yield broker
 
     def wait_silent(self, connections: set[Connection], silence_s: int) -> None:
-        """Return when nothing was said on any of them for so long."""
+        """Return when nothing was sent on any of them for that long."""
         wait_until(
             lambda: all(
                 one.silent_ms >= silence_s * 1000 for one in sockets(self.clients) if one.connection in connections

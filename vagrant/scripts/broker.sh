@@ -6,7 +6,7 @@
 #   VOTERS    all nodes of the cluster, as 1@10.57.2.11:9093,2@10.57.2.12:9093
 #   DATA      directory of its data
 #   JARS      directory of Kafka's jars
-#   HEAP      of its JVM, 512m if not said
+#   HEAP      of its JVM, 512m by default
 set -euo pipefail
 : "${NODE_ID:?}" "${ADDRESS:?}" "${VOTERS:?}" "${DATA:?}" "${JARS:?}"
 

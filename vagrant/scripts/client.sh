@@ -5,9 +5,9 @@
 #   ROLE        produce or consume
 #   BOOTSTRAP   host:port of the brokers, separated by commas
 #   PYTHON      an interpreter that has the library
-#   RECORDS     a billion if not said
-#   RATE        records per second, 5 if not said
-#   REPORT      file for the client's own count, none if not said
+#   RECORDS     a billion by default
+#   RATE        records per second, 5 by default
+#   REPORT      file for the client's own count, none by default
 set -euo pipefail
 : "${LIBRARY:?}" "${ROLE:?}" "${BOOTSTRAP:?}" "${PYTHON:?}"
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Makes this machine, or network namespace, a NAT gateway from clients to brokers, whose firewall forgets connections:
-# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without a word to either,
-# or reset when one of them speaks again.
+# Makes this machine, or network namespace, a NAT gateway from clients to brokers, whose firewall drops idle connections:
+# brokers see the gateway's address, and a connection idle for longer than IDLE_S is dropped without notice to either,
+# or reset when one of them sends again.
 #
-#   IDLE_S      seconds of silence after which a connection is forgotten
+#   IDLE_S      seconds of silence after which a connection is dropped
 #   CLIENTS     network of the clients, as 10.57.1.0/24
 #   BROKERS     network of the brokers
-#   FORGOTTEN   what becomes of a segment on a forgotten connection: drop (default), or reset: answered with RST
+#   FORGOTTEN   treatment of a segment on a dropped connection: drop (default), or reset: answered with RST
 #
-# It is told by networks, not by interfaces: these have other names on each hypervisor. It may run again at any time.
+# It uses networks, not interfaces: the names of these differ between hypervisors. It may run again at any time.
 set -euo pipefail
 : "${IDLE_S:?}" "${CLIENTS:?}" "${BROKERS:?}"
 case ${FORGOTTEN:=drop} in

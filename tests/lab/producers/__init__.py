@@ -1,4 +1,4 @@
-"""Programs of many producers of one library in one process, which do what they are told on standard input.
+"""Programs of many producers of one library in one process, which take commands from standard input.
 
     program CLIENT_ID COUNT TOPIC [NAME=VALUE ...]      the library's own settings, under its own names
 

@@ -1,4 +1,4 @@
-"""Offsets against bpftool's own reading of the same BTF, and what is said where there is none to be had."""
+"""Offsets equal bpftool's reading of the same BTF, and a message says if there is no BTF."""
 
 from __future__ import annotations
 

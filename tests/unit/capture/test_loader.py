@@ -1,4 +1,4 @@
-"""What is said when the kernel refuses a backend: once, with the verifier's last words, and what was tried instead."""
+"""The message when the kernel refuses a backend: once, with the verifier's last line, and what was tried instead."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ SECOND_NS = 10**9
         (ESTABLISHED_TO_FIN_WAIT1, errno.ECONNRESET, "local", "rst_received"),
         (ESTABLISHED_TO_CLOSE_WAIT, errno.EPIPE, "peer", "fin"),
         (ESTABLISHED_TO_FIN_WAIT1, errno.ETIMEDOUT, "local", "timeout"),
-        # The network said why nothing came through.
+        # The network reported why nothing came through.
         (ESTABLISHED_TO_CLOSE, errno.EHOSTUNREACH, "local", "timeout"),
         (NEVER_LEFT_ESTABLISHED, 0, "unknown", "unknown"),
     ],
@@ -130,9 +130,9 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
         ({"first_state": ESTABLISHED_TO_CLOSE, "owner_exiting": 1}, "local", "rst_sent", 0),
     ],
     ids=[
-        "we said goodbye", "the peer did", "and was gone when we answered", "it was asked", "more was said",
-        "it was said before",
-        "we did and were reset", "the peer did and we were quicker", "the peer said something else a while before",
+        "we sent close_notify", "the peer did", "and was gone when we answered", "it was asked", "more was sent",
+        "it was sent before",
+        "we did and were reset", "the peer did and we were quicker", "the peer sent something else a while before",
         "the process ended", "a reset", "we did and closed before we read the peer's", "the peer did and more came",
         "the process was killed",
     ],

@@ -23,7 +23,7 @@ func main() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	if protocol == "next" {
-		// How franz-go is told to use the group protocol of KIP-848 while it calls it a beta.
+		// Makes franz-go use the group protocol of KIP-848, which it calls a beta.
 		ctx = context.WithValue(ctx, "opt_in_kafka_next_gen_balancer_beta", true)
 	}
 	producer := client(kgo.SeedBrokers(bootstrap), kgo.ClientID("franz-producer"))
