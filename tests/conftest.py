@@ -1,4 +1,4 @@
-"""What all tests share: those marked `root` are skipped for other users, and the output ends with how to run them."""
+"""Skip tests marked `root` for other users, and end the output with how to run them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Names that a stranger may give a client, a topic or a process, and the check that an output shows them as text."""
+"""Lists hostile names of clients, topics and processes, and checks that an output shows them as text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Floods by somebody who tries to harm the agent, and what they do to it and to honest clients: `make attack`."""
+"""Floods the agent as an attacker would, and measures the effect on it and on honest clients: `make attack`."""

@@ -1,4 +1,4 @@
-"""`make attack`: one flood after the other at an agent, while three honest clients work beside; ten minutes.
+"""Runs `make attack`: one flood after the other at an agent, beside three honest clients; ten minutes.
 
 Writes build/attack.json. Exit status 0: memory stays below the limit, at least 99 % of the honest clients' requests are
 reported and the rest is counted, nothing of records leaves the kernel, and neither agent nor pipeline ends. With

@@ -1,4 +1,4 @@
-"""Floods of Kafka frames as a program: it listens on an address and connects to itself, both ends in one thread.
+"""Sends floods of Kafka frames: a program that connects to itself, with both ends in one thread.
 
     python -m tests.attack.flood NAME HOST PORT COUNT SECONDS
 

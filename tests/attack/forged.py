@@ -1,4 +1,4 @@
-"""Forged events in the events topic while the pipeline runs: it goes on and still counts honest clients' traffic."""
+"""Writes forged events to the events topic of a running pipeline, which must still count honest clients' traffic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests of a flood, made by hand: nothing is checked, so names may be anything."""
+"""Builds the requests of floods byte by byte: nothing is checked, so names may contain any bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spool directories into which somebody else has put something, each offered to an agent at its start.
+"""Starts an agent on spool directories into which another user has put files.
 
 The agent refuses a directory with one line and status 3, or works with it: then it delivers and stops in order. Of a
 file that only root may read nothing gets into a topic.

@@ -1,4 +1,4 @@
-"""Floods of the agent's HTTP server as a program.
+"""Floods the agent's HTTP server: a program.
 
     python -m tests.attack.http_flood slow|hammer HOST PORT SECONDS
 

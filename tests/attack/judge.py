@@ -1,4 +1,4 @@
-"""What a flood did to the agent and to what it reports of honest clients: events held against the wire.
+"""Compares events with the wire: the effect of a flood on the agent and on its reports of honest clients.
 
 Requests of honest clients are counted where they were answered, by a capture of their broker's port. What a flood cost
 is what the agent's flows lack from the last interval before it to the last one before the next.

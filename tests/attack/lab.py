@@ -1,4 +1,4 @@
-"""What is attacked, and who watches: brokers, honest clients, the agent in a cgroup of its own, its pages and the wire.
+"""Provides the lab of the attacks: brokers, honest clients, the agent in its own cgroup, its pages and a capture.
 
 The honest clients and their broker are on loopback. A flood has a port of its own that is watched, too, and an address
 of its own in a network namespace, unless it comes from theirs.

@@ -1,4 +1,4 @@
-"""Connections whose reader loses its position in the middle of records, which are made of frames with a marker.
+"""Makes connections lose their position inside records that consist of frames with a marker.
 
 What is planted has the correlation ids and versions in use, and each planted frame is sent in a call of its own. MARKER
 stands in records alone: where it leaves the kernel, contents of records do.

@@ -1,4 +1,4 @@
-"""A second capture of a port that looks at all that leaves the kernel: a program, ended by a signal.
+"""Runs a second capture of a port that checks everything that leaves the kernel, until a signal ends it.
 
     python -m tests.attack.ring PORT
 

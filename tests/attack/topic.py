@@ -1,4 +1,4 @@
-"""A topic of gigabytes, read by librdkafka: kafka-python would take minutes."""
+"""Reads a topic of gigabytes with librdkafka: kafka-python would take minutes."""
 
 from __future__ import annotations
 

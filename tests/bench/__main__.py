@@ -1,4 +1,4 @@
-"""`make bench`: what the agent costs, beside tcpdump and tshark on the same load, in one run, interleaved.
+"""Runs `make bench`: the cost of the agent beside tcpdump and tshark on the same load, interleaved in one run.
 
 Every round runs the load without an observer twice and with the agent once, in changing order, and each ratio is of two
 runs of the same round; without against without is the noise. The first rounds have the other observers as well. ROUNDS

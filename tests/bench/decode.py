@@ -1,4 +1,4 @@
-"""What decoding costs per frame: by shape, one by one, and by kafka-python and kio, on the same frames in one run.
+"""Measures decoding per frame: by shape, one by one, and by kafka-python and kio, on the same frames in one run.
 
     python -m tests.bench.decode
 

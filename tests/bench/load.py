@@ -1,4 +1,4 @@
-"""The load: Kafka's own generator with small records and no batching, as fast as the broker answers.
+"""Generates the load: Kafka's own generator with small records and no batching, as fast as the broker answers.
 
 One record is one request, five are in flight, and the producer holds few more, so that latency is the broker's and not
 that of a long queue.

@@ -1,4 +1,4 @@
-"""Who watches the load: the agent, tcpdump or tshark, each in a cgroup of its own that counts its CPU time.
+"""Runs the observers of the load, the agent, tcpdump or tshark, each in a cgroup that counts its CPU time.
 
 The cgroup holds the observer's whole process tree. Start-up does not count: the mark is set when it has gone quiet.
 """

@@ -1,4 +1,4 @@
-"""`make false-positives`: ten million conversations of other protocols, and how many are taken for Kafka."""
+"""Runs `make false-positives`: ten million conversations of other protocols, counting those taken for Kafka."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's own C in user space: conversations pass by its frame cursor, and it says what it takes them for."""
+"""Runs the kernel's C code in user space: conversations pass through its frame cursor, which classifies them."""
 
 from __future__ import annotations
 

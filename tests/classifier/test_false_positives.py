@@ -1,4 +1,4 @@
-"""What is not Kafka is not taken for it, and Kafka is. `make false-positives` tries more of it."""
+"""Kafka is classified as Kafka, and nothing else is. `make false-positives` tries more conversations."""
 
 from __future__ import annotations
 

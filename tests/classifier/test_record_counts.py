@@ -1,4 +1,4 @@
-"""The count of records in a batch is believed only if the batch's bytes can hold so many."""
+"""A batch's count of records is accepted only if the batch's bytes can contain that many records."""
 
 from __future__ import annotations
 

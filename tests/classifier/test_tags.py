@@ -1,4 +1,4 @@
-"""Tagged fields that a version does not have (KIP-482): their bytes stay in the kernel, and the frame is as whole."""
+"""Tagged fields that a version does not have (KIP-482) stay in the kernel, and the frame is still complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that translates by itself: its connection tracking names the other side of its NAT, for either end."""
+"""On a node that does NAT itself, connection tracking gives the other side's addresses, for either end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipeline reports, against three counts of the same run that share nothing with it: equal, not similar.
+"""The pipeline's counts equal three independent counts of the same run.
 
 The broker's own request metrics (JMX), a frame walker over a packet capture, and what each client says it sent or
 received. The agent's events go to a second broker, so that only clients talk to the watched one.

@@ -1,4 +1,4 @@
-"""The demo as a newcomer runs it: one command, and what it leaves behind."""
+"""The demo works for a newcomer: one command, and nothing stays behind but its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""More ends at once than the ring to the agent holds: what has ended is not taken for open."""
+"""More closes at once than the ring can contain: no closed connection is reported as open."""
 
 from __future__ import annotations
 

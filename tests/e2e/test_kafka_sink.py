@@ -1,4 +1,4 @@
-"""The Kafka sink against a real broker: what arrives is in order and once, what does not is counted."""
+"""The Kafka sink with a real broker: events arrive once and in order, and lost ones are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only modern clients do, all of it at once, against a frame walker and the clients' own counts: equal.
+"""Features of modern clients, all at once: the agent's counts equal those of a frame walker and of the clients.
 
 Many partitions in one request, a consumer that polls in vain and loses its fetch session, a topic that is deleted and
 made again, transactions, the group protocols of Kafka 4, and connections that were there before the agent.

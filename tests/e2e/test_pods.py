@@ -1,4 +1,4 @@
-"""A client in a pod, from its socket to the events of a whole agent; the cluster's API server is a stand-in."""
+"""A client in a pod, from its socket to the agent's events; a stand-in serves the cluster's API."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command in README.md is run: here, beside a real broker with a client at work, or by the test named below."""
+"""Every command in README.md is run: here, beside a real broker with a client, or by the test named below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real agent on a real broker, asked over real HTTP: what it sums is what its events say, and it knows how it is."""
+"""The HTTP server of a real agent: its sums equal its events, and it reports the agent's state."""
 
 from __future__ import annotations
 

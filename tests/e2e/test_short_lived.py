@@ -1,4 +1,4 @@
-"""Processes that are gone when the agent looks: each connection keeps its owner, also when a pid is given again."""
+"""Processes that exit before the agent looks: each connection keeps its owner, also when a pid is reused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real broker's topics by its files alone: nobody asks it for metadata."""
+"""Topic names come from a real broker's files alone: no client requests metadata."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make fuzz`: a coverage-guided fuzzer on the decoder, from the recorded frames on, for MINUTES minutes.
+"""Runs `make fuzz`: a coverage-guided fuzzer on the decoder, seeded with the recorded frames, for MINUTES minutes.
 
 An input is a byte each of flags, API key and version, then a frame's data. Whatever it is, decoding must not raise, and
 what it finds must lie in the data and be no more than the data has bytes: so time and memory are bounded by them. An

@@ -1,4 +1,4 @@
-"""What the real capture makes of a conversation: programs in the kernel, ring buffer and frame reader, end by end."""
+"""Runs the real capture on a conversation: kernel programs, ring buffer and frame reader, end by end."""
 
 from __future__ import annotations
 

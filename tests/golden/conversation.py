@@ -1,4 +1,4 @@
-"""Two connected sockets over loopback, and ways to move bytes between them."""
+"""Connects two sockets over loopback, and moves bytes between them."""
 
 from __future__ import annotations
 

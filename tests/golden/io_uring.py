@@ -1,4 +1,4 @@
-"""io_uring by its system calls: one send or receive at a time, submitted and waited for."""
+"""Calls io_uring by its system calls: one send or receive at a time, submitted and waited for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With every port watched, Kafka is found by what it says, on the side that asks; nothing else is found at all."""
+"""With all ports watched, Kafka is detected by its bytes, with the client's side; nothing else is detected."""
 
 from __future__ import annotations
 

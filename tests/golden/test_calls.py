@@ -1,4 +1,4 @@
-"""Every way in which a program moves bytes over a socket."""
+"""Bytes are seen whichever system call a program uses for its socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner is shown in its own container, in whichever hierarchies its engine made one, and also when it has ended.
+"""An owner is reported in its own container, with every hierarchy that engines use, also after it has exited.
 
 `make test` runs this on the host's layout of hierarchies; tests/kernel/check_cgroups.py runs it on all layouts.
 """

@@ -1,4 +1,4 @@
-"""How connections end: when, by whom, after how long a silence; resets and listening sockets that belong to none."""
+"""How connections close: when, by which end, after how long a silence; also resets and listening sockets."""
 
 from __future__ import annotations
 

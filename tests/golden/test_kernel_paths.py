@@ -1,4 +1,4 @@
-"""Ways of bytes through a kernel that differ between versions: partial sends, large sendfile calls, io_uring."""
+"""Paths of bytes through the kernel that differ between versions: partial sends, large sendfile calls, io_uring."""
 
 from __future__ import annotations
 

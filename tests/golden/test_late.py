@@ -1,4 +1,4 @@
-"""A capture that finds connections in mid-stream and in mid-frame: nothing mislabelled, and soon all right again."""
+"""A capture that starts in mid-stream and in mid-frame: nothing is mislabelled, and decoding recovers soon."""
 
 from __future__ import annotations
 

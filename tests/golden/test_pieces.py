@@ -1,4 +1,4 @@
-"""However a program cuts its reads and writes, both ends show the same frames, each exactly as it was encoded."""
+"""Both ends report the same frames, exactly as encoded, however a program splits its reads and writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames planted in records, with the very correlation ids and client id in use: nothing of them leaves the kernel.
+"""Frames planted in records, with correlation ids and client id in use: nothing of them leaves the kernel.
 
 However the position in the stream is lost, wherever the calls are split. The capture refuses any sample with MARKER.
 """

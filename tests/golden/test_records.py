@@ -1,4 +1,4 @@
-"""Record sets leave as counts, credentials not at all; what stands around them is seen exactly.
+"""Record sets leave the kernel as counts, credentials not at all; the fields around them are decoded exactly.
 
 Every record holds MARKER, and the capture refuses any sample of the ring with MARKER in it.
 """

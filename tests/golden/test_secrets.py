@@ -1,4 +1,4 @@
-"""What must stay in the kernel does: MARKER stands there, and the capture refuses any sample that holds it."""
+"""Secrets stay in the kernel: they contain MARKER, and the capture refuses any sample with MARKER."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A ring that nobody reads: one peer cannot take what the others need of it."""
+"""A ring that is not read: one peer cannot take the share of the others."""
 
 from __future__ import annotations
 

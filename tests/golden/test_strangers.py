@@ -1,4 +1,4 @@
-"""What speaks no plain Kafka on a watched port is named for what it is, and disturbs nobody."""
+"""Other protocols on a watched port are reported as such, and disturb no other connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to the stream itself: peeks, ends, resets, gigantic frames, and captures that come late."""
+"""Events of the stream itself: peeks, FINs, resets, gigantic frames, and captures that start late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples leave whole, from buffers that all connections of a CPU share: beyond their size they hold nothing."""
+"""Samples leave complete from the buffers that a CPU's connections share, and contain nothing beyond their size."""
 
 from __future__ import annotations
 

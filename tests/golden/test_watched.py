@@ -1,4 +1,4 @@
-"""Which connections are watched, whose they are, and that nothing of them stays behind."""
+"""Which connections are watched, who owns them, and that no state of them stays behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames as they stand on the wire, each with what the capture must say of it.
+"""Builds frames as they are on the wire, each with the facts that the capture must report.
 
 Frames without record sets are the messages of the decoder's own tests. Records, which kafka-python makes, hold MARKER,
 which must never leave the kernel.

@@ -1,1 +1,1 @@
-"""The product on other kernels: Debian's, from 5.10 to the newest, each booted in a virtual machine without KVM."""
+"""Tests the product on Debian's kernels, from 5.10 to the newest, each in a virtual machine without KVM."""

@@ -1,4 +1,4 @@
-"""`make test-kernels`: the golden conversations on all kernels of the matrix, a table, and build/kernels.json.
+"""Runs `make test-kernels`: the golden conversations on all kernels of the matrix, a table, and build/kernels.json.
 
 KERNELS names some of them instead, separated by spaces; then build/kernels.json keeps what it has of the others.
 """

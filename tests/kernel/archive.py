@@ -1,4 +1,4 @@
-"""Kernels from Debian's archive, unpacked for a boot and kept under build/kernels: a second run fetches nothing.
+"""Fetches kernels from Debian's archive, unpacked for a boot and kept under build/kernels.
 
 Package names are resolved when they are fetched, as older ones vanish from mirrors; the mirror is the one that apt has.
 Apt works on a root of its own: nothing is installed, and what the machine knows of packages stays as it is.

@@ -1,4 +1,4 @@
-"""Owners in containers, on every layout of cgroup hierarchies: tests/golden/test_cgroups.py in guests.
+"""Owners in containers are found on every layout of cgroup hierarchies: tests/golden/test_cgroups.py in guests.
 
 Part of `make test-kernels`, not of `make test`, which runs it on the host's own layout only.
 """

@@ -1,4 +1,4 @@
-"""A guest's wall clock is set an hour ahead and two back, and a guest is put to sleep, while an agent watches.
+"""An agent keeps correct times while a guest's wall clock jumps an hour ahead and two back, and while it sleeps.
 
 Part of `make test-kernels`, not of `make test`: nobody does that to the machine that the tests run on.
 """

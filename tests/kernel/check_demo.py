@@ -1,4 +1,4 @@
-"""`make demo` in a guest on Debian 12's own kernel, its broker outside: clients, agent and pipeline are at work there.
+"""`make demo` works in a guest on Debian 12's own kernel, with its broker outside.
 
 Part of `make test-kernels`, not of `make test`: emulated, what runs on Java takes its time.
 """

@@ -1,4 +1,4 @@
-"""What a guest says in the end, in order or not.
+"""A guest reports its end, whether it stops in order or not.
 
 Part of `make test-kernels`, not of `make test`: each starts a machine for it.
 """

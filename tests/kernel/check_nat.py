@@ -1,4 +1,4 @@
-"""A client in a guest, behind a real NAT, at work on a real broker of the host's: the agents at both ends agree.
+"""Agents at both ends agree on a client in a guest behind a real NAT and a real broker on the host.
 
 Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, where that takes minutes.
 """

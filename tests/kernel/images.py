@@ -1,4 +1,4 @@
-"""What a kernel package holds, as a machine boots it: the kernel itself unpacked, and its modules in load order."""
+"""Prepares a kernel package for booting: the unpacked kernel, and its modules in load order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first file system of a guest: busybox, the modules and `init.sh`, as a cpio archive (newc)."""
+"""Builds the first file system of a guest: busybox, the modules and `init.sh`, as a cpio archive (newc)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A virtual machine for one job: boots a kernel under QEMU's emulation, without KVM, and ends with the job.
+"""Runs a virtual machine for one job: boots a kernel in QEMU's emulation, without KVM, and ends with the job.
 
 A job's status counts only if the guest wrote it with its results and sent the same through the debug port: a guest that
 panicked, hung or was stopped has done neither.

@@ -1,4 +1,4 @@
-"""The golden conversations on other kernels, with every backend and buffer: what passed, failed, or cannot be there.
+"""Runs the golden conversations on other kernels, with every backend and buffer, and collects the results.
 
 What is seen of a conversation must be the same with every backend and buffer of a kernel, except where a backend has
 counted that it could not read.

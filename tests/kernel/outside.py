@@ -1,4 +1,4 @@
-"""A guest's way to the outside: a tap device in a network namespace, in whose place the guest then is."""
+"""Connects a guest to the outside: by a tap device in a network namespace, whose place the guest takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One kernel of the matrix with the backend that it takes by itself; all of it runs by `make test-kernels`."""
+"""One kernel of the matrix passes with its default backend; `make test-kernels` runs the whole matrix."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The lab: a real broker, real clients in cgroups of their own, and counts taken independently of the product."""
+"""Provides the lab: a real broker, real clients in their own cgroups, and counts that do not use the product."""

@@ -1,4 +1,4 @@
-"""A stand-in for a Kubernetes API server, none of which can be had for tests: as much of one as a watch on pods needs.
+"""Stands in for a Kubernetes API server, which tests cannot have: the part of it that a watch on pods needs.
 
 Over TLS on loopback, for one bearer token, it lists pods and streams what happens to them, from any version that it has
 not compacted away, with bookmarks, and answers 401, 403 and 410 as the real one does. Every query is kept in `asked`.

@@ -1,4 +1,4 @@
-"""A real Apache Kafka broker (KRaft, one node) in a directory of the caller, on loopback.
+"""Runs a real Apache Kafka broker (KRaft, one node) in a directory of the caller, on loopback.
 
 It is ready when it answers Metadata with itself. How many requests it has answered is read from its metrics over JMX,
 which uses no Kafka connection and so does not change what it counts.

@@ -1,4 +1,4 @@
-"""A cgroup per client, made by hand in the v2 hierarchy: what a container engine would do, without one."""
+"""Creates a cgroup per client in the v2 hierarchy, as a container engine would."""
 
 from __future__ import annotations
 

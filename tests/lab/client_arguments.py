@@ -1,4 +1,4 @@
-"""The command line that the Python clients of the lab share, and their pace."""
+"""Defines the command line that the Python clients of the lab share, and their pace."""
 
 from __future__ import annotations
 

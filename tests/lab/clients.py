@@ -1,4 +1,4 @@
-"""Real clients of three libraries as separate processes in cgroups of their own, bounded in records and paced.
+"""Starts real clients of three libraries as processes in their own cgroups, bounded in records and paced.
 
 A client is data: how to start it and what the product should say about it. Its own counts come from itself: the Python
 clients write a file, Kafka's Java tools print their metrics.

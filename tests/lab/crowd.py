@@ -1,4 +1,4 @@
-"""Very many connections over loopback, open and silent: both ends in a few processes, as many as open files allow.
+"""Holds very many open, silent connections over loopback: both ends in a few processes, within open-file limits.
 
 Each process listens on an address of its own and connects to itself, so that no two run out of ports. They exchange
 ApiVersions and its response: so every connection is Kafka's.

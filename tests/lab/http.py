@@ -1,4 +1,4 @@
-"""What the agent's server, or any other, answers over HTTP."""
+"""Reads responses of the agent's HTTP server, or of any other."""
 
 from __future__ import annotations
 

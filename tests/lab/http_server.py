@@ -1,4 +1,4 @@
-"""An HTTP server in a thread of the test: what asks is the product, or what it is deployed with."""
+"""Runs an HTTP server in a thread of the test, for requests of the product or of the tools around it."""
 
 from __future__ import annotations
 

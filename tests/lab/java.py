@@ -1,4 +1,4 @@
-"""Kafka's own programs, run from the jars that `make setup` fetched: no Kafka distribution and no JDK needed."""
+"""Runs Kafka's own programs from the jars that `make setup` fetched: without a Kafka distribution or JDK."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A first experiment with kafka-python: a producer or a consumer that ends after a number of records.
+"""Runs a producer or a consumer of kafka-python that ends after a number of records.
 
 It writes its own count of what it sent or received to a JSON file: {topic: {"records": n, "bytes": n or null}}.
 """

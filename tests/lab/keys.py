@@ -1,4 +1,4 @@
-"""A key and a certificate for a broker's TLS listener, made when they are needed by the JRE's own tool."""
+"""Creates a key and a certificate for a broker's TLS listener with the JRE's own tool."""
 
 from __future__ import annotations
 

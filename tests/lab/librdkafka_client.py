@@ -1,4 +1,4 @@
-"""A producer or a consumer on librdkafka (confluent-kafka) that ends after a number of records.
+"""Runs a producer or a consumer of librdkafka (confluent-kafka) that ends after a number of records.
 
 It writes its own count of what it sent or received to a JSON file: {topic: {"records": n, "bytes": n or null}}.
 """

@@ -1,4 +1,4 @@
-"""What modern clients do beside writing and reading: each function holds one conversation and returns its own counts.
+"""Drives features of modern clients: each function holds one conversation and returns its own counts.
 
 Clients of Python run in the caller's process, Kafka's Java tools in their own. Records are counted by client and topic.
 """

@@ -1,4 +1,4 @@
-"""The rules and dashboards that the product brings, and the questions in them that are put to Prometheus."""
+"""Reads the product's rules and dashboards, and the Prometheus queries in them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A NAT lab on one machine: clients, a gateway with an idle firewall, and a broker, each in a network namespace.
+"""Builds a NAT lab on one machine: clients, a gateway with an idle firewall, and a broker, in network namespaces.
 
 The gateway is what `vagrant/scripts/gateway.sh` makes of its namespace, as of a machine. The namespaces have no names:
 the kernel removes them with the last process that holds them, so that even a killed test run leaves nothing.

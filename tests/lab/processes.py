@@ -1,4 +1,4 @@
-"""Child processes that cannot be left behind, and waiting for conditions instead of for times.
+"""Starts child processes that cannot be left behind, and waits for conditions instead of for times.
 
 A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing. Ctrl-C
 in a terminal is for the parent alone, which stops its children in order.

@@ -1,4 +1,4 @@
-"""The product as processes of their own, `kafka-probe run` and `kafka-probe-pipeline run`, and what they wrote.
+"""Runs the product as processes, `kafka-probe run` and `kafka-probe-pipeline run`, and reads their output.
 
 By module names and not by the commands that an installation makes: a guest has the sources and no installation.
 """

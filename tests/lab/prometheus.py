@@ -1,4 +1,4 @@
-"""A real Prometheus on loopback, in a directory of the caller, that scrapes an agent and has the product's rules."""
+"""Runs a real Prometheus on loopback that scrapes an agent and has the product's rules."""
 
 from __future__ import annotations
 

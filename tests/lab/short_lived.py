@@ -1,4 +1,4 @@
-"""Processes that live for one connection: a program that forks them.
+"""Forks processes that live for one connection each: a program.
 
     python -m tests.lab.short_lived HOST PORT REQUEST COUNT [PID]
 

@@ -1,4 +1,4 @@
-"""The TCP connections of a network namespace, as the kernel lists them (`ss`)."""
+"""Lists the TCP connections of a network namespace, from the kernel (`ss`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster on loopback, of the programs inside the pyspark package: a master and its workers.
+"""Runs a standalone Spark cluster on loopback from the programs in the pyspark package: a master and its workers.
 
 Executors are children of their worker, and are found by that; what a driver says of them is asked of its own pages.
 """

@@ -1,4 +1,4 @@
-"""Where the demo plays: on three nodes in network namespaces of this host, or at a broker that is there already."""
+"""Sets the demo's stage: three nodes in network namespaces of this host, or an existing broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients in many processes and cgroups behind one address: a storm of dropped connections, and what is none."""
+"""Causes a storm of dropped connections: many clients in many processes and cgroups behind one address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the demo prints and checks: who did what to which topic, and who is behind the addresses that a broker sees."""
+"""Makes the tables that the demo prints and checks: traffic by topic, and the clients behind a broker's addresses."""
 
 from __future__ import annotations
 

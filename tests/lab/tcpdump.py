@@ -1,4 +1,4 @@
-"""A whole capture of one TCP port on loopback by tcpdump, and the byte streams in it.
+"""Captures one TCP port on loopback with tcpdump, and reassembles its byte streams.
 
 Loopback shows every packet once on `lo`. A stream is put together by sequence number: what TCP sent twice counts once.
 """

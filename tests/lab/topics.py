@@ -1,4 +1,4 @@
-"""Topics from the outside: create them, use the first one of a broker, read one from its first record to its last."""
+"""Handles topics from the outside: creates one, finds a broker's first one, reads one from start to end."""
 
 from __future__ import annotations
 

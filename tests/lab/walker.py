@@ -1,4 +1,4 @@
-"""What went over a broker's port, counted from a packet capture: requests, and records and bytes per topic.
+"""Counts the requests, records and bytes per topic on a broker's port from a packet capture.
 
 The oracle of the end-to-end test: it shares nothing with the product. Whole frames are cut from the reassembled streams
 and their bodies read by kio's codecs.

@@ -1,1 +1,1 @@
-"""One agent per node: image, chart and service, in the hands of the tools that operators use for them."""
+"""Tests the deployments, image, chart and service, with the tools that operators use for them."""

@@ -1,4 +1,4 @@
-"""The chart as Helm renders it."""
+"""Renders the chart with Helm."""
 
 from __future__ import annotations
 

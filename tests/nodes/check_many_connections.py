@@ -1,4 +1,4 @@
-"""A hundred thousand connections that are open when the agent starts: time until they are reported, and cost."""
+"""A hundred thousand connections are open when the agent starts: time until they are reported, and cost."""
 
 from __future__ import annotations
 

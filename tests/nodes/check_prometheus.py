@@ -1,4 +1,4 @@
-"""A real Prometheus scrapes a real agent, understands all that dashboards ask, and a rule reaches an Alertmanager."""
+"""A real Prometheus scrapes a real agent, evaluates all dashboard queries, and a rule reaches an Alertmanager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unit in the hands of systemd, installed by the commands of the README: in a container that plays a machine.
+"""The unit works with systemd, installed by the README's commands, in a container that stands in for a machine.
 
 It has its own processes, and a network that it shares with a broker and its client only. So these two are seen by what
 they say, but not found among the machine's processes.

@@ -1,4 +1,4 @@
-"""Two minutes of what `make soak MINUTES=45` is long: all failures, and the same account of it."""
+"""Two minutes of `make soak MINUTES=45`: all failures, and the same accounts."""
 
 from __future__ import annotations
 

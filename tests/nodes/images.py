@@ -1,4 +1,4 @@
-"""The images, built as the Containerfile says, on a base of Debian's packages: there is no registry of images here."""
+"""Builds the images from the Containerfile, on a base of Debian's packages instead of a registry's image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Podman with stores and settings of our own, and containers as a kubelet would start them."""
+"""Runs Podman with its own stores and settings, and starts containers as a kubelet would."""
 
 from __future__ import annotations
 

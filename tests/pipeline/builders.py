@@ -1,4 +1,4 @@
-"""Short builders: events as an agent writes them, and Kafka records that hold them."""
+"""Builds events as an agent writes them, and Kafka records that contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One Spark session and one real broker for all tests of the pipeline."""
+"""Provides one Spark session and one real broker for all tests of the pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A history of micro-batches through the modules of the diagnosis, without the job around them."""
+"""Runs a history of micro-batches through the modules of the diagnosis, without the job around them."""
 
 from __future__ import annotations
 

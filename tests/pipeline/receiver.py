@@ -1,4 +1,4 @@
-"""A real Prometheus Alertmanager on loopback, in a directory of the caller."""
+"""Runs a real Prometheus Alertmanager on loopback, in a directory of the caller."""
 
 from __future__ import annotations
 

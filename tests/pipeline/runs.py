@@ -1,4 +1,4 @@
-"""The job as a process with topics and an output directory of its own, to be started and killed as often as wanted."""
+"""Runs the job as a process, with its own topics and output directory, which tests start and kill."""
 
 from __future__ import annotations
 

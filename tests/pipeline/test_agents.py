@@ -1,4 +1,4 @@
-"""What is kept of each agent, and of how many."""
+"""Which state is kept of each agent, and of how many agents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Delivery to a real Alertmanager that is there, is not there, and comes back without memory."""
+"""Delivery to a real Alertmanager that is up, down, or restarted without its state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kafka-probe itself does is left out of every view, its rows are counted, and --internal shows them."""
+"""Kafka-probe's own traffic is left out of every view; its rows are counted, and --internal shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job as a process, on a real broker: killed at the worst moments, asked to stop, and given no broker at all."""
+"""The job as a process, on a real broker: killed at the worst moments, stopped, and without any broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids to names across nodes, as transformations."""
+"""Ids become names across nodes, as transformations."""
 
 from __future__ import annotations
 

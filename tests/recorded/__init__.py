@@ -1,1 +1,1 @@
-"""Conversations of real clients with a real broker, recorded once, and what the decoder makes of all of it."""
+"""Replays recorded conversations of real clients with a real broker, and checks what the decoder reads."""

@@ -1,4 +1,4 @@
-"""The recordings are held again over real sockets, before the real capture, once for all tests."""
+"""Replays the recordings over real sockets under the real capture, once for all tests."""
 
 from __future__ import annotations
 

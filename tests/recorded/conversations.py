@@ -1,4 +1,4 @@
-"""The conversations that are recorded, as data: which clients do what, one step after another.
+"""Defines the recorded conversations as data: which clients do what, step by step.
 
 Each writes a few records to each of its topics, reads them back as a member of a group, and polls in vain for a while.
 """

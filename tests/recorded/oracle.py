@@ -1,4 +1,4 @@
-"""What a whole frame says, by kio's codecs, which were generated from Kafka's definitions by others.
+"""Reads whole frames with kio's codecs, which others generated from Kafka's definitions.
 
 kio keeps what the definitions say a value is (TopicName, GroupId), so names are found by that and not by our lists.
 """

@@ -1,4 +1,4 @@
-"""A recording as a capture file, for programs that read those: one loopback segment per frame, acknowledged by none."""
+"""Writes a recording as a capture file for other programs: one loopback segment per frame, none acknowledged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The form in which recorded conversations are kept: every frame as it stood on the wire, in the order of their ends.
+"""Reads and writes recorded conversations: every frame as on the wire, in the order in which frames ended.
 
 A file is base64 of xz of entries: number of the connection (2 bytes), 1 for a response and 0 for a request, the frame
 with its length before it. Addresses, times and TCP itself are left out.

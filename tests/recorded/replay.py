@@ -1,4 +1,4 @@
-"""A recording held again: every frame goes over a real connection, and the product says what it made of it."""
+"""Replays a recording: every frame goes over a real connection, and the product reports what it decoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the product makes of every frame of every recorded conversation, against what kio reads in it."""
+"""The product's facts of every frame of every recording equal those that kio reads."""
 
 from __future__ import annotations
 

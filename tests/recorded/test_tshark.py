@@ -1,4 +1,4 @@
-"""The headers of every recorded request against tshark, which reads all of them; of newer bodies it makes nothing."""
+"""The headers of every recorded request equal tshark's, which reads all of them but not the newer bodies."""
 
 from __future__ import annotations
 

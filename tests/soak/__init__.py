@@ -1,1 +1,1 @@
-"""Long runs: what only shows after very many connections."""
+"""Runs for long: for faults that show only after very many connections."""

@@ -1,4 +1,4 @@
-"""`make soak`: a million connections, opened and closed; with MINUTES: thousands that come and go while parts fail."""
+"""Runs `make soak`: a million connections opened and closed; with MINUTES, thousands at a time while parts fail."""
 
 from __future__ import annotations
 

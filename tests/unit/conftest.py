@@ -1,4 +1,4 @@
-"""What the unit tests share: none fails for being slow."""
+"""Removes time limits of Hypothesis: no unit test fails for being slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is an event what events.py declares? For every test that has one in its hands."""
+"""Checks that an event has the fields and types that events.py declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak's judge notices what is missing, doubled or made up, and excuses only what nobody can have seen."""
+"""The accounts of the soak find missing, doubled and invented events, and excuse only what no agent could see."""
 
 from __future__ import annotations
 

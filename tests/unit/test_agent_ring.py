@@ -1,4 +1,4 @@
-"""How the agent reads its ring: pauses, bounds, and what is made of ends that found it full."""
+"""How the agent reads its ring: pauses, bounds, and closes that were lost because it was full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of `make attack` finds what an agent does not report, and how much of it its losses explain."""
+"""The judge of `make attack` finds unreported requests, and how many of them the losses explain."""
 
 from __future__ import annotations
 

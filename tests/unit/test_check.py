@@ -1,4 +1,4 @@
-"""What the host must offer: each missing thing is found, named with its remedy, and keeps `run` from starting."""
+"""The host's requirements: each missing one is found, named with its remedy, and keeps `run` from starting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command from outside: exit status, one sentence on standard error, signals; and every flag from the one class."""
+"""The command from outside: exit status, one sentence on standard error, signals, and flags from one class."""
 
 from __future__ import annotations
 

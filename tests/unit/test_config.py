@@ -1,4 +1,4 @@
-"""One configuration from flags, variables, a file and defaults; what cannot be used is named where it was written."""
+"""One configuration from flags, variables, a file and defaults; an error names the source of the bad value."""
 
 from __future__ import annotations
 

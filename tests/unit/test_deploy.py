@@ -1,4 +1,4 @@
-"""What is deployed, as far as it shows without a cluster, an engine or a service manager: tests/nodes runs it."""
+"""The deployment files, as far as they can be checked without a cluster or engine: tests/nodes runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""README.md says what the code says: its generated parts are up to date, and a stale one is noticed."""
+"""README.md agrees with the code: its generated parts are up to date, and a stale one is noticed."""
 
 from __future__ import annotations
 

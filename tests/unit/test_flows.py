@@ -1,4 +1,4 @@
-"""Frames to `flow` events: what is counted, under which connection, and when."""
+"""Frames become `flow` events: what is counted, under which connection, and when."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`--memory-limit`: what it is divided into, and what every table does at its bound."""
+"""`--memory-limit`: how it is divided, and what every table does at its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving up capabilities, in a process of its own: the tests need theirs."""
+"""Dropping capabilities, in a separate process: the tests need theirs."""
 
 from __future__ import annotations
 

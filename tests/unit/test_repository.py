@@ -1,4 +1,4 @@
-"""The repository itself: what is shipped, what is pinned, and what stays out of the repository."""
+"""The repository itself: what is shipped, what is pinned, and what stays out."""
 
 from __future__ import annotations
 

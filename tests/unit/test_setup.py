@@ -1,4 +1,4 @@
-"""`make setup` where it cannot finish: it says what to install and leaves everything as it was."""
+"""`make setup` that cannot finish names what to install and leaves everything as it was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The manifest for Spark on Kubernetes, held against the operator's own schema and against what it speaks of."""
+"""The manifest for Spark on Kubernetes is valid by the operator's own schema, and its references exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text from outside: one visible line of bounded length, whatever it was."""
+"""Text from outside becomes one visible line of bounded length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`flow` events become rows: who, which API, which topic, how often, how fast."""
+"""`flow` events become rows of client, API and topic with rates and latencies."""
 
 from __future__ import annotations
 

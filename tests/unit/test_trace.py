@@ -1,4 +1,4 @@
-"""One line per exchange, in columns that stay where they are."""
+"""One line per exchange, in fixed columns."""
 
 from __future__ import annotations
 

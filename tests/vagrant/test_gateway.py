@@ -1,4 +1,4 @@
-"""The gateway's script in a network namespace: it hides clients, and forgets connections that were silent too long."""
+"""The gateway's script in a network namespace: it hides clients, and drops connections that are idle too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is behind the NAT: a real broker sees the gateway, the agent names the client. The story of vagrant/README.md."""
+"""A real broker sees the gateway, the agent names the client behind it: the story of vagrant/README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab of real machines, as far as it shows without a hypervisor: Vagrant accepts it, and its parts fit together."""
+"""The lab of real machines, as far as it can be checked without a hypervisor."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Why did it disconnect: every cause that the product names is made to happen, and the truth is kept to compare."""
+"""Causes every kind of disconnect that the product names, and keeps the truth for comparison."""

@@ -1,4 +1,4 @@
-"""`make verdicts`: every cause of a disconnect is made to happen, and the verdicts are held against the truth.
+"""Runs `make verdicts`: causes every kind of disconnect, and compares the verdicts with the truth.
 
 Two agents watch, one for each simulated node. The pipeline then judges three times: by what both saw, and by what each
 saw alone. Exit status 0: the first matrix is diagonal, and the others have no wrong verdict, only unknown ones.

@@ -1,4 +1,4 @@
-"""What the product says of the connections that ended: the only place that knows how its verdicts are written."""
+"""Reads the product's verdicts on closed connections: the only module that knows their form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The causes of a disconnect that the product names, each with the clients that it can happen to."""
+"""Lists the causes of disconnects that the product names, each with the clients that it applies to."""
 
 from __future__ import annotations
 

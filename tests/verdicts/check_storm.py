@@ -1,4 +1,4 @@
-"""Three hundred clients behind a real NAT, watched from both sides: who they are, what is a storm, and what is none.
+"""Three hundred clients behind a real NAT, watched from both ends: their names, and which closes are a storm.
 
 Part of `make verdicts`, not of `make test`: the brokers and three hundred clients take their time. The job and all that
 it decides by is as set by default.

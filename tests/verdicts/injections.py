@@ -1,4 +1,4 @@
-"""How each cause of a disconnect is made to happen; each function returns the connections that it ended.
+"""Causes disconnects: a function per cause, which returns the connections that it closed.
 
 A connection counts if it was open just before its end was brought about and is gone, with nothing left of its socket,
 while its client is still there, or with it if the client's end is the cause. Kafka's Java producer has a second

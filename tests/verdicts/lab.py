@@ -1,4 +1,4 @@
-"""The lab in which connections end: clients, a gateway in one of three moods, and brokers with different patience."""
+"""Provides the lab of disconnects: clients, a gateway with three behaviours, and brokers with different limits."""
 
 from __future__ import annotations
 

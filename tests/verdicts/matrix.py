@@ -1,4 +1,4 @@
-"""Truth beside verdicts: which causes were taken for which."""
+"""Compares truth and verdicts: which causes were taken for which."""
 
 from __future__ import annotations
 

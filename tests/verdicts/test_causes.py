@@ -1,4 +1,4 @@
-"""A small matrix: every cause once, each with another library or listener, and the verdicts on it."""
+"""A small matrix: every cause once, each with another library or listener, and its verdicts."""
 
 from __future__ import annotations
 

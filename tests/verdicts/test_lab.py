@@ -1,4 +1,4 @@
-"""The parts of the lab that make connections end: what they do to two plain sockets."""
+"""The lab's parts that close connections, tried on two plain sockets."""
 
 from __future__ import annotations
 

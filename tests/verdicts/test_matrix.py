@@ -1,4 +1,4 @@
-"""Truth beside verdicts: what counts as right, as wrong, and as not known."""
+"""Truth and verdicts: what counts as right, as wrong, and as unknown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is behind the NAT: kafka-probe's events on standard input, one line per connection that a broker accepted.
+"""Prints the clients behind a NAT from kafka-probe's events on standard input: a line per accepted connection.
 
 The two ends of a connection have different addresses and the same flow_id. Only Python's own library is needed.
 """

@@ -1,4 +1,4 @@
-"""Producers of kafka-python; see the package's docstring for their arguments."""
+"""Runs producers of kafka-python; see the package's docstring for their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Producers of librdkafka (confluent-kafka); see the package's docstring for their arguments."""
+"""Runs producers of librdkafka (confluent-kafka); see the package's docstring for their arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that the Python libraries share."""
+"""Implements the program that the Python libraries share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients without a library: what they send for a record of N bytes is a Metadata request of version N.
+"""Runs clients without a library: for a record of N bytes they send a Metadata request of version N.
 
 So they can ask for a version that no broker has, which libraries do not.
 """

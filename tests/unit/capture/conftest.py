@@ -1,4 +1,4 @@
-"""Small BPF programs of the tests' own, compiled as the product's are: without kernel headers."""
+"""Compiles small BPF programs of the tests as the product's are compiled: without kernel headers."""
 
 from __future__ import annotations
 

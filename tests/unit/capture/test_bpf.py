@@ -1,4 +1,4 @@
-"""What is read of the kernel's maps at once."""
+"""Maps of the kernel are read in batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of several functions, as the kernel takes them, and what it says of those that it does not take."""
+"""Programs of several functions load, and a refused program's message contains the kernel's reason."""
 
 from __future__ import annotations
 

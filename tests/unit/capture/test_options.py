@@ -1,4 +1,4 @@
-"""The kernel's maps of rules and copy programs hold what may leave of every API."""
+"""The kernel's maps of rules and copy programs contain what may leave the kernel, for every API."""
 
 from __future__ import annotations
 

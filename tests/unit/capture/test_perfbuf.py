@@ -1,4 +1,4 @@
-"""Perf buffers of the kernel: order over all CPUs, wrap-around, and what finds them full."""
+"""Perf buffers of the kernel: order over all CPUs, wrap-around, and samples that are lost when one is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The reading end against a ring buffer of the kernel: order, wrap-around, what is discarded, busy or too much."""
+"""The reader of the kernel's ring buffer: order, wrap-around, and discarded, busy and oversized samples."""
 
 from __future__ import annotations
 

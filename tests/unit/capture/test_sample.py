@@ -1,4 +1,4 @@
-"""bpf/sample.h and its NumPy twin say the same, by the layout that the compiler gives the C structs."""
+"""bpf/sample.h and its NumPy dtype agree, by the layout that the compiler gives the C structs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Short builders: the kernel's samples, as arrays of `capture.sample.SAMPLE`, out of real messages and plain facts."""
+"""Builds the kernel's samples, as arrays of `capture.sample.SAMPLE`, from real messages and plain facts."""
 
 from __future__ import annotations
 

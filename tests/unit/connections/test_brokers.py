@@ -1,4 +1,4 @@
-"""Names from a broker's files: when they are read, how often, and that no reading is long."""
+"""Names from a broker's files: when and how often files are read, and that no read takes long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client's group, carried from the connection that names it to those that fetch."""
+"""A client's group is known on all its connections, although only one of them contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a connection ended: what the state after ESTABLISHED and the socket's error say of it."""
+"""How a connection closed, from the state after ESTABLISHED and the socket's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests with their responses: pairing, order, and what one event says of both."""
+"""Requests and their responses: pairing, order, and the event for both."""
 
 from __future__ import annotations
 

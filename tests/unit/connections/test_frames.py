@@ -1,4 +1,4 @@
-"""Frames out of samples: joined, grouped by shape, and no loss without its count."""
+"""Samples become frames: joined, grouped by shape, and every loss is counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who a connection is, as its opening record says."""
+"""The identity of a connection, from its opening sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The list of the connections that are open when the agent starts, made by a process of its own."""
+"""The list of connections that are open when the agent starts, made by a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topic ids get their names from what brokers say, and keep them within bounds."""
+"""Topic ids get their names from brokers' messages and files, within bounds."""
 
 from __future__ import annotations
 

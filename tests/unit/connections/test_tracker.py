@@ -1,4 +1,4 @@
-"""Connections from their first sample to their last, and the events in between."""
+"""Connections from their first sample to their last, and the events between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules and dashboards: Prometheus understands them, they fire when they should, and what they ask for exists."""
+"""Rules and dashboards: Prometheus accepts them, they fire when they should, and the metrics in them exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The readers of whole messages, whether their bodies leave the kernel or not, and what a part of a frame may tell."""
+"""Provides readers of whole messages, and checks which facts a part of a frame may give."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must be found in a message: it follows from the names and values of its tree, and not from its bytes."""
+"""Derives the expected facts of a message from the names and values of its tree, not from its bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages of the most used APIs in every version, as real clients and brokers send them, and what is in them.
+"""Builds messages of the most used APIs in every version, as real clients and brokers send them.
 
 Strings that the decoder must pass over are SKIPPED.
 """

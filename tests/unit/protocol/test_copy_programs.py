@@ -1,4 +1,4 @@
-"""Walks say what Kafka's definitions say, in the words of the kernel's enum op."""
+"""Copy programs follow Kafka's definitions, in terms of the kernel's enum op."""
 
 from __future__ import annotations
 

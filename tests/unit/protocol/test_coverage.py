@@ -1,4 +1,4 @@
-"""The coverage table says every API, and what the decoder keeps of it."""
+"""The coverage table lists every API, and what the decoder keeps of it."""
 
 from __future__ import annotations
 

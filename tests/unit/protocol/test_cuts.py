@@ -1,4 +1,4 @@
-"""Whatever a frame claims and wherever it is cut: no exception, a part of the facts, and no more work than bytes."""
+"""Frames with any claims, cut anywhere: no exception, a part of the facts, and no more work than bytes."""
 
 from __future__ import annotations
 

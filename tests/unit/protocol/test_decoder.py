@@ -1,4 +1,4 @@
-"""What is decoded of messages that real clients and brokers send, and the exceptions that the protocol makes."""
+"""Facts of messages as real clients and brokers send them, with the protocol's exceptions."""
 
 from __future__ import annotations
 

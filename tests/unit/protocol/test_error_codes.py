@@ -1,4 +1,4 @@
-"""Error codes against the enumeration that another codec generated from Kafka."""
+"""Error codes equal the enumeration that another codec generated from Kafka."""
 
 from __future__ import annotations
 

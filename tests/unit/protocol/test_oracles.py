@@ -1,4 +1,4 @@
-"""Every message of every version with arbitrary values: what others' codecs read in its bytes, and what we find.
+"""Messages of every version with arbitrary values: other codecs read the same from the bytes as we do.
 
 kio and kafka-python read the bytes to their end, name each value as we do, and write the same bytes again. We are given
 what the kernel leaves of them.

@@ -1,4 +1,4 @@
-"""Nothing that we keep by its name is passed over where Kafka calls it so."""
+"""No field that we keep by its name is skipped where Kafka uses that name."""
 
 from __future__ import annotations
 

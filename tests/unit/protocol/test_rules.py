@@ -1,4 +1,4 @@
-"""What may leave the kernel: the list is closed, and nothing on it can carry a record or a credential."""
+"""What may leave the kernel: the list is closed, and no field on it can contain a record or a credential."""
 
 from __future__ import annotations
 

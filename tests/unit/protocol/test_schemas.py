@@ -1,4 +1,4 @@
-"""The checked-in table against Kafka's jars and against another generated codec."""
+"""The checked-in table equals Kafka's jars and another generated codec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a mask leaves out cannot matter, and matching many frames at once is the same as decoding each."""
+"""Bytes outside a mask do not matter, and matching many frames at once equals decoding each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages as trees: dicts by Kafka's field names, generated from its definitions or by hand, and written as bytes.
+"""Builds messages as trees, dicts by Kafka's field names, and writes them as bytes.
 
 The bytes are as on the wire, for others' codecs to judge, or as the kernel leaves them, with a stub per record set.
 """

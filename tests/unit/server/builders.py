@@ -1,4 +1,4 @@
-"""Short builders of the agent's events, as far as the server reads them, and a server's view of a made-up agent."""
+"""Builds the agent's events, as far as the server reads them, and a server's view of an imaginary agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that runs, for tests that ask it over real HTTP."""
+"""Runs a server for tests that send it real HTTP requests."""
 
 from __future__ import annotations
 

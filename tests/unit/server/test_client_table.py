@@ -1,4 +1,4 @@
-"""Flows become clients: who they are, what they do, and that they are forgotten in the end."""
+"""Flows become clients: who they are, what they do, and when they are dropped."""
 
 from __future__ import annotations
 

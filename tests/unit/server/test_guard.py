@@ -1,4 +1,4 @@
-"""What hostile clients of the server get: other Hosts, floods, long questions, and answers that they do not read."""
+"""Responses to hostile clients of the server: other Hosts, floods, long queries, and unread responses."""
 
 from __future__ import annotations
 

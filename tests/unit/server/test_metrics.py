@@ -1,4 +1,4 @@
-"""What Prometheus reads: valid, complete, and derived from one declaration."""
+"""The metrics page is valid, complete, and derived from one declaration."""
 
 from __future__ import annotations
 

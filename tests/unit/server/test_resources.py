@@ -1,4 +1,4 @@
-"""Rows as somebody asks for them: found, sorted, in pages, and as the OpenAPI document says."""
+"""Rows are filtered, sorted and paged as requested, and match the OpenAPI document."""
 
 from __future__ import annotations
 

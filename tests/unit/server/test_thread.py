@@ -1,4 +1,4 @@
-"""The server as its clients find it, over real HTTP: who is let in, what is healthy, and what it does to the agent."""
+"""The server over real HTTP: who is admitted, what is healthy, and the effect on the agent."""
 
 from __future__ import annotations
 

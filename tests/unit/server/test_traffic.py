@@ -1,4 +1,4 @@
-"""Events become sums by labels: each counted once, by bounded label sets, and no total ever goes back."""
+"""Events become sums by labels: each counted once, with bounded label sets, and totals never decrease."""
 
 from __future__ import annotations
 

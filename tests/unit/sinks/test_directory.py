@@ -1,4 +1,4 @@
-"""A spool directory that another user can write: refused at the start, and harmless if it becomes one later."""
+"""A spool directory that other users can write is refused at the start, and harmless if it becomes one later."""
 
 from __future__ import annotations
 

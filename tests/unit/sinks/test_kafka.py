@@ -1,4 +1,4 @@
-"""The Kafka sink without a broker: settings, sentences, and what a failed attempt leaves behind."""
+"""The Kafka sink without a broker: settings, messages, and the state after a failed attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What waits for a sink is bounded; what does not fit is counted, and nothing is counted twice."""
+"""Events waiting for a sink are bounded; further ones are counted as lost, and nothing is counted twice."""
 
 from __future__ import annotations
 

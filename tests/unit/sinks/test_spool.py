@@ -1,4 +1,4 @@
-"""What waits on disk: in order, within its bound, over restarts and crashes; and a disk that refuses is no end."""
+"""Events on disk: in order, bounded, across restarts and crashes; and a failing disk does not stop the agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines on a real pipe; a reader that goes away or does not read never holds up the sender."""
+"""Lines on a real pipe: a reader that closes it or does not read never delays the sender."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real processes and real cgroups to resolve, and stand-in mounts for the cgroup modes that this host is not in."""
+"""Provides real processes and cgroups to resolve, and stand-in mounts for other cgroup modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cgroup ids of this host's cgroupfs, and of directories mounted in name only for the modes that it is not in."""
+"""Cgroup ids of this host's cgroupfs, and of directories that stand in for other modes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cgroup paths as engines, kubelets and systemd make them, and what they say."""
+"""Cgroup paths as engines, kubelets and systemd make them, and the containers in them."""
 
 from __future__ import annotations
 

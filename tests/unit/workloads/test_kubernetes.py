@@ -1,4 +1,4 @@
-"""Names of pods by a watch on an API server: the official client over real connections to a stand-in for the server.
+"""Pod names by a watch: the official client over real connections to a stand-in for the API server.
 
 No API server can be had here. tests/lab/api_server.py speaks as much of its protocol as a watch needs.
 """

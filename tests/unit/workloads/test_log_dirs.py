@@ -1,4 +1,4 @@
-"""Topics out of log directories as a broker lays them out, found through the files that a real process holds open."""
+"""Topics from a broker's log directories, found through the files that a real process holds open."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod's object says, in the shape of the API, and how long it is remembered."""
+"""The facts of a pod's object, in the API's form, and how long they are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes of this host, and what is still known of those that ended."""
+"""Processes of this host, and the facts that remain of ended ones."""
 
 from __future__ import annotations
 

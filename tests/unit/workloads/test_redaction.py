@@ -1,4 +1,4 @@
-"""Secrets of command lines: what is hidden, what stays, and that no form of a value gets out."""
+"""Secrets in command lines: what is hidden, what stays, and that no form of a value leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Owners to workloads as events carry them, with real processes in real cgroups."""
+"""Owners become workloads as events contain them, with real processes in real cgroups."""
 
 from __future__ import annotations
 
