@@ -40,11 +40,11 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* Not empty if the agent may be reached from outside of its pod. */}}
+{{- /* Not empty if the agent accepts connections from outside its pod. */}}
 {{- define "kafka-probe.exposed" -}}
 {{- with .Values.listen }}
 {{- if and .tlsSecret (not .tokenSecret.name) (not .clientCertificates) }}
-{{- fail "listen.tlsSecret needs listen.tokenSecret.name or listen.clientCertificates: else nobody may reach the agents." }}
+{{- fail "listen.tlsSecret needs listen.tokenSecret.name or listen.clientCertificates: otherwise the agents listen on loopback only." }}
 {{- end }}
 {{- if and .clientCertificates (not .tlsSecret) }}
 {{- fail "listen.clientCertificates needs listen.tlsSecret." }}
@@ -53,12 +53,12 @@ app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* Not empty if events wait on disk: those for standard output do not. */}}
+{{- /* Not empty if events wait on disk: events for standard output do not. */}}
 {{- define "kafka-probe.spool" -}}
 {{- and .Values.spool.enabled (ne (toString .Values.settings.sink) "stdout") | ternary "yes" "" }}
 {{- end }}
 
-{{- /* A probe. By a shell, because on loopback the kubelet does not reach the agent; with TLS the agent is not there. */}}
+{{- /* A probe: with TLS by the kubelet, else by a shell in the pod, because the kubelet cannot reach its loopback. */}}
 {{- define "kafka-probe.ask" -}}
 {{- if .tls -}}
 httpGet:
