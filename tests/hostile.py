@@ -40,5 +40,5 @@ UNSAFE = re.compile(
 
 
 def unsafe(output: str | bytes) -> list[str]:
-    """Return the characters of an output that no terminal and no log may get."""
+    """Return the characters of an output that must not reach a terminal or a log."""
     return UNSAFE.findall(output if isinstance(output, str) else output.decode())

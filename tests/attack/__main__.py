@@ -49,7 +49,7 @@ ONLY_OF_TODAY = {"planted_frames", "hostile_spool", "forged_events"}
 
 
 def main() -> int:
-    """Returns the exit status."""
+    """Run the floods; return the exit status."""
     directory = ROOT / "build" / "attack"
     shutil.rmtree(directory, ignore_errors=True)
     names = os.environ["FLOODS"].split(",") if os.environ.get("FLOODS") else None
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def attack(directory: Path, sources: Path, names: Sequence[str] | None) -> dict[str, Any]:
-    """Attack the agent of these sources by some floods or all; returns what build/attack.json says."""
+    """Attack the agent of these sources with all or some floods; return the contents of build/attack.json."""
     wanted = [name for name in ("calm", *ORDER) if names is None or name in (*names, "calm")]
     with Lab(directory, sources) as lab:
         for name in wanted:
@@ -98,7 +98,7 @@ def attack(directory: Path, sources: Path, names: Sequence[str] | None) -> dict[
 
 
 def run(lab: Lab, name: str) -> dict[str, Any]:
-    """Run one flood; returns what it did."""
+    """Run one flood; return its figures."""
     host, port = lab.listen
     match name:
         case "calm":
@@ -131,7 +131,7 @@ ORDER = ("forged_events", "hostile_spool", *RATES, FROM_HONEST_ADDRESS, "slow_ht
 
 @contextmanager
 def worktree(revision: str, directory: Path) -> Iterator[Path]:
-    """Meanwhile the files of a revision are in a directory."""
+    """Check out a revision into a directory for the duration of the block."""
     subprocess.run(["git", "worktree", "add", "--detach", directory, revision], cwd=ROOT, check=True)
     try:
         yield directory
@@ -157,7 +157,7 @@ def print_row(name: str, row: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

@@ -48,19 +48,19 @@ class Pair:
         self.answer(asked)
 
     def answer(self, asked: bytes) -> None:
-        """Answer a request that was read, and read that."""
+        """Answer a request that was read, and read the answer."""
         answered = answer(asked)
         self.server.sendall(answered)
         self.client.recv(len(answered), socket.MSG_WAITALL)
 
     def close(self) -> None:
-        """Close both ends, the server's first: else each of the client's ports would wait for a minute."""
+        """Close both ends, the server's first; otherwise each of the client's ports would wait for a minute."""
         self.server.close()
         self.client.close()
 
 
 def connections(listener: socket.socket) -> Step:
-    """Each step opens a connection with a client id and topics that no other has, asks twice, and closes it.
+    """Open a connection per step with a new client id and new topics, ask twice, and close it.
 
     The first request is short, as that of real clients: its answer proves the connection.
     """
@@ -76,22 +76,22 @@ def connections(listener: socket.socket) -> Step:
 
 
 def client_ids(listener: socket.socket) -> Step:
-    """Each step asks with another client id on one of few connections."""
+    """Ask with a new client id per step on one of few connections."""
     return _asking(listener, lambda number: metadata(number, b"client-%d" % number, [b"orders"]))
 
 
 def topics(listener: socket.socket) -> Step:
-    """Each step asks for topics that no other names on one of few connections."""
+    """Ask for new topics per step on one of few connections."""
     return _asking(listener, lambda number: produce(number, b"flood", _topics(number)))
 
 
 def groups(listener: socket.socket) -> Step:
-    """Each step is of a group that no other names on one of few connections."""
+    """Send a request of a new group per step on one of few connections."""
     return _asking(listener, lambda number: heartbeat(number, b"flood", b"group-%d" % number))
 
 
 def hostile_names(listener: socket.socket) -> Step:
-    """Each step opens a connection, and its client id, topics and group are names that are hard to print."""
+    """Open a connection per step, with hostile names as client id, topics and group."""
 
     def step(number: int) -> None:
         name, other = _NAMES[number % len(_NAMES)], _NAMES[number // len(_NAMES) % len(_NAMES)]
@@ -104,7 +104,7 @@ def hostile_names(listener: socket.socket) -> Step:
 
 
 def garbage(listener: socket.socket) -> Step:
-    """Each step opens a connection and sends bytes by chance, every second time with a length in front that is true."""
+    """Open a connection per step and send random bytes, every second time after a correct length."""
     chance = random.Random(_SEED)
 
     def step(_: int) -> None:
@@ -121,7 +121,7 @@ def garbage(listener: socket.socket) -> Step:
 
 
 def one_byte_writers(listener: socket.socket) -> Step:
-    """Each step sends one byte of a request on one of many connections, and reads it."""
+    """Send one byte of a request per step on one of many connections, and read it."""
     asked = [metadata(number, b"slow-%d" % number, [b"orders"]) for number in range(WRITERS)]
     pairs = [Pair(listener) for _ in range(WRITERS)]
 
@@ -138,7 +138,7 @@ def one_byte_writers(listener: socket.socket) -> Step:
 
 
 def planted_frames(listener: socket.socket) -> Step:
-    """Each step opens a connection that loses its reader in the middle of records, which look like frames.
+    """Open a connection per step that loses its reader inside records that look like frames.
 
     Beside them there are records that never end, for who begins to look in the middle of one.
     """

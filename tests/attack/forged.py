@@ -24,7 +24,7 @@ _BATCHES = 3
 
 
 def forged(event: dict[str, Any]) -> list[bytes]:
-    """Return records made of a true flow event: numbers, names and times that no agent sends, and what is no event."""
+    """Return records made of a true flow event, with forged numbers, names and times, and of other lines."""
     stranger = event | {"agent_id": "forged", "seq": 0}
     sums = [stranger | {"seq": n, "requests": _MOST, "request_bytes": _MOST, "responses": _MOST} for n in range(3)]
     names = [stranger | {"seq": n, "client": {"id": name}} for n, name in enumerate(NAMES, 3)]
@@ -81,13 +81,13 @@ def forge(lab: Lab) -> dict[str, Any]:
 
 
 def _rows(lab: Lab) -> list[dict[str, Any]]:
-    """The traffic by API: the last row of a key is right."""
+    """Return the traffic by API; the last row of a key is the valid one."""
     rows = map(json.loads, dict(read_topic(lab.sink.bootstrap, TRAFFIC)).values())
     return [row for row in rows if row["level"] == "api"]
 
 
 def _requests(row: dict[str, Any]) -> int:
-    """Null if a sum is refused."""
+    """Return the sum of requests; None if a sum is refused."""
     return row.get("requests") or 0
 
 

@@ -72,7 +72,7 @@ SPOOLS: dict[str, Callable[[Path], None]] = {
 
 
 def offer(lab: Lab) -> dict[str, Any]:
-    """Start an agent on each; returns what became of it and the highest peak of memory in bytes."""
+    """Start an agent on each directory; return the results and the highest peak of memory in bytes."""
     outcomes: dict[str, str] = {}
     peaks = []
     for name, make in SPOOLS.items():
@@ -96,7 +96,7 @@ def offer(lab: Lab) -> dict[str, Any]:
 
 
 def faults(outcomes: dict[str, str], delivered: dict[str, int]) -> Iterator[str]:
-    """Yield what does not hold; delivered: events by node."""
+    """Yield the violated expectations; delivered: events by node."""
     for name, outcome in outcomes.items():
         if outcome not in {"works", "refused"}:
             yield f"spool {name}: {outcome}"

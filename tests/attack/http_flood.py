@@ -25,7 +25,7 @@ _PAUSE_S = 1.0  # between two bytes of one connection
 
 
 def slow(host: str, port: int, until_s: float) -> int:
-    """Hold connections until then; those that the server closes are opened again. Returns how many were opened."""
+    """Hold connections until the end, reopening those that the server closes. Return the number of opened ones."""
     connections = [_opened(host, port, place) for place in range(CONNECTIONS)]
     opened = CONNECTIONS
     for number in _paced(until_s, CONNECTIONS / _PAUSE_S):
@@ -47,7 +47,7 @@ def slow(host: str, port: int, until_s: float) -> int:
 
 
 def hammer(host: str, port: int, until_s: float) -> int:
-    """Ask for metrics until then; returns how often."""
+    """Ask for metrics until the end; return the number of requests."""
 
     def ask() -> int:
         asked = 0

@@ -48,7 +48,7 @@ class Reported:
     faults: Counter[str] = field(default_factory=Counter)
 
     def take(self, line: bytes, honest_port: bytes) -> None:
-        """Take an event as it stands in the topic."""
+        """Take an event of the topic."""
         self._markers(line)
         try:
             event = orjson.loads(line)
@@ -85,7 +85,7 @@ class Reported:
 
 
 def read_reported(bootstrap: str, topic: str, honest_port: int, attacked: str) -> Reported:
-    """Read all events of the nodes whose name begins with `attacked`; of others it counts how many there are."""
+    """Read all events of nodes whose name begins with `attacked`; only count those of other nodes."""
     reported, port, node = Reported(), f":{honest_port}".encode(), f'"node":"{attacked}'.encode()
     for value in values(bootstrap, topic):
         for line in value.splitlines():
@@ -97,7 +97,7 @@ def read_reported(bootstrap: str, topic: str, honest_port: int, attacked: str) -
 
 
 def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_bytes: int) -> dict[str, Any]:
-    """Return what is worth to be kept of a flood; next_us: when the next one began."""
+    """Return the figures of a flood; next_us: when the next one began."""
     ends = reported.ends()
     since_us = ends[max(0, bisect_right(ends, phase.began_us) - 1)]
     until_us = ends[bisect_right(ends, next_us) - 1]
@@ -127,7 +127,7 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
 
 
 def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
-    """Yield what does not hold in a flood's figures; may_lose: its address is that of the honest clients."""
+    """Yield the violated expectations of a flood; may_lose: its address is that of the honest clients."""
     name = row["flood"]
     yield from (f"{name}: {problem.splitlines()[0]}" for problem in row["problems"])
     if row["peak_mib"] > row["limit_mib"]:
@@ -150,7 +150,7 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
 
 
 def faults_of_logs(logs: Iterable[Path]) -> Iterator[str]:
-    """Yield what does not belong into the log of an agent or a pipeline."""
+    """Yield the lines that do not belong into the log of an agent or a pipeline."""
     for log in logs:
         text = log.read_bytes() if log.exists() else b""
         if log.name == AGENT_LOG:  # the JVM's has tabs

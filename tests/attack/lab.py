@@ -47,7 +47,7 @@ _MOST_MEMORY_BYTES = 8 << 30
 
 @dataclass(slots=True)
 class Phase:
-    """One flood: when it was, in µs since epoch, what it did, and how the agent was meanwhile."""
+    """One flood: its times in µs since epoch, its result, and the agent's state meanwhile."""
 
     name: str
     began_us: int
@@ -64,7 +64,7 @@ class Phase:
 
 
 class Lab:
-    """`with Lab(directory, sources) as lab:` is all of it; `sources` are those of the agent that is attacked."""
+    """The lab, from up to gone: `with Lab(directory, sources) as lab:`; `sources` are those of the attacked agent."""
 
     def __init__(self, directory: Path, sources: Path) -> None:
         self.directory = directory
@@ -79,7 +79,7 @@ class Lab:
 
     @property
     def listen(self) -> tuple[str, int]:
-        """Where the agent answers over HTTP."""
+        """Return the address of the agent's HTTP server."""
         return "127.0.0.1", self._listen_port
 
     def __enter__(self) -> Self:
@@ -110,7 +110,7 @@ class Lab:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[Phase]:
-        """A flood, from its beginning until the agent has reported all of it."""
+        """Measure a flood that runs in the block, until the agent has reported all of it."""
         self._peak.reset()
         self._phase = phase = Phase(name, _now_us())
         yield phase
@@ -130,7 +130,7 @@ class Lab:
         self.phases.append(phase)
 
     def flood(self, name: str, rate: int, seconds: float, *, from_honest_address: bool = False) -> dict[str, Any]:
-        """Run a flood of the watched port to its end; returns what it did."""
+        """Run a flood of the watched port to its end; return its result."""
         arguments = (self.flood_port, int(rate * seconds), seconds)
         if from_honest_address:
             return self.program("tests.attack.flood", name, "127.0.0.1", *arguments)
@@ -138,7 +138,7 @@ class Lab:
             return self.program("tests.attack.flood", name, ADDRESS, *arguments)
 
     def program(self, module: str, *arguments: object) -> dict[str, Any]:
-        """Run a program of this folder to its end; returns what it printed.
+        """Run a program of this folder to its end; return its output.
 
         Raises:
             LabError: it failed.
@@ -157,7 +157,7 @@ class Lab:
 
     @contextmanager
     def ring(self, found: dict[str, Any]) -> Iterator[None]:
-        """Meanwhile look at all that leaves the kernel; `found` is filled at the end."""
+        """Check everything that leaves the kernel for the duration of the block; `found` is filled at the end."""
         log, output = self.directory / "ring.log", self.directory / "ring.out"
         output.unlink(missing_ok=True)
         command = [sys.executable, "-m", "tests.attack.ring", str(self.flood_port)]
@@ -171,14 +171,14 @@ class Lab:
         found |= json.loads(output.read_text())
 
     def agent(self, name: str, *flags: str, inside: Path | None = None) -> Agent:
-        """An agent of the attacked sources that is not started yet; `name` is that of its node."""
+        """Return an agent of the attacked sources that is not started yet; `name` is its node's name."""
         flags = ("--bootstrap-servers", self.sink.bootstrap, "--node", name, *flags)
         agent = Agent(self.directory / name, *flags, inside=inside, environment=self.environment)
         self.logs.append(agent.log)
         return agent
 
     def stop(self) -> None:
-        """Stop what watches in order: all that was seen is in the events topic and in the capture then."""
+        """Stop the observers in order, so that the events topic and the capture are complete."""
         self._over.set()
         for one in self._honest:
             stop(one.process)
@@ -202,7 +202,7 @@ class Lab:
         return not self._agent.is_running() or max(since, default=0) >= self._phase.ended_us
 
     def _interval_began_us(self, value: bytes) -> int:
-        """Of the last event in a record, if it is the attacked agent's of an interval: it is the interval's last."""
+        """Return the start of the interval of a record's last event if that is the attacked agent's `agent` event."""
         with suppress(ValueError):  # forged
             event = orjson.loads(value.splitlines()[-1])
             if isinstance(event, dict) and event.get("node") == self._node and event["kind"] == "agent":
@@ -239,7 +239,7 @@ class Lab:
 
 
 def suspicious(text: bytes) -> list[str]:
-    """Return what a page or a log of an agent must not hold and does."""
+    """Return the parts of an agent's page or log that must not be in it."""
     found = ["markers"] if MARKER in text else []
     return found + [f"character {one!a}" for one in sorted({*unsafe(text.decode(errors="surrogateescape"))})]
 

@@ -53,7 +53,7 @@ _FETCHED = _fetched()
 
 
 def plant(client: socket.socket, server: socket.socket, number: int) -> None:
-    """Speak Kafka, lose the reader in one of several ways, and go on inside records; `number` chooses how."""
+    """Start as Kafka, lose the reader in one of several ways, and go on inside records; `number` chooses the way."""
     reader = Thread(target=_drain, args=(server,), daemon=True)
     reader.start()
     answered, way = number % 2 == 0, number // 2 % (len(TINY) + 1)

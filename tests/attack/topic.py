@@ -27,14 +27,14 @@ def _consumer(bootstrap: str) -> Consumer:
 
 
 def _offsets(consumer: Consumer, topic: str) -> dict[int, tuple[int, int]]:
-    """The first offset of each partition that is not empty, and the one after its last."""
+    """Return the first offset of each non-empty partition, and the offset after its last record."""
     partitions = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic].partitions
     each = {number: consumer.get_watermark_offsets(TopicPartition(topic, number), _TIMEOUT_S) for number in partitions}
     return {number: (low, high) for number, (low, high) in each.items() if high > low}
 
 
 def _from(consumer: Consumer, topic: str, starts: Mapping[int, int]) -> Iterator[bytes]:
-    """The values from these offsets to the last ones of now."""
+    """Yield the values from these offsets to the current last ones."""
     ends = {number: high for number, (_, high) in _offsets(consumer, topic).items() if number in starts}
     consumer.assign([TopicPartition(topic, number, starts[number]) for number in ends])
     while ends:

@@ -58,7 +58,7 @@ class Run:
 
 
 def main() -> int:
-    """Run all rounds; returns the exit status."""
+    """Run all rounds; return the exit status."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     with Broker(DIRECTORY / "watched") as broker, Broker(DIRECTORY / "sink", heap_mb=256) as sink:
         create_topics(broker.bootstrap, [TOPIC], partitions=1)
@@ -88,20 +88,20 @@ def main() -> int:
 
 
 def calibrate(broker: Broker) -> int:
-    """Warm the broker up; returns how many records make a run of SECONDS."""
+    """Warm the broker up; return the number of records in a run of SECONDS."""
     run_load(broker, WARM_UP_RECORDS)
     return int(run_load(broker, WARM_UP_RECORDS).records_per_s * SECONDS)
 
 
 def orders() -> Iterable[tuple[str, ...]]:
-    """Per round: the runs to compare side by side, in every order in turn, and at first the others after them."""
+    """Yield the runs of each round: those to compare, in changing order, and at first the others after them."""
     compared = islice(cycle(permutations(("none", "agent", "none again"))), ROUNDS)
     others = ("agent, both ends", "tcpdump", "tshark")
     return ((*order, *others) if number < OTHERS_ROUNDS else order for number, order in enumerate(compared))
 
 
 def measure(broker: Broker, records: int, start: Start) -> Run:
-    """One load under one observer that is warm, from the quiet before the load to the quiet after it."""
+    """Run one load under one warm observer, from the quiet before the load to the quiet after it."""
     with start() as observer:
         if observer is None:
             return Run(run_load(broker, records))
@@ -123,7 +123,7 @@ def measure(broker: Broker, records: int, start: Start) -> Run:
 
 
 def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list[float]]:
-    """What the hooks cost by each backend that this kernel has, on Kafka's sockets and, beside it, on others."""
+    """Measure the hooks of each backend that this kernel supports, on Kafka's sockets and on others."""
     types = Btf()
     figures: dict[str, list[float]] = defaultdict(list)
     with bpf_stats():
@@ -141,7 +141,7 @@ def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list
 
 
 def measure_lifecycle(broker: Broker, sink: Broker) -> dict[str, list[float]]:
-    """What a connection costs from its opening to its end, its one request and the owner's name included."""
+    """Measure the cost of a connection from open to close, with one request and the owner's name."""
     figures: dict[str, list[float]] = defaultdict(list)
     with bpf_stats():
         for _ in range(OTHERS_ROUNDS):
@@ -160,7 +160,7 @@ def measure_lifecycle(broker: Broker, sink: Broker) -> dict[str, list[float]]:
 def figures_of(
     rounds: list[dict[str, Run]], kernel: dict[str, list[float]], lost: list[int]
 ) -> dict[str, dict[str, float]]:
-    """Min, median and max of each figure over the rounds."""
+    """Return min, median and max of each figure over the rounds."""
 
     def throughput_ratio(name: str) -> list[float]:
         return [runs[name].load.records_per_s / runs["none"].load.records_per_s for runs in rounds]
@@ -192,7 +192,7 @@ def figures_of(
 
 
 def line(runs: dict[str, Run]) -> str:
-    """A round in one line."""
+    """Return a round as one line."""
     return ", ".join(
         f"{name} {run.load.records_per_s:,.0f}/s"
         + (f" {run.cpu_us_per_request:.2f} µs" if run.cpu_us_per_request else "")
@@ -209,7 +209,7 @@ def show(figures: dict[str, dict[str, float]]) -> None:
 
 
 def show_scale(*tables: list[scale.Figures]) -> None:
-    """Print what is plotted."""
+    """Print the plotted figures."""
     for lines in tables:
         print()
         for cells in (lines[0], *(line.values() for line in lines)):

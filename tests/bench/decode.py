@@ -135,7 +135,7 @@ KINDS: list[Callable[[str], Frame]] = [
 
 
 def compare(title: str, frames: int, work: dict[str, Callable[[], object]]) -> None:
-    """Runs the ways in turn, so that a busy machine is equally busy for all; the last one is the yardstick."""
+    """Run the ways in turn, so that load on the machine affects all alike; the last one is the yardstick."""
     taken: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(ROUNDS):
         for name, run in work.items():
@@ -148,7 +148,7 @@ def compare(title: str, frames: int, work: dict[str, Callable[[], object]]) -> N
 
 
 def exhaust(results: Iterable[object]) -> None:
-    """Lets the work be done and keeps nothing of it."""
+    """Consume an iterator and keep nothing of it."""
     deque(results, maxlen=0)
 
 
@@ -198,7 +198,7 @@ def compare_shapes(what: str, frames: list[Frame]) -> None:
 
 
 def cold_frame() -> None:
-    """A Produce request that no shape is known of, as the kernel leaves it, against others who get all of it."""
+    """Decode a Produce request without a known shape, as the kernel leaves it, against codecs that get all of it."""
     records = Records(bytes(502))
     topic = {"Name": "orders", "PartitionData": [{"Index": 2, "Records": records}]}
     message = message_of("Produce", False, 9, {"Acks": -1, "TimeoutMs": 30_000, "TopicData": [topic]})

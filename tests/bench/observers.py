@@ -58,7 +58,7 @@ class Observer:
         return sum(times), sum(calls)
 
     def wait_until_quiet(self) -> None:
-        """Return when it has used next to no CPU for a second: nothing of what it saw is left to do."""
+        """Return when it has used almost no CPU for a second, so that all work is done."""
         marks = [(time.monotonic(), self.cpu_us)]
 
         def quiet() -> bool:
@@ -78,7 +78,7 @@ class Observer:
 
 @contextmanager
 def agent(directory: Path, port: int, sink: Broker, side: str, backend: str = "auto") -> Iterator[Observer]:
-    """The agent as it runs in production, its events going to a broker that it does not watch."""
+    """Run the agent as in production; its events go to a broker that it does not watch."""
     to = ("--bootstrap-servers", sink.bootstrap, "--listen", f"127.0.0.1:{free_port()}")
     flags = ("--ports", str(port), "--side", side, "--backend", backend, *to)
     before = loaded()
@@ -87,13 +87,13 @@ def agent(directory: Path, port: int, sink: Broker, side: str, backend: str = "a
 
 
 def tcpdump(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
-    """Raw capture to a file: the least that anybody can pay."""
+    """Capture raw packets to a file: the cheapest observer."""
     command = ["tcpdump", "-i", "lo", "-s", "0", "-n", "-Z", "root", "-w", str(directory / "load.pcap")]
     return _program([*command, f"tcp port {broker.port}"], directory / "tcpdump.log", "listening on")
 
 
 def tshark(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
-    """Decoding of every request to one line of text."""
+    """Decode every request to one line of text."""
     fields = [
         part for name in ("api_key", "api_version", "client_id", "topic_name") for part in ("-e", f"kafka.{name}")
     ]
@@ -103,7 +103,7 @@ def tshark(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
 
 @contextmanager
 def bpf_stats() -> Iterator[None]:
-    """The kernel measures the run time of BPF programs meanwhile."""
+    """Let the kernel measure the run time of BPF programs for the duration of the block."""
     before = _STATS.read_text()
     _STATS.write_text("1")
     try:
@@ -128,7 +128,7 @@ def _program(command: list[str], log: Path, ready: str) -> Iterator[Observer]:
 
 
 def _program_info(program_id: int) -> str:
-    """What the kernel says of a BPF program, which need not have a descriptor in any process but only be attached."""
+    """Return the kernel's information on a BPF program, which only has to be attached."""
     attributes = struct.pack("=III", program_id, 0, 0)
     descriptor = ctypes.CDLL(None, use_errno=True).syscall(_BPF_CALL, _PROG_GET_FD_BY_ID, attributes, len(attributes))
     if descriptor < 0:

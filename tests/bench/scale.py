@@ -68,7 +68,7 @@ def with_connections(count: int, directory: Path) -> Figures:
 
 
 def with_rate(rate: int, seconds: float, broker: Broker, sink: Broker, directory: Path) -> Figures:
-    """CPU of the agent in percent of a core at so many requests per second, if the broker can."""
+    """Measure the agent's CPU in percent of a core at this rate of requests, if the broker reaches it."""
     with agent(directory, broker.port, sink, "server") as observer:
         run_load(broker, rate, rate=rate)
         observer.wait_until_quiet()
@@ -80,7 +80,7 @@ def with_rate(rate: int, seconds: float, broker: Broker, sink: Broker, directory
 
 
 def _reports(output: BinaryIO) -> Iterator[tuple[int, int]]:
-    """How many `agent` events there are, and how many connections the newest counts."""
+    """Yield the number of `agent` events so far, and the number of connections in the newest."""
     number, newest, rest = 0, -1, b""
     while True:
         *lines, rest = (rest + output.read()).split(b"\n")

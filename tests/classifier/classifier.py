@@ -28,14 +28,14 @@ _WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Werror")
 
 
 class Direction(IntEnum):
-    """enum direction of bpf/sock.h."""
+    """The directions of enum direction in bpf/sock.h."""
 
     SEND = 0
     RECEIVE = 1
 
 
 class Classifier:
-    """One connection at a time. `any_port`: it stands on a port that nobody named."""
+    """A classifier of one connection at a time. `any_port`: the connection's port is not among the watched ones."""
 
     def __init__(self, folder: Path, *, any_port: bool) -> None:
         self.any_port = any_port
@@ -64,18 +64,18 @@ class Classifier:
         return int(self._library.taken_for_kafka(number, ctypes.c_uint64(seed), ctypes.c_uint64(count), late_one_in))
 
     def connect(self, *, server_side: bool, seen: int = 0) -> None:
-        """A new connection, watched at one end; `seen`: bytes that went each way before it was."""
+        """Begin a new connection, watched at one end; `seen`: bytes that went each way before."""
         self._library.new_connection(int(server_side), seen)
 
     def move(self, direction: Direction, data: bytes, piece: int) -> None:
-        """Calls of at most `piece` bytes each."""
+        """Pass the bytes in calls of at most `piece` bytes."""
         if direction is Direction.RECEIVE:
             self._library.arrive(len(data))
         for at in range(0, len(data), piece):
             self._library.move(direction, data[at : at + piece], len(data[at : at + piece]))
 
     def samples(self) -> npt.NDArray[Any]:
-        """What left of the connection, (n,) of SAMPLE."""
+        """Return the samples of the connection, (n,) of SAMPLE."""
         at = ctypes.c_void_p()
         count = self._library.samples_left(ctypes.byref(at))
         return np.frombuffer(ctypes.string_at(at, count * SAMPLE.itemsize), SAMPLE)
@@ -89,7 +89,7 @@ class Classifier:
         return int(self._library.next_number())
 
     def losses(self) -> dict[str, int]:
-        """What was lost since the start, by name, where something was."""
+        """Return the losses since the start that are not zero, by name."""
         names = {len(COUNTERS) + place: name for place, name in enumerate(LOSSES)}
         counts = {name: int(self._library.counted(place)) for place, name in names.items()}
         return {name: count for name, count in counts.items() if count}

@@ -27,7 +27,7 @@ RECORDS, RATE = 400, 40.0
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of the lab, as everybody who counted saw it."""
+    """One run of the lab, as seen by all counters."""
 
     started: list[RunningClient]
     own: dict[str, dict[str, TopicCount]]
@@ -122,7 +122,7 @@ def by_api(rows: Iterable[dict[str, Any]]) -> RequestCounts:
 
 
 def by_topic(seen: Report, side: str) -> dict[tuple[str | None, str, str], TopicTraffic]:
-    """What each client did to each topic, by client id, API and topic: Produce and Fetch."""
+    """Return each client's traffic by client id, API and topic: Produce and Fetch."""
     counts: dict[tuple[str | None, str, str], TopicTraffic] = {}
     for row in seen.select(level="topic", side=side):
         if row["api"] in ("Produce", "Fetch"):

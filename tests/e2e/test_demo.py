@@ -129,7 +129,7 @@ def test_a_broker_that_is_not_there_is_named() -> None:
 
 
 def refusal(bootstrap: str) -> str:
-    """Why the demo does not take a broker."""
+    """Return the reason why the demo refuses a broker."""
     command = [sys.executable, "-m", "tests.lab.demo"]
     environment = {**os.environ, "BOOTSTRAP": bootstrap}
     demo = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)

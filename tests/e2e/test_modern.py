@@ -35,7 +35,7 @@ SMALL = {"log.index.size.max.bytes": "65536", "log.cleaner.enable": "false"}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run, as everybody who counted saw it."""
+    """One run, as seen by all counters."""
 
     own: Counts
     wire: Walk
@@ -59,7 +59,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 def hold_all(bootstrap: str, directory: Path) -> Counts:
-    """All conversations at the same time."""
+    """Run all conversations at the same time."""
     with ThreadPoolExecutor() as pool:
         held = [
             pool.submit(write_to_many, bootstrap, MANY, PARTITIONS, ROUNDS),
@@ -137,12 +137,12 @@ def test_topics_of_connections_that_were_there_before_are_named(run: Run) -> Non
 
 
 def counted(client_id: str | None) -> bool:
-    """Not one that was there before the agent, nor the agent itself."""
+    """Return True for a connection that is neither older than the agent nor the agent's own."""
     return not (client_id or "").startswith(("early", "kafka-probe"))
 
 
 def by_topic(seen: Report, side: str) -> dict[tuple[str | None, str, str], TopicTraffic]:
-    """What each client did to each topic, by client id, API and topic."""
+    """Return each client's traffic by client id, API and topic."""
     counts: dict[tuple[str | None, str, str], TopicTraffic] = {}
     for row in seen.select(level="topic", side=side):
         if row["api"] in OF_TOPICS and counted(row["client_id"]):

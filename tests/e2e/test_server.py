@@ -108,7 +108,7 @@ def _of_clients(row: Mapping[str, Any]) -> bool:
 
 
 def told(metrics: Samples, name: str, *labels: str) -> Counter[Labels]:
-    """A metric by some of its labels, without what the agent sends itself: that goes on."""
+    """Return a metric by some of its labels, without the agent's own traffic, which continues."""
     found: Counter[Labels] = Counter()
     for (sample, pairs), value in metrics.items():
         by_name = dict(pairs)
@@ -118,7 +118,7 @@ def told(metrics: Samples, name: str, *labels: str) -> Counter[Labels]:
 
 
 def summed(rows: Iterable[tuple[Labels, int]]) -> Counter[Labels]:
-    """Rows with the same labels, added up; what is 0 is there as well."""
+    """Return the sums of rows with the same labels, including those that are 0."""
     found: Counter[Labels] = Counter()
     for labels, count in rows:
         found[labels] += count

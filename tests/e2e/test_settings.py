@@ -30,7 +30,7 @@ pytestmark = pytest.mark.root
 
 @contextmanager
 def asking(port: int, pause_s: float = 0.02) -> Iterator[None]:
-    """A client that asks about topics, again and again."""
+    """Run a client that asks about topics repeatedly."""
     enough = Event()
 
     def ask() -> None:
@@ -101,7 +101,7 @@ def test_no_detail_is_left_out_for_those_who_ask_for_pages(tmp_path: Path) -> No
 
 
 def ask_pages(address: str, enough: Event) -> Counter[int]:
-    """Ask for pages until it is enough; how often each status was the answer."""
+    """Request pages until the event is set; return the number of responses by status."""
     statuses = Counter[int]()
     while not enough.is_set():
         statuses[get(f"http://{address}/metrics").status] += 1
@@ -109,7 +109,7 @@ def ask_pages(address: str, enough: Event) -> Counter[int]:
 
 
 def shed(address: str) -> dict[str, float]:
-    """What the metrics say is left out."""
+    """Return the details that are left out, by the metrics."""
     now = samples(get(f"http://{address}/metrics").text)
     return {detail: now["kafka_probe_shed", frozenset({("detail", detail)})] for detail in ("requests", "topics")}
 

@@ -26,7 +26,7 @@ ASKED, ANSWER = request(METADATA, 12).wire, response(METADATA, 12).wire
 
 @contextmanager
 def server() -> Iterator[int]:
-    """Somebody who answers one request per connection; yields the port."""
+    """Run a server that answers one request per connection; yield its port."""
 
     def serve() -> None:
         while True:
@@ -45,7 +45,7 @@ def server() -> Iterator[int]:
 
 
 def live(port: int, count: int, *pid: str) -> list[list[str]]:
-    """Name, pid and address of each process."""
+    """Run the processes; return name, pid and address of each."""
     command = [sys.executable, "-m", "tests.lab.short_lived", HOST, str(port), ASKED.hex(), str(count), *pid]
     said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
     return [line.rsplit(" ", 2) for line in said.splitlines()]

@@ -21,7 +21,7 @@ RESOLVER = WorkloadResolver()
 
 
 def stored(broker: Broker) -> dict[str, str]:
-    """Name by id of the topics that are there to stay."""
+    """Return the names of the permanent topics by id."""
     ticks = int(Path(f"/proc/{broker.pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     process = RESOLVER.resolve(Owner(broker.pid, ticks * NS_PER_TICK, b"java", 0, 0, 0, 0, b"")).process
     assert process
@@ -30,7 +30,7 @@ def stored(broker: Broker) -> dict[str, str]:
 
 
 def told(admin: KafkaAdminClient) -> dict[str, str]:
-    """The same as the broker says it."""
+    """Return the same from the broker."""
     return {UUID(topic["topic_id"]).hex: topic["name"] for topic in admin.describe_topics()}
 
 

@@ -32,7 +32,7 @@ SET_MEASURES = 6  # of one record set, which has 24 bytes at least
 
 
 def main() -> None:
-    """Run until the time is over or something is wrong; does not return."""
+    """Run until the time is over or a check fails; does not return."""
     # the readers are compiled when they are first needed, so no import brings them
     vars(decoder)["compiled"] = instrumented
     corpus = DIRECTORY / "corpus"
@@ -47,13 +47,13 @@ def main() -> None:
 
 @cache
 def instrumented(steps: tuple[Step, ...], kinds: frozenset[MeasureKind]) -> Reader:
-    """A plan's reader that tells the fuzzer where it goes."""
+    """Return a plan's reader that reports its branches to the fuzzer."""
     reader: Reader = atheris.instrument_func(compiled(steps, kinds))
     return reader
 
 
 def seeds() -> list[tuple[str, bytes]]:
-    """Some recorded frames of every API, version and direction."""
+    """Return some recorded frames of every API, version and direction."""
     kinds: Counter[tuple[int, int, int]] = Counter()
     found = []
     for name in names():
@@ -82,7 +82,7 @@ def check(fuzzed: bytes) -> None:
 
 
 def facts_found(shape: Shape) -> int:
-    """How many things the decoder made, each of a byte at least."""
+    """Return the number of decoded facts, each of which takes at least a byte."""
     facts = shape.facts
     topics = facts.topics + facts.forgotten
     measures = len(shape.measures) - (SET_MEASURES - 1) * len(facts.record_sets)

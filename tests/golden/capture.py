@@ -35,7 +35,7 @@ KEPT = Path(os.environ["GOLDEN_KEPT"]) if "GOLDEN_KEPT" in os.environ else None
 
 @dataclass(slots=True)
 class End:
-    """What was seen at one end of a connection."""
+    """The observations at one end of a connection."""
 
     identity: Identity
     owners: list[Owner]
@@ -77,7 +77,7 @@ class Capture:
         self.begin()
 
     def begin(self) -> None:
-        """Forget everything seen so far."""
+        """Drop everything seen so far."""
         while len(self._programs.buffer.take(1 << 20)):
             pass
         self._before = Counter(self._programs.counters())
@@ -95,12 +95,12 @@ class Capture:
 
     @property
     def backend(self) -> str:
-        """The way in which the kernel is hooked."""
+        """Return the name of the backend."""
         return self._programs.backend
 
     @property
     def instructions(self) -> dict[str, int]:
-        """How many instructions the verifier went through, by program."""
+        """Return the number of instructions that the verifier processed, by program."""
         return self._programs.instructions
 
     @property
@@ -119,19 +119,19 @@ class Capture:
         return list(self._ends.values())
 
     def followed(self) -> set[int]:
-        """The kernel's ids of the connections that it follows."""
+        """Return the kernel's ids of the connections that it tracks."""
         return self._programs.followed()
 
     def fills(self) -> bool:
-        """Whether the kernel wakes its reader."""
+        """Return True if the kernel wakes its reader."""
         return self._programs.buffer.wait(TIMEOUT_S)
 
     def samples(self) -> Samples:
-        """The samples themselves, as they stand in the buffer, instead of what is made of them."""
+        """Return the samples themselves, as in the buffer, instead of decoded facts."""
         return self._programs.buffer.take(1 << 20)
 
     def ends_of(self, talk: Conversation) -> list[End]:
-        """The client's end and the server's, those of them that were seen."""
+        """Return the client's end and the server's end, as far as they were seen."""
         ends = {(end.identity.local, end.identity.peer): end for end in self.ends}
         return [ends[pair] for pair in (talk.names, talk.names[::-1]) if pair in ends]
 
@@ -157,7 +157,7 @@ class Capture:
         return True
 
     def wait_closed(self, talk: Conversation) -> list[End]:
-        """Both ends, once both are gone."""
+        """Return both ends once both are gone."""
         wait_until(lambda: all(end.gone for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
         return self.ends_of(talk)
 
@@ -194,7 +194,7 @@ class Capture:
 
 
 def _seen(frames: Frames) -> Iterator[tuple[int, int, Seen]]:
-    """Each frame with its place in the batch and its connection."""
+    """Yield each frame with its position in the batch and its connection."""
     for place, values in zip(frames.index.tolist(), frames.values.tolist(), strict=True):
         sample = frames.batch[place]
         seen = Seen(

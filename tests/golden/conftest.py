@@ -16,7 +16,7 @@ from tests.lab.processes import free_port
 
 @pytest.fixture(scope="session")
 def port() -> int:
-    """The watched port, of both ends."""
+    """Return the watched port, of both ends."""
     return int(os.environ.get("GOLDEN_PORT", 0)) or free_port()
 
 

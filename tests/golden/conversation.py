@@ -39,7 +39,7 @@ def receive_all(sock: socket.socket, size: int) -> None:
 
 
 def receive_pieces(*sizes: int) -> Read:
-    """Reads of these sizes, then the rest in one."""
+    """Read in pieces of these sizes, then the rest at once."""
 
     def receive(sock: socket.socket, size: int) -> None:
         for piece in (*sizes, size - sum(sizes)):
@@ -49,7 +49,7 @@ def receive_pieces(*sizes: int) -> Read:
 
 
 def receive_at_once(sock: socket.socket, size: int) -> None:
-    """All of it in one call, which may be more than usually fits between the two sockets: see `Conversation.widen`."""
+    """Read all of it in one call; it may exceed the usual buffer between the sockets: see `Conversation.widen`."""
     wait_until(lambda: _waiting_bytes(sock) == size, "all bytes to arrive")
     assert len(sock.recv(size)) == size
 
@@ -59,7 +59,7 @@ def _waiting_bytes(sock: socket.socket) -> int:
 
 
 def send_pieces(*sizes: int) -> Write:
-    """Writes of these sizes, then the rest in one."""
+    """Write in pieces of these sizes, then the rest at once."""
 
     def send(sock: socket.socket, data: bytes) -> None:
         for size in sizes:
@@ -77,7 +77,7 @@ def transfer(
     write: Write = send_all,
     read: Read = receive_all,
 ) -> None:
-    """Move the bytes; what fits between the sockets is written before the first read."""
+    """Move the bytes; as many as the sockets' buffers accept are written before the first read."""
     writer = Thread(target=write, args=(sender, data))
     writer.start()
     if len(data) <= BUFFER_BYTES:
@@ -97,13 +97,13 @@ class Conversation:
     said: list[Seen] = field(default_factory=list)
 
     def widen(self) -> None:
-        """Let a mebibyte fit between the two sockets."""
+        """Widen the buffers between the sockets to a mebibyte."""
         for sock in (self.client, self.server):
             for force in (SO_SNDBUFFORCE, SO_RCVBUFFORCE):
                 sock.setsockopt(socket.SOL_SOCKET, force, 1 << 20)
 
     def ask(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
-        """Requests, all of them before the first is read."""
+        """Send requests, all of them before the first is read."""
         transfer(self.client, self.server, joined(frames), write, read)
         self.said += [frame.seen for frame in frames]
 
@@ -150,7 +150,7 @@ def kafka(port: int, **ends: str) -> Iterator[Conversation]:
 
 
 def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> None:
-    """Metadata requests, each answered before the next."""
+    """Send Metadata requests, each answered before the next."""
     for correlation_id in correlation_ids:
         talk.ask(request(METADATA, 12, correlation_id))
         talk.answer(response(METADATA, 12, correlation_id))

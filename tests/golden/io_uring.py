@@ -61,7 +61,7 @@ def _place(buffer: ctypes.Array[ctypes.c_char]) -> tuple[int, int]:
 
 @contextmanager
 def io_uring() -> Iterator[Ring | None]:
-    """A ring; None if this kernel has no io_uring, or does not let it be used."""
+    """Return a ring; None if this kernel has no io_uring, or forbids it."""
     params = ctypes.create_string_buffer(_PARAMS_BYTES)
     fd = _libc.syscall(_SETUP, 1, params)
     if fd < 0 and ctypes.get_errno() in (errno.ENOSYS, errno.EPERM):

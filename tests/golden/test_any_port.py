@@ -48,7 +48,7 @@ def reversible() -> Iterator[Conversation]:
 
 
 def produce_to(version: int, topics: int) -> Frame:
-    """A Produce request to so many topics."""
+    """Return a Produce request to this many topics."""
     names = {f"topic-{number}": {0: Set(b"", 0)} for number in range(topics)}
     return produce(version, names, correlation_id=METADATA_1)
 

@@ -41,7 +41,7 @@ Put = Callable[[int, Path, str], None]
 
 @pytest.fixture
 def put() -> Iterator[Put]:
-    """Put a process into a cgroup, which is removed in the end, when the process is gone."""
+    """Put a process into a cgroup, which is removed when the process has ended."""
     made: list[Path] = []
 
     def put(pid: int, mount_point: Path, path: str) -> None:
@@ -57,7 +57,7 @@ def put() -> Iterator[Put]:
 
 
 def mount_points(kind: str) -> list[Path]:
-    """Where the hierarchies in use are mounted: of cgroup2, or of v1 (kind cgroup) those that engines look at."""
+    """Return the mounts of the hierarchies: of cgroup2, or of v1 (kind cgroup) those that engines use."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [
         Path(mount[1])
@@ -75,7 +75,7 @@ def client(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def paths(pid: int) -> set[str]:
-    """The cgroups of a process, by the kernel's own account."""
+    """Return the cgroups of a process from the kernel."""
     return {line.split(":", 2)[2] for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()}
 
 

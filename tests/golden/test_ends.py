@@ -28,7 +28,7 @@ ON, LINGER_AND_RESET = 1, struct.pack("ii", 1, 0)
 
 
 def vanish(sock: socket.socket) -> None:
-    """Close a socket without a word to the peer, as a host that is cut off: only checkpointing can do that."""
+    """Close a socket without notice to the peer, like a host that is cut off: only checkpointing can do that."""
     sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, ON)
     sock.close()
 

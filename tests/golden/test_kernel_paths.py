@@ -149,7 +149,7 @@ SENDTO, RECVFROM = 44, 45  # system calls of x86-64
 
 @contextmanager
 def blocked(port: int, system_call: int, block: Callable[[socket.socket], object]) -> Iterator[None]:
-    """Meanwhile many threads wait in a call on connections of their own, until their other ends are closed."""
+    """Block many threads in a call on connections of their own for the duration of the block."""
     with ExitStack() as stack:
         talks = [stack.enter_context(conversation(port)) for _ in range(BLOCKED)]
         threads = [Thread(target=block, args=(talk.server,)) for talk in talks]
@@ -219,7 +219,7 @@ def test_a_killed_agent_leaves_nothing_attached(capture: Capture, port: int) -> 
 
 @contextmanager
 def attached_elsewhere(port: int) -> Iterator[int]:
-    """A process with a capture of its own, which has to be killed meanwhile; gives its id."""
+    """Run a process with its own capture, which the test must kill; yield its id."""
     reader, writer = os.pipe()
     if not (child := os.fork()):
         capture = Capture(port)
@@ -234,6 +234,6 @@ def attached_elsewhere(port: int) -> Iterator[int]:
 
 
 def kernel_list(name: str) -> list[str]:
-    """The lines of a file of debugfs; none where there is no such file."""
+    """Return the lines of a file of debugfs; none if it does not exist."""
     file = Path("/sys/kernel/debug") / name
     return file.read_text().splitlines() if file.exists() else []

@@ -68,7 +68,7 @@ def frame_like(facts: Facts, correlation_id: int) -> Frame:
 
 
 def size_then_body(sock: socket.socket, size: int) -> None:
-    """As Kafka's Java code reads."""
+    """Read the size, then the body, as Kafka's Java code does."""
     while size:
         body = int.from_bytes(sock.recv(4), "big")
         receive_all(sock, body)

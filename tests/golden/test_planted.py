@@ -118,7 +118,7 @@ WAYS: dict[str, Lose] = {
 
 
 def pieces(of: Carrier, aligned: bool) -> list[int]:
-    """Sizes of the calls behind the carrier's head: those of the plants, or others."""
+    """Return the sizes of the calls after the carrier's head: those of the plants, or others."""
     return of.lengths[:-1] if aligned else [7, 60, 33]
 
 
@@ -133,7 +133,7 @@ def move_plants(talk: Conversation, of: Carrier, by_server: bool, aligned: bool,
 
 
 def assert_found(capture: Capture, talk: Conversation) -> None:
-    """The conversation after the plants is found again within its exchanges, and nothing else is shown."""
+    """Assert that the conversation after the plants is found within its exchanges, and nothing else is reported."""
     seen = capture.ends_of(talk)
     assert len(seen) == 2
     for end in seen:

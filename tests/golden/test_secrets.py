@@ -44,7 +44,7 @@ TOKENS = (
 
 
 def with_secrets(tree: Tree, fields: tuple[SchemaField, ...], hidden: frozenset[str]) -> Tree:
-    """The same tree with MARKER wherever something must stay."""
+    """Return the same tree with MARKER in every secret."""
     by_name = {field.name: field for field in fields}
     return {name: _with_secret(value, by_name[name], hidden) for name, value in tree.items()}
 
@@ -63,7 +63,7 @@ def _with_secret(value: Any, field: SchemaField, hidden: frozenset[str]) -> Any:
 
 
 def secretive(rule: CopyRule, seed: int, *, response: bool) -> Frame:
-    """A generated message with MARKER in it, and what must be seen of it."""
+    """Return a generated message with MARKER in it, and the facts that must be reported."""
     api = apis()[rule.api_key]
     message = generated(api, response, rule.api_version, seed)
     telling = replace(

@@ -48,7 +48,7 @@ FIRST_WORDS = {
 
 
 def framed_with_itself(data: bytes) -> bytes:
-    """Behind a length that counts itself."""
+    """Return the data after a length that counts itself."""
     return struct.pack(">i", 4 + len(data)) + data
 
 

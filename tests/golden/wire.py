@@ -39,7 +39,7 @@ PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHE
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A frame as the capture tells it. values: (kind, topic, partition, value)."""
+    """A frame as the capture reports it. values: (kind, topic, partition, value)."""
 
     facts: Facts
     correlation_id: int
@@ -49,7 +49,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The bytes of a frame and what must be seen of them."""
+    """The bytes of a frame and the facts that must be reported."""
 
     wire: bytes
     seen: Seen
@@ -59,21 +59,21 @@ class Frame:
 
 
 def request(api_key: int, version: int, correlation_id: int = 1) -> Frame:
-    """A request of the decoder's tests: client id CLIENT_ID."""
+    """Return a request of the decoder's tests, with client id CLIENT_ID."""
     found = case(api_key, version, response=False)
     wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def response(api_key: int, version: int, correlation_id: int = 1) -> Frame:
-    """A response of the decoder's tests."""
+    """Return a response of the decoder's tests."""
     found = case(api_key, version, response=True)
     wire = framed(struct.pack(">i", correlation_id) + found.data)
     return Frame(wire, Seen(found.facts, correlation_id, len(wire), tuple(found.values)))
 
 
 def header_only(api_key: int, version: int, correlation_id: int, body: bytes, *, flexible: bool = False) -> Frame:
-    """A request of which nothing but its header may leave."""
+    """Return a request of which only the header may leave the kernel."""
     client_id = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID.encode() + b"\0" * flexible
     wire = framed(struct.pack(">hhi", api_key, version, correlation_id) + client_id + body)
     facts = Facts(False, api_key, version, Status.HEADER_ONLY, values=((Fact.CLIENT_ID, CLIENT_ID),))
@@ -81,7 +81,7 @@ def header_only(api_key: int, version: int, correlation_id: int, body: bytes, *,
 
 
 def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Frame:
-    """A response of which nothing but its header may leave."""
+    """Return a response of which only the header may leave the kernel."""
     wire = framed(struct.pack(">i", correlation_id) + body)
     return Frame(wire, Seen(Facts(True, api_key, version, Status.HEADER_ONLY), correlation_id, len(wire)))
 
@@ -115,7 +115,7 @@ class Set:
 
     @property
     def stub(self) -> Records:
-        """What the kernel must say of it."""
+        """Return the stub that the kernel must write for it."""
         if not self.data:
             return Records(b"")
         batches = list(self._batches())

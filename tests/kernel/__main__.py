@@ -21,7 +21,7 @@ RESULT = Path(__file__).parents[2] / "build" / "kernels.json"
 
 
 def main() -> int:
-    """Run the matrix; returns the exit status."""
+    """Run the matrix; return the exit status."""
     chosen = os.environ.get("KERNELS", "").split()
     try:
         tried = matrix(chosen or SUITES, long=True)
@@ -34,7 +34,7 @@ def main() -> int:
 
 
 def keep(tried: Iterable[Tried]) -> None:
-    """Write what was found, each kernel with the day."""
+    """Write the results, each kernel with its date."""
     before = json.loads(RESULT.read_text())["kernels"] if RESULT.exists() else []
     date = f"{datetime.now(UTC):%Y-%m-%d}"
     known = {found["series"]: found for found in (*before, *({"date": date, **asdict(found)} for found in tried))}
@@ -43,7 +43,7 @@ def keep(tried: Iterable[Tried]) -> None:
 
 
 def show(tried: Iterable[Tried]) -> None:
-    """Print a line per kernel and backend, and whatever went wrong."""
+    """Print a line per kernel and backend, and all failures."""
     tried = list(tried)
     print(
         f"{'kernel':<26} {'backend':<11} {'ring':<8} {'perf':<8} {'tests':>5} {'seconds':>8} {'verified instructions'}"

@@ -54,7 +54,7 @@ class Kernel:
 
     @property
     def btf(self) -> Path:
-        """The kernel's type information, as it shows in /sys/kernel/btf/vmlinux."""
+        """Return the kernel's type information, as in /sys/kernel/btf/vmlinux."""
         file = self.folder / "btf"
         if not file.exists():
             file.write_bytes(section(self.vmlinux.read_bytes(), b".BTF"))
@@ -65,12 +65,12 @@ class Kernel:
         return self.folder / "busybox"
 
     def knows(self, name: bytes) -> bool:
-        """Whether a name, of a function or a type, is in the kernel's type information."""
+        """Return True if a function or type is in the kernel's type information."""
         return b"\0" + name + b"\0" in self.vmlinux.read_bytes()
 
     @classmethod
     def cached(cls, series: str) -> Self | None:
-        """The kernel that was fetched before, if it has what a boot needs today."""
+        """Return the kernel that was fetched before, if it has all files that a boot needs."""
         try:
             facts = json.loads((CACHE / series / "kernel.json").read_text())
         except FileNotFoundError:
@@ -116,7 +116,7 @@ def _fetch(series: str) -> Kernel:
 
 
 class _Apt:
-    """Apt on a root of its own, with the suites of one series."""
+    """Apt in a root of its own, with the suites of one series."""
 
     def __init__(self, root: Path, suites: tuple[str, ...]) -> None:
         if not KEYRING.exists():
@@ -167,7 +167,7 @@ class _Apt:
 
 
 def _mirror(suite: str) -> str:
-    """Where this machine's apt gets such a suite from."""
+    """Return the mirror from which this machine's apt gets such a suite."""
     if not shutil.which("apt-get"):
         raise LabError("apt-get is missing: Debian's kernels come from Debian's archive")
     command = ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE)", "Created-By: Packages"]

@@ -70,7 +70,7 @@ truth = {{"lasted_s": lasted_s, "slept_s": slept_s() - before_s, "woken_s": woke
 
 
 def told(what: str) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
-    """What is true of a guest in which this was done while an agent watched, and the agent's events by kind."""
+    """Return facts of a guest in which this was done while an agent watched, and the agent's events by kind."""
     write = 'Path("/results/truth.json").write_text(json.dumps(truth))'
     script = f"""
 export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:.

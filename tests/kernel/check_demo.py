@@ -60,7 +60,7 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
 
 
 def java_runtime() -> tuple[Path, str]:
-    """This machine's `java`, and the Debian package that it is of."""
+    """Return this machine's `java`, and its Debian package."""
     if not (java := shutil.which("java")):
         raise LabError("java is missing: install default-jre-headless")
     program = Path(java).resolve()

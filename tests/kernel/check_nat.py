@@ -60,12 +60,12 @@ def test_flow_ids_agree_through_a_nat(tmp_path: Path) -> None:
 
 
 def events(output: bytes) -> list[dict[str, Any]]:
-    """What an agent wrote."""
+    """Return an agent's events."""
     return [json.loads(line) for line in output.splitlines()]
 
 
 def opened(told: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The ends of connections among the events, by flow id."""
+    """Return the ends of connections among the events, by flow id."""
     return {event["flow_id"]: event for event in told if event["kind"] == "open"}
 
 

@@ -46,7 +46,7 @@ def _run(selection: str, backend: str, buffer: str) -> int:
 
 
 class Recorder:
-    """A pytest plugin that keeps what a run's report says."""
+    """A pytest plugin that keeps the reports of a run."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -83,7 +83,7 @@ class Recorder:
 
 
 def _told(capture: Capture) -> dict[str, object]:
-    """What was seen of a conversation at its ends, the client's first, without times and addresses; what was lost."""
+    """Return what was seen of a conversation at its ends, client first, without times and addresses, and the losses."""
     ends = sorted(capture.ends, key=lambda end: end.identity.server_side)
     seen = [[end.identity.server_side, str(end.opaque), *map(repr, end.frames)] for end in ends]
     return {"seen": seen, "lost": capture.lost()}

@@ -42,7 +42,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a job ended, and what it left in /results by name."""
+    """The outcome of a job, and its results by name."""
 
     status: int
     results: Mapping[str, bytes]

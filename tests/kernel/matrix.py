@@ -96,14 +96,14 @@ def matrix(
 
 
 def programs(found: Kernel) -> Path:
-    """The folder of what was compiled for a kernel."""
+    """Return the folder of the programs that were compiled for a kernel."""
     return found.folder / "programs"
 
 
 def compile_for_guests(
     found: Kernel, backends: Iterable[str], buffers: Sequence[str], cgroup_subsystem: str | None = None
 ) -> None:
-    """The programs that a guest will ask for: emulated, the compiler would take longer than all the rest."""
+    """Compile the programs for guests: under emulation, that would take longer than everything else."""
     programs(found).mkdir(exist_ok=True)
     types = Btf(found.btf)
     options = Options((PORT,), True, True, agent_tgid=0, ring_bytes=RING_BYTES, cgroup_subsystem=cgroup_subsystem)
@@ -136,7 +136,7 @@ def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]
 
 
 def _absence(found: Kernel, backend: str) -> str:
-    """What the kernel lacks for a backend, by its type information."""
+    """Return what the kernel lacks for a backend, from its type information."""
     if backend == "fentry" and not found.knows(SAFE_TRAMPOLINES.encode()):
         return f"no {SAFE_TRAMPOLINES}"
     lacks = [name for name in TRACEPOINTS if not found.knows(name)]
@@ -160,7 +160,7 @@ def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
 
 
 def differences(runs: Sequence[Seen]) -> Iterator[str]:
-    """The conversations that runs have seen in different ways, without having counted what they missed."""
+    """Return the conversations that runs report differently without having counted a loss."""
     for name in sorted({name for seen in runs for name in seen.seen}):
         told = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
         whole = {run: what for run, what in told.items() if _UNREADABLE.isdisjoint(what["lost"])}
@@ -172,7 +172,7 @@ def differences(runs: Sequence[Seen]) -> Iterator[str]:
 
 
 def _more(what: dict[str, Any], than: dict[str, Any]) -> str:
-    """What a run saw more of an end, in short, and all that it lost."""
+    """Return what only this run saw of an end, in short, and all that it lost."""
     more = Counter(map(str, what["seen"])) - Counter(map(str, than["seen"]))
     ends = [f"{count} of {end[:_SHORT]}" for end, count in more.items()]
     return f"{'; '.join(ends) or 'nothing more'} (lost: {what['lost']})"

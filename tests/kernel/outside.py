@@ -15,7 +15,7 @@ ip route add default via {gateway}
 
 
 def give_to_guest(client: Namespace) -> str:
-    """Let a guest on TAP have the namespace's address and its cable; returns what the guest's script must do."""
+    """Give the namespace's address and cable to a guest on TAP; return the commands for the guest's script."""
     (route,) = (route for route in json.loads(client.run("ip", "-json", "route")) if "gateway" in route)
     client.run("ip", "address", "flush", "dev", "eth0")
     client.run("ip", "tuntap", "add", TAP, "mode", "tap")

@@ -30,7 +30,7 @@ PODS = "/api/v1/pods"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What happened to a pod, and the version since then."""
+    """An event of a pod, and the version since then."""
 
     version: int
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
@@ -83,7 +83,7 @@ class ApiServer:
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 
     def stop(self) -> None:
-        """Away, with all its connections."""
+        """Stop the server and close all connections."""
         if self._http:
             self._http.shutdown()
             self._http.server_close()
@@ -91,7 +91,7 @@ class ApiServer:
             self.drop()
 
     def put(self, pod: Object) -> None:
-        """A pod that is new, or has changed."""
+        """Add or change a pod."""
         uid = pod["metadata"]["uid"]
         self._happen("MODIFIED" if uid in self._pods else "ADDED", pod)
 
@@ -99,14 +99,14 @@ class ApiServer:
         self._happen("DELETED", pod)
 
     def bookmark(self) -> None:
-        """Something happened elsewhere in the cluster, and the watches learn the version of it."""
+        """Advance the version as for a change elsewhere in the cluster, and send it to the watches."""
         with self._changed:
             self._version += 1
             self._bookmark = self._version
             self._changed.notify_all()
 
     def compact(self, *, deleted: Object, put: Object) -> None:
-        """End the watches; then this happens, and the server forgets that it did before anybody asks for it."""
+        """End the watches, apply the change, and drop its history before the next request."""
         with self._changed:
             self._ended += 1
             self._happen("DELETED", deleted)
@@ -115,7 +115,7 @@ class ApiServer:
             self._events.clear()
 
     def end(self) -> None:
-        """End the watches, as it does after their time."""
+        """End the watches, as the server does after their time."""
         with self._changed:
             self._ended += 1
             self._changed.notify_all()
@@ -147,11 +147,11 @@ class ApiServer:
             return {"kind": "PodList", "metadata": {"resourceVersion": str(self._version)}, "items": pods}
 
     def so_far(self) -> tuple[int, int]:
-        """How often watches were ended and dropped."""
+        """Return the numbers of ended and dropped watches."""
         return self._ended, self._dropped
 
     def followed(self, version: int, selector: str, seconds: float, so_far: tuple[int, int]) -> Iterator[Object | None]:
-        """The lines of a watch that was asked for when `so_far` was true; None last if its connection is to be cut."""
+        """Yield the lines of a watch requested at `so_far`; None last if its connection is to be cut."""
         deadline = time.monotonic() + seconds
         ended, dropped = so_far
         while True:
@@ -193,7 +193,7 @@ class _Listener(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that goes away is its own affair."""
+        """Ignore clients that close early."""
 
 
 def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
@@ -250,7 +250,7 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(text)
 
         def log_message(self, *_: object) -> None:
-            """`asked` tells it."""
+            """Log nothing: `asked` contains the requests."""
 
     return Handler
 

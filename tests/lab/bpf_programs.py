@@ -14,7 +14,7 @@ _BPF, _PROG_GET_NEXT_ID = 321, 11  # x86-64; include/uapi/linux/bpf.h
 
 
 def loaded() -> set[int]:
-    """Their ids."""
+    """Return the ids of the loaded programs."""
     ids = [0]
     while (following := _next(ids[-1])) is not None:
         ids.append(following)
@@ -22,7 +22,7 @@ def loaded() -> set[int]:
 
 
 def map_bytes(pid: int) -> int:
-    """The memory of all maps of the programs that a process has attached, as the kernel counts it."""
+    """Return the memory of all maps of the programs that a process has attached, from the kernel."""
     links = (file.read_text() for file in Path(f"/proc/{pid}/fdinfo").iterdir())
     programs = {number for text in links for number in re.findall(r"^prog_id:\s*(\d+)$", text, re.MULTILINE)}
     maps = {number for program in programs for number in _bpftool("prog", program)["map_ids"]}

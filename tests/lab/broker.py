@@ -123,7 +123,7 @@ class Broker:
         return self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it without notice: SIGKILL."""
+        """Kill it without notice: SIGKILL."""
         self._end(signal.SIGKILL)
 
     def request_counts(self) -> RequestCounts:

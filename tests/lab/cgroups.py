@@ -32,12 +32,12 @@ class Peak:
         self._file = file
 
     def reset(self) -> None:
-        """Begin again with what is used now."""
+        """Start again from the current use."""
         self._file.write("0")
         self._file.flush()
 
     def read(self) -> int:
-        """Return it in bytes."""
+        """Return the peak in bytes."""
         self._file.seek(0)
         return int(self._file.read())
 
@@ -81,7 +81,7 @@ def path_of(directory: Path) -> str:
 
 
 def mount() -> Path:
-    """Where the v2 hierarchy is mounted, pure or beside v1 controllers."""
+    """Return the mount point of the v2 hierarchy, pure or beside v1 controllers."""
     for candidate in _MOUNTS:
         if (candidate / "cgroup.procs").exists():
             return candidate

@@ -55,7 +55,7 @@ def _setting(text: str) -> tuple[str, str | int]:
 
 
 def paced(arguments: Arguments) -> Iterator[int]:
-    """The numbers of the records, in bursts small enough to batch, at the rate asked for."""
+    """Yield the numbers of the records at the requested rate, in bursts small enough to batch."""
     start = time.monotonic()
     for number in range(arguments.records):
         if number % _BURST == 0:

@@ -111,7 +111,7 @@ def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> li
 
 
 def topics(of: Sequence[Client]) -> list[str]:
-    """All topics that the clients use."""
+    """Return all topics that the clients use."""
     return sorted({topic for client in of for topic in client.topics})
 
 

@@ -46,11 +46,11 @@ class Crowd:
 
     @property
     def pids(self) -> Sequence[int]:
-        """Its processes."""
+        """Return the ids of its processes."""
         return [process.pid for process in self._processes]
 
     def speak(self) -> None:
-        """Let every client ask and its server answer; returns when all have."""
+        """Let every client send a request and its server answer; return when all have."""
         self._tell("speak")
 
     def _tell(self, order: str) -> None:
@@ -94,7 +94,7 @@ class Crowd:
 
 
 class _Part:
-    """What one of the processes holds."""
+    """The connections of one process."""
 
     def __init__(self, address: str, port: int, count: int) -> None:
         self._count = count

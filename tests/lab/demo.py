@@ -42,7 +42,7 @@ _LATER_US = 3_000_000
 
 
 def main() -> int:
-    """Run the demo; returns the exit status."""
+    """Run the demo; return the exit status."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupted)
     try:
@@ -63,14 +63,14 @@ def main() -> int:
 
 
 def interrupted(_number: int, _frame: object) -> NoReturn:
-    """End what the demo does; further signals do not interrupt how it is stopped."""
+    """End the demo on a signal; further signals do not interrupt the cleanup."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 def demo(stage: Stage, *, keep: bool) -> int:
-    """From a broker that has seen no demo to the printed tables."""
+    """Run the demo from a fresh broker to the printed tables."""
     lab = clients(stage.bootstrap, DIRECTORY, records=RECORDS, rate=RATE)
     with stage.at(CLIENTS):
         prepare(stage, topics(lab))
@@ -138,7 +138,7 @@ def prepare(stage: Stage, names: Sequence[str]) -> None:
 
 @contextmanager
 def silent(stage: Stage) -> Iterator[Herd | None]:
-    """Meanwhile there are clients that spoke once; without a firewall nobody."""
+    """Run clients that are silent after one exchange for the duration of the block; none without a firewall."""
     if not stage.network:
         yield None
         return
@@ -147,7 +147,7 @@ def silent(stage: Stage) -> Iterator[Herd | None]:
 
 
 def work(stage: Stage, lab: Sequence[Client]) -> list[RunningClient]:
-    """The clients from start to end."""
+    """Run the clients from start to end."""
     with stage.at(CLIENTS), running(lab, DIRECTORY) as started:
         say(f"{len(started)} clients at work, for about {RECORDS / RATE:.0f} s:")
         for client in started:
@@ -171,7 +171,7 @@ def speak_again(stage: Stage, crowd: Herd) -> Storm:
 
 
 def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
-    """Print who does what; returns what is missing."""
+    """Print the traffic by client and topic; return what is missing."""
     lines, losses = tables.traffic(seen, topics(lab)), seen.losses
     # A client that closes a connection before it reads the first answer has proven nothing at its own end.
     unproven = losses.pop("before_proof", 0)
@@ -184,14 +184,14 @@ def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningC
 
 
 def tell_behind(lines: Sequence[tables.Line], started: Sequence[RunningClient], network: Network) -> list[str]:
-    """Print who is behind the gateway; returns what is missing."""
+    """Print the clients behind the gateway; return what is missing."""
     print(f"\nOn the broker all of them come from {network.gateway_address}. Who they are:\n")
     print(tables.text(lines, tables.BEHIND_COLUMNS))
     return tables.missing_behind(lines, started)
 
 
 def tell_alerts(alerts: Sequence[dict[str, Any]], forgotten: Storm) -> list[str]:
-    """Print the alerts; returns what is missing."""
+    """Print the alerts; return what is missing."""
     for alert in alerts:
         print(f"\nAlert {alert['id']}: {alert['summary']}.\n{alert['remedy']}\nEvidence: {alert['evidence']}.")
     count = sum(len(victim.connections) for victim in forgotten.victims)
@@ -208,12 +208,12 @@ def export_events(seen: Report) -> Path:
 
 
 def named(path: Path) -> Path:
-    """As it is called in the checkout."""
+    """Return a path as in the checkout."""
     return path.relative_to(ROOT)
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

@@ -58,7 +58,7 @@ class Fleet:
         return self._running.pid
 
     def tell(self, order: str) -> None:
-        """Give an order, and return at once."""
+        """Send a command, and return at once."""
         orders = self._running.stdin
         assert orders is not None
         orders.write(f"{order}\n".encode())
@@ -66,20 +66,20 @@ class Fleet:
         self._orders += 1
 
     def wait_done(self) -> None:
-        """Return when all orders are carried out."""
+        """Return when all commands are carried out."""
         wait_until(self._is_done, f"{self.name} to carry out its orders", timeout_s=90)
 
     def send(self, size: int = 100) -> None:
-        """Let every producer send a record of so many bytes; returns when each was delivered or given up."""
+        """Let every producer send a record of that size; return when each was delivered or given up."""
         self.tell(f"send {size}")
         self.wait_done()
 
     def connections(self) -> set[Connection]:
-        """Its established connections."""
+        """Return its established connections."""
         return {one.connection for one in sockets(self._namespace) if one.pid == self.pid and one.state == "ESTAB"}
 
     def end(self, order: Literal["stop", "leave"]) -> None:
-        """Give an order that ends it, and return when it has ended."""
+        """Send a command that ends it, and return when it has ended."""
         self.tell(order)
         self.wait_ended()
 
@@ -88,7 +88,7 @@ class Fleet:
         wait_until(lambda: self._running.poll() is not None, f"{self.name} to end", timeout_s=60)
 
     def kill(self) -> None:
-        """End it without notice: SIGKILL."""
+        """Kill it without notice: SIGKILL."""
         stop(self._running, by=signal.SIGKILL)
 
     def __enter__(self) -> Self:

@@ -19,7 +19,7 @@ Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of any status."""
+    """A response of any status."""
 
     status: int
     text: str
@@ -30,7 +30,7 @@ class Answer:
 
 
 def get(url: str, *, token: str | None = None, accept: str = "*/*", tls: ssl.SSLContext | None = None) -> Answer:
-    """Ask for a page, with a bearer token if there is one."""
+    """Request a page, with a bearer token if there is one."""
     headers = {"Accept": accept} | ({"Authorization": f"Bearer {token}"} if token else {})
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10, context=tls) as answer:
@@ -41,6 +41,6 @@ def get(url: str, *, token: str | None = None, accept: str = "*/*", tls: ssl.SSL
 
 
 def samples(text: str) -> Samples:
-    """What a page of metrics says, in Prometheus' own form."""
+    """Parse a page of metrics with Prometheus' own parser."""
     families = text_string_to_metric_families(text)
     return {(s.name, frozenset(s.labels.items())): s.value for family in families for s in family.samples}

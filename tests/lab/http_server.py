@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @contextmanager
 def serving(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
-    """Its port on 127.0.0.1, where it answers meanwhile and logs nothing."""
+    """Run the server, which logs nothing, for the duration of the block; yield its port on 127.0.0.1."""
     quiet = type("Quiet", (handler,), {"log_message": lambda *_: None})
     with ThreadingHTTPServer(("127.0.0.1", 0), quiet) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

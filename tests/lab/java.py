@@ -16,7 +16,7 @@ JARS = Path(__file__).parents[2] / "build" / "jars" / f"kafka-{KAFKA_VERSION}"
 
 
 def java(main_class: str, *arguments: str | Path, heap_mb: int = 128, options: tuple[str, ...] = ()) -> list[str]:
-    """The command line of one of Kafka's main classes, logging warnings to standard error.
+    """Return the command line of one of Kafka's main classes, which logs warnings to standard error.
 
     Raises:
         LabError: the jars are not there.

@@ -20,7 +20,7 @@ class Key:
 
     @property
     def properties(self) -> dict[str, str]:
-        """The broker's settings for it."""
+        """Return the broker's settings for the key."""
         return {
             "ssl.keystore.type": "PKCS12",
             "ssl.keystore.location": str(self.store),
@@ -30,7 +30,7 @@ class Key:
 
 
 def make_key(directory: Path, address: str) -> Key:
-    """A key for the host of that IP address, valid for two days.
+    """Create a key for the host of that IP address, valid for two days.
 
     Raises:
         LabError: keytool failed; the text is its output.

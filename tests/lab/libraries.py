@@ -27,7 +27,7 @@ class Settings:
     password: str | None = None
 
     def of(self, library: Library) -> dict[str, str]:
-        """The same as the library has it; kafka-python has underscores where others have dots."""
+        """Return the settings under the library's names; kafka-python has underscores where others have dots."""
         timeout_ms = self.request_timeout_ms
         settings: dict[str, object] = {
             "bootstrap.servers": self.bootstrap,
@@ -55,7 +55,7 @@ class Settings:
         return {name: str(value) for name, value in settings.items()}
 
     def _security(self, authority: str, user: str, password: str) -> dict[str, object]:
-        """By the names that a library has for them."""
+        """Return the security settings under the library's names."""
         trust = {authority: self.certificate} if self.certificate else {}
         return {**trust, user: USER, password: self.password} if self.password else {**trust}
 

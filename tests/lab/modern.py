@@ -30,7 +30,7 @@ _TIMEOUT_S = 60
 
 @contextmanager
 def early(bootstrap: str, topic: str, directory: Path) -> Iterator[None]:
-    """A producer and a consumer that name the topic by its id only, at work from before the body to after it."""
+    """Run a producer and a consumer that use the topic by its id only, from before the block to after it."""
     flags = ("--bootstrap-server", bootstrap, "--topic", topic, "--num-records", "100000", "--payload-monotonic")
     pace = ("--throughput", "20", "--command-property", "client.id=early-producer")
     consumer = Consumer({"bootstrap.servers": bootstrap, "client.id": "early-consumer", "group.id": "early"})
@@ -95,7 +95,7 @@ def idle(bootstrap: str, topic: str, polls: int) -> Counts:
 
 
 def reborn(bootstrap: str, topic: str, records: int) -> Counts:
-    """Write and read a topic, delete it, and the same again with another of the same name."""
+    """Write and read a topic, delete it, and do the same with a new topic of the same name."""
     counts: Counter[tuple[str, str]] = Counter()
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="reborn-admin")
     for life in range(2):
@@ -168,7 +168,7 @@ def transactions(bootstrap: str, source: str, target: str, records: int, directo
 
 @contextmanager
 def _tool(report: Path, name: str, *arguments: str) -> Iterator[Callable[[], str]]:
-    """A running tool of Kafka's; call what it gives to wait for its end and have what it printed."""
+    """Run a tool of Kafka's; call the result to wait for its end and get its output."""
     report.unlink(missing_ok=True)
     log = report.with_suffix(".log")
     process = start(java(f"org.apache.kafka.tools.{name}", *arguments, options=SHORT_LIVED), log=log, stdout=report)
@@ -193,7 +193,7 @@ def _json_lines(text: str) -> list[dict[str, Any]]:
 
 
 def _close_session(bootstrap: str, session_id: int) -> None:
-    """Fetch v12 of nothing, with the epoch that ends a session (KIP-227)."""
+    """Send an empty Fetch v12 with the epoch that ends a session (KIP-227)."""
     body = struct.pack(">iiiibiiBBBB", -1, 0, 0, 1 << 20, 0, session_id, -1, 1, 1, 1, 0)
     request = struct.pack(">hhih6sB", 1, 12, 1, 6, b"closer", 0) + body
     host, _, port = bootstrap.rpartition(":")

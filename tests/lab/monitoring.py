@@ -16,7 +16,7 @@ DASHBOARDS = sorted((DEPLOY / "grafana").glob("*.json"))
 
 
 def expressions() -> Iterator[tuple[str, str]]:
-    """Every expression with where it stands. What Grafana fills in is filled in: all agents, one end, all topics."""
+    """Yield every expression with its location. Grafana's variables are filled in: all agents, one end, all topics."""
     for group in yaml.safe_load(RULES.read_text())["groups"]:
         yield from ((rule["alert"], rule["expr"]) for rule in group["rules"])
     filled = {"$__rate_interval": "5m", "$instance": ".*", "$side": "server", "$topic": ".*"}
@@ -30,12 +30,12 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 
 def metrics(expression: str) -> set[str]:
-    """The agent's metrics in an expression."""
+    """Return the agent's metrics in an expression."""
     return set(re.findall(r"\bkafka_probe_\w+", expression))
 
 
 def labels(expression: str) -> Iterator[tuple[str, str]]:
-    """Metric and label of every condition on one of the agent's metrics."""
+    """Return metric and label of every condition on one of the agent's metrics."""
     for metric, conditions in re.findall(r"\b(kafka_probe_\w+)\{([^}]*)\}", expression):
         yield from ((metric, label) for label in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"', conditions))
 

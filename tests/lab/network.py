@@ -52,7 +52,7 @@ class Namespace:
 
     @property
     def path(self) -> str:
-        """A file that stands for it, as `ip` takes in place of a name."""
+        """Return a file for the namespace, which `ip` accepts in place of a name."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     @contextmanager
@@ -63,7 +63,7 @@ class Namespace:
             yield
 
     def run(self, *command: str | Path, **variables: str) -> str:
-        """Run a command inside to its end; returns what it printed.
+        """Run a command inside to its end; return its output.
 
         Raises:
             LabError: it failed; the text ends with its output.
@@ -72,7 +72,7 @@ class Namespace:
             return _run(*command, **variables)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release the namespace."""
         os.close(self._fd)
         self._fd = -1
 
@@ -92,11 +92,11 @@ class Network:
         self.gateway.run("bash", SCRIPTS / "gateway.sh", IDLE_S=str(idle_s), FORGOTTEN=forgotten, **networks)
 
     def tracked(self) -> set[Connection]:
-        """The connections that the gateway remembers: one that was closed in order for two minutes more."""
+        """Return the connections in the gateway's table; it keeps one that was closed in order for two more minutes."""
         return set(self.translated())
 
     def translated(self) -> dict[Connection, str]:
-        """The same, each with the address:port of its client as the broker has it."""
+        """Return the same, each with the address:port of its client as the broker has it."""
         with self.gateway.inside():
             table = Path("/proc/thread-self/net/nf_conntrack").read_text()
         return {
@@ -146,7 +146,7 @@ def _wire(gateway: Namespace, name: str, address: IPv4Interface, members: Sequen
 
 @contextmanager
 def _returning() -> Iterator[None]:
-    """Come back to the network namespace of now."""
+    """Return to the current network namespace after the block."""
     home = _own()
     try:
         yield

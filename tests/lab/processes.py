@@ -119,7 +119,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether something accepts TCP connections there now."""
+    """Return True if a process accepts TCP connections there now."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:

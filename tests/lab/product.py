@@ -57,11 +57,11 @@ class Agent:
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Return True from its start until it ends, by whatever."""
+        """Return True from its start until its end."""
         return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """Stop it as a service manager would, and return when it has sent all it saw."""
+        """Stop it as a service manager would, and return when it has sent all events."""
         if self._process is None:
             return
         process, self._process = self._process, None
@@ -69,7 +69,7 @@ class Agent:
             raise LabError(f"the agent ended with status {status}:\n{tail(self.log)}")
 
     def kill(self) -> None:
-        """End it without notice: SIGKILL."""
+        """Kill it without notice: SIGKILL."""
         if self._process is not None:
             process, self._process = self._process, None
             stop(process, by=signal.SIGKILL)
@@ -109,7 +109,7 @@ class Watched:
         self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), *interval, *flags)
 
     def events(self, **equal: object) -> list[dict[str, Any]]:
-        """The events with these values, the client's before the server's."""
+        """Return the events with these values, the client's before the server's."""
         *whole, _ = self.agent.output.read_text().split("\n")
         told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
         return sorted(told, key=lambda event: event.get("side") or "neither")
@@ -153,19 +153,19 @@ class Report:
     events: Sequence[dict[str, Any]]
 
     def select(self, **equal: object) -> Iterator[dict[str, Any]]:
-        """The traffic rows whose columns have these values."""
+        """Return the traffic rows whose columns have these values."""
         return (row for row in self.rows if all(row.get(name) == value for name, value in equal.items()))
 
     @property
     def losses(self) -> dict[str, int]:
-        """What the agents lost or left out, by reason."""
+        """Return the losses of the agents, by reason."""
         total: Counter[str] = Counter()
         for losses in losses_by_agent(self.events).values():
             total.update(losses)
         return dict(total)
 
     def seconds(self, client_id: str) -> float:
-        """Length of the intervals in which the client was seen, from the first to the last."""
+        """Return the length of the intervals in which the client was seen, from the first to the last."""
         flows = [e for e in self.events if e["kind"] == "flow" and (e.get("client") or {}).get("id") == client_id]
         start_us, end_us = min(flow["since"] for flow in flows), max(flow["ts"] for flow in flows)
         return float(end_us - start_us) / 1e6
@@ -179,12 +179,12 @@ def report(bootstrap: str) -> Report:
 
 
 def read_events(bootstrap: str, topic: str = EVENTS) -> list[dict[str, Any]]:
-    """The events of all agents; those of one agent are in order."""
+    """Return the events of all agents; those of one agent are in order."""
     return [json.loads(line) for _, value in read_topic(bootstrap, topic) for line in value.splitlines()]
 
 
 def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """What each agent lost or left out, by agent id in order of appearance and reason: its last word."""
+    """Return the losses of each agent by reason, from its last report; agents in order of appearance."""
     return {event["agent_id"]: event["losses"] for event in events if event["kind"] == "agent"}
 
 

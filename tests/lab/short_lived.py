@@ -21,7 +21,7 @@ _SYS_CLONE3 = 435  # on every architecture
 
 
 def live(name: str, host: str, port: int, words: bytes) -> None:
-    """What a process does."""
+    """Be one of the processes."""
     Path("/proc/self/comm").write_text(name)
     with socket.create_connection((host, port)) as sock:
         sock.sendall(words)
@@ -61,7 +61,7 @@ def fork_as(pid: int) -> int:
 
 
 def live_as(pid: int, name: str, host: str, port: int, words: bytes) -> None:
-    """The life of a process of this pid."""
+    """Be a process of this pid."""
     if not fork_as(pid):
         live(name, host, port, words)
         os._exit(0)

@@ -48,11 +48,11 @@ class Cluster:
 
     @property
     def master(self) -> str:
-        """The URL by which jobs find it."""
+        """Return the URL of the master."""
         return f"spark://{HOST}:{self._port}"
 
     def executors(self) -> dict[str, psutil.Process]:
-        """The executors that run, by the number that the driver knows them by."""
+        """Return the running executors, by the driver's number."""
         found = {}
         for worker in self._processes[1:]:
             with suppress(psutil.NoSuchProcess):
@@ -108,13 +108,13 @@ class Cluster:
         return False
 
     def _stop(self) -> None:
-        """The workers first: they end their executors."""
+        """Stop the workers first: they end their executors."""
         while self._processes:
             stop(self._processes.pop())
 
 
 def readmes(start: str) -> list[str]:
-    """The words of the README's command that starts so."""
+    """Return the arguments of the README's command that starts so."""
     text = (Path(__file__).parents[2] / "README.md").read_text().replace("\\\n", "")
     (command,) = re.findall(rf"^({re.escape(start)}.*)$", text, re.MULTILINE)
     return shlex.split(command)

@@ -38,16 +38,16 @@ class Stage:
 
     @property
     def port(self) -> str:
-        """Of the broker."""
+        """Return the broker's port."""
         return self.bootstrap.rpartition(":")[2]
 
     def at(self, node: str) -> AbstractContextManager[None]:
-        """What is started meanwhile is on that node."""
+        """Start processes of the block on that node."""
         return self._nodes[node].inside() if self._nodes else nullcontext()
 
     @contextmanager
     def agents(self, *, listening: bool = False) -> Iterator[list[StagedAgent]]:
-        """Run an agent on each node meanwhile, which sends to the broker that it watches."""
+        """Run an agent on each node for the duration of the block; each sends to the broker that it watches."""
         to = ("--bootstrap-servers", self.bootstrap, "--ports", self.port)
         everywhere: dict[str, tuple[str, ...]] = {"demo": ()}
         watched = {node: ("--netns", namespace.path) for node, namespace in self._nodes.items()} or everywhere
@@ -66,7 +66,7 @@ class Stage:
             yield agents
 
     def clients_seen(self, agent: StagedAgent) -> set[str]:
-        """The client ids that a listening agent names."""
+        """Return the client ids that the listening agents list."""
         with self.at(agent.node):
             answer = get(f"{agent.url}/api/v1/clients")
         return {row["client"]["id"] for row in answer.json()["rows"]}
@@ -78,7 +78,7 @@ class Stage:
 
 @contextmanager
 def own_stage(directory: Path) -> Iterator[Stage]:
-    """A broker behind a gateway that hides its clients, and whose firewall forgets who is silent and then resets."""
+    """Set a stage with a broker behind a gateway that hides its clients and resets idle connections."""
     with nat(idle_s=IDLE_S, forgotten="reset") as network, ExitStack() as stack:
         with network.broker.inside():
             broker = Broker(directory / "broker", host=network.broker.address, port=PORT, keep=True)

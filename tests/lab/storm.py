@@ -36,14 +36,14 @@ class Herd:
     fleets: Sequence[tuple[str, Fleet]]
 
     def send(self) -> None:
-        """Every producer of every process sends a record, all at about the same time; returns when each arrived."""
+        """Let every producer of every process send a record at about the same time; return when each arrived."""
         for _, fleet in self.fleets:
             fleet.tell("send 100")
         for _, fleet in self.fleets:
             fleet.wait_done()
 
     def silences_ms(self) -> dict[Connection, int]:
-        """For how long each of its connections has been silent."""
+        """Return how long each of its connections has been silent."""
         pids = {fleet.pid for _, fleet in self.fleets}
         return {
             one.connection: one.silent_ms
@@ -57,7 +57,7 @@ class Herd:
         return [Victim(fleet.pid, of, frozenset(fleet.connections())) for of, fleet in self.fleets]
 
     def stop(self) -> None:
-        """Every client stops in order, all at about the same time."""
+        """Stop every client in order, all at about the same time."""
         for _, fleet in self.fleets:
             fleet.tell("stop")
         for _, fleet in self.fleets:
@@ -108,7 +108,7 @@ def herd(
 
 
 def storm(of: Herd) -> Storm:
-    """All are silent until the firewall has forgotten them, and speak again. Requires a gateway with a short memory.
+    """Keep all silent until the firewall has dropped their connections, and let them send again.
 
     Returns once every producer has lost its connection, and has had or given up what it sent.
     """
@@ -135,7 +135,7 @@ def storm(of: Herd) -> Storm:
 
 
 def restart(network: Network, brokers: Sequence[Broker]) -> None:
-    """A rolling restart: one broker after the other stops in order and comes back."""
+    """Restart one broker after the other: a rolling restart."""
     with network.broker.inside():
         for broker in brokers:
             broker.stop()
@@ -143,7 +143,7 @@ def restart(network: Network, brokers: Sequence[Broker]) -> None:
 
 
 def churn(network: Network, bootstrap: str, directory: Path, *, topic: str, rounds: int, each: int = 20) -> None:
-    """Clients come, work and go, process after process of each library: ordinary life."""
+    """Run clients that come, work and go, process after process of each library."""
     for number in range(rounds):
         library = _LIBRARIES[number % len(_LIBRARIES)]
         namespace = network.clients[number % len(network.clients)]

@@ -52,7 +52,7 @@ def traffic(seen: Report, topics: Sequence[str]) -> list[Line]:
 
 
 def missing_traffic(lines: Iterable[Line], started: Iterable[RunningClient], records: int) -> list[str]:
-    """What the lines should say about the clients and do not, one sentence each."""
+    """Return what the lines lack about the clients, one sentence each."""
     found = {(line["client_id"], line["api"], line["topic"]): line for line in lines}
     sentences = []
     for one in started:
@@ -78,7 +78,7 @@ def missing_traffic(lines: Iterable[Line], started: Iterable[RunningClient], rec
 
 
 def behind(connections: Iterable[Mapping[str, Any]], started: Sequence[RunningClient]) -> list[Line]:
-    """The busiest connection of each client by what the broker calls it, and who it is by the word of its own node."""
+    """Return the busiest connection of each client by the broker's address for it, with the owner on its own node."""
     busiest: dict[str, Mapping[str, Any]] = {}
     ids = {one.client.client_id for one in started}
     for one in connections:
@@ -99,7 +99,7 @@ def behind(connections: Iterable[Mapping[str, Any]], started: Sequence[RunningCl
 
 
 def missing_behind(lines: Iterable[Line], started: Iterable[RunningClient]) -> list[str]:
-    """Clients that are not known for who they are, one sentence each."""
+    """Return the clients whose owner is missing, one sentence each."""
     found = {line["client_id"]: (line["pid"], line["cgroup"]) for line in lines}
     return [
         f"{name} is process {one.process.pid} in {one.cgroup}, behind the gateway the product has {found.get(name)}"
@@ -109,7 +109,7 @@ def missing_behind(lines: Iterable[Line], started: Iterable[RunningClient]) -> l
 
 
 def text(lines: Iterable[Line], columns: Mapping[str, str]) -> str:
-    """The lines as a table, numbers to the right; columns: their heads and the names of their values."""
+    """Return the lines as a table, numbers right-aligned; columns: their headings and the names of their values."""
     texts = [dict(zip(columns.values(), columns, strict=True))]
     for line in lines:
         cells = {name: line[name] for name in columns.values()}

@@ -18,7 +18,7 @@ def create_topics(
     replicas: int = 1,
     settings: Mapping[str, str] | None = None,
 ) -> None:
-    """Create topics; returns when they can be used."""
+    """Create topics; return when they can be used."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
     try:
         admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=settings) for name in names])
@@ -44,7 +44,7 @@ def warm_up(bootstrap: str) -> None:
 
 
 def existing(bootstrap: str, names: Iterable[str]) -> list[str]:
-    """Those of the topics that are there."""
+    """Return those of the topics that exist."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
     try:
         return sorted({*names}.intersection(admin.list_topics()))

@@ -71,7 +71,7 @@ class Walk:
 
     @property
     def by_api(self) -> dict[tuple[str, int], int]:
-        """Requests by API and version."""
+        """Return the requests by API and version."""
         counts: Counter[tuple[str, int]] = Counter()
         for (api, version, _), count in self.requests.items():
             counts[api, version] += count
@@ -108,7 +108,7 @@ class Frames:
 
 
 def walk(pcap: Path, port: int) -> Walk:
-    """Count a capture of the broker's port. Topic ids become names by the Metadata responses in the same capture."""
+    """Count a capture of the broker's port. Metadata responses in the same capture map topic ids to names."""
     counts, times = _Counts(), Times()
     frames: dict[tuple[Address, Address], Frames] = defaultdict(Frames)
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
@@ -136,7 +136,7 @@ class _Session:
         self._held: set[tuple[_Topic, int]] = set()
 
     def ask(self, body: Any) -> set[_Topic]:
-        """The topics that a request asks for, named or not."""
+        """Return the topics of a request, named or from its session."""
         named = {(_topic(topic, "topic"), _index(each)) for topic in body.topics for each in topic.partitions}
         epoch = getattr(body, "share_session_epoch", getattr(body, "session_epoch", _NO_SESSION))
         if epoch <= 0:
@@ -170,7 +170,7 @@ class _Counts:
         return self._walk
 
     def add_request(self, connection: object, frame: bytes) -> _Request | None:
-        """Count a request; returns it if it will be answered."""
+        """Count a request; return it if it will be answered."""
         key, version, correlation_id, length = struct.unpack_from(">hhih", frame)
         client_id = frame[10 : 10 + length].decode() if length >= 0 else None
         schema = load_request_schema(key, version)

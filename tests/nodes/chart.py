@@ -25,7 +25,7 @@ class RefusedError(Exception):
 
 
 def helm(*arguments: str | Path) -> str:
-    """What Helm printed; RefusedError if it failed."""
+    """Run Helm and return its output. Raises `RefusedError` if it fails."""
     done = subprocess.run([_HELM, *arguments], capture_output=True, text=True)
     if done.returncode:
         raise RefusedError(done.stdout + done.stderr)
@@ -33,7 +33,7 @@ def helm(*arguments: str | Path) -> str:
 
 
 def template(*arguments: str | Path, chart: Path = CHART, version: str = NEWEST) -> str:
-    """The chart as text, as `helm install kafka-probe` would apply it."""
+    """Render the chart as text, as `helm install kafka-probe` would apply it."""
     where = ("--namespace", "kafka-probe", "--kube-version", version)
     return helm("template", "kafka-probe", chart, *where, *arguments)
 
@@ -41,41 +41,41 @@ def template(*arguments: str | Path, chart: Path = CHART, version: str = NEWEST)
 def manifests(
     values: Mapping[str, Any], directory: Path, *, chart: Path = CHART, version: str = NEWEST
 ) -> list[Manifest]:
-    """The chart with these values."""
+    """Render the chart with these values."""
     return parsed(template("--values", values_file(values, directory), chart=chart, version=version))
 
 
 def values_file(values: Mapping[str, Any], directory: Path) -> Path:
-    """The values as a file for Helm."""
+    """Write the values into a file for Helm."""
     file = directory / "values.yaml"
     file.write_text(yaml.safe_dump(dict(values)))
     return file
 
 
 def parsed(text: str) -> list[Manifest]:
-    """The documents of a manifest."""
+    """Return the documents of a manifest."""
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def one(documents: list[Manifest], kind: str) -> Manifest:
-    """The only one of its kind."""
+    """Return the only document of its kind."""
     (found,) = (document for document in documents if document["kind"] == kind)
     return found
 
 
 def pod(documents: list[Manifest]) -> Manifest:
-    """What the DaemonSet puts on a node."""
+    """Return the pod of the DaemonSet."""
     spec: Manifest = one(documents, "DaemonSet")["spec"]["template"]["spec"]
     return spec
 
 
 def container(documents: list[Manifest]) -> Manifest:
-    """The agent in it."""
+    """Return the agent's container."""
     (agent,) = pod(documents)["containers"]
     found: Manifest = agent
     return found
 
 
 def copy(directory: Path) -> Path:
-    """A chart of one's own to change."""
+    """Copy the chart, to change it."""
     return Path(shutil.copytree(CHART, directory / "chart"))

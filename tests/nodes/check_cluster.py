@@ -194,7 +194,7 @@ def run_on_the_cluster(run: Run, cluster: Cluster, directory: Path) -> Run:
 
 
 def lose_an_executor(run: Run, job: Job, cluster: Cluster, *, after: int) -> None:
-    """Kill one in the middle of the first micro-batch of the diagnosis that can be caught after so many."""
+    """Kill an executor in the middle of the first suitable micro-batch of the diagnosis after this many."""
     commits = run.output / "connections_checkpoint" / "commits"
 
     def happened() -> bool:
@@ -218,7 +218,7 @@ def test_an_executor_that_is_killed_changes_no_table(
 
 
 def contents(spark: SparkSession, table: Path) -> list[str]:
-    """The rows of a table, in an order of their own, each as a text."""
+    """Return the rows of a table as texts, sorted."""
     rows = spark.read.parquet(str(table)).collect()
     return sorted(json.dumps(row.asDict(recursive=True), sort_keys=True, default=str) for row in rows)
 

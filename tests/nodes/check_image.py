@@ -150,7 +150,7 @@ def pid_of(container: str) -> int:
 
 
 def succeeds(container: str, probe: Manifest) -> bool:
-    """Whether a probe of the chart does, in a running container."""
+    """Return True if a probe of the chart succeeds in a running container."""
     try:
         podman("exec", container, *probe["exec"]["command"])
     except LabError:

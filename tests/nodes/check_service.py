@@ -211,7 +211,7 @@ def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
 
 
 def told_to(broker: Broker, network: Namespace) -> dict[str, list[int]]:
-    """The numbers of the events in the topic, by the agent that gave them."""
+    """Return the numbers of the events in the topic, by agent."""
     told: dict[str, list[int]] = {}
     with network.inside():
         for event in read_events(broker.bootstrap):

@@ -21,7 +21,7 @@ _SETTING = re.compile(r"^[^=]*[.](index-url|extra-index-url|trusted-host|proxy|c
 
 
 def built(target: str) -> str:
-    """The name of an image, built anew where its sources have changed.
+    """Return the name of an image, built anew if its sources have changed.
 
     Raises:
         LabError: something is missing; the text ends with the output.
@@ -32,7 +32,7 @@ def built(target: str) -> str:
 
 
 def here() -> list[str]:
-    """Flags with which a build gets from this machine what it gets from the internet elsewhere."""
+    """Return the flags with which a build gets from this machine what it otherwise gets from the internet."""
     _make_base()
     (spark,) = _JARS.glob("spark-kafka-*")
     return ["--network=host", f"--build-arg=BASE={BASE}", f"--build-context=jars={spark}", *_pip()]

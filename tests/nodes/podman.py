@@ -83,12 +83,12 @@ def pods_cgroup(uid: str) -> Iterator[str]:
 
 
 def logs(container: str) -> str:
-    """What a container has written."""
+    """Return the output of a container."""
     return podman("logs", container, both=True)
 
 
 def as_a_kubelet(pod: Manifest, documents: Sequence[Manifest], directory: Path, node: str) -> list[str]:
-    """The flags with which Podman starts the only container of a pod as its manifest wants it.
+    """Return the flags with which Podman starts a pod's only container as its manifest requires.
 
     Whatever else stands in its security context or among its volumes is a LabError: nothing may be left out unseen.
     """

@@ -110,7 +110,7 @@ def closed(agent: str, connection: int = 1, **fields: Any) -> Event:
 
 
 def word(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
-    """What an agent says of itself: all that it saw up to `until_s` after noon has been sent."""
+    """Return an `agent` event: everything up to `until_s` after noon has been sent."""
     until = NOON_US + round(until_s * SECOND_US)
     about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
     facts: Event = {"ts": until, "complete_until": until, "open": []}

@@ -25,7 +25,7 @@ class History:
         self.storms = spark.createDataFrame([], storms.SCHEMA)
 
     def batch(self, *of: Event, at_s: float = 0) -> list[Row]:
-        """The connections after the batch."""
+        """Apply a batch; return the connections after it."""
         self.number += 1
         clock = self._clock(at_s)
         told = events(self.spark, *of).withColumn("received_us", F.lit(clock.now_us)) if of else self._nothing()
@@ -36,7 +36,7 @@ class History:
         return self.connections.orderBy("key").collect()
 
     def weather(self, *of: Event, at_s: float = 0) -> list[Row]:
-        """The storms after the batch."""
+        """Apply a batch; return the storms after it."""
         self.batch(*of, at_s=at_s)
         rows = storms.storms(self.connections, self.agents, self.storms.collect(), self._clock(at_s), self.config)
         self.storms = _kept(rows)
@@ -50,7 +50,7 @@ class History:
 
 
 def only(rows: list[Row]) -> Any:
-    """The one row that there is."""
+    """Return the only row."""
     (row,) = rows
     return row
 

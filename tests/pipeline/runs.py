@@ -89,7 +89,7 @@ class Run:
         producer.close()
 
     def expected(self) -> dict[str, int]:
-        """What the API rows and the topic rows must sum to, counted from what was sent."""
+        """Return the expected sums of API rows and topic rows, counted from what was sent."""
         per_agent = range(0, self.seq, 3)
         return {
             "requests": 2 * self.seq,
@@ -107,7 +107,7 @@ class Run:
             processes.kill_family(process)
 
     def once(self, spark: SparkSession, **settings: object) -> None:
-        """What there is, to its end, in this process: a session that is there already takes a tenth of the time."""
+        """Process all that there is, in this process: with the existing session it takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
         step = job.Step.of(spark, config)
@@ -127,7 +127,7 @@ class Run:
         return output.getvalue()
 
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
-        """Return at the moment, which the job must live to see."""
+        """Wait for the condition while the job must keep running."""
         name = moment.__name__.replace("_", " ")
         wait_until(
             lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.01
@@ -139,7 +139,7 @@ class Run:
         return len([*(self.output / "checkpoint" / "commits").glob("[0-9]*")])
 
     def received(self, topic: str) -> list[tuple[str, dict[str, object]]]:
-        """All of a topic, partition by partition in order."""
+        """Return all records of a topic, partition by partition in order."""
         consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
         consumer.assign(partitions)

@@ -35,17 +35,17 @@ def run(broker: Broker, tmp_path: Path) -> Run:
 
 
 def with_its_batch_done(run: Run) -> bool:
-    """Every start of the job has logged the one batch that there was for it."""
+    """Return True if every start of the job has logged its one batch."""
     return run.log.read_text().count(" events, ") == run.starts
 
 
 def in_a_batch(run: Run) -> bool:
-    """Offsets are noted, nothing is done yet."""
+    """Return True if offsets are written and the batch is not begun."""
     return len([*(run.output / "checkpoint" / "offsets").glob("[0-9]*")]) > run.commits()
 
 
 def with_half_a_batch(run: Run) -> bool:
-    """The batch is being written to the table."""
+    """Return True while the batch is being written to the table."""
     return (run.output / "traffic" / "_draft").exists()
 
 
@@ -230,12 +230,12 @@ def test_what_is_no_absence_of_brokers_ends_the_job(said: str, away: bool) -> No
 
 
 def waiting_for_brokers(run: Run) -> bool:
-    """It has given up a stream, and not itself."""
+    """Return True if the job has given up a stream but still runs."""
     return f"Brokers {run.broker.bootstrap} unreachable" in run.log.read_text()
 
 
 def with_another_batch_done(run: Run) -> bool:
-    """It goes on."""
+    """Return True if the job has processed another batch since then."""
     return run.log.read_text().rpartition("unreachable; retrying")[2].count(" events, ") > 0
 
 

@@ -52,7 +52,7 @@ GOODBYE_US = 60_000
 
 
 def silent(us: int) -> Event:
-    """It closed by itself, and that is how long before it received the last."""
+    """Return facts of an end that closed by itself this long after its last exchange."""
     return {**BY_ITSELF, "silence_us": us, "received_idle_us": us}
 
 

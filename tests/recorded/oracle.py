@@ -27,7 +27,7 @@ _PARTITION_INDEX = ("partition_index", "partition", "partition_id", "index")
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the header of a record batch says."""
+    """The header of a record batch."""
 
     records: int
     codec: int
@@ -38,7 +38,7 @@ class Batch:
 
 
 def read_body(request: Request, *, response: bool) -> Any:
-    """The body of a request or of its response.
+    """Read the body of a request or of its response.
 
     Raises:
         NotImplementedError: kio does not know the version.
@@ -54,18 +54,18 @@ def read_body(request: Request, *, response: bool) -> Any:
 
 
 def leaves(entity: Any) -> Iterator[tuple[str, Any]]:
-    """Name and value of every field that is no structure, in the order of the frame."""
+    """Yield name and value of every field that is no structure, in the order of the frame."""
     for name, _, value in _typed(entity):
         yield name, value
 
 
 def errors(body: Any) -> dict[int, int]:
-    """How often each error code stands in it, at any level; 0 is none."""
+    """Count each error code in it, at any level; 0 is none."""
     return dict(Counter(int(value) for name, value in leaves(body) if name.endswith("error_code") and value))
 
 
 def groups(body: Any) -> set[str]:
-    """The groups that it names."""
+    """Return its groups."""
     # the requests about a share group's state do not say that what they call so is one
     found = {value for name, kind, value in _typed(body) if value and (kind is GroupId or name == "group_id")}
     if type(body).__name__ == "FindCoordinatorRequest" and getattr(body, "key_type", 0) == 0:
@@ -74,7 +74,7 @@ def groups(body: Any) -> set[str]:
 
 
 def record_sets(body: Any) -> list[bytes]:
-    """Its record sets that are not empty."""
+    """Return its non-empty record sets."""
     return [bytes(value) for name, value in leaves(body) if name == "records" and value]
 
 
@@ -91,12 +91,12 @@ def batches(record_set: bytes) -> Iterator[Batch]:
 
 
 def forgotten(body: Any) -> list[TopicFacts]:
-    """The topics that a fetch session shall no longer hold."""
+    """Return the topics that a fetch session must drop."""
     return [topic for each in getattr(body, "forgotten_topics_data", ()) for topic in _topics(each)]
 
 
 def topics(body: Any) -> list[TopicFacts]:
-    """The topics that it names, in order; those that a fetch session forgets are left out."""
+    """Return its topics in order, without those that a fetch session drops."""
     return list(_topics(body))
 
 

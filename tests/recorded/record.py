@@ -29,7 +29,7 @@ TIMEOUT_S = 120
 
 
 def main() -> int:
-    """Record; returns the exit status."""
+    """Record; return the exit status."""
     chosen = sys.argv[1:] or list(CONVERSATIONS)
     try:
         shutil.rmtree(DIRECTORY, ignore_errors=True)
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def build_go_clients() -> Path:
-    """Compile them; returns the folder of their programs."""
+    """Compile them; return the folder of their programs."""
     if shutil.which("go") is None:
         raise LabError("no Go toolchain: recording the Go clients needs the version in tests/recorded/go/go.mod")
     programs = DIRECTORY / "programs"
@@ -57,7 +57,7 @@ def build_go_clients() -> Path:
 
 
 def record(name: str, conversation: Conversation, programs: Path) -> Iterator[Frame]:
-    """Hold the conversation with a broker of its own; the frames of it."""
+    """Hold the conversation with a broker of its own; return its frames."""
     directory = DIRECTORY / name
     with Broker(directory, properties=conversation.properties) as broker:
         if conversation.topics:
@@ -92,7 +92,7 @@ def run(commands: list[list[str]], log: Path) -> None:
 
 
 def cut(pcap: Path, port: int) -> Iterator[Frame]:
-    """The frames of the connections that were opened in the capture; one that its end left incomplete is left out."""
+    """Return the frames of the connections opened in the capture, without one that a close left incomplete."""
     connections: dict[Address, int] = {}
     frames: dict[tuple[Address, Address], Frames] = {}
     for segment in segments(pcap):

@@ -40,12 +40,12 @@ class Request:
 
 
 def names() -> list[str]:
-    """The conversations that were recorded."""
+    """Return the names of the recorded conversations."""
     return sorted(path.stem for path in DIRECTORY.glob("*.b64"))
 
 
 def write(name: str, frames: Iterable[Frame]) -> Path:
-    """Keep a conversation; returns its file."""
+    """Write a conversation; return its file."""
     entries = (_ENTRY.pack(each.connection, each.response, len(each.data)) + each.data for each in frames)
     path = _path(name)
     path.write_bytes(base64.encodebytes(lzma.compress(b"".join(entries), preset=9 | lzma.PRESET_EXTREME)))
@@ -53,7 +53,7 @@ def write(name: str, frames: Iterable[Frame]) -> Path:
 
 
 def read(name: str) -> Iterator[Frame]:
-    """The frames of a conversation."""
+    """Return the frames of a conversation."""
     entries = lzma.decompress(base64.decodebytes(_path(name).read_bytes()))
     at = 0
     while at < len(entries):

@@ -53,7 +53,7 @@ class Replay:
 
 
 def replay(capture: Capture, port: int, name: str) -> Replay:
-    """Hold the conversation of this name; both ends must see all of its frames, and the same of each."""
+    """Replay the conversation of this name; both ends must report all of its frames, and report them alike."""
     capture.begin()
     frames = list(read(name))
     seen: dict[Frame, Seen] = {}

@@ -61,7 +61,7 @@ class Told:
     flooded: int = 0
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """An event, in its agent's order."""
+        """Take an event, in its agent's order."""
         self.gaps += event["seq"] != self.events
         self.events = event["seq"] + 1
         if event["kind"] == "flow":
@@ -87,7 +87,7 @@ class Told:
                 self.losses, self.cpu_us = event["losses"], event["cpu_us"]
 
     def memory_between(self, start_us: float, end_us: float) -> float:
-        """The median of its resident memory meanwhile, in bytes."""
+        """Return the median of its resident memory between these times, in bytes."""
         return median(size for time_us, size in self.memory if start_us <= time_us <= end_us)
 
 
@@ -116,7 +116,7 @@ class Account:
         unwatched: Sequence[Interval],
         unread: frozenset[Key] = frozenset(),
     ) -> None:
-        """Each thing with the time that it took on the wire, and how often it was reported."""
+        """Compare each item, with its time on the wire, with how often it was reported."""
         times = sum(told, Counter[Key]())
         silent = {key for key in wire if key not in times}
         excused = {key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)}
@@ -127,7 +127,7 @@ class Account:
         self.unexplained += [f"{what}: {key} was reported, and never sent" for key in times.keys() - wire.keys()]
 
     def equal(self, what: str, counted: Mapping[Key, int], expected: Mapping[Key, int]) -> None:
-        """Two counts of the same."""
+        """Compare two counts of the same."""
         self.unexplained += [
             f"{what}: {counted.get(key, 0)} of {key} instead of {expected.get(key, 0)}"
             for key in counted.keys() | expected.keys()
@@ -136,7 +136,7 @@ class Account:
 
 
 def account_flood(kept: Account, told: Sequence[Told], sent: int) -> None:
-    """Hold what the agents report of floods against how many requests these sent while an agent watched."""
+    """Compare the agents' reports of floods with the number of requests sent while an agent watched."""
     reported = sum(one.flooded for one in told)
     counted = sum(one.losses.get(name, 0) for one in told for name in OF_FLOODS)
     kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}

@@ -54,7 +54,7 @@ class Drain:
 
 
 def connect_and_close(listener: socket.socket, number: int) -> None:
-    """One connection, whose end and words depend on its number."""
+    """Open and close one connection; its number decides how it closes and whether it sends."""
     with socket.create_connection(listener.getsockname()) as client, listener.accept()[0] as server:
         if number % 2:
             client.sendall(WORDS)
@@ -66,7 +66,7 @@ def connect_and_close(listener: socket.socket, number: int) -> None:
 
 
 def main() -> int:
-    """Open and close; returns the exit status."""
+    """Open and close; return the exit status."""
     connections = int(os.environ.get("CONNECTIONS", "1000000"))
     inside = Namespace()
     # Else the ports of closed connections would all wait for a minute.

@@ -94,7 +94,7 @@ class Soak:
         )
 
     def run(self) -> None:
-        """From the first connection to the last."""
+        """Run from the first connection to the last."""
         said = self._directory / "visitors.log"
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
         visitors = start([sys.executable, "-m", "tests.soak.visitors", *map(str, where)], log=said, cwd=ROOT, told=True)
@@ -115,14 +115,14 @@ class Soak:
             stop(visitors)
 
     def end(self) -> None:
-        """Stop agent and pipeline in order; what is there is processed by then."""
+        """Stop agent and pipeline in order, after which all events are processed."""
         self._agent.stop()
         self._require_pipeline()
         kill_family(self._pipeline)
         run_pipeline(self._sink.bootstrap, self._directory / "pipeline", timeout_s=_CATCH_UP_S)
 
     def kill(self) -> None:
-        """End everything without notice."""
+        """Kill everything without notice."""
         self._agent.kill()
         kill_family(self._pipeline)
 
@@ -151,7 +151,7 @@ class Soak:
                     one.wait(timeout_s=10 * RECORDS / RATE)
 
     def _scrape(self) -> None:
-        """Ask the agent for its pages, as Prometheus and an operator do."""
+        """Request the agent's pages, as Prometheus and an operator do."""
         while not self._over.wait(SCRAPE_S):
             with suppress(OSError):  # there is none while it starts again
                 for page in ("metrics", "api/v1/clients", "api/v1/connections"):
@@ -174,7 +174,7 @@ class Soak:
             raise LabError(f"the pipeline ended with status {status}:\n{tail(self._directory / 'pipeline.log')}")
 
     def _commits(self) -> int:
-        """Micro-batches that are done."""
+        """Return the number of finished micro-batches."""
         return len([*(self._directory / "pipeline" / "checkpoint" / "commits").glob("[0-9]*")])
 
     def _new_pipeline(self) -> subprocess.Popen[bytes]:
@@ -219,7 +219,7 @@ class Soak:
 
 
 def endure(minutes: float, directory: Path) -> dict[str, Any]:
-    """The whole; returns what build/soak.json says."""
+    """Run all of it; return the contents of build/soak.json."""
     with ExitStack() as stack:
         watched = stack.enter_context(Broker(directory / "watched", properties=COUNTED))
         sink = stack.enter_context(Broker(directory / "sink", heap_mb=256, keep=True))
@@ -262,7 +262,7 @@ def in_table(bootstrap: str) -> Requests:
 
 
 def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict[str, Any]:
-    """What is worth to be kept, and judged."""
+    """Return the figures to keep and to judge."""
     # After each kind of failure once, and at the end: it is the same agent.
     early, late = (told[-1].memory_between(*soak.calm_us[number]) for number in (FIRST_ROUND, -1))
     began_us, ended_us = soak.calm_us[0][0], soak.calm_us[-1][1]
@@ -290,7 +290,7 @@ def holds(result: dict[str, Any]) -> bool:
 
 
 def main(minutes: float) -> int:
-    """Returns the exit status."""
+    """Run the soak; return the exit status."""
     directory = ROOT / "build" / "soak"
     shutil.rmtree(directory, ignore_errors=True)
     result = endure(minutes, directory)
@@ -301,5 +301,5 @@ def main(minutes: float) -> int:
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)

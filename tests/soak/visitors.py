@@ -43,7 +43,7 @@ def words(client_id: str, topic: str) -> list[bytes]:
 
 
 class Visitors:
-    """All of them."""
+    """The clients."""
 
     def __init__(self, host: str, port: int, stay_s: float, silence_s: float, topic: str) -> None:
         self._address = host, port
@@ -80,7 +80,7 @@ class Visitors:
             writer.close()
 
     async def _pause(self, seconds: float) -> None:
-        """Less, if all are to leave."""
+        """Pause for this time, or less if all are to leave."""
         try:
             await asyncio.wait_for(self._leaving.wait(), seconds)
         except TimeoutError:

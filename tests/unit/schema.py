@@ -10,13 +10,13 @@ _SCALARS = {"string": str, "long": int, "boolean": bool}
 
 
 def assert_valid(event: Mapping[str, object]) -> None:
-    """Fail with every place where a whole event departs from the schema."""
+    """Fail with every path at which a whole event violates the schema."""
     assert event.get("v") == SCHEMA_VERSION
     assert_body_valid(event)
 
 
 def assert_body_valid(event: Mapping[str, object]) -> None:
-    """The same for an event that the agent has not numbered yet."""
+    """Check an event that the agent has not numbered yet."""
     assert list(misfits(event)) == []
 
 

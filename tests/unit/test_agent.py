@@ -48,7 +48,7 @@ class Kept:
         self.events += [dict(event) for event in events]
 
     def close(self, timeout_s: float) -> None:
-        """Nothing waits."""
+        """Do nothing: no event waits."""
 
     def losses(self) -> Mapping[str, int]:
         return {"sink_refused": 0}
@@ -61,7 +61,7 @@ class Kept:
 
 
 class Fed:
-    """An agent that is given records instead of a ring."""
+    """An agent that is given samples instead of a ring."""
 
     def __init__(self, requests: str = "off") -> None:
         self.sink = Kept()

@@ -30,7 +30,7 @@ class LateRing:
         self._waiting = np.zeros(0, SAMPLE)
 
     def wait(self, _timeout_s: float) -> None:
-        """There is always something."""
+        """Return at once: there is always a sample."""
 
     def take(self, _most: int) -> Samples:
         if not len(self._waiting):
@@ -45,7 +45,7 @@ class LateRing:
 
 
 class NoPrograms:
-    """Programs that count nothing."""
+    """Programs with no counts."""
 
     def __init__(self, buffer: object) -> None:
         self.buffer = buffer
@@ -57,7 +57,7 @@ class NoPrograms:
         return None
 
     def detach(self) -> None:
-        """Nothing is attached."""
+        """Do nothing: nothing is attached."""
 
 
 class WaitingRing:

@@ -27,7 +27,7 @@ def capabilities(*bits: int) -> str:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Host:
-    """A host that has everything."""
+    """Return a host that meets all requirements."""
     files = {
         BTF: "...btf_trace_sock_recv_length...btf_trace_sock_send_length...",
         STATUS: capabilities(Capability.SYS_ADMIN),
@@ -64,7 +64,7 @@ def test_a_host_with_everything_can_capture(host: Host) -> None:
 
 
 def refused(host: Host, name: str, *words: str) -> None:
-    """`check` and `run` say the same about what is missing, in one sentence that has the words."""
+    """Assert that `check` and `run` report the same missing requirement, in one sentence with these words."""
     finding = found(host, name)
     assert not finding.ok
     with pytest.raises(StartError) as error:

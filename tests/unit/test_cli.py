@@ -34,7 +34,7 @@ WITHOUT_RIGHTS = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
 
 @pytest.fixture(autouse=True)
 def _logging_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that runs in this process sets up logging for its own standard error."""
+    """Restore logging after a command in this process, which sets it up for its own standard error."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", list(root.handlers))
     monkeypatch.setattr(root, "level", root.level)

@@ -13,7 +13,7 @@ def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> LoadSheddi
 
 
 def after(told: LoadShedding, *shares: float) -> str | None:
-    """What is left out after intervals that took so much of a core."""
+    """Return what is left out after intervals with these shares of a core."""
     for share in shares:
         told.spend(share)
     return told.shed

@@ -28,7 +28,7 @@ subprocess.run(["cat", "/proc/self/status"])
 
 
 def after_giving_up_all_but(*kept: Capability) -> list[dict[str, int]]:
-    """The sets of the thread that gave up, of one that it started, and of a program that it executed."""
+    """Return the capability sets of the thread that dropped them, of a later thread, and of an executed program."""
     command = [sys.executable, "-c", PROGRAM, *(capability.name for capability in kept)]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     lines = [line.split(":\t") for line in said.splitlines() if line.startswith(("Cap", "NoNewPrivs"))]

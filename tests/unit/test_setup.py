@@ -19,7 +19,7 @@ TOOLS = "apt-get bash cat cmp cp chmod dirname flock id mkdir mktemp mv rm sed s
 
 @pytest.fixture
 def checkout() -> Iterator[Path]:
-    """A copy of what setup reads, in a folder that everybody may enter."""
+    """Copy what setup reads into a folder that every user may enter."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         checkout = Path(folder) / "checkout"

@@ -32,7 +32,7 @@ def request(**fields: object) -> dict[str, Any]:
 
 
 def column(text: str, name: str) -> str:
-    """What stands under a heading, which is aligned with its values on one of both sides."""
+    """Return the text below a heading, which is aligned with its values at one side."""
     start = HEADER.index(name)
     end = start + len(name)
     while start and text[start - 1 : start].strip():

@@ -52,7 +52,7 @@ def connection(network: Network, of: Namespace | None = None) -> Iterator[Ends]:
 
 
 def arrives(sender: socket.socket, receiver: socket.socket) -> bool:
-    """Whether what one end writes reaches the other."""
+    """Return True if bytes that one end writes reach the other."""
     sender.sendall(b"data")
     try:
         return receiver.recv(4) == b"data"
@@ -61,7 +61,7 @@ def arrives(sender: socket.socket, receiver: socket.socket) -> bool:
 
 
 def remembers(network: Network, ends: Ends) -> bool:
-    """Whether the firewall knows the connection."""
+    """Return True if the firewall still tracks the connection."""
     _, port = ends.client.getsockname()
     with network.gateway.inside():
         return f" sport={port} " in Path("/proc/thread-self/net/nf_conntrack").read_text()

@@ -25,7 +25,7 @@ Vagrant = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture(scope="module")
 def vagrant(tmp_path_factory: pytest.TempPathFactory) -> Vagrant:
-    """Run a command line in `vagrant/` without a trace there or at home, and without a question to the internet."""
+    """Run a command line in `vagrant/` that leaves no trace and does not use the internet."""
     directory = tmp_path_factory.mktemp("vagrant")
     places = {"VAGRANT_HOME": str(directory / "home"), "VAGRANT_DOTFILE_PATH": str(directory / "dotfile")}
     settings = {"VAGRANT_CHECKPOINT_DISABLE": "1", "VAGRANT_DEFAULT_PROVIDER": "libvirt"}

@@ -40,7 +40,7 @@ BOTH = "both"
 
 
 def main() -> int:
-    """Run the matrix; returns the exit status."""
+    """Run the matrix; return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.verdicts")
     parser.add_argument("--count", type=int, default=20, help="connections per cell")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="cells whose name matches")
@@ -61,7 +61,7 @@ def main() -> int:
 
 
 def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -> dict[str, list[Judged]]:
-    """Inject the cells and judge what became of it, by whom was watched: both ends, or those of one node."""
+    """Inject the cells and judge the results, by the watched ends: both, or those of one node."""
     with lab(directory / "lab") as made, watching(made, directory) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
@@ -77,7 +77,7 @@ def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -
 
 @contextmanager
 def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
-    """An agent for the clients' node and one for the brokers', meanwhile; the files that they write."""
+    """Run an agent for the clients' node and one for the brokers'; yield the files that they write."""
     with (
         Agent(_new(directory / "clients-agent"), *_flags("clients", made.clients)) as clients,
         Agent(_new(directory / "brokers-agent"), *_flags("brokers", made.network.broker)) as brokers,
@@ -86,7 +86,7 @@ def watching(made: Lab, directory: Path) -> Iterator[list[Path]]:
 
 
 def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
-    """Bring about all cells, some at a time; returns which connections each ended, without those that failed."""
+    """Inject all cells, some at a time; return the connections that each closed, without failed cells."""
 
     def one(cell: Cell) -> Ended | None:
         started = time.monotonic()
@@ -103,12 +103,12 @@ def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
 
 
 def said(output: Path) -> list[dict[str, Any]]:
-    """What an agent wrote of itself."""
+    """Return an agent's own events."""
     return [json.loads(line) for line in output.read_bytes().splitlines() if b'"complete_until"' in line]
 
 
 def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[str]:
-    """What is not as it should be, one sentence for each cell that failed, and each cell and wrong verdict."""
+    """Return a sentence for each failed cell, and for each cell with a wrong verdict."""
     happened = {one.cell for one in views[BOTH]}
     failed = [f"{cell}: it did not happen" for cell in cells if cell not in happened]
     failed += [f"watched: {name}: no cause was named" for name, view in views.items() if not any(o.right for o in view)]
@@ -127,7 +127,7 @@ def shortcomings(cells: Sequence[Cell], views: dict[str, list[Judged]]) -> list[
 
 
 def say(text: str) -> None:
-    """A line of progress."""
+    """Print a line of progress."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 

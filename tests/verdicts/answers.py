@@ -21,7 +21,7 @@ _LINES = 200  # of NDJSON in a record: far below a broker's limit
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The product's word on a connection; `connection` is None if nobody watched the client's end.
+    """The product's verdict on a connection; `connection` is None if no agent watched the client's end.
 
     closed_us: when it was closed, µs since epoch.
     """
@@ -34,7 +34,7 @@ class Answer:
 
 
 def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
-    """What the pipeline concludes, for each view from what some agents wrote; the directory is a fresh one."""
+    """Run the pipeline on the agents' output of each view, in a fresh directory; return its verdicts."""
     with Broker(directory / "broker") as broker:
         create_topics(broker.bootstrap, [*views], partitions=4)
         for name, outputs in views.items():
@@ -77,7 +77,7 @@ def _feed(bootstrap: str, topic: str, outputs: Iterable[Path]) -> None:
 
 
 def _records(lines: Iterable[bytes]) -> Iterator[Sequence[bytes]]:
-    """The lines of a second each, and not too many of them."""
+    """Yield the lines of a second each, in parts of bounded size."""
     for _, of_a_second in groupby(lines, lambda line: json.loads(line)["ts"] // 1_000_000):
         rest = list(of_a_second)
         while rest:

@@ -30,7 +30,7 @@ _SECURITIES: tuple[Security, ...] = get_args(Security)
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A way in which connections end.
+    """A way in which connections close.
 
     inject: `inject(lab, library, security, count)` ends at least `count` connections and returns them.
     in_plaintext: the evidence is in the bytes, so that TLS hides it. mood: what the gateway has to be like.
@@ -45,7 +45,7 @@ class Cause:
     by_hand: bool = False
 
     def cells(self) -> list[Cell]:
-        """One for each library and kind of listener with which it can happen."""
+        """Yield a cell for each library and kind of listener to which the cause applies."""
         libraries: tuple[Library, ...] = ("raw",) if self.by_hand else LIBRARIES
         securities: tuple[Security, ...] = ("plaintext",) if self.in_plaintext else _SECURITIES
         return [Cell(self, library, security) for library in libraries for security in securities]
@@ -65,7 +65,7 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A cause, with the clients that it happens to."""
+    """A cause, with the clients that it applies to."""
 
     cause: Cause
     library: Library
@@ -75,7 +75,7 @@ class Cell:
         return f"{self.cause.name}, {self.library}, {self.security}"
 
     def inject(self, lab: Lab, count: int) -> Ended:
-        """Bring it about, once the gateway is in the mood.
+        """Cause it, once the gateway has the required behaviour.
 
         Raises:
             LabError: it did not happen to so many connections.

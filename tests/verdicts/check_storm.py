@@ -75,7 +75,7 @@ class Scene:
         return newest.collect() if newest else []
 
     def letters(self) -> list[tuple[float, Event]]:
-        """The alerts, each with when it was sent, seconds since epoch."""
+        """Return the alerts, each with the time of its sending, seconds since epoch."""
         consumer = KafkaConsumer(bootstrap_servers=self.run.broker.bootstrap, client_id="lab")
         try:
             partitions = [TopicPartition(self.run.alerts, n) for n in consumer.partitions_for_topic(self.run.alerts)]
@@ -103,7 +103,7 @@ class Scene:
         return {one: known[one] for one in wanted}
 
     def wait_judged(self) -> None:
-        """Return when the job has an opinion on all that has happened until now."""
+        """Return when the job has judged everything up to now."""
         now_us = time.time_ns() // 1000
 
         def judged() -> bool:
@@ -189,7 +189,7 @@ def connection_of(row: Row) -> Connection:
 
 
 def truth(victims: Sequence[Victim]) -> dict[Connection, tuple[int, str]]:
-    """Process and cgroup of each client's end."""
+    """Return process and cgroup of each client's end."""
     return {one: (victim.pid, victim.cgroup) for victim in victims for one in victim.connections}
 
 
@@ -244,7 +244,7 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
 
 
 def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
-    """The letters of idle storms, oldest first."""
+    """Return the alerts of idle storms, oldest first."""
     return sorted(
         ((sent_s, letter) for sent_s, letter in scene.letters() if letter["kind"] == IDLE), key=lambda pair: pair[0]
     )

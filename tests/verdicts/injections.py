@@ -34,7 +34,7 @@ class Open:
 
     @classmethod
     def of(cls, fleet: Fleet) -> Self:
-        """Those that it has now."""
+        """Return the current connections."""
         return cls(since_us=now_us(), connections=fleet.connections())
 
 
@@ -44,7 +44,7 @@ def now_us() -> int:
 
 
 def client_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The clients close what was idle for longer than their own limit.
+    """Let clients close connections that exceed their own idle limit.
 
     A silent Java client looks once in a request timeout, and closes one connection at a time; librdkafka's close up to
     two seconds before the limit, each at another time.
@@ -59,7 +59,7 @@ def client_idle_limit(lab: Lab, library: Library, security: Security, count: int
 
 
 def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The broker closes what was idle for longer than its limit."""
+    """Let the broker close connections that exceed its idle limit."""
     with lab.fleet(lab.impatient, library, security, count, "broker-idle") as fleet:
         fleet.send()
         idle = Open.of(fleet)
@@ -69,7 +69,7 @@ def broker_idle_limit(lab: Lab, library: Library, security: Security, count: int
 
 
 def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The firewall forgets connections; the clients, which know nothing, speak again."""
+    """Let the firewall drop the state of connections whose clients then send again."""
     with lab.fleet(lab.patient, library, security, count, "middlebox", request_timeout_ms=_GIVES_UP_MS) as fleet:
         fleet.send()
         idle = Open.of(fleet)
@@ -94,7 +94,7 @@ def oversize(lab: Lab, library: Library, security: Security, count: int) -> Open
 
 
 def unsupported_version(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """A request of a version that the broker does not have, after one that it does."""
+    """Send a request of a version that the broker does not support, after one that it does."""
     with lab.fleet(lab.patient, library, security, count, "unsupported-version") as fleet:
         fleet.send(1)
         used = Open.of(fleet)
@@ -121,7 +121,7 @@ def wrong_password(lab: Lab, library: Library, security: Security, count: int) -
 
 
 def killed_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """`kill -9` of the client."""
+    """Kill the client with `kill -9`."""
     with lab.fleet(lab.patient, library, security, count, "killed-client") as fleet:
         fleet.send()
         used = Open.of(fleet)
@@ -131,22 +131,22 @@ def killed_client(lab: Lab, library: Library, security: Security, count: int) ->
 
 
 def left_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The client exits without closing anything."""
+    """Let the client exit without closing anything."""
     return _ended_by(lab, library, security, count, "left-client", "leave")
 
 
 def stopped_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The client is stopped in order, right after its work."""
+    """Stop the client in order, right after its work."""
     return _ended_by(lab, library, security, count, "stopped-client", "stop")
 
 
 def stopped_silent_client(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """The client is stopped in order, after a silence as long as an idle limit."""
+    """Stop the client in order, after a silence as long as an idle limit."""
     return _ended_by(lab, library, security, count, "stopped-silent-client", "stop", silence_s=IDLE_S)
 
 
 def killed_broker(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """`kill -9` of the broker."""
+    """Kill the broker with `kill -9`."""
     with (
         lab.doomed_broker(f"killed-{library}-{security}") as broker,
         lab.fleet(broker, library, security, count, "killed-broker") as fleet,
@@ -159,7 +159,7 @@ def killed_broker(lab: Lab, library: Library, security: Security, count: int) ->
 
 
 def stopped_broker(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """SIGTERM to the broker; its clients outlive it."""
+    """Send SIGTERM to the broker; its clients outlive it."""
     with (
         lab.doomed_broker(f"stopped-{library}-{security}") as broker,
         lab.fleet(broker, library, security, count, "stopped-broker") as fleet,

@@ -45,7 +45,7 @@ class Gateway:
 
     @contextmanager
     def mood(self, mood: Mood) -> Iterator[None]:
-        """Meanwhile it forgets nobody (`forgiving`), or who is silent, and then drops or resets."""
+        """Keep one behaviour for the block: no drops (`forgiving`), or drops or resets of idle connections."""
         with self._changed:
             self._changed.wait_for(lambda: mood == self._mood or not self._guests)
             if mood != self._mood:
@@ -90,7 +90,7 @@ class Lab:
 
     @property
     def clients(self) -> Namespace:
-        """Where all clients are."""
+        """Return the namespace of all clients."""
         return self.network.clients[0]
 
     def fleet(

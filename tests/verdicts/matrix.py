@@ -28,12 +28,12 @@ class Judged:
 
     @property
     def right(self) -> bool:
-        """Whether it is the cause."""
+        """Return True if the verdict is the cause."""
         return self.given == self.cell.cause.verdict
 
     @property
     def wrong(self) -> bool:
-        """Whether it is another cause: not to know is not to be wrong."""
+        """Return True if the verdict is another cause; unknown is not wrong."""
         return self.given not in (self.cell.cause.verdict, UNKNOWN, MISSING)
 
 
@@ -71,7 +71,7 @@ def matrix(of: Sequence[Judged]) -> Matrix:
 
 
 def table(of: Matrix) -> str:
-    """The matrix for the eye: expected verdicts down, given ones across."""
+    """Return the matrix as text: expected verdicts down, given ones across."""
     given = sorted({one for counts in of.values() for one in counts} | of.keys())
     wide = max(map(len, (*of, "expected")))
     lines = ["  ".join(("expected".ljust(wide), *given))]

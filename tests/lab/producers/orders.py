@@ -24,7 +24,7 @@ class Producer(Protocol):
 
 
 def obey(make: Callable[[str, Settings], Producer]) -> None:
-    """Make the producers by `make(topic, settings)`, and carry out orders until there are no more."""
+    """Create the producers with `make(topic, settings)`, and carry out commands until there are no more."""
     client_id, count, topic, *rest = sys.argv[1:]
     settings = dict(map(_setting, rest))
     # All at once: what is done to many clients finds them equally old, and equally silent.

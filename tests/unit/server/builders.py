@@ -91,7 +91,7 @@ def open_now(count: int = 1, side: str = "client", **fields: Any) -> dict[str, o
 
 
 class StillAgent:
-    """An agent that sees nothing by itself, for a server to watch."""
+    """An agent that sees nothing itself, for a server to watch."""
 
     def __init__(self, connections: tuple[Connection, ...] = ()) -> None:
         self.turned_s: float | None = time.monotonic()
@@ -102,16 +102,16 @@ class StillAgent:
 
 
 class StillSink:
-    """A sink that takes everything, or says why it does not."""
+    """A sink that accepts everything, or returns why it does not."""
 
     def __init__(self) -> None:
         self.refuses: str | None = None
 
     def send(self, events: Sequence[Event]) -> None:
-        """Nothing is kept."""
+        """Keep nothing."""
 
     def close(self, timeout_s: float) -> None:
-        """Nothing waits."""
+        """Do nothing: no event waits."""
 
     def losses(self) -> Mapping[str, int]:
         return {}
@@ -124,7 +124,7 @@ class StillSink:
 
 
 def view(*events: Mapping[str, Any], connections: tuple[Connection, ...] = ()) -> View:
-    """What a server shows that was handed these events."""
+    """Return a server's view of these events."""
     shown = View(StillAgent(connections), StillSink(), Traffic(1000))
     shown.add(events)
     return shown

@@ -194,7 +194,7 @@ class Authority:
         return self.folder / "ca.pem"
 
     def sign(self, name: str) -> Path:
-        """A certificate with its key, in one file."""
+        """Return a certificate with its key, in one file."""
         key, request, signed = (self.folder / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
         openssl("req", *_NEW_KEY, "-subj", f"/CN={name}", "-keyout", key, "-out", request)
         extension = self.folder / "extension"

@@ -49,7 +49,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def line(number: int, padding: int = 0) -> bytes:
-    """Padding is of hexadecimal digits, which gzip makes half as long."""
+    """Return a line with a padding of hexadecimal digits, which gzip halves."""
     return b"%d %s\n" % (number, os.urandom(padding // 2).hex().encode())
 
 
@@ -63,7 +63,7 @@ def on_disk(outbox: Outbox) -> None:
 
 
 def drained(outbox: Outbox) -> list[int]:
-    """Everything, in the order in which it is delivered."""
+    """Return all events in the order of delivery."""
     outbox.close()
     numbers = []
     while batch := outbox.head():
@@ -332,7 +332,7 @@ def test_a_disk_that_refuses_is_said_once_memory_takes_over_and_the_disk_is_used
 
 
 def refuse(disk: Path, full: bool) -> None:
-    """Full to the last byte, or no longer to be written."""
+    """Make the disk full to the last byte, or unwritable."""
     if full:
         with suppress(OSError), (disk / "other").open("wb", 0) as other:
             while other.write(bytes(4096)):

@@ -21,7 +21,7 @@ OwnerOf = Callable[..., Owner]
 
 @pytest.fixture
 def owner_of() -> OwnerOf:
-    """What the kernel would record of a process that lives now, its start somewhere inside its clock tick."""
+    """Return the owner that the kernel would record for a living process, with a start inside its clock tick."""
 
     def owner_of(pid: int, *, cgroup_id: int = 0, cgroup_v1_id: int = 0, cmdline: bytes = b"") -> Owner:
         ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])

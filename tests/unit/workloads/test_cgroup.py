@@ -45,13 +45,13 @@ def mount(tmp_path: Path, clock: Clock) -> Mount:
 
 
 def made(directory: Path) -> int:
-    """Make a directory; its inode number, which is what a cgroup's id is."""
+    """Make a directory; return its inode number, which is a cgroup's id."""
     directory.mkdir(parents=True)
     return directory.stat().st_ino
 
 
 def of_ended(cgroups: Cgroups, cgroup_id: int, cgroup_v1_id: int = 0) -> list[str]:
-    """The paths that are found without a process."""
+    """Return the paths that are found without a process."""
     return list(cgroups.candidates(cgroup_id, cgroup_v1_id, {}))
 
 

@@ -93,14 +93,14 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 @pytest.fixture
 def kubeconfig(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test is in no pod, and there is a kubeconfig in its place."""
+    """Run the test outside of a pod, with a kubeconfig."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(server.kubeconfig))
 
 
 @pytest.fixture
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
-    """What was logged as a warning or worse, by whomever."""
+    """Return all logged warnings and errors."""
     return lambda: [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -351,7 +351,7 @@ class Kept:
         self.events += [orjson.loads(encode(event)) for event in events]
 
     def close(self, timeout_s: float) -> None:
-        """Nothing waits."""
+        """Do nothing: no event waits."""
 
     def trouble(self) -> str | None:
         return None
