@@ -79,7 +79,7 @@ def plant(client: socket.socket, server: socket.socket, number: int) -> None:
 
 
 def _fetch(client: socket.socket, server: socket.socket) -> None:
-    """The same in values that a client fetches, while its other requests are not answered yet."""
+    """Do the same in values that a client fetches, while its other requests are not answered yet."""
     client.sendall(_FETCH + b"".join(heartbeat(each, CLIENT_ID, TOPIC) for each in _IN_USE[1:]))
     server.sendall(_FETCHED)
     received = 0

@@ -23,7 +23,7 @@ _RESULT = re.compile(r"^\d+ records sent, ([\d.]+) records/sec .* (\d+) ms 99th"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the generator measured, and how many requests the broker answered meanwhile."""
+    """The generator's measurements, and the number of requests that the broker answered meanwhile."""
 
     records_per_s: float
     p99_ms: float

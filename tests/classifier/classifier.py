@@ -59,7 +59,7 @@ class Classifier:
             self._library[f"set_{name}"](place, value)
 
     def taken_for_kafka(self, protocol: str, seed: int, count: int, *, late_one_in: int = 4) -> int:
-        """How many of so many conversations of a protocol are. late_one_in: one in so many began unseen; 0: none."""
+        """Return how many of this many conversations are taken for Kafka. late_one_in: one in so many began unseen."""
         number = ctypes.c_uint32(_PROTOCOLS.index(protocol))
         return int(self._library.taken_for_kafka(number, ctypes.c_uint64(seed), ctypes.c_uint64(count), late_one_in))
 

@@ -53,7 +53,7 @@ def with_foreign_tags(message: Message) -> Message:
 
 
 def uncounted(value: Any) -> Any:
-    """The same with record sets whose summary is that of zeros: a batch that is no whole one."""
+    """Return the same with record sets that have the summary of zeros: of an incomplete batch."""
     if isinstance(value, Records):
         return Records(value.data, 0, 0, 0, 0, SetStatus.PARTIAL, 0, -1, -1)
     if isinstance(value, dict):
@@ -62,7 +62,7 @@ def uncounted(value: Any) -> Any:
 
 
 def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, bytes, int]:
-    """All records of a connection with this message on it; and of the message's own their data and the last flags."""
+    """Return all samples of a connection with this message, and the message's own data and last flags."""
     cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)

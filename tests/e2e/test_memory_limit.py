@@ -30,7 +30,7 @@ INTERVAL_S = 1.0
 
 
 class Events:
-    """What an agent writes, read through a pipe: of a file its cgroup would have the page cache."""
+    """An agent's events, read through a pipe: a file's page cache would count for its cgroup."""
 
     def __init__(self, fifo: Path) -> None:
         os.mkfifo(fifo)

@@ -136,7 +136,7 @@ class Capture:
         return [ends[pair] for pair in (talk.names, talk.names[::-1]) if pair in ends]
 
     def lost(self) -> dict[str, int]:
-        """All losses that are not zero, by reason."""
+        """Return the losses that are not zero, by reason."""
         counters = self._programs.counters()
         losses = {name: counters[name] - self._before[name] for name in LOSSES} | self._reader.losses
         return {name: count for name, count in losses.items() if count}

@@ -57,7 +57,7 @@ FETCHED = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=ID)
 
 
 def in_order(talk: Conversation) -> None:
-    """All of them are followed, more than the connection remembers itself."""
+    """All requests are followed, more than the connection itself remembers."""
     talk.ask(*IN_FLIGHT * [request(API_VERSIONS, 3, ID)])
     ask_twice(talk)
     talk.answer(*IN_FLIGHT * [response(API_VERSIONS, 3, ID)])
@@ -119,7 +119,7 @@ def behind_answers_in_doubt_with_ids_of_known_requests(talk: Conversation) -> No
 
 
 def behind_a_produce_of_an_unknown_version(talk: Conversation) -> None:
-    """It wants no answer, which only its acks would show."""
+    """It expects no answer, which only its acks would show."""
     transfer(talk.client, talk.server, header_only(PRODUCE, 30, ID, bytes(8)).wire)
     talk.ask(request(METADATA, 12, ID))
     talk.answer(response(METADATA, 12, ID))

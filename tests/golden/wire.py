@@ -146,7 +146,7 @@ def records_of(*counts: int, magic: int = 2) -> Set:
 
 
 def some_records(version: int) -> Set:
-    """What a Produce request of this version carries: message sets before version 3."""
+    """Return records as in a Produce request of this version: message sets before version 3."""
     return records_of(3, 2, magic=2 if version >= 3 else 1)
 
 
@@ -214,7 +214,7 @@ def shared(
 
 
 def uncounted(seen: Seen, *partitions: int) -> Seen:
-    """The same frame at an end where its record sets, or those of some partitions, are in no buffer."""
+    """Return the same frame for an end where its record sets, or those of some partitions, are in no buffer."""
     values: list[tuple[MeasureKind, int, int, int]] = []
     for value in seen.values:
         if partitions and value[2] not in partitions:

@@ -44,7 +44,7 @@ exec python3 -m tests.kernel.guest {arguments}
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of a backend with a buffer: passed, failed or absent. instructions: verified, by program."""
+    """The result of a backend with a buffer: passed, failed or absent. instructions: verified, by program."""
 
     backend: str
     buffer: str

@@ -124,7 +124,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _complete(tree: Path) -> None:
-    """What packages make when they are installed: folders, accounts, the linker's cache, compiled modules."""
+    """Create what packages create at their installation: folders, accounts, the linker's cache, compiled modules."""
     for folder in _FOLDERS:
         (tree / folder).mkdir(exist_ok=True)
     (tree / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")

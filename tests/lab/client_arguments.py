@@ -13,7 +13,7 @@ _BURST = 5
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What a client is to do; `records` counts per topic, `rate` is records per topic and second.
+    """A client's task; `records` counts per topic, `rate` is records per topic and second.
 
     `settings` go to the library under its own names.
     """

@@ -33,7 +33,7 @@ _JAVA_METRIC = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TopicCount:
-    """What one client did to one topic by its own account: records, and bytes of record sets where it counts these."""
+    """A client's own count for one topic: records, and bytes of record sets if it counts these."""
 
     records: int
     bytes: int | None
@@ -41,7 +41,7 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """How to start a client, and what is true about it."""
+    """The command that starts a client, and facts about it."""
 
     client_id: str
     api: Literal["Produce", "Fetch"]

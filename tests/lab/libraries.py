@@ -14,7 +14,7 @@ USER = "lab"  # of SASL PLAIN
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What producers are set to; `idle_ms` 0: the library's default.
+    """The settings of producers; `idle_ms` 0: the library's default.
 
     certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN.
     """

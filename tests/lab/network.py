@@ -57,7 +57,7 @@ class Namespace:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """Meanwhile this thread is in the namespace: sockets that it makes and processes that it starts stay there."""
+        """Run the block in the namespace: its sockets and processes stay there."""
         with _returning():
             _check(_libc.setns(self._fd, _CLONE_NEWNET), "enter a network namespace")
             yield

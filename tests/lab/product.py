@@ -147,7 +147,7 @@ def shown(directory: Path, table: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the product says: the rows of the traffic topic and the events they were made of, as parsed JSON."""
+    """The product's output: the rows of the traffic topic and the events behind them, as parsed JSON."""
 
     rows: Sequence[dict[str, Any]]
     events: Sequence[dict[str, Any]]

@@ -66,7 +66,7 @@ class Herd:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """What became of a herd whose connections were forgotten: who lost which, and after which silences, ms."""
+    """The result for a herd whose connections were dropped: who lost which, and after which silences, ms."""
 
     victims: Sequence[Victim]
     silences_ms: Sequence[int]

@@ -95,7 +95,7 @@ class Frames:
 
     @property
     def broken_off(self) -> list[int]:
-        """When the last of a frame came that is not whole, if there is one."""
+        """Return the time of the last bytes of an incomplete frame, if there is one."""
         return [self._fed_us] if len(self._buffer) >= _HEADER_BYTES else []
 
     def feed(self, data: bytes, time_us: int = 0) -> Iterator[bytes]:
@@ -130,7 +130,7 @@ def walk(pcap: Path, port: int) -> Walk:
 
 
 class _Session:
-    """What a connection's fetches ask for: an incremental one names only what changed (KIP-227, KIP-932)."""
+    """The topics of a connection's fetch session: an incremental fetch names only changes (KIP-227, KIP-932)."""
 
     def __init__(self) -> None:
         self._held: set[tuple[_Topic, int]] = set()
@@ -242,7 +242,7 @@ def _topic(entity: Any, name_field: str) -> _Topic:
 
 
 def _index(partition: Any) -> int:
-    """Of a partition; of one that a fetch session shall forget it is all there is."""
+    """Return a partition's index; a partition that a fetch session drops is only its index."""
     if isinstance(partition, int):
         return partition
     return int(next(getattr(partition, name) for name in _PARTITION_INDEX if hasattr(partition, name)))

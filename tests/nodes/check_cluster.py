@@ -141,7 +141,7 @@ def of_host(host: int, event: Event) -> Event:
 
 
 def told(host: int, end: str, number: int) -> list[Event]:
-    """What the agent at one end tells in a round: new connections, their traffic, the end of those of the last round.
+    """Return an agent's events of a round: new connections, their traffic, the closes of the last round's.
 
     Both ends tell of each second one; the names of topics are known at the broker's end only.
     """

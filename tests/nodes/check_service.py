@@ -86,7 +86,7 @@ def broker(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def machine(network: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
-    """With the service running as installed, except that its events go into the journal."""
+    """Run a machine with the service as installed, except that its events go into the journal."""
     containerfile = tmp_path_factory.mktemp("machine") / "Containerfile"
     steps = [
         f"FROM {BASE}",

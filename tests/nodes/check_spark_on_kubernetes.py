@@ -60,7 +60,7 @@ def a_willing_api_server() -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
 
 
 def asked_for(directory: Path, *more: str) -> dict[str, dict[str, Any]]:
-    """What the README's command, with further flags, asks for: by kind."""
+    """Return the objects that the README's command creates, with further flags, by kind."""
     (directory / "spark-defaults.conf").write_text("spark.kubernetes.submission.waitAppCompletion false\n")
     with a_willing_api_server() as (url, taken):
         here = {"k8s://https://kubernetes.example:6443": f"k8s://{url}"}

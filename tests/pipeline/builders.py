@@ -44,7 +44,7 @@ def lines(*events: Event) -> str:
 
 
 def records(spark: SparkSession, *values: str) -> DataFrame:
-    """What Kafka's source gives: one row per record, offsets from 0."""
+    """Return rows as from Kafka's source: one row per record, offsets from 0."""
     at = datetime.fromtimestamp(NOON_US / 1e6, UTC)
     rows = [("events", 0, offset, at, bytearray(value.encode())) for offset, value in enumerate(values)]
     return spark.createDataFrame(rows, "topic string, partition int, offset long, timestamp timestamp, value binary")

@@ -115,13 +115,13 @@ class Run:
             query.awaitTermination()
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
-        """Whether the events topic has."""
+        """Return True if writers set the times of the events topic's records."""
         return topics.has_times_of_writers(spark, load(self._settings))
 
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False
     ) -> str:
-        """What `show` prints of a table, by this process."""
+        """Return the output of `show` for a table, by this process."""
         with redirect_stdout(StringIO()) as output:
             job.print_one(spark, load({**self._settings, "internal": internal}), table, as_json=as_json)
         return output.getvalue()

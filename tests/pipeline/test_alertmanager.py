@@ -153,7 +153,7 @@ def test_a_receiver_that_answers_a_byte_at_a_time_holds_up_neither_the_alerts_no
 
 @contextmanager
 def hanging_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Thread]]:
-    """Meanwhile the system looks up no name; the threads that ask it."""
+    """Let the system's name lookups hang for the duration of the block; yield the threads that wait for them."""
     asking: list[Thread] = []
     ended = Event()
 

@@ -128,7 +128,7 @@ def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> Non
 
 
 def heard_after(spark: SparkSession, day: int, *of: Event, before: Iterable[Row] = ()) -> list[Row]:
-    """What is remembered of agents after a batch that Kafka got on a day."""
+    """Return the state of agents after a batch that Kafka got on a day."""
     told = events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
     return heard(told, spark.createDataFrame(before, HEARD)).collect()
 

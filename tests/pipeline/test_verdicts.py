@@ -22,7 +22,7 @@ LATE_S = 20  # later than anybody waits for an end that nobody has named
 
 @dataclass(frozen=True)
 class Case:
-    """What the ends say (None: it is open; absent: nobody watches it), the cause, and words of the evidence."""
+    """The reports of the ends (None: open; absent: not watched), the cause, and words of the evidence."""
 
     name: str
     ends: dict[str, Event | None]

@@ -21,7 +21,7 @@ def replays() -> dict[str, Replay]:
 
 @pytest.fixture(scope="session")
 def everything(replays: dict[str, Replay]) -> dict[str, list[Held]]:
-    """All conversations, by name."""
+    """Return all conversations, by name."""
     return {name: replay.held for name, replay in replays.items()}
 
 

@@ -19,7 +19,7 @@ Command = list[str]
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """Where a conversation takes place: the broker's address, the Go clients' programs, a folder for reports."""
+    """The lab of a conversation: the broker's address, the Go clients' programs, a folder for reports."""
 
     bootstrap: str
     programs: Path

@@ -37,7 +37,7 @@ class Held:
 
     @property
     def bodies(self) -> list[tuple[Facts, Any]]:
-        """What was seen of both frames, and their bodies as kio has them."""
+        """Return what was seen of both frames, and their bodies from kio."""
         found = [(self.asked.facts, oracle.read_body(self.recorded, response=False))]
         if self.answered is not None:
             found.append((self.answered.facts, oracle.read_body(self.recorded, response=True)))

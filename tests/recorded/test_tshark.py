@@ -31,7 +31,7 @@ def test_tshark_reads_the_same_headers_and_libraries(everything: dict[str, list[
 
 
 def recorded() -> list[Frame]:
-    """All recordings as one: their connections are numbered on."""
+    """Return all recordings as one, with their connections numbered on."""
     frames: list[Frame] = []
     for name in names():
         first = max((frame.connection + 1 for frame in frames), default=0)
@@ -40,7 +40,7 @@ def recorded() -> list[Frame]:
 
 
 def requests(pcap: Path) -> list[tuple[list[str], list[str]]]:
-    """What tshark makes of each request, in their order: its header, and the names of its client's library."""
+    """Return tshark's reading of each request, in order: its header, and the names of its client's library."""
     command = ["tshark", "-r", str(pcap), "-d", f"tcp.port=={PORT},kafka", "-Y", f"tcp.dstport == {PORT}"]
     command += ["-T", "fields", *(part for field in (*HEADER, *SOFTWARE) for part in ("-e", f"kafka.{field}"))]
     answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)

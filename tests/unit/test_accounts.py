@@ -92,7 +92,7 @@ FLOOD_PORT = 9999
 
 
 def flooded(requests: int, **losses: int) -> Told:
-    """What an agent reports whose client sent so many requests in a flood."""
+    """Return an agent's events after a flood of this many requests."""
     found = Told(losses=losses, flood_port=FLOOD_PORT)
     shape = {"api": "Metadata", "api_version": 4, "client": {"id": "client-1"}, "responses": requests}
     found.take({"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "requests": requests, **shape})

@@ -189,7 +189,7 @@ class Standstill:
 
 @pytest.fixture
 def standstill(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is attached, and nobody gives up the capabilities of the tests."""
+    """Replace the agent by one that stands still, and attaching by nothing."""
     monkeypatch.setattr("kafka_probe.agent.Agent", Standstill)
     monkeypatch.setattr("kafka_probe.startup.attached", lambda *_: nullcontext((None, None)))
 

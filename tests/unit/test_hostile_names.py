@@ -108,7 +108,7 @@ def test_a_log_has_one_record_per_line(
 
 
 def listed(served: Served, path: str) -> list[Answer]:
-    """All pages of a list."""
+    """Return all pages of a list."""
     pages: list[Answer] = []
     while not pages or sum(len(page.json()["rows"]) for page in pages) < pages[0].json()["total"]:
         offset = sum(len(page.json()["rows"]) for page in pages)

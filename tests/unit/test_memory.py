@@ -55,7 +55,7 @@ LIST_NODE_BYTES = 8  # before an element that is allocated when it is used
 
 
 def kernel_bytes(of: Map, *, beforehand: bool) -> int:
-    """Of a full hash map, by kernel/bpf/hashtab.c; values are on 8 bytes."""
+    """Return the memory of a full hash map, by kernel/bpf/hashtab.c; values are aligned to 8 bytes."""
     element = ELEMENT_BYTES + of.key_bytes + -(-of.value_bytes // 8) * 8
     allocated = element if beforehand else min(slab for slab in SLAB_BYTES if slab >= element + LIST_NODE_BYTES)
     return of.entries * allocated + BUCKET_BYTES * (1 << (of.entries - 1).bit_length())

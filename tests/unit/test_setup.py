@@ -101,7 +101,7 @@ def test_a_second_run_has_nothing_to_do_and_takes_less_than_ten_seconds() -> Non
 
 
 def processor_seconds() -> float:
-    """Of all processes that have ended: unlike time by the clock, it knows nothing of what else runs here."""
+    """Return the CPU time of all ended processes: unlike wall time, it does not depend on other load."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

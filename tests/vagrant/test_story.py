@@ -44,7 +44,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What ran where, and the events of one agent: it sees every network namespace of its host."""
+    """The programs of the story, and the events of one agent, which sees every network namespace of its host."""
 
     programs: Sequence[Program]
     broker_pid: int

@@ -52,7 +52,7 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """All is up: network, brokers, an agent per node, the job, and an Alertmanager that it tells."""
+    """The running scene: network, brokers, an agent per node, the job, and an Alertmanager for its alerts."""
 
     directory: Path
     network: Network
@@ -251,7 +251,7 @@ def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
 
 
 def known_s(events: Sequence[Event], pids: set[int]) -> float:
-    """When the threshold was crossed and the other end had reported, seconds since epoch.
+    """Return when the threshold was crossed and the other end had reported, seconds since epoch.
 
     That is when the report of the clients' agent with the close that makes a storm was sent, and the first word of the
     brokers' agent on the time after that close.

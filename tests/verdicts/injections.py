@@ -199,7 +199,7 @@ def _live_on(lab: Lab, fleet: Fleet) -> None:
 
 
 def _given_up(fleet: Fleet, among: Connections) -> Connections:
-    """Those that the clients have no more, once it is at least one for each."""
+    """Return the connections that the clients have dropped, once it is at least one for each."""
     ended: Connections = set()
 
     def enough() -> bool:

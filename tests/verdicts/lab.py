@@ -64,7 +64,7 @@ class Gateway:
 
 
 class Wishes(TypedDict, total=False):
-    """What a fleet may be set to, see `Settings`."""
+    """The settings that a fleet may have, see `Settings`."""
 
     acks: Literal["all", "0"]
     idle_ms: int
@@ -74,7 +74,7 @@ class Wishes(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Lab:
-    """It is up: a patient broker with the defaults' idle limit, and one that closes what is idle for IDLE_S.
+    """A running lab: a patient broker with the default idle limit, and one that closes connections idle for IDLE_S.
 
     knocking: held by who must be the only one at the SASL port.
     """

@@ -22,7 +22,7 @@ def call(number: int) -> bytes:
 
 
 def load(linked: link.Linked) -> bpf.Program:
-    """As the kernel takes it; the descriptor is closed again."""
+    """Load a program into the kernel, and close its descriptor."""
     types = bpf.load_btf(link.btf())
     try:
         program = bpf.load_program("test", RAW_TRACEPOINT, linked.code, btf=types, functions=linked.functions)

@@ -30,13 +30,13 @@ def port() -> int:
 def listed(
     port: int, netns: Path | None = None, *, side: str = "both", agent_tgid: int = 0, at_once: int = 100
 ) -> list[tuple[Identity, Owner]]:
-    """What is found, the client's end first."""
+    """Return the listed connections, the client's end first."""
     found = taken(Listing((port,), side, netns, agent_tgid), at_once)
     return sorted((one for one in found if one), key=lambda one: one[0].server_side)
 
 
 def taken(started: Listing, at_once: int = 100) -> list[tuple[Identity, Owner] | None]:
-    """All that comes, in parts."""
+    """Return the whole list, taken in parts."""
     found: list[tuple[Identity, Owner] | None] = []
 
     def done() -> bool:

@@ -57,7 +57,7 @@ def grouped(batch: list[Facts], now: int = 0) -> list[Group]:
 
 
 def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, int]:
-    """How often each topic was asked for through the session.
+    """Return how often each topic was requested through the session.
 
     forgotten: the connection ends before the counts are taken.
     """

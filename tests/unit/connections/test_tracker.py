@@ -287,7 +287,7 @@ def test_connections_of_our_own_are_not_counted_once_they_are_known(tracker: Tra
 
 
 def identity(sample: Samples, **changes: Any) -> tuple[Identity, Owner]:
-    """What a list of open sockets says of a connection."""
+    """Return a connection as in the list of open sockets."""
     found, owner = read_open(sample[0])
     return replace(found, flow_id=None, from_start=False, **changes), owner
 

@@ -108,7 +108,7 @@ def test_counts_far_beyond_the_data_cost_no_more_than_the_data(
 
 
 def lines_of_reader(response: bool, api_key: int, version: int, data: bytes) -> int:
-    """How many lines of Python a reader runs through."""
+    """Return the number of lines of Python that a reader executes."""
     reader, _ = WHOLE[response, api_key, version]
     lines = 0
 

@@ -139,7 +139,7 @@ def kio_entity(message: Message) -> Any:
 
 
 def as_read(theirs: Any, ours: Any) -> Any:
-    """What another codec read, in the form of our tree and by its names."""
+    """Return another codec's reading, in the form of our tree and by its names."""
     match ours:
         case dict():
             return {name: as_read(getattr(theirs, attribute(theirs, name)), value) for name, value in ours.items()}

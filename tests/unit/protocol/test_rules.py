@@ -28,7 +28,7 @@ def rule_of(name: str, version: int) -> CopyRule:
 
 
 def strings(fields: tuple[SchemaField, ...]) -> Iterator[SchemaField]:
-    """All fields that can hold text or bytes."""
+    """Yield all fields that can contain text or bytes."""
     for field in fields:
         if re.fullmatch(r"(\[\])?(string|bytes|records)", field.type):
             yield field

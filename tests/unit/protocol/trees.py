@@ -79,11 +79,11 @@ class Message:
 
     @property
     def body(self) -> bytes:
-        """As on the wire."""
+        """Return the body as on the wire."""
         return _struct(self.fields, self.tree, self._form)
 
     def frame(self, correlation_id: int = 1) -> bytes:
-        """As on the wire."""
+        """Return the frame as on the wire."""
         named = b"" if self.response else struct.pack(">hh", self.api.key, self.version)
         frame = named + struct.pack(">i", correlation_id) + self.header + self.body
         return struct.pack(">i", len(frame)) + frame
@@ -95,7 +95,7 @@ class Message:
 
     @property
     def left(self) -> bytes:
-        """The same as the kernel leaves it: without opaque bytes and hidden strings."""
+        """Return the same as the kernel leaves it: without opaque bytes and hidden strings."""
         return self._data(replace(self._form, leaves=True, hidden=HIDDEN.get(self.api.name, frozenset())))
 
     @property

@@ -236,7 +236,7 @@ def test_a_server_that_is_away_at_first_is_found_when_it_is_there(
 
 
 class Pauses(threading.Event):
-    """How long it was waited for, a thousand times faster."""
+    """The pauses between attempts, a thousand times faster."""
 
     def __init__(self) -> None:
         super().__init__()

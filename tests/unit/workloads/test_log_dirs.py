@@ -41,7 +41,7 @@ def partition(log_dir: Path, name: str, topic_id: str | None, *, text: str = "ve
 
 @pytest.fixture
 def found(start: Start, owner_of: OwnerOf) -> Callable[..., set[StoredTopic]]:
-    """What is found through a process that holds files open."""
+    """Return the topics found through a process that holds files open."""
 
     def found(*held: Path) -> set[StoredTopic]:
         owner = owner_of(start(*map(str, held), code=HELD).pid)
