@@ -51,24 +51,24 @@ format: setup-tests ## format and fix what can be fixed by machine
 	$(BIN)/clang-format -i {bpf,tests/classifier}/*.[ch]
 
 false-positives: setup-tests ## ten million conversations of other protocols through the classifier
-	@$(BIN)/python -m tests.classifier
+	@$(BIN)/python -m tests.programs.false_positives
 
 bench: setup-tests ## cost of the agent beside tcpdump and tshark on the same load, and of its decoder beside others'
-	@$(BIN)/python -m tests.bench
-	@$(BIN)/python -m tests.bench.decode
+	@$(BIN)/python -m tests.programs.bench
+	@$(BIN)/python -m tests.programs.bench.decode
 
 verdicts: setup-tests ## every cause of a disconnect, made to happen, and the verdicts held against it (15 minutes)
-	@$(BIN)/python -m tests.verdicts
+	@$(BIN)/python -m tests.programs.verdicts
 	$(BIN)/python -m pytest tests/verdicts/check_*.py
 
 soak: setup-tests ## a million connections opened and closed; MINUTES=45: 2,000 at a time, while sink, agent and pipeline fail
-	@$(BIN)/python -m tests.soak
+	@$(BIN)/python -m tests.programs.soak
 
 attack: setup-tests ## floods at the agent beside honest clients, into build/attack.json (BASELINE=REVISION: also at that revision, for comparison)
-	@$(BIN)/python -m tests.attack
+	@$(BIN)/python -m tests.programs.attack
 
 fuzz: setup-tests ## bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
-	@$(BIN)/python -m tests.fuzz
+	@$(BIN)/python -m tests.programs.fuzz
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.attack.flood import REQUESTS
 from tests.lab.cgroups import memory_cgroup
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, free_port
 from tests.lab.product import COULD_NOT_START, Agent
+from tests.programs.attack.flood import REQUESTS
 
 pytestmark = pytest.mark.root
 
@@ -62,7 +62,7 @@ def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tm
     server = ("--listen", f"127.0.0.1:{free_port()}", "--memory-limit", f"{LIMIT_MIB}MiB")
     with closing(Namespace()) as inside, memory_cgroup("agent-memory") as (group, peak):
         with Agent(tmp_path, *flags, "--netns", inside.path, *server, inside=group), inside.inside():
-            flood = (sys.executable, "-m", "tests.attack.flood", "connections", "127.0.0.7", "9092")
+            flood = (sys.executable, "-m", "tests.programs.attack.flood", "connections", "127.0.0.7", "9092")
             said = subprocess.check_output([*flood, str(CONNECTIONS), str(SECONDS)], cwd=ROOT)
         assert peak.read() < LIMIT_MIB * MIB
     events.join()

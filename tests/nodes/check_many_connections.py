@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.bench.scale import Figures, with_connections
+from tests.programs.bench.scale import Figures, with_connections
 
 pytestmark = pytest.mark.root
 

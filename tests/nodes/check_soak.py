@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak.endurance import FLAT_PERCENT, endure
+from tests.programs.soak.endurance import FLAT_PERCENT, endure
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.lab.times import Times
-from tests.soak.accounts import Account, Told, account, account_flood
+from tests.programs.soak.accounts import Account, Told, account, account_flood
 
 SECOND_US = 1_000_000
 FLOW = "ab"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from tests.attack.judge import Reported, faults, figures
-from tests.attack.lab import Phase
 from tests.golden.wire import MARKER
 from tests.lab.times import Times
+from tests.programs.attack.judge import Reported, faults, figures
+from tests.programs.attack.lab import Phase
 
 SECOND_US = 1_000_000
 LIMIT_BYTES = 512 << 20

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.verdicts.__main__ import shortcomings, verdicts
-from tests.verdicts.causes import CAUSES
+from tests.programs.verdicts.__main__ import shortcomings, verdicts
+from tests.programs.verdicts.causes import CAUSES
 
 pytestmark = [
     pytest.mark.root,

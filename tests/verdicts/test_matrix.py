@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.network import Connection
-from tests.verdicts.answers import Answer
-from tests.verdicts.causes import CAUSES, Cell, Ended
-from tests.verdicts.matrix import MISSING, flows, judged, matrix, table
+from tests.programs.verdicts.answers import Answer
+from tests.programs.verdicts.causes import CAUSES, Cell, Ended
+from tests.programs.verdicts.matrix import MISSING, flows, judged, matrix, table
 
 CELLS = {cell.cause.name: cell for cause in CAUSES for cell in cause.cells()}
 KILLED: Cell = CELLS["client killed"]

@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.attack import forged, hostile_spool
-from tests.attack.judge import faults, faults_of_logs, figures, read_reported
-from tests.attack.lab import Lab
 from tests.lab.clients import ROOT
 from tests.lab.processes import LabError
 from tests.lab.product import EVENTS
 from tests.lab.walker import walk
+from tests.programs.attack import forged, hostile_spool
+from tests.programs.attack.judge import faults, faults_of_logs, figures, read_reported
+from tests.programs.attack.lab import Lab
 
 RESULT = ROOT / "build" / "attack.json"
 LIMIT_BYTES = 512 << 20  # --memory-limit's default
@@ -112,9 +112,9 @@ def run(lab: Lab, name: str) -> dict[str, Any]:
                 done = lab.flood(name, RATES[name], SECONDS)
             return {**done, "ring": found}
         case "slow_http":
-            return lab.program("tests.attack.http_flood", "slow", host, port, SECONDS)
+            return lab.program("tests.programs.attack.http_flood", "slow", host, port, SECONDS)
         case "metrics":
-            return lab.program("tests.attack.http_flood", "hammer", host, port, SECONDS)
+            return lab.program("tests.programs.attack.http_flood", "hammer", host, port, SECONDS)
         case "hostile_spool":
             return hostile_spool.offer(lab)
         case "forged_events":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from tests.soak import connections, endurance
+from tests.programs.soak import connections, endurance
 
 minutes = os.environ.get("MINUTES")
 sys.exit(endurance.main(float(minutes)) if minutes else connections.main())

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.lab.network import Connection
-from tests.verdicts.answers import Answer
-from tests.verdicts.causes import Cell, Ended
+from tests.programs.verdicts.answers import Answer
+from tests.programs.verdicts.causes import Cell, Ended
 
 UNKNOWN = "unknown"
 MISSING = "(none)"  # no verdict at all

@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from tests.lab.libraries import LIBRARIES, Library
 from tests.lab.network import Connection
 from tests.lab.processes import LabError
-from tests.verdicts import injections
-from tests.verdicts.lab import Lab, Mood, Security
+from tests.programs.verdicts import injections
+from tests.programs.verdicts.lab import Lab, Mood, Security
 
 Verdict = Literal[
     "client_idle_limit",

@@ -1,6 +1,6 @@
 """Runs a second capture of a port that checks everything that leaves the kernel, until a signal ends it.
 
-    python -m tests.attack.ring PORT
+    python -m tests.programs.attack.ring PORT
 
 It attaches again every few seconds, so that it also begins in the middle of records. Standard output is what it found,
 as JSON: {"samples": n, "bytes": b, "markers": m}.

@@ -21,7 +21,6 @@ from typing import Any, Self
 
 import orjson
 
-from tests.attack.topic import last_values
 from tests.golden.wire import MARKER
 from tests.hostile import unsafe
 from tests.lab.broker import Broker
@@ -33,6 +32,7 @@ from tests.lab.processes import LabError, free_port, start, stop, tail, wait_unt
 from tests.lab.product import EVENTS, Agent
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, warm_up
+from tests.programs.attack.topic import last_values
 
 ADDRESS = "10.66.0.1"  # of floods, in their namespace
 RATE = 50.0  # records per second of each honest producer
@@ -133,9 +133,9 @@ class Lab:
         """Run a flood of the watched port to its end; return its result."""
         arguments = (self.flood_port, int(rate * seconds), seconds)
         if from_honest_address:
-            return self.program("tests.attack.flood", name, "127.0.0.1", *arguments)
+            return self.program("tests.programs.attack.flood", name, "127.0.0.1", *arguments)
         with self._namespace.inside():
-            return self.program("tests.attack.flood", name, ADDRESS, *arguments)
+            return self.program("tests.programs.attack.flood", name, ADDRESS, *arguments)
 
     def program(self, module: str, *arguments: object) -> dict[str, Any]:
         """Run a program of this folder to its end; return its output.
@@ -160,7 +160,7 @@ class Lab:
         """Check everything that leaves the kernel for the duration of the block; `found` is filled at the end."""
         log, output = self.directory / "ring.log", self.directory / "ring.out"
         output.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "tests.attack.ring", str(self.flood_port)]
+        command = [sys.executable, "-m", "tests.programs.attack.ring", str(self.flood_port)]
         process = start(command, log=log, stdout=output, cwd=ROOT)
         try:
             yield

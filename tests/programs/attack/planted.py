@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import cycle
 from threading import Thread
 
-from tests.attack.frames import answer, framed, heartbeat, metadata, produce
 from tests.golden.wire import FETCH, MARKER, Set, batch, fetched, request
+from tests.programs.attack.frames import answer, framed, heartbeat, metadata, produce
 
 CLIENT_ID, TOPIC = b"planter", b"plants"
 TINY = (0, 100, 2_000, 70_000)  # requests in one send, before the one with the records

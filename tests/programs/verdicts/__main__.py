@@ -3,7 +3,7 @@
 Two agents watch, one for each simulated node. The pipeline then judges three times: by what both saw, and by what each
 saw alone. Exit status 0: the first matrix is diagonal, and the others have no wrong verdict, only unknown ones.
 
-    python -m tests.verdicts [--count N] [--only REGEX] [--workers N]
+    python -m tests.programs.verdicts [--count N] [--only REGEX] [--workers N]
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from tests.lab.fleet import ROOT
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, wait_until
 from tests.lab.product import Agent, told_until_us
-from tests.verdicts.answers import answers
-from tests.verdicts.causes import CAUSES, Cell, Ended
-from tests.verdicts.lab import PORTS, Lab, lab
-from tests.verdicts.matrix import Judged, Truth, flows, judged, matrix, table
+from tests.programs.verdicts.answers import answers
+from tests.programs.verdicts.causes import CAUSES, Cell, Ended
+from tests.programs.verdicts.lab import PORTS, Lab, lab
+from tests.programs.verdicts.matrix import Judged, Truth, flows, judged, matrix, table
 
 DIRECTORY = ROOT / "build" / "verdicts"
 RESULT = ROOT / "build" / "verdicts.json"
@@ -41,7 +41,7 @@ BOTH = "both"
 
 def main() -> int:
     """Run the matrix; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.verdicts")
+    parser = argparse.ArgumentParser(prog="python -m tests.programs.verdicts")
     parser.add_argument("--count", type=int, default=20, help="connections per cell")
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="cells whose name matches")
     parser.add_argument("--workers", type=int, default=6, help="cells at a time")

@@ -1,6 +1,6 @@
 """Opens many connections without a client library, which send now and then and close, until a command ends it.
 
-    python -m tests.soak.visitors HOST PORT COUNT STAY_S SILENCE_S TOPIC
+    python -m tests.programs.soak.visitors HOST PORT COUNT STAY_S SILENCE_S TOPIC
 
 So many are there at any time; each stays and is silent for so long on average, by a seed that is always the same. They
 leave in turn by a FIN, and every fourth by a reset. When standard input ends, all finish what they are at and leave.

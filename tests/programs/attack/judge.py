@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from tests.attack.lab import Phase, suspicious
-from tests.attack.topic import values
 from tests.golden.wire import MARKER
 from tests.lab.times import Times
+from tests.programs.attack.lab import Phase, suspicious
+from tests.programs.attack.topic import values
 
 SIDES = ("client", "server")
 LEAST_PERCENT = 99.0

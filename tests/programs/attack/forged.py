@@ -9,11 +9,11 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from tests.attack.lab import Lab
 from tests.hostile import NAMES
 from tests.lab.processes import LabError, kill_family, start, tail, wait_until
 from tests.lab.product import EVENTS, TRAFFIC
 from tests.lab.topics import read_topic
+from tests.programs.attack.lab import Lab
 
 HONEST = "java-producer"
 _MOST = 2**63 - 1

@@ -1,6 +1,6 @@
 """Measures decoding per frame: by shape, one by one, and by kafka-python and kio, on the same frames in one run.
 
-    python -m tests.bench.decode
+    python -m tests.programs.bench.decode
 
 Frames are those of a busy broker's connections: producers with one and many partitions, consumers, groups, metadata.
 Their record sets are as long as the kernel's stub, so that kafka-python can decode them too. What was recorded of real

@@ -13,8 +13,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-from tests.bench.load import run_load
-from tests.bench.observers import Observer, agent
 from tests.lab.bpf_programs import map_bytes
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup
@@ -23,6 +21,8 @@ from tests.lab.http import get
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Agent
+from tests.programs.bench.load import run_load
+from tests.programs.bench.observers import Observer, agent
 
 CONNECTIONS = (0, 1_000, 10_000, 100_000)
 RATES = (250, 500, 1_000, 2_000)  # requests per second

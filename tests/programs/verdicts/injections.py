@@ -17,7 +17,7 @@ from tests.lab.libraries import Library
 from tests.lab.network import Connection
 from tests.lab.processes import LabError, wait_until
 from tests.lab.sockets import sockets
-from tests.verdicts.lab import IDLE_S, MAX_BYTES, Lab, Security, Wishes
+from tests.programs.verdicts.lab import IDLE_S, MAX_BYTES, Lab, Security, Wishes
 
 Connections = set[Connection]
 

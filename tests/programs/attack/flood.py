@@ -1,6 +1,6 @@
 """Sends floods of Kafka frames: a program that connects to itself, with both ends in one thread.
 
-    python -m tests.attack.flood NAME HOST PORT COUNT SECONDS
+    python -m tests.programs.attack.flood NAME HOST PORT COUNT SECONDS
 
 COUNT steps are spread evenly over SECONDS; where the machine cannot keep up, the rest is left out after twice as long.
 Standard output is what was done, as JSON: {"done": n, "seconds": s}.
@@ -15,9 +15,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from tests.attack.frames import answer, heartbeat, metadata, produce
-from tests.attack.planted import endless, plant
 from tests.hostile import LONE_SURROGATE, NAMES
+from tests.programs.attack.frames import answer, heartbeat, metadata, produce
+from tests.programs.attack.planted import endless, plant
 
 TOPICS = 20  # of each request
 REQUESTS = 2  # of each step of `connections`

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.attack.lab import Lab
 from tests.golden.wire import MARKER
 from tests.lab.cgroups import memory_cgroup
 from tests.lab.processes import LabError, tail
 from tests.lab.product import COULD_NOT_START
+from tests.programs.attack.lab import Lab
 
 NAME = "0000000000000001-1-agent.ndjson.gz"
 _BOMB_BYTES = 1 << 30

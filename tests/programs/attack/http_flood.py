@@ -1,6 +1,6 @@
 """Floods the agent's HTTP server: a program.
 
-    python -m tests.attack.http_flood slow|hammer HOST PORT SECONDS
+    python -m tests.programs.attack.http_flood slow|hammer HOST PORT SECONDS
 
 `slow` holds many connections, of which half say nothing and half send a header byte by byte; `hammer` asks for metrics
 by several threads as fast as it can. Standard output is what was done, as JSON: {"done": n, "seconds": s}.

@@ -25,14 +25,14 @@ from statistics import median
 from kafka_probe.capture.backends import refusal
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.programs import ORDER
-from tests.bench import scale
-from tests.bench.load import TOPIC, Load, run_connections, run_load
-from tests.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
 from tests.lab.broker import Broker
 from tests.lab.product import losses_by_agent, read_events
 from tests.lab.topics import create_topics
+from tests.programs.bench import scale
+from tests.programs.bench.load import TOPIC, Load, run_connections, run_load
+from tests.programs.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "build" / "bench"
 RESULT = ROOT / "build" / "bench.json"
 ROUNDS = int(os.environ.get("ROUNDS", "12"))

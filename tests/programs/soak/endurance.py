@@ -25,7 +25,6 @@ from threading import Event
 from typing import Any
 
 from kafka_probe.protocol.schemas import api_name
-from tests.attack.flood import REQUESTS
 from tests.lab.broker import COUNTED, Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get
@@ -35,7 +34,8 @@ from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic, warm_up
 from tests.lab.walker import walk
-from tests.soak.accounts import Account, Interval, Requests, Told, account, account_flood, told_by_nodes
+from tests.programs.attack.flood import REQUESTS
+from tests.programs.soak.accounts import Account, Interval, Requests, Told, account, account_flood, told_by_nodes
 
 RESULT = ROOT / "build" / "soak.json"
 FLAT_PERCENT = 5
@@ -97,7 +97,8 @@ class Soak:
         """Run from the first connection to the last."""
         said = self._directory / "visitors.log"
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
-        visitors = start([sys.executable, "-m", "tests.soak.visitors", *map(str, where)], log=said, cwd=ROOT, told=True)
+        command = [sys.executable, "-m", "tests.programs.soak.visitors", *map(str, where)]
+        visitors = start(command, log=said, cwd=ROOT, told=True)
         try:
             with ThreadPoolExecutor(2) as pool:
                 programs, scrapes = pool.submit(self._programs), pool.submit(self._scrape)
@@ -205,7 +206,7 @@ class Soak:
     def _flood(self) -> None:
         """Short connections flood the agent."""
         flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(FLOOD_S * FLOOD_RATE), FLOOD_S)
-        command = (sys.executable, "-m", "tests.attack.flood", *map(str, flood))
+        command = (sys.executable, "-m", "tests.programs.attack.flood", *map(str, flood))
         log, output = self._directory / "flood.log", self._directory / "flood.out"
         output.unlink(missing_ok=True)
         with self._flooded_from.inside():
