@@ -18,7 +18,7 @@ setup-nodes: ## the same, and what image, chart and service are tried with
 	@bash scripts/setup.sh nodes
 
 demo: setup ## a real broker, real clients, the agent and the pipeline for a minute (KEEP=1: go on until Ctrl-C)
-	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.lab.demo
+	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
 test: setup-tests lint ## lint, then the tests: the pipeline and a virtual machine with what the others leave of the processors
 	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \

@@ -130,7 +130,7 @@ def test_a_broker_that_is_not_there_is_named() -> None:
 
 def refusal(bootstrap: str) -> str:
     """Return the reason why the demo refuses a broker."""
-    command = [sys.executable, "-m", "tests.lab.demo"]
+    command = [sys.executable, "-m", "tests.demo"]
     environment = {**os.environ, "BOOTSTRAP": bootstrap}
     demo = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (demo.returncode, demo.stdout) == (1, "")

@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
 SERIES = "6.1"
 MEMORY_MB = 6144
-FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/lab", "build/jars")}
+FILES = {name: ROOT / name for name in ("agent", "bpf", "pipeline", "tests/demo", "tests/lab", "build/jars")}
 SCRIPT = """
 export HOME=/root PATH={java}:/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:pipeline:. PATIENCE=20
 export JDK_JAVA_OPTIONS="-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 export KAFKA_PROBE_PIPELINE_KAFKA_OPTION='{{"default.api.timeout.ms": "200000"}}'
 echo localhost >/proc/sys/kernel/hostname
 {network}
-BOOTSTRAP={bootstrap} python3 -m tests.lab.demo
+BOOTSTRAP={bootstrap} python3 -m tests.demo
 status=$?
 [ $status = 0 ] || tail -n 20 build/demo/*.log
 cp build/demo.json /results

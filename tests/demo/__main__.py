@@ -22,12 +22,12 @@ from typing import Any, NoReturn
 
 from kafka_probe.check import require_capture
 from kafka_probe.errors import KafkaProbeError
-from tests.lab import tables
+from tests.demo import tables
+from tests.demo.stage import BROKER, CLIENTS, Stage, own_stage
 from tests.lab.clients import ROOT, Client, RunningClient, clients, running, topics
 from tests.lab.network import Network
 from tests.lab.processes import LabError, listens, wait_until
 from tests.lab.product import ALERTS, EVENTS, TRAFFIC, Report, read_events, report, run_pipeline, shown, told_until_us
-from tests.lab.stage import BROKER, CLIENTS, Stage, own_stage
 from tests.lab.storm import Herd, Storm, herd, storm
 from tests.lab.topics import create_topics, existing, read_topic
 
