@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.classifier.classifier import OTHERS, Classifier, Direction, classifier
-from tests.golden.wire import (
+from tests.builders.wire import (
     API_VERSIONS,
     FETCH,
     METADATA,
@@ -19,6 +18,7 @@ from tests.golden.wire import (
     request,
     response,
 )
+from tests.classifier.classifier import OTHERS, Classifier, Direction, classifier
 
 CONVERSATIONS = 30_000  # of each protocol and kind of port
 WHOLE = 1 << 20

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_probe.capture.sample import Flag, SampleKind
-from tests.classifier.classifier import Classifier, Direction, classifier
-from tests.golden.wire import (
+from tests.builders.wire import (
     FETCH,
     LIST_OFFSETS,
     METADATA,
@@ -21,6 +20,7 @@ from tests.golden.wire import (
     request,
     response,
 )
+from tests.classifier.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
 QUARTER = 1 << 30  # of all numbers

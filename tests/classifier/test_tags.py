@@ -14,9 +14,9 @@ from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
 from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import Api, apis
+from tests.builders.trees import CLIENT_ID, FOREIGN, Message, Records, generated
+from tests.builders.wire import API_VERSIONS, request, response
 from tests.classifier.classifier import Classifier, Direction, classifier
-from tests.golden.wire import API_VERSIONS, request, response
-from tests.unit.protocol.trees import CLIENT_ID, FOREIGN, Message, Records, generated
 
 WHOLE = 1 << 20
 HEADER = len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.golden.wire import METADATA, request, response
+from tests.builders.wire import METADATA, request, response
 from tests.lab.clients import ROOT
 from tests.lab.processes import wait_until
 from tests.lab.product import Watched

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from threading import Thread
 
 from kafka_probe.connections.identity import endpoint
-from tests.golden.wire import METADATA, Frame, Seen, joined, request, response
+from tests.builders.wire import METADATA, Frame, Seen, joined, request, response
 from tests.lab.processes import wait_until
 
 BUFFER_BYTES = 1 << 16  # what surely fits between the two sockets

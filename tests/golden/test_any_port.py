@@ -8,10 +8,8 @@ from contextlib import closing
 
 import pytest
 
-from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, exchange, transfer
-from tests.golden.test_strangers import FIRST_WORDS
-from tests.golden.wire import (
+from tests.builders.trees import message_of
+from tests.builders.wire import (
     FETCH,
     METADATA,
     Frame,
@@ -23,8 +21,10 @@ from tests.golden.wire import (
     request,
     response,
 )
+from tests.golden.capture import Capture
+from tests.golden.conversation import Conversation, conversation, exchange, transfer
+from tests.golden.test_strangers import FIRST_WORDS
 from tests.lab.processes import free_port
-from tests.unit.protocol.trees import message_of
 
 pytestmark = pytest.mark.root
 

@@ -11,9 +11,7 @@ from itertools import cycle
 
 import pytest
 
-from tests.golden.capture import Capture
-from tests.golden.conversation import Read, Write, conversation, receive_all, send_all
-from tests.golden.wire import (
+from tests.builders.wire import (
     API_VERSIONS,
     METADATA,
     Frame,
@@ -28,6 +26,8 @@ from tests.golden.wire import (
     shared,
     uncounted,
 )
+from tests.golden.capture import Capture
+from tests.golden.conversation import Read, Write, conversation, receive_all, send_all
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.workloads import WorkloadResolver
+from tests.builders.wire import METADATA, request
 from tests.golden.capture import Capture
 from tests.golden.conversation import receive_all
-from tests.golden.wire import METADATA, request
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.cgroups]

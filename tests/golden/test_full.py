@@ -9,6 +9,7 @@ import pytest
 
 from kafka_probe.capture.compiler import CONNECTIONS_PER_UNFINISHED
 from kafka_probe.protocol.facts import Status
+from tests.builders.wire import METADATA, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     Conversation,
@@ -19,7 +20,6 @@ from tests.golden.conversation import (
     send_pieces,
     transfer,
 )
-from tests.golden.wire import METADATA, request, response
 from tests.lab.processes import free_port, wait_until
 
 pytestmark = pytest.mark.root

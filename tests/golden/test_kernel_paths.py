@@ -18,6 +18,7 @@ from threading import Thread
 import pytest
 
 from kafka_probe.protocol.facts import MeasureKind
+from tests.builders.wire import API_VERSIONS, METADATA, Frame, produce, records_of, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     BUFFER_BYTES,
@@ -31,7 +32,6 @@ from tests.golden.conversation import (
 from tests.golden.io_uring import Ring, io_uring
 from tests.golden.test_late import FRAME, assert_soon_right
 from tests.golden.test_pieces import FRAMES_PER_CALL
-from tests.golden.wire import API_VERSIONS, METADATA, Frame, produce, records_of, request, response
 from tests.lab.bpf_programs import loaded
 from tests.lab.processes import wait_until
 

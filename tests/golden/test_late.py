@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from kafka_probe.capture.sample import Protocol
+from tests.builders.wire import METADATA, produce, records_of, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     Conversation,
@@ -22,7 +23,6 @@ from tests.golden.conversation import (
     receive_pieces,
     transfer,
 )
-from tests.golden.wire import METADATA, produce, records_of, request, response
 from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root

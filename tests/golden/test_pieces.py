@@ -10,21 +10,10 @@ import pytest
 
 from kafka_probe.capture.sample import SAMPLE
 from kafka_probe.protocol.facts import Facts, Status
-from tests.golden import wire
-from tests.golden.capture import RING_BYTES, Capture
-from tests.golden.conversation import (
-    Read,
-    conversation,
-    exchange,
-    kafka,
-    receive_all,
-    receive_at_once,
-    receive_pieces,
-    send_at_once,
-    send_pieces,
-    transfer,
-)
-from tests.golden.wire import (
+from tests.builders import wire
+from tests.builders.messages import CASES
+from tests.builders.trees import message_of
+from tests.builders.wire import (
     API_VERSIONS,
     METADATA,
     SASL_HANDSHAKE,
@@ -42,8 +31,19 @@ from tests.golden.wire import (
     some_records,
     unmatched,
 )
-from tests.unit.protocol.messages import CASES
-from tests.unit.protocol.trees import message_of
+from tests.golden.capture import RING_BYTES, Capture
+from tests.golden.conversation import (
+    Read,
+    conversation,
+    exchange,
+    kafka,
+    receive_all,
+    receive_at_once,
+    receive_pieces,
+    send_at_once,
+    send_pieces,
+    transfer,
+)
 
 pytestmark = pytest.mark.root
 

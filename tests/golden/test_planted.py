@@ -14,6 +14,19 @@ from itertools import product
 
 import pytest
 
+from tests.builders.trees import message_of
+from tests.builders.wire import (
+    API_VERSIONS,
+    FETCH,
+    MARKER,
+    Set,
+    answer,
+    batch,
+    fetched,
+    frame_of,
+    produce,
+    request,
+)
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     Conversation,
@@ -27,20 +40,7 @@ from tests.golden.conversation import (
     transfer,
 )
 from tests.golden.test_calls import sendfile, splice_out
-from tests.golden.wire import (
-    API_VERSIONS,
-    FETCH,
-    MARKER,
-    Set,
-    answer,
-    batch,
-    fetched,
-    frame_of,
-    produce,
-    request,
-)
 from tests.lab.processes import free_port
-from tests.unit.protocol.trees import message_of
 
 pytestmark = pytest.mark.root
 

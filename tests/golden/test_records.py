@@ -10,16 +10,7 @@ from dataclasses import replace
 import pytest
 
 from kafka_probe.protocol.facts import Facts, Status
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
-    Conversation,
-    exchange,
-    kafka,
-    receive_at_once,
-    receive_pieces,
-    send_pieces,
-)
-from tests.golden.wire import (
+from tests.builders.wire import (
     API_VERSIONS,
     CONTROL,
     FETCH,
@@ -43,6 +34,15 @@ from tests.golden.wire import (
     response,
     share_fetch,
     shared,
+)
+from tests.golden.capture import Capture
+from tests.golden.conversation import (
+    Conversation,
+    exchange,
+    kafka,
+    receive_at_once,
+    receive_pieces,
+    send_pieces,
 )
 
 pytestmark = pytest.mark.root

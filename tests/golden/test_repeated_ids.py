@@ -13,20 +13,8 @@ from threading import Thread
 import pytest
 
 from kafka_probe.protocol.facts import Status
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
-    Conversation,
-    conversation,
-    exchange,
-    kafka,
-    receive_all,
-    receive_at_once,
-    send_at_once,
-    transfer,
-)
-from tests.golden.test_calls import sendfile
-from tests.golden.test_records import raw_token
-from tests.golden.wire import (
+from tests.builders.messages import CLIENT_ID
+from tests.builders.wire import (
     API_VERSIONS,
     FETCH,
     LIST_OFFSETS,
@@ -46,7 +34,19 @@ from tests.golden.wire import (
     response,
     unmatched,
 )
-from tests.unit.protocol.messages import CLIENT_ID
+from tests.golden.capture import Capture
+from tests.golden.conversation import (
+    Conversation,
+    conversation,
+    exchange,
+    kafka,
+    receive_all,
+    receive_at_once,
+    send_at_once,
+    transfer,
+)
+from tests.golden.test_calls import sendfile
+from tests.golden.test_records import raw_token
 
 pytestmark = pytest.mark.root
 

@@ -11,9 +11,9 @@ import pytest
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
-from tests.golden.capture import Capture
-from tests.golden.conversation import kafka, receive_pieces, send_pieces
-from tests.golden.wire import (
+from tests.builders.expected import expected
+from tests.builders.trees import Tree, generated
+from tests.builders.wire import (
     FETCH,
     MARKER,
     METADATA,
@@ -26,8 +26,8 @@ from tests.golden.wire import (
     request,
     response,
 )
-from tests.unit.protocol.expected import expected
-from tests.unit.protocol.trees import Tree, generated
+from tests.golden.capture import Capture
+from tests.golden.conversation import kafka, receive_pieces, send_pieces
 
 pytestmark = pytest.mark.root
 

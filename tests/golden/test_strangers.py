@@ -13,9 +13,9 @@ from contextlib import suppress
 import pytest
 
 from kafka_probe.capture.sample import Protocol
+from tests.builders.wire import MARKER, METADATA, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, receive_pieces, send_pieces, transfer
-from tests.golden.wire import MARKER, METADATA, request, response
 
 pytestmark = pytest.mark.root
 

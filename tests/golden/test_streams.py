@@ -11,9 +11,7 @@ import pytest
 
 from kafka_probe.capture.sample import Protocol
 from kafka_probe.protocol.facts import Status
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer
-from tests.golden.wire import (
+from tests.builders.wire import (
     API_VERSIONS,
     METADATA,
     Set,
@@ -24,6 +22,8 @@ from tests.golden.wire import (
     response,
     uncounted,
 )
+from tests.golden.capture import Capture
+from tests.golden.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer
 
 pytestmark = pytest.mark.root
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from kafka_probe.capture.sample import DATA_BYTES, SampleKind
+from tests.builders.wire import FETCH, fetched, records_of, request
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, transfer
-from tests.golden.wire import FETCH, fetched, records_of, request
 
 pytestmark = pytest.mark.root
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.builders.wire import METADATA, request
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, receive_all, transfer
-from tests.golden.wire import METADATA, request
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import kafka_probe.agent  # noqa: F401  # so that each fork has it
-from tests.golden import wire  # noqa: F401  # the same
+from tests.builders import wire  # noqa: F401  # the same
 
 if TYPE_CHECKING:
     from tests.golden.capture import Capture

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.golden.wire import API_VERSIONS, request, response
+from tests.builders.wire import API_VERSIONS, request, response
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, start, stop, tail, wait_until
 

@@ -21,13 +21,13 @@ from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
+from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
 from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
 from tests.lab.spark import ACTIVE, HOST, Cluster, readmes
 from tests.lab.topics import create_topics
-from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
 from tests.pipeline.runs import LIMIT_S, Run
 
 pytestmark = [

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline import agents, connections, session, storms, verdicts
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.source import Clock
-from tests.pipeline.builders import NOON_US, SECOND_US, Event, events
+from tests.builders.spark_events import NOON_US, SECOND_US, Event, events
 
 
 class History:

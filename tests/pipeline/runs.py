@@ -17,10 +17,10 @@ from pyspark.sql import SparkSession
 from kafka_probe_pipeline import job, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
+from tests.builders.spark_events import NOON_US, Event, flow, lines
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.processes import tail, wait_until
-from tests.pipeline.builders import NOON_US, Event, flow, lines
 
 LONG_AGO_US, FAR_AHEAD_US = NOON_US - 30 * 86_400_000_000, NOON_US + 3650 * 86_400_000_000
 LIMIT_S = 300  # starting Spark takes 10 s of two idle cores, minutes of busy ones

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import agents, source
 from kafka_probe_pipeline.verdicts import resets_between
-from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History
 
 pytestmark = pytest.mark.spark

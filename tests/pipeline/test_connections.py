@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline.connections import without_overflows
-from tests.pipeline.builders import BROKER, CLIENT, NOON_US, at_end, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, at_end, closed, opened, word
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
 from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
-from tests.pipeline.builders import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
 from tests.pipeline.receiver import Receiver
 from tests.pipeline.runs import LIMIT_S, Run
 

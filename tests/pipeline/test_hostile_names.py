@@ -11,10 +11,10 @@ from kafka_probe.text import LineFormatter
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
-from tests.hostile import NAMES, unsafe
+from tests.builders.hostile import NAMES, unsafe
+from tests.builders.spark_events import BROKER, CLIENT, Event, closed, flow, opened, word
 from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
-from tests.pipeline.builders import BROKER, CLIENT, Event, closed, flow, opened, word
 from tests.pipeline.receiver import Receiver
 from tests.pipeline.runs import Run
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
 from tests.lab.broker import Broker
-from tests.pipeline.builders import BROKER, CLIENT, closed, flow, opened, word
 from tests.pipeline.runs import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]

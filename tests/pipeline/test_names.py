@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import names
 from kafka_probe_pipeline.traffic import traffic
-from tests.pipeline.builders import events, flow
+from tests.builders.spark_events import events, flow
 
 pytestmark = pytest.mark.spark
 

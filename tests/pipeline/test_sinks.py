@@ -12,7 +12,7 @@ from pyspark.testing import assertDataFrameEqual
 from kafka_probe_pipeline import source
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, Table, dead_letters, traffic_letters
 from kafka_probe_pipeline.traffic import traffic
-from tests.pipeline.builders import NOON_US, events, flow, records
+from tests.builders.spark_events import NOON_US, events, flow, records
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline import source
-from tests.pipeline.builders import Event, events, flow, lines, records
+from tests.builders.spark_events import Event, events, flow, lines, records
 
 pytestmark = pytest.mark.spark
 

@@ -12,7 +12,7 @@ from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.scopes import network
 from kafka_probe_pipeline.source import Clock
 from kafka_probe_pipeline.storms import CRASHES, IDLE, RECONNECTS, RESTART, due
-from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark

@@ -31,7 +31,7 @@ from kafka_probe_pipeline.traffic import (
     with_percentiles,
     without_overflows,
 )
-from tests.pipeline.builders import MINUTE_US, NOON_US, Event, events, flow, records
+from tests.builders.spark_events import MINUTE_US, NOON_US, Event, events, flow, records
 
 pytestmark = pytest.mark.spark
 

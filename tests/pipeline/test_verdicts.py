@@ -12,7 +12,7 @@ from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import End
 from kafka_probe_pipeline.rules import CAUSES, RULES
 from kafka_probe_pipeline.verdicts import silences_together
-from tests.pipeline.builders import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.rules import HEADER_ONLY
-from tests.golden.wire import Seen
+from tests.builders.wire import Seen
 from tests.recorded import oracle
 from tests.recorded.conversations import CONVERSATIONS
 from tests.recorded.recording import names

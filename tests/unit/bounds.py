@@ -17,7 +17,7 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.samples import Samples, opened, stream
+from tests.builders.samples import Samples, opened, stream
 from tests.unit.schema import assert_body_valid
 
 RESOLVER = WorkloadResolver()

@@ -19,7 +19,9 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
-from tests.unit.connections.samples import (
+from tests.builders.events import workload
+from tests.builders.messages import TOPIC, TOPIC_ID, case
+from tests.builders.samples import (
     Samples,
     closed,
     ended,
@@ -30,9 +32,7 @@ from tests.unit.connections.samples import (
     response,
     stream,
 )
-from tests.unit.protocol.messages import TOPIC, TOPIC_ID, case
 from tests.unit.schema import assert_valid
-from tests.unit.server.builders import workload
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = ApiKey.METADATA, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS
 SECOND_NS = 10**9

@@ -16,8 +16,8 @@ from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
-from tests.unit.connections.samples import Samples, closed, ended, frame, message, opened, request, stream
-from tests.unit.protocol.messages import case
+from tests.builders.messages import case
+from tests.builders.samples import Samples, closed, ended, frame, message, opened, request, stream
 from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.golden.wire import MARKER
+from tests.builders.wire import MARKER
 from tests.lab.times import Times
 from tests.programs.attack.judge import Reported, faults, figures
 from tests.programs.attack.lab import Phase

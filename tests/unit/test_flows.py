@@ -17,10 +17,11 @@ from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
-from tests.unit.connections.samples import (
+from tests.builders.messages import GROUP, TOPIC, TOPIC_ID
+from tests.builders.samples import (
     Samples as Frames,
 )
-from tests.unit.connections.samples import (
+from tests.builders.samples import (
     by_hand,
     fetch,
     fetched_nothing,
@@ -30,8 +31,7 @@ from tests.unit.connections.samples import (
     response,
     stream,
 )
-from tests.unit.protocol.messages import GROUP, TOPIC, TOPIC_ID
-from tests.unit.protocol.trees import Records
+from tests.builders.trees import Records
 from tests.unit.schema import assert_body_valid
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = (

@@ -20,10 +20,10 @@ from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
 from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
-from tests.hostile import LONE_SURROGATE, NAMES, unsafe
+from tests.builders import events as builders
+from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
-from tests.unit.server import builders
 from tests.unit.server.served import Served, serving
 from tests.unit.test_top import agent, flow
 from tests.unit.test_trace import request

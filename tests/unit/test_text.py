@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.text import NAME_LIMIT, LineFormatter, printable, printable_json, printable_lines
-from tests.hostile import LONE_SURROGATE, NAMES, unsafe
+from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 
 
 @pytest.mark.parametrize(

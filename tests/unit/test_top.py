@@ -24,7 +24,7 @@ from kafka_probe.top import (
     plain_table,
     top_sink,
 )
-from tests.unit.connections import samples
+from tests.builders import samples
 from tests.unit.test_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]

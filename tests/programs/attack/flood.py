@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from tests.hostile import LONE_SURROGATE, NAMES
+from tests.builders.hostile import LONE_SURROGATE, NAMES
 from tests.programs.attack.frames import answer, heartbeat, metadata, produce
 from tests.programs.attack.planted import endless, plant
 

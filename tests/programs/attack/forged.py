@@ -9,7 +9,7 @@ from typing import Any
 
 from confluent_kafka import Producer
 
-from tests.hostile import NAMES
+from tests.builders.hostile import NAMES
 from tests.lab.processes import LabError, kill_family, start, tail, wait_until
 from tests.lab.product import EVENTS, TRAFFIC
 from tests.lab.topics import read_topic

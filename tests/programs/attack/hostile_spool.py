@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.golden.wire import MARKER
+from tests.builders.wire import MARKER
 from tests.lab.cgroups import memory_cgroup
 from tests.lab.processes import LabError, tail
 from tests.lab.product import COULD_NOT_START

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from tests.golden.wire import MARKER
+from tests.builders.wire import MARKER
 from tests.lab.times import Times
 from tests.programs.attack.lab import Phase, suspicious
 from tests.programs.attack.topic import values

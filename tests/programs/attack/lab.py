@@ -21,8 +21,8 @@ from typing import Any, Self
 
 import orjson
 
-from tests.golden.wire import MARKER
-from tests.hostile import unsafe
+from tests.builders.hostile import unsafe
+from tests.builders.wire import MARKER
 from tests.lab.broker import Broker
 from tests.lab.cgroups import Peak, memory_cgroup
 from tests.lab.clients import ROOT, clients, running, topics

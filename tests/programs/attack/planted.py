@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import cycle
 from threading import Thread
 
-from tests.golden.wire import FETCH, MARKER, Set, batch, fetched, request
+from tests.builders.wire import FETCH, MARKER, Set, batch, fetched, request
 from tests.programs.attack.frames import answer, framed, heartbeat, metadata, produce
 
 CLIENT_ID, TOPIC = b"planter", b"plants"

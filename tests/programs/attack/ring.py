@@ -18,8 +18,8 @@ from threading import Event
 import numpy as np
 
 from kafka_probe.capture.sample import DATA_BYTES
+from tests.builders.wire import MARKER
 from tests.golden.capture import Capture
-from tests.golden.wire import MARKER
 
 ATTACHED_S = 4.0
 _READ_S = 0.2

@@ -17,9 +17,9 @@ from threading import Event, Thread
 import numpy as np
 
 from kafka_probe.capture.sample import SampleKind
+from tests.builders.wire import METADATA, request
 from tests.golden.capture import Capture
 from tests.golden.test_watched import entries
-from tests.golden.wire import METADATA, request
 from tests.lab.network import Namespace
 
 PORT = 9092

@@ -17,7 +17,7 @@ import sys
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import ProduceRequest
 
-from tests.golden.wire import batch
+from tests.builders.wire import batch
 
 CLIENT_IDS = 20
 ARRIVAL_S = 10  # of the first ones

@@ -20,7 +20,7 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
 from kafka_probe.workloads import NOBODY, StoredTopic, WorkloadResolver
-from tests.unit.connections.samples import opened
+from tests.builders.samples import opened
 
 FETCH = ApiKey.FETCH
 NS_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")

@@ -12,7 +12,7 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import NOBODY, WorkloadResolver
-from tests.unit.connections.samples import opened
+from tests.builders.samples import opened
 
 METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = (
     ApiKey.METADATA,

@@ -8,7 +8,7 @@ import pytest
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.close_reason import read_close
-from tests.unit.connections.samples import (
+from tests.builders.samples import (
     ESTABLISHED_TO_CLOSE,
     ESTABLISHED_TO_CLOSE_WAIT,
     ESTABLISHED_TO_FIN_WAIT1,

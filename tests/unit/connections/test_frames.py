@@ -13,8 +13,8 @@ from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag
 from kafka_probe.connections.frames import FrameReader, Frames
 from kafka_probe.connections.reassembly import Reassembler
 from kafka_probe.protocol.api_keys import ApiKey
-from tests.unit.connections.samples import Samples, by_hand, message, request, response, stream
-from tests.unit.protocol.messages import CASES, Case, case
+from tests.builders.messages import CASES, Case, case
+from tests.builders.samples import Samples, by_hand, message, request, response, stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kafka_probe.capture.sample import COMMAND_LINE_BYTES
 from kafka_probe.connections.identity import Identity, flow_id, read_open
 from kafka_probe.workloads import Owner
-from tests.unit.connections.samples import Samples, opened
+from tests.builders.samples import Samples, opened
 
 SEQUENCE_NUMBERS = st.integers(0, 2**32 - 1)
 

@@ -14,8 +14,8 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
+from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
 from tests.unit.bounds import FEW, RESOLVER, grown_by, let_all_go, with_place
-from tests.unit.connections.samples import Samples, by_hand, closed, listener, opened, request
 from tests.unit.test_agent import Fed
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA

@@ -7,7 +7,7 @@ from kafka_probe.protocol.facts import Facts, Shape, Status, TopicFacts
 from kafka_probe.protocol.plan import full_plan
 from kafka_probe.protocol.reader_compiler import Reader, compiled
 from kafka_probe.protocol.schemas import apis
-from tests.unit.protocol.trees import Message
+from tests.builders.trees import Message
 
 
 def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:

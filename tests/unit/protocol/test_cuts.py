@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Status, measure_values
 from kafka_probe.protocol.schemas import Api, apis
+from tests.builders.trees import Message, generated, uvarint
 from tests.unit.protocol.cuts import WHOLE, assert_part_of, shape_of
-from tests.unit.protocol.trees import Message, generated, uvarint
 
 APIS = list(apis().values())
 MESSAGES = st.builds(

@@ -11,9 +11,9 @@ from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status, TopicFacts, measure_values
 from kafka_probe.protocol.plan import Form, Step, full_plan
 from kafka_probe.protocol.schemas import Api, apis
+from tests.builders.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
+from tests.builders.trees import Records, generated, message_of
 from tests.unit.protocol.cuts import shape_of
-from tests.unit.protocol.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
-from tests.unit.protocol.trees import Records, generated, message_of
 
 
 def named(found: Case) -> str:

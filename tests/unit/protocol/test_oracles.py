@@ -23,9 +23,9 @@ from kio.static.constants import EntityType
 
 from kafka_probe.protocol.facts import measure_values
 from kafka_probe.protocol.schemas import Api, apis
+from tests.builders.expected import expected
+from tests.builders.trees import Message, Records, generated
 from tests.unit.protocol.cuts import shape_of
-from tests.unit.protocol.expected import expected
-from tests.unit.protocol.trees import Message, Records, generated
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schemas with importlib.resources.read_text

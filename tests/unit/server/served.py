@@ -12,9 +12,9 @@ from typing import Any
 from kafka_probe.config import Address, Config
 from kafka_probe.connections.connection import Connection
 from kafka_probe.server.thread import Server
+from tests.builders.events import StillAgent, StillSink
 from tests.lab.http import Answer, get
 from tests.lab.processes import free_port
-from tests.unit.server.builders import StillAgent, StillSink
 
 
 @dataclass(slots=True)

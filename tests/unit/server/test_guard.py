@@ -14,9 +14,9 @@ import pytest
 from starlette.types import Message
 
 from kafka_probe.server import http, http_connection, limits, query
+from tests.builders.events import flow, view
+from tests.builders.samples import opened
 from tests.lab.processes import wait_until
-from tests.unit.connections.samples import opened
-from tests.unit.server.builders import flow, view
 from tests.unit.server.served import Served, serving
 from tests.unit.test_agent import Fed
 

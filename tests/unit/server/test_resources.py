@@ -16,9 +16,9 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.server import openapi
 from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
 from kafka_probe.server.resources import RESOURCES
-from tests.unit.connections.samples import opened as opened_record
-from tests.unit.connections.samples import rejected, request
-from tests.unit.server.builders import NOW_US, SECOND_US, flow, topic, view, workload
+from tests.builders.events import NOW_US, SECOND_US, flow, topic, view, workload
+from tests.builders.samples import opened as opened_record
+from tests.builders.samples import rejected, request
 from tests.unit.test_agent import Fed
 
 CONNECTIONS, CLIENTS, TOPICS = RESOURCES

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.events import bucket_of
 from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, UNUSED_US, Labels, Traffic
-from tests.unit.server.builders import NOW_US, SECOND_US, agent, close, flow, open_now, opened, passed, topic, workload
+from tests.builders.events import NOW_US, SECOND_US, agent, close, flow, open_now, opened, passed, topic, workload
 
 
 def traffic(*events: dict[str, Any], limit: int = 1000) -> Traffic:

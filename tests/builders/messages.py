@@ -11,8 +11,8 @@ from uuid import UUID
 
 from kafka_probe.protocol.facts import Facts, SetStatus
 from kafka_probe.protocol.schemas import apis
-from tests.unit.protocol.expected import Value, expected
-from tests.unit.protocol.trees import CLIENT_ID, Message, Records, Tree, message_of
+from tests.builders.expected import Value, expected
+from tests.builders.trees import CLIENT_ID, Message, Records, Tree, message_of
 
 __all__ = ["CASES", "CLIENT_ID", "GROUP", "OTHER_TOPIC", "SKIPPED", "TOPIC", "TOPIC_ID", "Case", "case"]
 

@@ -15,9 +15,9 @@ from uuid import NAMESPACE_OID, UUID, uuid5
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status
-from tests.unit.protocol.expected import expected
-from tests.unit.protocol.messages import CLIENT_ID, case
-from tests.unit.protocol.trees import Message, Records, Tree, message_of
+from tests.builders.expected import expected
+from tests.builders.messages import CLIENT_ID, case
+from tests.builders.trees import Message, Records, Tree, message_of
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # it reads its schemas with importlib.resources.read_text

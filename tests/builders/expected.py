@@ -9,7 +9,7 @@ from typing import Any
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
 from kafka_probe.protocol.roles import Part, Scope, role_of, scopes_inside
 from kafka_probe.protocol.schemas import SchemaField
-from tests.unit.protocol.trees import CLIENT_ID, Message, Records, Tree, present
+from tests.builders.trees import CLIENT_ID, Message, Records, Tree, present
 
 Value = tuple[MeasureKind, int, int, int]
 

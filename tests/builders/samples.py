@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import CLOSE_DATA, DATA_BYTES, OPEN_DATA, SAMPLE, Flag, Protocol, SampleKind
-from tests.unit.protocol.messages import CLIENT_ID, Case, case
-from tests.unit.protocol.trees import Tree, message_of
+from tests.builders.messages import CLIENT_ID, Case, case
+from tests.builders.trees import Tree, message_of
 
 Samples = npt.NDArray[Any]
 
@@ -38,7 +38,7 @@ def frame(conn: int = 1, *, data: bytes = b"", sample_bytes: int = DATA_BYTES, *
 
 
 def message(whole: Case, conn: int = 1, *, flags: int = 0, **fields: int) -> Samples:
-    """The samples of a message of protocol/messages.py."""
+    """The samples of a message of messages.py."""
     facts = whole.facts
     return frame(
         conn,
@@ -51,7 +51,7 @@ def message(whole: Case, conn: int = 1, *, flags: int = 0, **fields: int) -> Sam
 
 
 def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIENT_ID, **fields: int) -> Samples:
-    """A request of protocol/messages.py, in the name of the client."""
+    """A request of messages.py, in the name of the client."""
     whole = case(api_key, version, response=False)
     name = client_id.encode()
     data = len(name).to_bytes(2, "big") + name + whole.data[2 + len(CLIENT_ID) :]
@@ -59,12 +59,12 @@ def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIEN
 
 
 def response(api_key: int, version: int, conn: int = 1, **fields: int) -> Samples:
-    """A response of protocol/messages.py."""
+    """A response of messages.py."""
     return message(case(api_key, version, response=True), conn, **fields)
 
 
 def by_hand(name: str, version: int, tree: Tree, conn: int = 1, *, answer: bool = False, **fields: Any) -> Samples:
-    """A message with the named fields and no others, see protocol/trees.py."""
+    """A message with the named fields and no others, see trees.py."""
     whole = message_of(name, answer, version, tree)
     flags = Flag.RESPONSE if answer else 0
     return frame(conn, data=whole.data, api_key=whole.api.key, api_version=version, flags=flags, **fields)
