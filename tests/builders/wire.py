@@ -256,3 +256,6 @@ def frame_of(message: Message, correlation_id: int) -> Frame:
     """A message of the decoder's tests."""
     wire, found = message.frame(correlation_id), expected(message)
     return Frame(wire, Seen(found.facts(message), correlation_id, len(wire), tuple(found.measured)))
+
+
+FIFTY_RECORDS = produce(9, {"orders": {0: records_of(50)}})

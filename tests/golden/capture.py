@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import subprocess
 from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -21,7 +24,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner
 from tests.builders.wire import MARKER, Seen
-from tests.golden.conversation import TIMEOUT_S, Conversation
+from tests.golden.conversation import TIMEOUT_S, Conversation, exchange
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
@@ -156,6 +159,26 @@ class Capture:
         assert not lost, self.lost()
         return True
 
+    def soon_saw(self, talk: Conversation) -> bool:
+        """Assert that both ends of a connection that is older than the capture are found within three exchanges."""
+        exchange(talk, range(10, 20))
+        for end in self.ends_of(talk):
+            assert not end.identity.from_start
+            assert end.frames == talk.said[-len(end.frames) :]
+            assert len(end.frames) >= len(talk.said) - 4
+        return True
+
+    def entries(self, map_name: str) -> int:
+        """Entries of a map of the attached programs, as bpftool counts them."""
+        information = Path(f"/proc/self/fdinfo/{self.links[0]}").read_text()
+        (program_id,) = re.findall(r"^prog_id:\s*(\d+)$", information, re.MULTILINE)
+        maps = [
+            _bpftool("map", "show", "id", str(number))
+            for number in _bpftool("prog", "show", "id", program_id)["map_ids"]
+        ]
+        (wanted,) = (found["id"] for found in maps if found["name"] == map_name)
+        return len(_bpftool("map", "dump", "id", str(wanted)))
+
     def wait_closed(self, talk: Conversation) -> list[End]:
         """Return both ends once both are gone."""
         wait_until(lambda: all(end.gone for end in self.ends_of(talk)), "both ends to close", timeout_s=10)
@@ -204,3 +227,8 @@ def _seen(frames: Frames) -> Iterator[tuple[int, int, Seen]]:
             tuple((m.kind, m.topic, m.partition, v) for m, v in zip(frames.shape.measures, values, strict=True)),
         )
         yield place, int(sample["conn"]), seen
+
+
+def _bpftool(*arguments: str) -> Any:
+    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    return json.loads(subprocess.check_output(["bpftool", "--json", *arguments], env=environment))

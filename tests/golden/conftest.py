@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
+from tests.builders.wire import FIFTY_RECORDS
 from tests.golden.capture import Capture
 from tests.golden.conversation import Conversation, conversation, receive_all
-from tests.golden.test_late import FRAME
 from tests.lab.processes import free_port
 
 
@@ -24,7 +24,7 @@ def port() -> int:
 def older(port: int) -> Iterator[Conversation]:
     """A connection that the capture finds inside a frame, at both ends."""
     with conversation(port) as talk:
-        talk.client.sendall(FRAME.wire[:200])
+        talk.client.sendall(FIFTY_RECORDS.wire[:200])
         receive_all(talk.server, 100)
         yield talk
 

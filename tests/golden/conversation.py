@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import sys
+import tempfile
 import termios
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,11 +14,13 @@ from dataclasses import dataclass, field
 from threading import Thread
 
 from kafka_probe.connections.identity import endpoint
+from kafka_probe.protocol.facts import Facts, Status
 from tests.builders.wire import METADATA, Frame, Seen, joined, request, response
 from tests.lab.processes import wait_until
 
 BUFFER_BYTES = 1 << 16  # what surely fits between the two sockets
 TIMEOUT_S = 10.0
+FRAMES_PER_CALL = 1024  # the kernel's limit lies a little above
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # include/uapi/asm-generic/socket.h
 
 Write = Callable[[socket.socket, bytes], object]
@@ -68,6 +72,23 @@ def send_pieces(*sizes: int) -> Write:
         sock.sendall(data)
 
     return send
+
+
+def sendfile(sock: socket.socket, data: bytes) -> None:
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        assert os.sendfile(sock.fileno(), file.fileno(), 0, len(data)) == len(data)
+
+
+def splice_out(sock: socket.socket, size: int) -> None:
+    reader, writer = os.pipe()
+    while size:
+        moved = os.splice(sock.fileno(), writer, size)
+        os.read(reader, moved)
+        size -= moved
+    os.close(reader)
+    os.close(writer)
 
 
 def transfer(
@@ -154,6 +175,14 @@ def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> Non
     for correlation_id in correlation_ids:
         talk.ask(request(METADATA, 12, correlation_id))
         talk.answer(response(METADATA, 12, correlation_id))
+
+
+def raw_token(talk: Conversation, token: bytes) -> None:
+    """A SASL token without a Kafka header, and the server's answer to it: neither may be seen."""
+    frame = Frame(len(token).to_bytes(4, "big") + token, Seen(Facts(False, 0, 0, Status.COMPLETE), 0, 0))
+    talk.ask(frame)
+    talk.answer(frame)
+    del talk.said[-2:]
 
 
 def _name(sock: socket.socket) -> str:

@@ -8,6 +8,7 @@ from contextlib import closing
 
 import pytest
 
+from tests.builders.strangers import FIRST_WORDS
 from tests.builders.trees import message_of
 from tests.builders.wire import (
     FETCH,
@@ -23,7 +24,6 @@ from tests.builders.wire import (
 )
 from tests.golden.capture import Capture
 from tests.golden.conversation import Conversation, conversation, exchange, transfer
-from tests.golden.test_strangers import FIRST_WORDS
 from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import socket
-import tempfile
 from collections.abc import Callable
 from itertools import cycle
 
@@ -27,7 +26,7 @@ from tests.builders.wire import (
     uncounted,
 )
 from tests.golden.capture import Capture
-from tests.golden.conversation import Read, Write, conversation, receive_all, send_all
+from tests.golden.conversation import Read, Write, conversation, receive_all, send_all, sendfile, splice_out
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
@@ -150,27 +149,10 @@ def test_addresses(capture: Capture, port: int, address: str) -> None:
     assert capture.saw(talk)
 
 
-def sendfile(sock: socket.socket, data: bytes) -> None:
-    with tempfile.TemporaryFile() as file:
-        file.write(data)
-        file.flush()
-        assert os.sendfile(sock.fileno(), file.fileno(), 0, len(data)) == len(data)
-
-
 def splice_in(sock: socket.socket, data: bytes) -> None:
     reader, writer = os.pipe()
     assert os.write(writer, data) == len(data)
     assert os.splice(reader, sock.fileno(), len(data)) == len(data)
-    os.close(reader)
-    os.close(writer)
-
-
-def splice_out(sock: socket.socket, size: int) -> None:
-    reader, writer = os.pipe()
-    while size:
-        moved = os.splice(sock.fileno(), writer, size)
-        os.read(reader, moved)
-        size -= moved
     os.close(reader)
     os.close(writer)
 

@@ -14,10 +14,10 @@ import pytest
 
 from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.identity import endpoint
+from tests.builders.strangers import client_hello
 from tests.builders.wire import METADATA, produce, records_of, request
 from tests.golden.capture import Capture
 from tests.golden.conversation import conversation, exchange, receive_all, transfer
-from tests.golden.test_strangers import client_hello
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]

@@ -18,10 +18,11 @@ from threading import Thread
 import pytest
 
 from kafka_probe.protocol.facts import MeasureKind
-from tests.builders.wire import API_VERSIONS, METADATA, Frame, produce, records_of, request, response
+from tests.builders.wire import API_VERSIONS, FIFTY_RECORDS, METADATA, Frame, produce, records_of, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     BUFFER_BYTES,
+    FRAMES_PER_CALL,
     TIMEOUT_S,
     Conversation,
     conversation,
@@ -30,8 +31,6 @@ from tests.golden.conversation import (
     receive_at_once,
 )
 from tests.golden.io_uring import Ring, io_uring
-from tests.golden.test_late import FRAME, assert_soon_right
-from tests.golden.test_pieces import FRAMES_PER_CALL
 from tests.lab.bpf_programs import loaded
 from tests.lab.processes import wait_until
 
@@ -49,9 +48,9 @@ def ring() -> Iterator[Ring]:
 
 
 def test_attached_in_mid_frame(capture: Capture, older: Conversation) -> None:
-    older.client.sendall(FRAME.wire[200:])
-    receive_all(older.server, len(FRAME) - 100)
-    assert_soon_right(capture, older)
+    older.client.sendall(FIFTY_RECORDS.wire[200:])
+    receive_all(older.server, len(FIFTY_RECORDS) - 100)
+    assert capture.soon_saw(older)
     assert set(capture.lost()) <= {"resync", "frame_truncated"}
     older.client.close()
     older.server.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pytest
 
 from kafka_probe.capture.sample import Protocol
-from tests.builders.wire import METADATA, produce, records_of, request, response
+from tests.builders.wire import FIFTY_RECORDS, METADATA, produce, records_of, request, response
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
     Conversation,
@@ -27,7 +27,7 @@ from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root
 
-FRAME = produce(9, {"orders": {0: records_of(50)}})
+
 NOBODY = 0
 TLS_RECORD = bytes.fromhex("1703030040") + bytes(range(64))
 # A client that receives the number of its socket, shuts it down, and closes it once the other end has.
@@ -67,7 +67,7 @@ def late() -> Iterator[Late]:
         ExitStack() as stack,
     ):
         between.ask(request(METADATA, 12, 1))
-        inside.client.sendall(FRAME.wire[:200])
+        inside.client.sendall(FIFTY_RECORDS.wire[:200])
         receive_all(inside.server, 100)
         between.said.clear()
         asked.ask(request(METADATA, 12, 5))
@@ -77,17 +77,9 @@ def late() -> Iterator[Late]:
             yield Late(capture, between, inside, asked, others)
 
 
-def assert_soon_right(capture: Capture, talk: Conversation) -> None:
-    exchange(talk, range(10, 20))
-    for end in capture.ends_of(talk):
-        assert not end.identity.from_start
-        assert end.frames == talk.said[-len(end.frames) :]
-        assert len(end.frames) >= len(talk.said) - 4  # found again within three exchanges
-
-
 def test_between_two_frames(late: Late) -> None:
     late.capture.begin()
-    assert_soon_right(late.capture, late.between)
+    assert late.capture.soon_saw(late.between)
     client, server = late.capture.ends_of(late.between)
     assert (client.identity.server_side, server.identity.server_side) == (False, True)
     assert client.identity.flow_id == server.identity.flow_id
@@ -97,9 +89,9 @@ def test_between_two_frames(late: Late) -> None:
 
 def test_inside_a_frame(late: Late) -> None:
     late.capture.begin()
-    late.inside.client.sendall(FRAME.wire[200:])
-    receive_all(late.inside.server, len(FRAME) - 100)
-    assert_soon_right(late.capture, late.inside)
+    late.inside.client.sendall(FIFTY_RECORDS.wire[200:])
+    receive_all(late.inside.server, len(FIFTY_RECORDS) - 100)
+    assert late.capture.soon_saw(late.inside)
     assert set(late.capture.lost()) <= {"resync", "frame_truncated"}
 
 

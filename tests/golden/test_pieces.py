@@ -33,6 +33,7 @@ from tests.builders.wire import (
 )
 from tests.golden.capture import RING_BYTES, Capture
 from tests.golden.conversation import (
+    FRAMES_PER_CALL,
     Read,
     conversation,
     exchange,
@@ -48,7 +49,6 @@ from tests.golden.conversation import (
 pytestmark = pytest.mark.root
 
 RAW_TOKENS = (SASL_HANDSHAKE, 0)  # opens another kind of conversation: test_records.py
-FRAMES_PER_CALL = 1024  # the kernel's limit lies a little above
 HOPPED = 1 << 16  # so many more are found by their lengths
 ORDERS = {"orders": {0: records_of(3)}}
 

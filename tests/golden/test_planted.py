@@ -37,9 +37,10 @@ from tests.golden.conversation import (
     send_all,
     send_at_once,
     send_pieces,
+    sendfile,
+    splice_out,
     transfer,
 )
-from tests.golden.test_calls import sendfile, splice_out
 from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root

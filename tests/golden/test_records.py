@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_probe.protocol.facts import Facts, Status
+from kafka_probe.protocol.facts import Status
 from tests.builders.wire import (
     API_VERSIONS,
     CONTROL,
@@ -20,7 +20,6 @@ from tests.builders.wire import (
     SASL_HANDSHAKE,
     TRANSACTIONAL,
     Frame,
-    Seen,
     Set,
     Topics,
     answer,
@@ -37,9 +36,9 @@ from tests.builders.wire import (
 )
 from tests.golden.capture import Capture
 from tests.golden.conversation import (
-    Conversation,
     exchange,
     kafka,
+    raw_token,
     receive_at_once,
     receive_pieces,
     send_pieces,
@@ -204,14 +203,6 @@ def test_more_requests_in_flight_than_a_connection_remembers_itself(capture: Cap
         talk.ask(request(API_VERSIONS, 3, 100))
         talk.answer(response(API_VERSIONS, 3, 100))
     assert capture.saw(talk)
-
-
-def raw_token(talk: Conversation, token: bytes) -> None:
-    """A SASL token without a Kafka header, and the server's answer to it: neither may be seen."""
-    frame = Frame(len(token).to_bytes(4, "big") + token, Seen(Facts(False, 0, 0, Status.COMPLETE), 0, 0))
-    talk.ask(frame)
-    talk.answer(frame)
-    del talk.said[-2:]
 
 
 @pytest.mark.kernel

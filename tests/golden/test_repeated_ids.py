@@ -40,13 +40,13 @@ from tests.golden.conversation import (
     conversation,
     exchange,
     kafka,
+    raw_token,
     receive_all,
     receive_at_once,
     send_at_once,
+    sendfile,
     transfer,
 )
-from tests.golden.test_calls import sendfile
-from tests.golden.test_records import raw_token
 
 pytestmark = pytest.mark.root
 

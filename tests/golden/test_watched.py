@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import socket
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 from subprocess import PIPE
-from typing import Any
 
 import pytest
 
@@ -58,9 +54,9 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
         assert agent.stdout
         print(request(METADATA, 12, 1).wire.hex(), file=agent.stdin, flush=True)
         assert agent.stdout.readline() == "used\n"
-        assert entries("agent_socks", capture) == 1
+        assert capture.entries("agent_socks") == 1
         agent.communicate()
-        wait_until(lambda: entries("agent_socks", capture) == 0, "the agent's connection to be forgotten")
+        wait_until(lambda: capture.entries("agent_socks") == 0, "the agent's connection to be forgotten")
         (end,) = capture.ends
     assert (end.identity.server_side, end.frames, end.pids) == (True, talk.said, {os.getpid()})
 
@@ -132,22 +128,5 @@ def test_closed_connections_leave_nothing_in_the_kernel(capture: Capture, port: 
     capture.wait_closed(talk)
     wait_until(lambda: all(end.gone for end in capture.ends), "all ends to close")
     assert len(capture.ends) == 400
-    assert (entries("conns", capture), entries("unfinished", capture)) == (0, 0)
+    assert (capture.entries("conns"), capture.entries("unfinished")) == (0, 0)
     assert capture.lost() == {"frame_truncated": 400}
-
-
-def entries(map_name: str, capture: Capture) -> int:
-    """Entries of a map of the attached programs, as bpftool counts them."""
-    (program_id,) = re.findall(
-        r"^prog_id:\s*(\d+)$", Path(f"/proc/self/fdinfo/{capture.links[0]}").read_text(), re.MULTILINE
-    )
-    maps = [
-        bpftool("map", "show", "id", str(map_id)) for map_id in bpftool("prog", "show", "id", program_id)["map_ids"]
-    ]
-    (wanted,) = (found["id"] for found in maps if found["name"] == map_name)
-    return len(bpftool("map", "dump", "id", str(wanted)))
-
-
-def bpftool(*arguments: str) -> Any:
-    environment = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    return json.loads(subprocess.check_output(["bpftool", "--json", *arguments], env=environment))

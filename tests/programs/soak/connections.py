@@ -19,7 +19,6 @@ import numpy as np
 from kafka_probe.capture.sample import SampleKind
 from tests.builders.wire import METADATA, request
 from tests.golden.capture import Capture
-from tests.golden.test_watched import entries
 from tests.lab.network import Namespace
 
 PORT = 9092
@@ -79,7 +78,7 @@ def main() -> int:
             for number in range(connections):
                 connect_and_close(listener, number)
         drain.stop()
-        left = {name: entries(name, capture) for name in MAPS}
+        left = {name: capture.entries(name) for name in MAPS}
         told = {kind.name: int(drain.kinds[kind]) for kind in (SampleKind.OPEN, SampleKind.CLOSE, SampleKind.GONE)}
         lost = capture.lost()
     print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; seen {told}, lost {lost}, left {left}")
