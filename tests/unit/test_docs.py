@@ -1,4 +1,4 @@
-"""README.md agrees with the code: its generated parts are up to date, and a stale one is noticed."""
+"""The generated documents match the code, a stale one is reported, and other documents name the numbers of the code."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from kafka_probe.config import Config
 from kafka_probe.events import KINDS
 from kafka_probe.memory import DEFAULT, MIB
@@ -16,6 +14,7 @@ from kafka_probe.workloads.cgroup import MOST_CGROUPS, MOST_PATH_BYTES
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
+REFERENCE = ROOT / "docs" / "reference"
 
 
 def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -23,28 +22,32 @@ def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-def test_the_generated_parts_are_up_to_date() -> None:
+def test_the_generated_files_are_up_to_date() -> None:
     checked = docs("--check")
     assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_every_setting_and_every_kind_of_event_is_in_the_readme() -> None:
-    text = README.read_text()
-    assert [name for name in Config.model_fields if f"| `{name}` |" not in text] == []
-    assert [kind for kind in KINDS if f"### {kind}: " not in text] == []
+def test_every_setting_and_every_kind_of_event_is_documented() -> None:
+    settings, events = ((REFERENCE / name).read_text() for name in ("configuration.md", "events.md"))
+    assert [name for name in Config.model_fields if f"| `{name}` |" not in settings] == []
+    assert [kind for kind in KINDS if f"## {kind}: " not in events] == []
 
 
-@pytest.mark.parametrize("part", ["events", "configuration", "losses", "pipeline", "kernels"])
-def test_a_stale_part_is_named_and_brought_up_to_date(tmp_path: Path, part: str) -> None:
-    copy = tmp_path / "README.md"
-    start = f"<!-- generated: {part} -->"
-    copy.write_text(README.read_text().replace(start, f"{start}\nsomething older\n"))
-    checked = docs("--check", copy)
+def test_a_stale_or_missing_file_is_reported_and_brought_up_to_date(tmp_path: Path) -> None:
+    root = ("--root", tmp_path)
+    assert docs(*root).returncode == 0
+    written = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert docs("--check", *root).returncode == 0
+    stale, missing, *_ = written
+    stale.write_text("something older\n")
+    missing.unlink()
+    checked = docs("--check", *root)
     assert checked.returncode == 1
-    assert f"`{part}`" in checked.stderr
-    assert len(checked.stderr.splitlines()) == 1
-    assert docs(copy).returncode == 0
-    assert copy.read_text() == README.read_text()
+    assert sorted(line.split()[0] for line in checked.stderr.splitlines()) == sorted(
+        str(path.relative_to(tmp_path)) for path in (stale, missing)
+    )
+    assert docs(*root).returncode == 0
+    assert {path: path.read_bytes() for path in written} == written
 
 
 def test_every_message_that_it_explains_is_one_that_we_print() -> None:
