@@ -76,9 +76,9 @@ schemas: setup ## generate the protocol's tables from the definitions inside Kaf
 protocol: setup ## which versions of which API are decoded, and what is kept of them; also in build/protocol.json
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json
 
-docs: setup ## generate docs/reference/ from the code and docs/data/; takes over the newest build/kernels.json and build/bench.json
+docs: setup ## generate docs/reference/ and docs/images/ from the code and docs/data/; takes over the newest build/kernels.json and build/bench.json
 	@for found in kernels bench; do [ ! -e build/$$found.json ] || install -m 644 build/$$found.json docs/data/; done
-	@$(BIN)/python scripts/docs.py
+	@$(BIN)/python -m scripts.docs
 
 clean: ## remove what was built and measured; .venv and jars stay
 	rm -rf dist artifacts .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

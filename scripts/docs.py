@@ -1,8 +1,8 @@
-"""Generate the pages of docs/reference/ and the list of settings in the schema of the chart's values.
+"""Generate docs/reference/, docs/images/ and the list of settings in the schema of the chart's values.
 
-    docs.py [--check] [--root DIRECTORY]
+    python -m scripts.docs [--check] [--root DIRECTORY]
 
-Each page is a whole file from one source in the code or under docs/data/. --check changes nothing, reports the files
+Each is a whole file from one source in the code or under docs/data/. --check changes nothing, reports the files
 that are out of date, and exits with 1 if there are any. --root names another directory to write to or check.
 """
 
@@ -29,6 +29,7 @@ from kafka_probe_pipeline.config import flag_of
 from kafka_probe_pipeline.connections import END, SCHEMA, VERDICT
 from kafka_probe_pipeline.rules import CAUSES
 from kafka_probe_pipeline.traffic import COUNTS, HISTOGRAMS, KEYS
+from scripts import pictures
 
 ROOT = Path(__file__).parents[1]
 KERNELS = ROOT / "docs" / "data" / "kernels.json"  # results of `make test-kernels`
@@ -90,7 +91,9 @@ def main() -> int:
 def files() -> dict[Path, str]:
     """Return the text of each generated file by its path below the root."""
     pages = {Path("docs/reference") / f"{page.name}.md": page.text() for page in PAGES}
-    return {**pages, CHART: chart_schema()}
+    drawn = {"top": pictures.top(), "trace": pictures.trace_lines()}
+    images = {Path("docs/images") / f"{name}.svg": svg for name, svg in drawn.items()}
+    return {**pages, **images, CHART: chart_schema()}
 
 
 class Page(NamedTuple):

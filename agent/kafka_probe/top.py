@@ -21,6 +21,7 @@ from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from rich.console import Console
     from rich.table import Table
 
     from kafka_probe.connections.connection import Connection
@@ -295,23 +296,23 @@ class PlainTop(StdoutSink):
 class LiveTop:
     """Updates a table on the terminal; rich draws it in its own thread.
 
-    `connections`, if set, returns the open connections.
+    `connections`, if set, returns the open connections. console: the terminal, by default that of standard output.
     """
 
-    def __init__(self, *, internal: bool = False) -> None:
+    def __init__(self, *, internal: bool = False, console: Console | None = None) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self.connections: Callable[[], Sequence[Connection]] = lambda: ()
         self._internal = internal
         self._traffic = TrafficTable(internal=internal)
-        self._console = Console()
+        self._console = console or Console()
         self._live = Live("Waiting for the first interval ...", console=self._console, refresh_per_second=2)
 
     def send(self, events: Sequence[Event]) -> None:
         self._live.start()  # idempotent; starts rich's thread
         if self._traffic.add(events):
-            self._live.update(self._table(self._traffic))
+            self._live.update(self.table(self._traffic))
             self._traffic = TrafficTable(internal=self._internal)
 
     def close(self, timeout_s: float) -> None:  # noqa: ARG002  # no events are queued
@@ -326,7 +327,8 @@ class LiveTop:
     def trouble(self) -> str | None:
         return None
 
-    def _table(self, traffic: TrafficTable) -> Table:
+    def table(self, traffic: TrafficTable) -> Table:
+        """Return the busiest rows, as many as the terminal has lines, in the columns that fit into it."""
         from rich.table import Table
         from rich.text import Text
 

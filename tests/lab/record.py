@@ -3,7 +3,7 @@
     .venv/bin/python -m tests.lab.record
 
 Takes a minute and needs root. Writes docs/data/top.ndjson, the events of one interval, and docs/data/trace.ndjson, the
-first request of each client and API.
+first request of each client and API that names topics or has errors.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def main() -> int:
                     client.wait(timeout_s=3 * RECORDS / RATE)
             ids = {client.client_id for client in lab}
             seen = [json.loads(line) for line in agent.output.read_text().splitlines()]
-    write("top", busiest_interval(seen, ids))
+    write("top", steady_interval(seen, ids))
     write("trace", first_requests(seen, ids))
     return 0
 
 
-def busiest_interval(events: Iterable[Mapping[str, Any]], clients: set[str]) -> list[Mapping[str, Any]]:
-    """Return the flows of the clients in the interval with the most requests, and the `agent` event that ends it."""
+def steady_interval(events: Iterable[Mapping[str, Any]], clients: set[str]) -> list[Mapping[str, Any]]:
+    """Return the flows of the last interval in which all clients were at work, and the `agent` event that ends it."""
     intervals: list[list[Mapping[str, Any]]] = [[]]
     for event in events:
         if event["kind"] == "agent":
@@ -53,12 +53,22 @@ def busiest_interval(events: Iterable[Mapping[str, Any]], clients: set[str]) -> 
             intervals.append([])
         elif event["kind"] == "flow" and event["client"]["id"] in clients:
             intervals[-1].append(event)
-    return max(intervals, key=lambda interval: sum(event.get("requests") or 0 for event in interval))
+    return [interval for interval in intervals if at_work(interval) == clients][-1]
+
+
+def at_work(interval: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Return the clients that wrote or read records in an interval."""
+    return {
+        flow["client"]["id"]
+        for flow in interval
+        if flow["kind"] == "flow" and any(topic["records"] for topic in flow["topics"])
+    }
 
 
 def first_requests(events: Iterable[Mapping[str, Any]], clients: set[str]) -> list[Mapping[str, Any]]:
-    """Return the first request of each client and API, in the order of their times."""
+    """Return the first request of each client and API that names topics or has errors, in the order of their times."""
     requests = [event for event in events if event["kind"] == "request" and event["client"]["id"] in clients]
+    requests = [event for event in requests if event["topics"] or event["error_names"]]
     requests.sort(key=lambda event: int(event["ts"]))
     first = {(event["client"]["id"], event["api"]): event for event in reversed(requests)}
     return sorted(first.values(), key=lambda event: int(event["ts"]))

@@ -18,8 +18,8 @@ REFERENCE = ROOT / "docs" / "reference"
 
 
 def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "scripts" / "docs.py", *arguments]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+    command = [sys.executable, "-m", "scripts.docs", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
 def test_the_generated_files_are_up_to_date() -> None:
@@ -48,6 +48,12 @@ def test_a_stale_or_missing_file_is_reported_and_brought_up_to_date(tmp_path: Pa
     )
     assert docs(*root).returncode == 0
     assert {path: path.read_bytes() for path in written} == written
+
+
+def test_the_pictures_request_nothing_from_the_network() -> None:
+    for picture in (ROOT / "docs" / "images").glob("*.svg"):
+        addresses = re.findall(r"\w+://[^\s\"')]+", picture.read_text())
+        assert addresses == ["http://www.w3.org/2000/svg"], picture.name
 
 
 def test_every_message_that_it_explains_is_one_that_we_print() -> None:
