@@ -141,14 +141,22 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
 def loss_table() -> str:
     modules = (programs, workloads, kubernetes, frames, tracker, flows, load_shedding, topics, exchange, server, outbox)
     losses = {reason: text for module in modules for reason, text in module.LOSSES.items()}
-    return table(("reason", "what was lost, and what to do"), ((f"`{name}`", text) for name, text in losses.items()))
+    rows = ((f"`{name}`", linked(text)) for name, text in losses.items())
+    return table(("reason", "what was lost, and what to do"), rows)
+
+
+def linked(text: str) -> str:
+    """Return a text of the code with links to the documents that it names by their titles."""
+    return text.replace("see Limits", "see [Limits](../explain/limits.md)").replace(
+        "see Losses", "see [Losses](losses.md)"
+    )
 
 
 def metric_table() -> str:
     return table(
         ("metric", "type", "labels", "meaning"),
         (
-            (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), m.doc)
+            (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), linked(m.doc))
             for m in metrics.METRICS
         ),
     )

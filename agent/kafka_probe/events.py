@@ -1,6 +1,6 @@
 """The event schema: declares the events that an agent writes to the events topic.
 
-One declaration per field gives the JSON, the Spark schema and the table in the README. An event is one JSON object on
+One declaration per field gives the JSON, the Spark schema and docs/reference/events.md. An event is one JSON object on
 one line; a Kafka record contains many lines, and its key is the agent's id, so that one agent's events stay in order.
 This module never reads the wire and does not depend on sinks. The pipeline may import only this module and `text`.
 """

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.root, pytest.mark.broker]
 
 TOKEN = "the-right-one"
 RECORDS = 50
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,10 +200,12 @@ def test_topics_are_told_by_side_and_api(seen: Seen) -> None:
 
 
 @pytest.mark.usefixtures("seen")
-def test_the_question_of_the_readme_has_an_answer(lab: Lab) -> None:
-    asked = re.search(r"^curl -s 'http://127.0.0.1:9465(.*)'$", README.read_text(), re.MULTILINE)
-    assert asked
-    assert {row["client"]["id"] for row in lab.rows(asked[1])} == {"billing"}
+@pytest.mark.parametrize("document", ["README.md", "docs/guide/monitoring.md"])
+def test_documented_questions_have_answers(document: str, lab: Lab) -> None:
+    asked = re.findall(r"curl -s '?http://127.0.0.1:9465([^\s'`]+)", (ROOT / document).read_text())
+    assert [question for question in asked if lab.ask(question).status != 200] == []
+    (consumers,) = (question for question in asked if question.startswith("/api/v1/clients"))
+    assert {row["client"]["id"] for row in lab.rows(consumers)} == {"billing"}
 
 
 def test_all_that_rules_and_dashboards_ask_for_is_exposed(lab: Lab) -> None:

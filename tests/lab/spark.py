@@ -113,8 +113,8 @@ class Cluster:
             stop(self._processes.pop())
 
 
-def readmes(start: str) -> list[str]:
-    """Return the arguments of the README's command that starts so."""
-    text = (Path(__file__).parents[2] / "README.md").read_text().replace("\\\n", "")
+def documented(start: str) -> list[str]:
+    """Return the arguments of the command in the pipeline's guide that starts so."""
+    text = (Path(__file__).parents[2] / "docs/guide/pipeline.md").read_text().replace("\\\n", "")
     (command,) = re.findall(rf"^({re.escape(start)}.*)$", text, re.MULTILINE)
     return shlex.split(command)

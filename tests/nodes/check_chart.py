@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -301,16 +302,16 @@ def test_the_plain_manifest_is_what_the_chart_renders() -> None:
     )
 
 
-def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: Path) -> None:
+def test_the_guides_values_and_command_render_what_it_then_looks_at(tmp_path: Path) -> None:
     """There is no cluster here: what the command would send to one is rendered."""
-    readme = (ROOT / "README.md").read_text()
-    (values,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    (arguments,) = re.findall(r"^helm upgrade --install (.+)$", readme, re.MULTILINE)
+    guide = (ROOT / "docs/guide/kubernetes.md").read_text()
+    (values,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    (arguments,) = re.findall(r"^helm upgrade --install (.+)$", guide, re.MULTILINE)
     (tmp_path / "values.yaml").write_text(values)
     here = {"agent/deploy/helm/kafka-probe": str(CHART), "values.yaml": str(tmp_path / "values.yaml")}
     command = [here.get(word, word) for word in arguments.split()]
     documents = parsed(helm("template", "--kube-version", NEWEST, *command))
-    for namespace, name in re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", readme, re.MULTILINE):
+    for namespace, name in re.findall(r"^kubectl --namespace (\S+) .*daemonset/(\S+)", guide, re.MULTILINE):
         metadata = one(documents, "DaemonSet")["metadata"]
         assert (metadata["namespace"], metadata["name"]) == (namespace, name)
     agent = container(documents)
@@ -318,8 +319,16 @@ def test_the_readmes_values_and_command_render_what_it_then_looks_at(tmp_path: P
     sources = [variable.get("valueFrom", {}) for variable in agent["env"]]
     wanted |= {source["secretKeyRef"]["name"] for source in sources if "secretKeyRef" in source}
     assert (
-        set(re.findall(r"^kubectl --namespace kafka-probe create secret generic (\S+)", readme, re.MULTILINE)) == wanted
+        set(re.findall(r"^kubectl --namespace kafka-probe create secret generic (\S+)", guide, re.MULTILINE)) == wanted
     )
+
+
+def test_the_readmes_command_renders_an_agent_of_its_image_for_its_brokers() -> None:
+    (arguments,) = re.findall(r"^helm upgrade --install (.+)$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    words = shlex.split(arguments.replace("agent/deploy/helm/kafka-probe", str(CHART)))
+    rendered = helm("template", "--kube-version", NEWEST, *words)
+    assert container(parsed(rendered))["image"].startswith("registry.example/kafka-probe:")
+    assert 'bootstrap_servers = ["kafka-1:9092"]' in rendered
 
 
 def test_it_is_packaged_with_all_that_it_needs(tmp_path: Path) -> None:

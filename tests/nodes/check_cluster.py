@@ -1,7 +1,7 @@
 """The pipeline on a real standalone cluster: executors are killed under it, and its tables are those of local mode.
 
 Part of `make test-nodes`. Driver, master and workers are on one machine; what a worker does not share with the driver
-is hidden from it in a mount namespace. The command is the README's, but for addresses, memory and a fetched connector.
+is hidden from it in a mount namespace. The command is the guide's, but for addresses, memory and a fetched connector.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
 from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
-from tests.lab.spark import ACTIVE, HOST, Cluster, readmes
+from tests.lab.spark import ACTIVE, HOST, Cluster, documented
 from tests.lab.topics import create_topics
 from tests.pipeline.runs import LIMIT_S, Run
 
@@ -98,7 +98,7 @@ class Job:
 
 @contextmanager
 def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Iterator[Job]:
-    """The job, by the README's command."""
+    """The job, by the guide's command."""
     port = free_port()
     settings = {
         "spark.ui.port": port,
@@ -121,7 +121,7 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Itera
         "--packages": "--jars",
         session.CONNECTOR: ",".join(map(str, FETCHED_JARS.glob("*.jar"))),
     }
-    command = readmes("spark-submit --master spark:")
+    command = documented("spark-submit --master spark:")
     words = [here.get(word, word) for word in command[: command.index("run")]]
     process = processes.start(
         [*words, *run.flags(*flags)],

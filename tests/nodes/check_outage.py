@@ -17,7 +17,7 @@ from tests.lab.topics import create_topics
 
 pytestmark = pytest.mark.broker
 
-EVENTS_PER_S, EVENT_BYTES = 411, 1420  # of a node with `--requests all`: README, Outages
+EVENTS_PER_S, EVENT_BYTES = 411, 1420  # of a node with `--requests all`: docs/guide/outages.md
 HOUR = 3600 * EVENTS_PER_S
 AT_ONCE = EVENTS_PER_S * 5  # an interval's
 TOPIC = "events"

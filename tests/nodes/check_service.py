@@ -1,4 +1,4 @@
-"""The unit works with systemd, installed by the README's commands, in a container that stands in for a machine.
+"""The unit works with systemd, installed by the guide's commands, in a container that stands in for a machine.
 
 It has its own processes, and a network that it shares with a broker and its client only. So these two are seen by what
 they say, but not found among the machine's processes.
@@ -29,8 +29,8 @@ pytestmark = pytest.mark.root
 UNIT = ROOT / "agent/deploy/systemd/kafka-probe.service"
 MACHINE = "localhost/machine"
 ((INSTALLATION, REMOVAL),) = re.findall(
-    r"^### As a service\n.*?^```sh\n(.*?)^```.*?^```sh\n(.*?)^```",
-    (ROOT / "README.md").read_text(),
+    r"^# Run it as a service\n.*?^```sh\n(.*?)^```.*?^```sh\n(.*?)^```",
+    (ROOT / "docs/guide/service.md").read_text(),
     re.MULTILINE | re.DOTALL,
 )
 *INSTALL, START = [line.removeprefix("sudo ") for line in INSTALLATION.splitlines()]

@@ -1,4 +1,4 @@
-"""The pipeline on Kubernetes, up to its API: the driver's pod that spark-submit asks for, as by README and manifest.
+"""The pipeline on Kubernetes, up to its API: the driver's pod that spark-submit asks for, as by guide and manifest.
 
 Part of `make test-nodes`. There is no Kubernetes here: a server that says yes to everything stands in for its API. So
 Spark's own client has checked the command, and what it made of it is seen; no pod starts.
@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.lab.http_server import serving
-from tests.lab.spark import ACTIVE, readmes
+from tests.lab.spark import ACTIVE, documented
 
 pytestmark = pytest.mark.spark
 
@@ -60,11 +60,11 @@ def a_willing_api_server() -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
 
 
 def asked_for(directory: Path, *more: str) -> dict[str, dict[str, Any]]:
-    """Return the objects that the README's command creates, with further flags, by kind."""
+    """Return the objects that the guide's command creates, with further flags, by kind."""
     (directory / "spark-defaults.conf").write_text("spark.kubernetes.submission.waitAppCompletion false\n")
     with a_willing_api_server() as (url, taken):
         here = {"k8s://https://kubernetes.example:6443": f"k8s://{url}"}
-        program, *words = (here.get(word, word) for word in readmes("spark-submit --master k8s:"))
+        program, *words = (here.get(word, word) for word in documented("spark-submit --master k8s:"))
         submitted = subprocess.run(
             [program, *more, *words],
             env=ACTIVE | {"SPARK_CONF_DIR": str(directory), "KUBECONFIG": "/dev/null"},

@@ -13,8 +13,7 @@ from kafka_probe.memory import DEFAULT, MIB
 from kafka_probe.workloads.cgroup import MOST_CGROUPS, MOST_PATH_BYTES
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "README.md"
-REFERENCE = ROOT / "docs" / "reference"
+DOCS = ROOT / "docs"
 
 
 def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -28,7 +27,7 @@ def test_the_generated_files_are_up_to_date() -> None:
 
 
 def test_every_setting_and_every_kind_of_event_is_documented() -> None:
-    settings, events = ((REFERENCE / name).read_text() for name in ("configuration.md", "events.md"))
+    settings, events = ((DOCS / "reference" / name).read_text() for name in ("configuration.md", "events.md"))
     assert [name for name in Config.model_fields if f"| `{name}` |" not in settings] == []
     assert [kind for kind in KINDS if f"## {kind}: " not in events] == []
 
@@ -51,7 +50,7 @@ def test_a_stale_or_missing_file_is_reported_and_brought_up_to_date(tmp_path: Pa
 
 
 def test_the_pictures_request_nothing_from_the_network() -> None:
-    for picture in (ROOT / "docs" / "images").glob("*.svg"):
+    for picture in (DOCS / "images").glob("*.svg"):
         addresses = re.findall(r"\w+://[^\s\"')]+", picture.read_text())
         assert addresses == ["http://www.w3.org/2000/svg"], picture.name
 
@@ -60,7 +59,7 @@ def test_every_message_that_it_explains_is_one_that_we_print() -> None:
     sources = [*ROOT.glob("agent/**/*.py"), *ROOT.glob("pipeline/**/*.py"), ROOT / "scripts/setup.sh"]
     # As one text, with the pieces of a string literal that stands on several lines put together.
     text = re.sub(r'"\s*\n\s*f?"', "", "\n".join(source.read_text() for source in sources))
-    troubleshooting = README.read_text().partition("## Troubleshooting")[2].partition("| what you see |")[0]
+    troubleshooting = (DOCS / "guide/troubleshooting.md").read_text().partition("| what you see |")[0]
     messages = re.findall(r"^\| `(.+?)` \|", troubleshooting, re.MULTILINE)
     assert len(messages) > 10
     parts = {part.strip(" .:;") for message in messages for part in message.split("...")}
@@ -68,8 +67,8 @@ def test_every_message_that_it_explains_is_one_that_we_print() -> None:
 
 
 def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
-    readme, policy = README.read_text(), (ROOT / "SECURITY.md").read_text()
-    assert f"else {DEFAULT.connections:,}, or as `--memory-limit` says" in readme
+    limits, policy = (DOCS / "explain/limits.md").read_text(), (ROOT / "SECURITY.md").read_text()
+    assert f"else {DEFAULT.connections:,}, or as `--memory-limit` says" in limits
     assert f"- {DEFAULT.connections:,} connections" in policy
     assert f"plus {DEFAULT.ends:,} places" in policy
     assert f"Processes that own connections {DEFAULT.workloads_bytes // MIB} MiB" in policy
@@ -79,12 +78,3 @@ def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     assert f"Clients in the API {DEFAULT.clients_bytes // MIB} MiB" in policy
     assert f"- {MOST_CGROUPS:,} cgroups of each hierarchy" in policy
     assert f"paths of up to {MOST_PATH_BYTES} bytes" in policy
-
-
-def test_the_links_lead_somewhere() -> None:
-    text = README.read_text()
-    headings = {
-        re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in re.findall(r"^#+ (.+)$", text, re.MULTILINE)
-    }
-    for target in re.findall(r"\]\(([^)]+)\)", text):
-        assert target.removeprefix("#") in headings if target.startswith("#") else (ROOT / target).exists(), target

@@ -2,7 +2,7 @@
 
     python -m kafka_probe.protocol.coverage [--json build/protocol.json]
 
-The table is derived from the plans, so it matches the decoder. README.md contains it, too.
+The table is derived from the plans, so it matches the decoder. docs/reference/protocol.md contains it.
 """
 
 from __future__ import annotations

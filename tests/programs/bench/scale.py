@@ -1,4 +1,4 @@
-"""Measures cost against the number of open connections and against the rate of requests, for README's plots.
+"""Measures cost against the number of open connections and against the rate of requests, for the plots in docs/.
 
 The connections are there before the agent, and silent but for one exchange each. Its start is complete with the first
 `agent` event that counts them all: `open` events come before it.

@@ -1,4 +1,7 @@
-"""Every command in README.md is run: here, beside a real broker with a client, or by the test named below."""
+"""Every documented command is run: here, beside a real broker with a client at work, or by the test named below.
+
+Commands are the lines of `sh` blocks in README.md and docs/, and the answers in README's table of questions.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,22 @@ from tests.unit.schema import assert_valid
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```sh\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-LINES = [line for block in BLOCKS for line in block.replace("\\\n", "").splitlines()]
-COMMANDS = [line for line in LINES if line and not line.startswith("#")]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+HOST = (ROOT / "docs/guide/host.md").read_text()
+
+
+def _commands(text: str) -> Iterator[str]:
+    for block in re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        yield from (line for line in block.replace("\\\n", "").splitlines() if line and not line.startswith("#"))
+    yield from re.findall(r"^\| [^|]+[?:] \| `([^`]+)` \|$", text, re.MULTILINE)
+
+
+COMMANDS = list(dict.fromkeys(command for path in DOCUMENTS for command in _commands(path.read_text())))
 
 # What takes minutes, needs an agent at work, or is the caller of this very test: the files that run the same.
 ELSEWHERE = {
     "make demo": "tests/e2e/test_demo.py",
-    "make test": "tests/e2e/test_readme.py",
+    "make test": "tests/e2e/test_documented_commands.py",
     "make setup": "tests/unit/test_setup.py",
     ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
     ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
@@ -71,14 +81,14 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 def _produce(bootstrap: str, over: threading.Event) -> None:
-    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="readme")
+    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="documents")
     while not over.wait(0.05):
         producer.send("orders", b"one").get(timeout=PATIENCE_S)
     producer.close()
 
 
 @pytest.mark.parametrize("command", ELSEWHERE)
-def test_what_runs_elsewhere_is_in_the_readme_and_its_test_is_there(command: str) -> None:
+def test_what_runs_elsewhere_is_documented_and_its_test_is_there(command: str) -> None:
     assert any(line.startswith(command) for line in COMMANDS)
     assert (ROOT / ELSEWHERE[command]).exists()
 
@@ -94,10 +104,11 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
     here = {
         "sudo .venv/bin/": f"{Path(sys.executable).parent}/",
         "/etc/kafka-probe.toml": str(settings_file(broker, tmp_path)),
+        "/var/lib/kafka-probe": str(tmp_path / "spool"),
         "kafka-1:9092": broker.bootstrap,
     }
-    for told, used in here.items():
-        command = command.replace(told, used)
+    for documented, used in here.items():
+        command = command.replace(documented, used)
     variables = {
         "KAFKA_PROBE_PORTS": str(broker.port),
         "KAFKA_PROBE_READY_FILE": str(ready),
@@ -126,8 +137,8 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
 
 
 def settings_file(broker: Broker, directory: Path) -> Path:
-    """The file of the README as it stands, but for a broker that has another name and no users."""
-    block = re.search(r"^```toml\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+    """The documented file as it stands, but for a broker that has another name and no users."""
+    block = re.search(r"^```toml\n(.*?)^```", HOST, re.MULTILINE | re.DOTALL)
     assert block
     text = re.sub(r"kafka-[12]:9092", broker.bootstrap, block[1])
     file = directory / "kafka-probe.toml"

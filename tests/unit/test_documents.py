@@ -1,0 +1,91 @@
+"""The documents for people: links and anchors lead somewhere, README is short, and its figures are measured ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "vagrant/README", "tests/README")
+DOCUMENTS = [*(ROOT / f"{name}.md" for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
+MOST_LINES = 150
+
+
+def prose(path: Path) -> str:
+    """Return a document without blocks of code."""
+    return re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path: Path) -> set[str]:
+    """Return the anchors that a forge gives to the headings of a document."""
+    headings = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+def links(path: Path) -> list[str]:
+    text = re.sub(r"`[^`\n]*`", "", prose(path))
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def leads_somewhere(link: str, path: Path) -> bool:
+    """Return True for a file and anchor that exist, and for a well-formed https address."""
+    if ":" in link:
+        parts = urlsplit(link)
+        return parts.scheme == "https" and re.fullmatch(r"[\w-]+(\.[\w-]+)+", parts.netloc) is not None
+    name, _, anchor = link.partition("#")
+    target = (path.parent / name).resolve() if name else path
+    return target.exists() and target.is_relative_to(ROOT) and (not anchor or anchor in anchors(target))
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(path: Path) -> None:
+    assert [link for link in links(path) if not leads_somewhere(link, path)] == []
+
+
+@pytest.mark.parametrize(
+    "link", ["absent.md", "README.md#absent", "#absent", "http://example.com/", "https://", "https://host/", "../x"]
+)
+def test_a_link_to_nowhere_is_noticed(link: str) -> None:
+    assert not leads_somewhere(link, ROOT / "README.md")
+
+
+def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
+    reached, found = set[Path](), {ROOT / "README.md"}
+    while new := found - reached:
+        reached |= new
+        found |= {
+            (path.parent / link.partition("#")[0]).resolve() for path in new for link in links(path) if ":" not in link
+        }
+        found = {path for path in found if path.suffix == ".md"}
+    assert [path for path in DOCUMENTS if path not in reached] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_make_target_that_is_named_exists(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) - targets == set()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs/explain").glob("*.md")), ids=lambda path: path.stem)
+def test_every_source_file_that_is_named_exists(path: Path) -> None:
+    sources = [str(source) for folder in ("agent", "bpf", "pipeline") for source in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"`([\w/]+\.(?:py|c|h))`", path.read_text())
+    assert [name for name in named if not any(source.endswith(f"/{name}") for source in sources)] == []
+
+
+def test_figures_of_the_readme_are_those_of_the_bench() -> None:
+    bench = json.loads((ROOT / "docs/data/bench.json").read_text())
+    agent, tcpdump, tshark = (bench[f"{name}_cpu_us_per_request"]["median"] for name in ("agent", "tcpdump", "tshark"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert (
+        f"{agent:.1f} µs of CPU per Kafka request (`tcpdump -w` {tcpdump:.1f}, `tshark` {tshark:.0f})"
+        f" and at its peak {bench['agent_rss_mb']['max']:.0f} MiB of memory"
+    ) in readme
