@@ -43,7 +43,8 @@ lint: setup-tests ## formats, style, types and the order of the packages; change
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror {bpf,tests/classifier}/*.[ch]
-	$(BIN)/python scripts/words.py $$(find agent bpf pipeline tests scripts vagrant ! -name '*words.py' \( -name '*.py' -o -name '*.[ch]' -o -name '*.sh' \))
+	$(BIN)/python scripts/words.py $$(find agent bpf pipeline tests scripts vagrant ! -name '*words.py' \( -name '*.py' -o -name '*.[ch]' -o -name '*.sh' \)) \
+		*.md {tests,vagrant}/README.md $$(find docs -name '*.md')
 
 format: setup-tests ## format and fix what can be fixed by machine
 	$(BIN)/ruff check --fix
