@@ -19,7 +19,7 @@ from kafka_probe import trace
 from kafka_probe.top import LiveTop, TrafficTable
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
-TOP_WIDTH, TRACE_WIDTH = 184, 190
+TOP_WIDTH, TRACE_WIDTH = 112, 160  # narrow enough to be read on a page
 TOP_HEIGHT = 18
 # The format of rich without its fonts from the network and without its comment. Each text has its length, so that any
 # monospaced font fits.
