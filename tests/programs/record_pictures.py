@@ -1,6 +1,6 @@
 """Record the events from which `make docs` draws `top` and `trace`: clients of three libraries at a real broker.
 
-    .venv/bin/python -m tests.lab.record
+    .venv/bin/python -m tests.programs.record_pictures
 
 Takes a minute and needs root. Writes docs/data/top.ndjson, the events of one interval, and docs/data/trace.ndjson, the
 first request of each client and API that names topics or has errors.
