@@ -16,7 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 import psutil
@@ -40,7 +40,7 @@ from kafka_probe.connections.pending_closes import SETTLED_NS
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import SCHEMA_VERSION
+from kafka_probe.events import SCHEMA_VERSION, AgentEvent, Event, Interval, NamedTopic, Origin, TopicsEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, DEFAULT, IN_HAND_BYTES, Bounds, event_bytes
@@ -50,7 +50,6 @@ from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
 
-Event = dict[str, object]
 Samples = npt.NDArray[Any]
 Buffer = RingBuffer | PerfBuffers
 
@@ -277,7 +276,7 @@ class Agent:
         self._flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
-            self._send_stamped(self._load_shedding.wanted(self._exchanges.pair(batch)))
+            self._send(self._load_shedding.wanted(self._exchanges.pair(batch, WallClock.now())))
         else:
             self._load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
@@ -290,7 +289,7 @@ class Agent:
         connection = self._tracker.gone(conn)
         self._reader.forget(conn)
         if connection and self._exchanges:
-            self._send_stamped(self._load_shedding.wanted(self._exchanges.end(connection)))
+            self._send(self._load_shedding.wanted(self._exchanges.end(connection, WallClock.now())))
 
     def _look_closely(self) -> None:
         """Build exchanges only while they become events: that costs more than counting frames."""
@@ -321,25 +320,20 @@ class Agent:
         that a step of the wall clock moves both ends of an interval. settled_ns: closes up to this time are settled,
         see pending_closes.py.
         """
-        offset_ns = _wall_offset_ns()
-        interval: Event = {"since": (since_ns + offset_ns) // 1000}
-        flows = self._flows.report(with_topics=self._load_shedding.topics)
+        clock = WallClock.now()
+        interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
+        flows = self._flows.report(interval, with_topics=self._load_shedding.topics)
         self._tracker.settle(settled_ns)
         self._load_shedding.spend(self._cpu_share())
         self._look_closely()
-        ends, topics = _stamped(self._tracker.report()), list(_named_topics(self._names.report()))
+        ends, topics = self._tracker.report(clock), list(_named_topics(self._names.report(), interval))
         other = self._tracker.other()
 
-        def last() -> Iterator[Event]:
-            self._note_hidden((now_ns + offset_ns) // 1000)
-            complete: Event = {
-                "complete_since": self._complete_since,
-                "complete_until": (settled_ns + offset_ns) // 1000,
-            }
-            yield {"kind": "agent", **interval, **complete, "other": other, **self._state()}
+        def last() -> Iterator[AgentEvent]:
+            self._note_hidden(interval.until_us)
+            yield self._state(interval, clock.epoch_us(settled_ns), other)
 
-        events = chain(ends, topics, ({**flow, **interval} for flow in flows), last())
-        return self._parts(events, now_ns + offset_ns)
+        return self._parts(chain[Event](ends, topics, flows, last()))
 
     def _note_hidden(self, now_us: int) -> None:
         hidden = sum(self._kernel[name] for name in _MAY_HIDE_ENDS) + sum(self._sink.losses().values())
@@ -347,9 +341,14 @@ class Agent:
         if hidden > self._hidden:
             self._hidden, self._complete_since = hidden, now_us
 
-    def _state(self) -> Event:
+    def _state(self, interval: Interval, complete_until: int, other: dict[str, int]) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return {
+            "kind": "agent",
+            "since": interval.since_us,
+            "complete_since": self._complete_since,
+            "complete_until": complete_until,
+            "other": other,
             "connections": len(self._tracker),
             "open": self._tracker.open_now(),
             "losses": self._losses(),
@@ -361,6 +360,7 @@ class Agent:
             "backend": self._backend,
             "kernel": platform.release(),
             "version": kafka_probe.__version__,
+            "ts": interval.until_us,
         }
 
     def _cpu_share(self) -> float:
@@ -392,15 +392,14 @@ class Agent:
         modules = {**self._reader.counters, **self._brokers.counters}
         return {**kernel, **modules, "events": self._sent, **self._sink.counters()}
 
-    def _send_stamped(self, stamped: Iterable[tuple[int, Event]]) -> None:
-        _finish(self._parts(_stamped(stamped), 0))
+    def _send(self, events: Iterable[Event]) -> None:
+        _finish(self._parts(events))
 
-    def _parts(self, events: Iterable[Event], wall_ns: int) -> Iterator[None]:
-        """Hand on events in parts and yield between parts. Events without `ts` get the given time."""
+    def _parts(self, events: Iterable[Event]) -> Iterator[None]:
+        """Hand on events in parts and yield between parts."""
         batch: list[Event] = []
         in_hand = 0
         for event in events:
-            event.setdefault("ts", wall_ns // 1000)
             size = event_bytes(event) + len(encode(event))  # escapes may make names six times as long in JSON
             if batch and in_hand + size > IN_HAND_BYTES:
                 self._hand_over(batch)
@@ -413,8 +412,8 @@ class Agent:
 
     def _hand_over(self, events: list[Event]) -> None:
         """Number events and pass them to the sink and the listener."""
-        common = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id}
-        batch = [{**common, "seq": seq, **event} for seq, event in enumerate(events, self._sent)]
+        origin: Origin = {"v": SCHEMA_VERSION, "node": self._config.node, "agent_id": self._id}
+        batch = [cast("Event", {**origin, "seq": seq, **event}) for seq, event in enumerate(events, self._sent)]
         self._sent += len(batch)
         self._sink.send(batch)
         if self.listener:
@@ -436,24 +435,10 @@ def _finish(parts: Iterable[None]) -> None:
         pass
 
 
-def _stamped(stamped: Iterable[tuple[int, Event]]) -> Iterator[Event]:
-    """Yield events with `ts`, and `closing_ts` if set, converted from CLOCK_MONOTONIC in ns to µs since epoch."""
-    offset_ns = _wall_offset_ns()
-    for ts_ns, event in stamped:
-        times_ns = {"ts": ts_ns, "closing_ts": event.get("closing_ts")}
-        yield event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
-
-
-def _named_topics(pairs: Iterable[tuple[str, str]]) -> Iterator[Event]:
-    topics = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
+def _named_topics(pairs: Iterable[tuple[str, str]], interval: Interval) -> Iterator[TopicsEvent]:
+    topics: list[NamedTopic] = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
     for start in range(0, len(topics), _TOPICS_PER_EVENT):
-        yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT]}
-
-
-def _wall_offset_ns() -> int:
-    """Return the time since epoch minus CLOCK_MONOTONIC, which stands still while the host is suspended."""
-    # Take the largest difference: another process may run between the two readings, which makes it smaller.
-    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))
+        yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT], "ts": interval.until_us}
 
 
 def _resident_bytes() -> int:

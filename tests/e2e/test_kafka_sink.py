@@ -54,7 +54,7 @@ def _threads_and_sockets_end_here() -> Iterator[None]:
     gc.collect()
 
 
-def event(seq: int, padding: int = 100, agent: str = AGENT) -> dict[str, object]:
+def event(seq: int, padding: int = 100, agent: str = AGENT) -> Any:
     return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
 
 
@@ -145,7 +145,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
 ) -> None:
     create_topics(broker.bootstrap, ["small"], partitions=1, settings={"max.message.bytes": "4000"})
     sink = KafkaSink(config(broker, "small"))
-    large = {**event(7), "text": os.urandom(4000).hex()}
+    large: Any = {**event(7), "text": os.urandom(4000).hex()}
     sink.send([*(incompressible(seq) for seq in range(7)), large, *(incompressible(seq) for seq in range(8, 50))])
     wait_until(lambda: total(sink) == 50, "the first events to be settled")
     refusals = caplog.text.count("is lost and counted")
@@ -160,7 +160,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
     assert "Raise the topic's max.message.bytes" in caplog.text
 
 
-def incompressible(seq: int) -> dict[str, object]:
+def incompressible(seq: int) -> Any:
     return {**event(seq), "text": os.urandom(100).hex()}
 
 

@@ -14,9 +14,9 @@ from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SampleKind
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import open_counts
+from kafka_probe.events import Event
 from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.builders.events import workload
@@ -208,7 +208,7 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
 def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hostile(_: WorkloadResolver, owner: Owner) -> dict[str, object]:
+    def hostile(_: WorkloadResolver, owner: Owner) -> Any:
         names = {name: f"{owner.pid} {name}".ljust(5000, "\x01") for name in ("exe", "cmdline", "cgroup", "unit")}
         return workload(pid=owner.pid, start_time=owner.pid, **names)
 
@@ -298,6 +298,7 @@ def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[
     """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
     monkeypatch.setattr("kafka_probe.agent.time", clocks)
+    monkeypatch.setattr("kafka_probe.events.times.time", clocks)
     since = clocks.monotonic_ns()
     fed.see(opened(ts_ns=since), exchange(1))
     clocks.pass_by(10)
