@@ -25,8 +25,6 @@ from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
 from tests.unit.server.served import Served, serving
-from tests.unit.test_top import agent, flow
-from tests.unit.test_trace import request
 
 PLAIN = [name for name in NAMES if name.strip() and name.isprintable() and not unsafe(name) and len(name) <= 20]
 """Names that every output shows as they are."""
@@ -43,14 +41,16 @@ OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {
 
 def named(name: str) -> list[Any]:
     """One flow, one request and an interval; every name that a stranger chooses is this one."""
-    topics = [{"topic": name, "requests": 1, "records": 1, "bytes": 1}]
     common = {
-        "client": {"id": name, "software_name": name, "software_version": name},
-        "workload": {"pid": 7, "comm": name, "pod": name, "unit": name, "cmdline": name},
-        "topics": topics,
+        "client": builders.client(name, software_name=name, software_version=name),
+        "workload": builders.workload(name, pod=name, unit=name, cmdline=name),
     }
     ids = dict.fromkeys(("group", "instance_id", "transactional_id", "mechanism"), name)
-    return [flow(**common), request(**common, **ids), agent()]
+    return [
+        builders.flow(**common, topics=[builders.topic(name)]),
+        builders.request(**common, **ids, topics=[builders.partition(name=name)]),
+        builders.agent(),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:30])
@@ -81,7 +81,7 @@ def test_the_live_table_shows_names_as_text(
     monkeypatch.setenv("LINES", "100")
     live = LiveTop()
     live.send([event for name in NAMES for event in named(name)[:1]])
-    live.send([agent()])
+    live.send([builders.agent()])
     live.close(1)
     output = capsys.readouterr().out
     assert not unsafe(output)
