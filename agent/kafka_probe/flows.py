@@ -47,7 +47,7 @@ _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and par
 
 @dataclass(slots=True)
 class _Count:
-    """Counts the frames of one shape on one connection."""
+    """Counts the frames of one shape on one connection. kept: it counts in `flow` events of the connection."""
 
     connection: Connection
     shape: Shape
@@ -56,6 +56,7 @@ class _Count:
     bytes: int = 0
     latency: Counter[int] = field(default_factory=Counter)
     fetch: tuple[FetchSession, Naming] | None = None
+    kept: bool = False
 
     @classmethod
     def of(cls, connection: Connection, shape: Shape) -> Self:
@@ -149,7 +150,7 @@ class Flows:
                 _, groups = fetches.setdefault((key[0], session.api_key), (session, []))
                 groups.append((said, frames, order[start : ends[i]]))
             count.latency.update(latency)
-            if self._counts.get(key) is not count:
+            if not count.kept:
                 self._count_other(count)
 
     def _count(self, connection: Connection, key: tuple[int, int], shape: Shape, latency: Counter[int]) -> _Count:
@@ -164,6 +165,7 @@ class Flows:
             return _Count.of(connection, shape)
         if known is None:
             count.fetch = self._tracker.fetch(connection, shape.facts)
+            count.kept = True
             self._shapes.add(key[1])
             self._counts[key] = count
         return count
