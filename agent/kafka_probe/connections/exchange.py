@@ -39,7 +39,7 @@ _MEASURED: dict[MeasureKind, _MeasureName] = {
     MeasureKind.BATCH_PRODUCER_ID: "producer_id",
 }
 # Facts and their fields in the event have the same names.
-_EXCHANGED = {Fact[name.upper()]: name for name in RequestParameters.__annotations__}
+_PARAMETERS = {Fact[name.upper()]: name for name in RequestParameters.__annotations__}
 _LEFT_TO_THE_BROKER = (None, "", 0, -1)
 
 
@@ -146,7 +146,7 @@ class Exchanges:
             "latency_us": response.latency_us if response else None,
             "throttle_ms": _throttle_ms(response) if response else None,
             "group": connection.group(facts.api_key, facts.groups),
-            **_exchanged(request, response),
+            **_parameters(request, response),
             "status": _status(facts, answered),
             "stopped_at": facts.stopped_at or (answered.stopped_at if answered else None),
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
@@ -192,14 +192,14 @@ def _size(frame: Frame) -> int:
     return _WAITING_BYTES + shape_bytes(frame.shape)
 
 
-def _exchanged(request: Frame, response: Frame | None) -> RequestParameters:
+def _parameters(request: Frame, response: Frame | None) -> RequestParameters:
     asked, given = _values(request), _values(response) if response else {}
     values = {
         **given,
         **asked,
         **{fact: value for fact, value in given.items() if asked.get(fact) in _LEFT_TO_THE_BROKER},
     }
-    known = {_EXCHANGED[fact]: value for fact, value in values.items() if fact in _EXCHANGED and value is not None}
+    known = {_PARAMETERS[fact]: value for fact, value in values.items() if fact in _PARAMETERS and value is not None}
     return cast("RequestParameters", known)
 
 

@@ -63,12 +63,12 @@ class Pods:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pods: dict[str, Pod] = {}
-        self._by_id: dict[str | None, Pod] = {}
+        self._by_id: dict[str, Pod] = {}
         self._gone: dict[str, float] = {}  # time of deletion by uid, the oldest first
 
     def names(self, *ids: str | None) -> PodNames | None:
         """Return the names of the pod that one of these ids belongs to; None if no id is known."""
-        for each in ids:
+        for each in filter(None, ids):
             if pod := self._by_id.get(each):
                 return pod.names
         return None
