@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.golden.capture import Capture
+from tests.lab.capture import Capture
 from tests.lab.processes import free_port
 from tests.recorded.recording import names
 from tests.recorded.replay import Held, Replay, replay

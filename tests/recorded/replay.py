@@ -12,8 +12,8 @@ from typing import Any
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.protocol.schemas import apis
 from tests.builders.wire import Seen
-from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, receive_all
+from tests.lab.capture import Capture
+from tests.lab.conversation import Conversation, conversation, receive_all
 from tests.recorded import oracle
 from tests.recorded.recording import Frame, Request, exchanges, read
 
