@@ -243,7 +243,7 @@ def _watch(
 
     try:
         bounds = bounds_of(config)
-        agent = Agent(config, sink, bounds)
+        agent = Agent(config, sink, [server] if server else [], bounds)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
         if hasattr(sink, "connections"):
@@ -252,8 +252,7 @@ def _watch(
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
-                agent.listener = server.start(agent, sink, bounds.clients_bytes)
-                agent.uncounted_s = server.cpu_s
+                server.start(agent, sink, bounds.clients_bytes)
             agent.run(programs, listing)
     finally:
         sink.close(config.flush_timeout_s)
