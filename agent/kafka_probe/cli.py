@@ -229,11 +229,11 @@ def _server(config: Config) -> Server | None:
 def _watch(
     config: Config,
     sink: Sink,
-    say: Callable[[str], None] = _to_stderr,
+    report: Callable[[str], None] = _to_stderr,
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
 ) -> None:
-    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `say`.
+    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `report`.
 
     again: reloads the settings on SIGHUP.
     """
@@ -258,7 +258,7 @@ def _watch(
         sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
-        say(f"{section}: {', '.join(counted) or 'none'}")
+        report(f"{section}: {', '.join(counted) or 'none'}")
 
 
 def _reload(agent: Agent, again: Callable[[], Config]) -> None:
