@@ -1,4 +1,4 @@
-"""Builds an agent that is fed samples instead of reading a ring, and the sink that keeps its events."""
+"""Builds an agent that is fed samples instead of reading a ring, and sinks that keep its events."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ class Kept:
     """A sink that keeps what it gets."""
 
     def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
+        self.parts: list[list[dict[str, Any]]] = []
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [event for part in self.parts for event in part]
 
     def send(self, events: Sequence[Event]) -> None:
-        self.events += [dict(event) for event in events]
+        self.parts.append([dict(event) for event in events])
 
     def close(self, timeout_s: float) -> None:
         """Do nothing: no event waits."""
@@ -38,19 +42,33 @@ class Kept:
         return None
 
 
+class KeptHere(Kept):
+    """A local sink that keeps what it gets. lost: how many events it counts as lost."""
+
+    lost = 0
+
+    def losses(self) -> Mapping[str, int]:
+        return {"server_behind": self.lost}
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
 class Fed:
     """An agent that is given samples instead of a ring."""
 
     def __init__(self, requests: str = "off") -> None:
-        self.sink = Kept()
-        self.agent = Agent(Config(node="node-1", requests=RequestEvents.parse(requests)), self.sink)
+        self.sink, self.local_sink = Kept(), KeptHere()
+        config = Config(node="node-1", requests=RequestEvents.parse(requests))
+        self.agent = Agent(config, self.sink, [self.local_sink])
+        self.stages, self.reporter = self.agent._stages, self.agent._reporter
 
     def see(self, *records: Samples) -> None:
-        self.agent._consume(stream(*records))
+        self.stages.consume(stream(*records))
 
     def report(self) -> None:
         now = time.monotonic_ns()
-        deque(self.agent._report(now - SECOND_NS, now, now), maxlen=0)
+        deque(self.reporter.report(now - SECOND_NS, now, now), maxlen=0)
 
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         for event in self.sink.events:

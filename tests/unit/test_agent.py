@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -70,13 +70,15 @@ def test_names_that_were_learned_are_told_before_the_flows_once() -> None:
     assert kinds.index("topics") < kinds.index("flow")
 
 
-def test_a_listener_gets_the_events_of_the_sink() -> None:
+def test_a_local_sink_gets_the_events_of_the_destination_and_its_losses_hide_no_ends_from_the_topic() -> None:
     fed = Fed("all")
-    heard: list[Mapping[str, object]] = []
-    fed.agent.listener = heard.extend
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
-    assert heard == fed.sink.events
+    assert fed.local_sink.parts == fed.sink.parts
+    fed.local_sink.lost = 1
+    fed.report()
+    agent = fed.events("agent")[-1]
+    assert (agent["losses"]["server_behind"], agent["complete_since"]) == (1, None)
 
 
 def test_other_threads_see_the_open_connections() -> None:
@@ -88,7 +90,7 @@ def test_other_threads_see_the_open_connections() -> None:
 def test_since_when_no_end_was_lost_is_told() -> None:
     fed = Fed()
     fed.report()
-    fed.agent._kernel["ring_full"] = 3  # as the kernel counts
+    fed.reporter._kernel["ring_full"] = 3  # as the kernel counts
     fed.report()
     fed.report()
     before, at, after = fed.events("agent")
@@ -110,7 +112,7 @@ def test_events_are_numbered_without_gaps_across_intervals() -> None:
 
 
 def test_two_runs_are_two_agents() -> None:
-    assert Fed().agent._id != Fed().agent._id
+    assert Fed().agent._sender.agent_id != Fed().agent._sender.agent_id
 
 
 def test_events_of_a_moment_have_the_time_of_the_kernel_as_time_of_day() -> None:
@@ -169,13 +171,12 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
     fed = Fed()
     groups = 2 * open_counts.MAX_GROUPS
-    parts: list[int] = []
-    fed.agent.listener = lambda events: parts.append(sum(len(encode(event)) for event in events))
     fed.see(*(opened(conn, tgid=conn, server_side=conn % 2 == 0) for conn in range(1, groups + 1)))
     fed.report()
     (agent,) = fed.events("agent")
     assert len({event["workload"]["exe"] for event in fed.events("open")}) == groups
     assert len(encode(agent)) < 512 << 10
+    parts = [sum(len(encode(event)) for event in part) for part in fed.sink.parts]
     assert len(parts) > 1
     assert max(parts) < IN_HAND_BYTES
     connections = Counter[str]()
@@ -251,7 +252,8 @@ class Clocks:
 def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]) -> tuple[dict[str, Any], ...]:
     """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
-    monkeypatch.setattr("kafka_probe.agent.time", clocks)
+    monkeypatch.setattr("kafka_probe.reporting.time", clocks)
+    monkeypatch.setattr("kafka_probe.sending.time", clocks)
     since = clocks.monotonic_ns()
     fed.see(opened(ts_ns=since), exchange(1))
     clocks.pass_by(10)
@@ -259,7 +261,7 @@ def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[
     clocks.pass_by(10)
     now = clocks.monotonic_ns()
     fed.see(ended(ts_ns=now))
-    deque(fed.agent._report(since, now, now), maxlen=0)
+    deque(fed.reporter.report(since, now, now), maxlen=0)
     return tuple(fed.events())
 
 

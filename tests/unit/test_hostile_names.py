@@ -124,7 +124,7 @@ def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> N
         for name in NAMES
     ]
     with serving() as served:
-        served.hand_over([*events, agent(open=[open_now(comm=name) for name in NAMES])])
+        served.server.send([*events, agent(open=[open_now(comm=name) for name in NAMES])])
         wait_until(lambda: "last_interval_timestamp_seconds 1" in served.get("/metrics").text, "the events")
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")
