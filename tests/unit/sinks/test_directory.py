@@ -184,6 +184,7 @@ def test_a_name_that_no_spool_gives_is_refused(tmp_path: Path, name: str) -> Non
     assert f"it contains {name!r}," in refusal(tmp_path)
 
 
+@pytest.mark.root
 def test_the_top_of_a_file_system_can_be_a_spool(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     Spool(tmp_path, MIB).close()
