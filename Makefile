@@ -42,14 +42,14 @@ lint: setup-tests ## formats, style, types and the order of the packages; change
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
-	$(BIN)/clang-format --dry-run --Werror {bpf,tests/classifier}/*.[ch]
+	$(BIN)/clang-format --dry-run --Werror {bpf,tests/lab/classifier}/*.[ch]
 	$(BIN)/python scripts/words.py $$(find agent bpf pipeline tests scripts vagrant ! -name '*words.py' \( -name '*.py' -o -name '*.[ch]' -o -name '*.sh' \)) \
 		*.md {tests,vagrant}/README.md $$(find docs -name '*.md')
 
 format: setup-tests ## format and fix what can be fixed by machine
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
-	$(BIN)/clang-format -i {bpf,tests/classifier}/*.[ch]
+	$(BIN)/clang-format -i {bpf,tests/lab/classifier}/*.[ch]
 
 false-positives: setup-tests ## ten million conversations of other protocols through the classifier
 	@$(BIN)/python -m tests.programs.false_positives

@@ -1,4 +1,4 @@
-"""Builds the agent's events, as far as the server reads them, and a server's view of an imaginary agent."""
+"""Builds events of the agent as server, `top` and `trace` read them, and a server's view of an imaginary agent."""
 
 from __future__ import annotations
 
@@ -49,6 +49,26 @@ def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
         "group": None,
         "replica_id": None,
         "topics": [],
+        **fields,
+    }
+
+
+def request(**fields: object) -> dict[str, Any]:
+    return {
+        "kind": "request",
+        "ts": 1_790_000_000_123_456,
+        "side": "server",
+        "workload": {"pid": 4242, "comm": "java"},
+        "client": {"id": "billing"},
+        "api": "Produce",
+        "api_version": 12,
+        "correlation_id": 9,
+        "request_bytes": 1234,
+        "response_bytes": 56,
+        "latency_us": 1500,
+        "status": "complete",
+        "errors": {},
+        "topics": [{"topic": "orders", "partition": 3, "offset": 70, "records": 5, "error": 0}],
         **fields,
     }
 

@@ -19,10 +19,10 @@ from kafka_probe.capture.backends import SAFE_TRAMPOLINES
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.compiler import compile_programs
 from kafka_probe.capture.options import Options
-from tests.golden.capture import RING_BYTES
 from tests.kernel.archive import CACHE, SUITES, Kernel, kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.root import root_disk
+from tests.lab.capture import RING_BYTES
 from tests.lab.processes import LabError
 
 ROOT = Path(__file__).parents[2]

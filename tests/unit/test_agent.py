@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SampleKind
-from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import open_counts
 from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.builders.events import workload
+from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import TOPIC, TOPIC_ID, case
 from tests.builders.samples import (
     Samples,
@@ -32,70 +30,8 @@ from tests.builders.samples import (
     response,
     stream,
 )
-from tests.unit.schema import assert_valid
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = ApiKey.METADATA, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS
-SECOND_NS = 10**9
-
-
-class Kept:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.parts: list[list[dict[str, Any]]] = []
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        return [event for part in self.parts for event in part]
-
-    def send(self, events: Sequence[Event]) -> None:
-        self.parts.append([dict(event) for event in events])
-
-    def close(self, timeout_s: float) -> None:
-        """Do nothing: no event waits."""
-
-    def losses(self) -> Mapping[str, int]:
-        return {"sink_refused": 0}
-
-    def counters(self) -> Mapping[str, int]:
-        return {"sink_events": len(self.events)}
-
-    def trouble(self) -> str | None:
-        return None
-
-
-class KeptHere(Kept):
-    """A local sink that keeps what it gets. lost: how many events it counts as lost."""
-
-    lost = 0
-
-    def losses(self) -> Mapping[str, int]:
-        return {"server_behind": self.lost}
-
-    def cpu_s(self) -> float:
-        return 0.0
-
-
-class Fed:
-    """An agent that is given samples instead of a ring."""
-
-    def __init__(self, requests: str = "off") -> None:
-        self.sink, self.local_sink = Kept(), KeptHere()
-        config = Config(node="node-1", requests=RequestEvents.parse(requests))
-        self.agent = Agent(config, self.sink, [self.local_sink])
-        self.stages, self.reporter = self.agent._stages, self.agent._reporter
-
-    def see(self, *records: Samples) -> None:
-        self.stages.consume(stream(*records))
-
-    def report(self) -> None:
-        now = time.monotonic_ns()
-        deque(self.reporter.report(now - SECOND_NS, now, now), maxlen=0)
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        for event in self.sink.events:
-            assert_valid(event)
-        return [event for event in self.sink.events if kind in (None, event["kind"])]
 
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:

@@ -17,9 +17,12 @@ from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
 from kafka_probe.loop import Loop
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
+from kafka_probe.protocol.api_keys import ApiKey
+from tests.builders.fed_agent import SECOND_NS, Fed, Kept
 from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, ended, frame, message, opened, request, stream
-from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
+
+METADATA = ApiKey.METADATA
 
 RING_BYTES = 8 << 20
 

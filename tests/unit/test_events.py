@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kafka_probe.events import BUCKETS_PER_DOUBLING, COMMON, KINDS, Field, ListOf, Struct, bucket_middle_us, bucket_of
 from kafka_probe.flows import _buckets
-from tests.unit.schema import misfits
+from tests.builders.event_schema import misfits
 
 LONGEST_US = 2**32 - 1
 

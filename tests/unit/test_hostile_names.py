@@ -20,13 +20,11 @@ from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
 from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
-from tests.builders import events as builders
+from tests.builders.events import agent, flow, open_now, request, topic, workload
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
+from tests.lab.agent_server import Served, serving
 from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
-from tests.unit.server.served import Served, serving
-from tests.unit.test_top import agent, flow
-from tests.unit.test_trace import request
 
 PLAIN = [name for name in NAMES if name.strip() and name.isprintable() and not unsafe(name) and len(name) <= 20]
 """Names that every output shows as they are."""
@@ -44,7 +42,7 @@ OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {
 def named(name: str) -> list[dict[str, Any]]:
     """One flow, one request and an interval; every name that a stranger chooses is this one."""
     topics = [{"topic": name, "requests": 1, "records": 1, "bytes": 1}]
-    common = {
+    common: dict[str, Any] = {
         "client": {"id": name, "software_name": name, "software_version": name},
         "workload": {"pid": 7, "comm": name, "pod": name, "unit": name, "cmdline": name},
         "topics": topics,
@@ -118,15 +116,15 @@ def listed(served: Served, path: str) -> list[Answer]:
 
 def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> None:
     events = [
-        builders.flow(
+        flow(
             client={"id": name, "software_name": name, "software_version": name},
-            workload=builders.workload(name, unit=name),
-            topics=[builders.topic(name)],
+            workload=workload(name, unit=name),
+            topics=[topic(name)],
         )
         for name in NAMES
     ]
     with serving() as served:
-        served.server.send([*events, builders.agent(open=[builders.open_now(comm=name) for name in NAMES])])
+        served.server.send([*events, agent(open=[open_now(comm=name) for name in NAMES])])
         wait_until(lambda: "last_interval_timestamp_seconds 1" in served.get("/metrics").text, "the events")
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")

@@ -25,7 +25,7 @@ from kafka_probe.top import (
     top_sink,
 )
 from tests.builders import samples
-from tests.unit.test_agent import Fed
+from tests.builders.fed_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
 

@@ -9,26 +9,7 @@ import orjson
 import pytest
 
 from kafka_probe.trace import HEADER, line, trace_sink
-
-
-def request(**fields: object) -> dict[str, Any]:
-    return {
-        "kind": "request",
-        "ts": 1_790_000_000_123_456,
-        "side": "server",
-        "workload": {"pid": 4242, "comm": "java"},
-        "client": {"id": "billing"},
-        "api": "Produce",
-        "api_version": 12,
-        "correlation_id": 9,
-        "request_bytes": 1234,
-        "response_bytes": 56,
-        "latency_us": 1500,
-        "status": "complete",
-        "errors": {},
-        "topics": [{"topic": "orders", "partition": 3, "offset": 70, "records": 5, "error": 0}],
-        **fields,
-    }
+from tests.builders.events import request
 
 
 def column(text: str, name: str) -> str:

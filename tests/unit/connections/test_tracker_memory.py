@@ -14,9 +14,9 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
+from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_place
+from tests.builders.fed_agent import Fed
 from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
-from tests.unit.bounds import FEW, RESOLVER, grown_by, let_all_go, with_place
-from tests.unit.test_agent import Fed
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 

@@ -15,10 +15,10 @@ from starlette.types import Message
 
 from kafka_probe.server import http, http_connection, limits, query
 from tests.builders.events import flow, view
+from tests.builders.fed_agent import Fed
 from tests.builders.samples import opened
+from tests.lab.agent_server import Served, serving
 from tests.lab.processes import wait_until
-from tests.unit.server.served import Served, serving
-from tests.unit.test_agent import Fed
 
 NAMES = ("agent-1", "agent-1.example")
 

@@ -23,9 +23,9 @@ from kafka_probe.server import http_connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
+from tests.lab.agent_server import Served, serving
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
-from tests.unit.server.served import Served, serving
 
 TOKEN = "0123456789abcdef"
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")

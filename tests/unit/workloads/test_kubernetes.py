@@ -29,10 +29,10 @@ from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, kubernetes
 from kafka_probe.workloads.kubernetes import PodWatch, Setting
 from kafka_probe.workloads.pods import GONE_S, Pods
+from tests.builders.event_schema import assert_valid
 from tests.builders.samples import ended, opened, request, stream
 from tests.lab.api_server import ApiServer, pod
 from tests.lab.processes import wait_until
-from tests.unit.schema import assert_valid
 
 METADATA = ApiKey.METADATA
 NODE = "node-1"

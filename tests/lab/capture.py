@@ -24,7 +24,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner
 from tests.builders.wire import MARKER, Seen
-from tests.golden.conversation import TIMEOUT_S, Conversation, exchange
+from tests.lab.conversation import TIMEOUT_S, Conversation, exchange
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
