@@ -1,4 +1,4 @@
-"""Builds an agent that is fed samples instead of reading a ring, and the sink that keeps its events."""
+"""Builds an agent that is fed samples instead of reading a ring, and sinks that keep its events."""
 
 from __future__ import annotations
 

@@ -23,7 +23,6 @@ from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, ended, frame, message, opened, request, stream
 
 METADATA = ApiKey.METADATA
-
 RING_BYTES = 8 << 20
 
 
