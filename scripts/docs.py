@@ -111,7 +111,12 @@ class Page(NamedTuple):
 def event_tables() -> str:
     sections = [
         ("all events", "", events.COMMON),
-        *((kind, WHEN[kind], fields) for kind, fields in events.KINDS.items()),
+        (
+            "events of a connection",
+            "flow, request, open, close; of these fields, reset has local, peer and netns",
+            events.CONNECTION,
+        ),
+        *((kind, WHEN[kind], events.own_fields(kind)) for kind in events.KINDS),
     ]
     return "\n".join(
         f"## {title}{f': {when}' if when else ''}\n\n" + table(("field", "type", "meaning"), rows(fields))

@@ -75,7 +75,7 @@ def trace_lines() -> str:
     return _svg(console, "trace")
 
 
-def _recorded(name: str) -> list[dict[str, Any]]:
+def _recorded(name: str) -> list[Any]:
     return [json.loads(line) for line in (DATA / f"{name}.ndjson").read_text().splitlines()]
 
 

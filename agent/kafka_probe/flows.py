@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,13 @@ from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import BUCKETS_PER_DOUBLING, CLIENT, codec_name
+from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import NOBODY
-
-Event = dict[str, object]
 
 LOSSES = {
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
@@ -91,6 +89,8 @@ class _Flow:
     topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
     characters: int = 0  # of the topics' names
 
+
+_Value = TypeVar("_Value")
 
 _Fetches = dict[tuple[int, int], tuple[FetchSession, list[Group]]]
 """Fetch sessions with their frames of a batch, by connection and API key."""
@@ -191,8 +191,8 @@ class Flows:
             for measure, value in sums:
                 topic.sums[measure.kind] += value
 
-    def report(self, *, with_topics: bool = True) -> Iterator[Event]:
-        """Return the `flow` events of the interval, without `ts` and `since`, and begin a new interval.
+    def report(self, interval: Interval, *, with_topics: bool = True) -> Iterator[FlowEvent]:
+        """Return the `flow` events of the interval, and begin a new interval.
 
         The iterator frees the counts of a connection when it reaches them.
         """
@@ -206,9 +206,12 @@ class Flows:
             for session in connection.sessions:
                 version, topics = session.take()
                 asked[conn, session.api_key, version] = topics
-        return chain(self._flows(counts, asked, with_topics=with_topics), _others(other))
+        flows = self._flows(counts, asked, interval, with_topics=with_topics)
+        return chain(flows, _others(other, interval))
 
-    def _flows(self, counts: dict[tuple[int, int], _Count], asked: _Asked, *, with_topics: bool) -> Iterator[Event]:
+    def _flows(
+        self, counts: dict[tuple[int, int], _Count], asked: _Asked, interval: Interval, *, with_topics: bool
+    ) -> Iterator[FlowEvent]:
         """Yield the events, connection by connection."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
             flows: dict[tuple[int, int], _Flow] = {}
@@ -223,7 +226,8 @@ class Flows:
                 for topic, times in by_session.items() if with_topics else ():
                     self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics
-                yield _event(connection, api_key, api_version, flow)
+                group = connection.group(api_key, flow.groups)
+                yield _event(connection.facts(), api_key, api_version, flow, group, interval)
 
     def _sum_frames(self, flow: _Flow, count: _Count) -> None:
         facts = count.shape.facts
@@ -280,12 +284,12 @@ class Flows:
 
 _INTERNAL = -1
 _UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
-_OF_TOPICS = {
-    MeasureKind.RECORDS: "records",
-    MeasureKind.BATCHES: "batches",
-    MeasureKind.RECORD_BYTES: "bytes",
-    MeasureKind.UNCOUNTED_BYTES: "uncounted_bytes",
-}
+_OF_TOPICS = (
+    MeasureKind.RECORDS,
+    MeasureKind.BATCHES,
+    MeasureKind.RECORD_BYTES,
+    MeasureKind.UNCOUNTED_BYTES,
+)
 SUMMED = (*_OF_TOPICS, MeasureKind.THROTTLE_MS)
 
 
@@ -304,18 +308,22 @@ def _measured(count: _Count) -> list[tuple[Measure, int]]:
     return list(zip(count.shape.measures, count.values.tolist(), strict=True))
 
 
-def _others(flows: dict[tuple[str, int], _Flow]) -> Iterator[Event]:
+def _others(flows: dict[tuple[str, int], _Flow], interval: Interval) -> Iterator[FlowEvent]:
     """Yield the events of frames beyond the budget, by side and API; fields of connections, as `conn_id`, are null."""
-    unknown: Event = {"flow_id": None, "conn_id": None, "local": None, "peer": None, "netns": None, "cluster_id": None}
     for (side, api_key), flow in flows.items():
-        client = dict.fromkeys(field.name for field in CLIENT.fields)
-        common: Event = {"side": side, **unknown, "workload": NOBODY.named(), "client": client, "opaque": None}
-        yield {**_counted(common, api_key, None, flow), "group": None}
-
-
-def _event(connection: Connection, api_key: int, api_version: int, flow: _Flow) -> Event:
-    counted = _counted(connection.common(), api_key, api_version, flow)
-    return {**counted, "group": connection.group(api_key, flow.groups)}
+        connections: ConnectionFacts = {
+            "side": side,
+            "flow_id": None,
+            "conn_id": None,
+            "local": None,
+            "peer": None,
+            "netns": None,
+            "cluster_id": None,
+            "workload": NOBODY.named(),
+            "client": {"id": None, "software_name": None, "software_version": None},
+            "opaque": None,
+        }
+        yield _event(connections, api_key, None, flow, None, interval)
 
 
 def _count_bytes(shape: Shape) -> int:
@@ -327,12 +335,19 @@ def _count_bytes(shape: Shape) -> int:
     return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session
 
 
-def _counted(common: Event, api_key: int, api_version: int | None, flow: _Flow) -> Event:
+def _event(
+    connection: ConnectionFacts,
+    api_key: int,
+    api_version: int | None,
+    flow: _Flow,
+    group: str | None,
+    interval: Interval,
+) -> FlowEvent:
     named = api_key not in (_INTERNAL, NO_API)
     api = apis().get(api_key)
     return {
         "kind": "flow",
-        **common,
+        **connection,
         "api": api.name if api else None,
         "api_key": api_key if named else None,
         "api_version": api_version if named else None,
@@ -348,22 +363,29 @@ def _counted(common: Event, api_key: int, api_version: int | None, flow: _Flow) 
         "acks": _only(flow.acks),
         "transactional_id": _only(flow.transactional_ids),
         "replica_id": _only(flow.replica_ids),
-        "topics": [
-            {
-                "topic": name,
-                "topic_id": topic_id,
-                "requests": topic.requests,
-                "partitions": len(topic.partitions),
-                **{name: topic.sums[kind] for kind, name in _OF_TOPICS.items()},
-                "codecs": dict(topic.codecs),
-                "errors": _counts(topic.errors),
-            }
-            for (name, topic_id), topic in flow.topics.items()
-        ],
+        "topics": [_event_topic(name, topic_id, topic) for (name, topic_id), topic in flow.topics.items()],
+        "group": group,
+        "since": interval.since_us,
+        "ts": interval.until_us,
     }
 
 
-def _only(values: Collection[object]) -> object:
+def _event_topic(name: str | None, topic_id: str | None, topic: _Topic) -> FlowTopic:
+    return {
+        "topic": name,
+        "topic_id": topic_id,
+        "requests": topic.requests,
+        "partitions": len(topic.partitions),
+        "records": topic.sums[MeasureKind.RECORDS],
+        "batches": topic.sums[MeasureKind.BATCHES],
+        "bytes": topic.sums[MeasureKind.RECORD_BYTES],
+        "uncounted_bytes": topic.sums[MeasureKind.UNCOUNTED_BYTES],
+        "codecs": dict(topic.codecs),
+        "errors": _counts(topic.errors),
+    }
+
+
+def _only(values: Collection[_Value]) -> _Value | None:
     return next(iter(values)) if len(values) == 1 else None
 
 

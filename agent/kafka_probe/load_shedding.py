@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from kafka_probe.config import RequestEvents
 from kafka_probe.connections.frames import Frames
-
-Event = dict[str, object]
+from kafka_probe.events import RequestEvent
 
 LOSSES = {
     "request_shed": "requests not considered for events, because the agent took more CPU than `--cpu-limit`",
@@ -86,17 +85,17 @@ class LoadShedding:
         if self._requests.which != "off":
             self.losses["request_shed"] += sum(len(frames.index) for frames in batch if frames.shape.facts.response)
 
-    def wanted(self, exchanges: Iterable[tuple[int, Event]]) -> Iterator[tuple[int, Event]]:
-        """Return the pairs (ts_ns, event) that the settings select."""
-        return (exchange for exchange in exchanges if self._wants(exchange[1]))
+    def wanted(self, exchanges: Iterable[RequestEvent]) -> Iterator[RequestEvent]:
+        """Return the exchanges that the settings select."""
+        return filter(self._wants, exchanges)
 
-    def _wants(self, event: Event) -> bool:
+    def _wants(self, event: RequestEvent) -> bool:
         match self._requests.which:
             case "errors":
                 return bool(event["errors"])
             case "slower":
-                latency = event["latency_us"]
-                return isinstance(latency, int) and latency >= self._requests.slower_than_us
+                latency_us = event["latency_us"]
+                return latency_us is not None and latency_us >= self._requests.slower_than_us
             case "sample":
                 self._seen += 1
                 return self._seen % self._requests.one_in == 0

@@ -13,7 +13,8 @@ import psutil
 import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
-from kafka_probe.sending import Event, Sender, stamped, wall_offset_ns
+from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, TopicsEvent, WallClock
+from kafka_probe.sending import Sender
 from kafka_probe.stages import Stages
 from kafka_probe.workloads.kubernetes import PodWatch
 
@@ -55,24 +56,19 @@ class Reporter:
         is true when it arrives. Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an
         interval. settled_ns: closes up to this time are settled, see pending_closes.py.
         """
-        stages, offset_ns = self._stages, wall_offset_ns()
-        until_us = (now_ns + offset_ns) // 1000
-        interval: Event = {"since": (since_ns + offset_ns) // 1000, "ts": until_us}
-        flows = stages.flows.report(with_topics=stages.load_shedding.topics)
+        stages, clock = self._stages, WallClock.now()
+        interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
+        flows = stages.flows.report(interval, with_topics=stages.load_shedding.topics)
         stages.tracker.settle(settled_ns)
         stages.spend(self._cpu_share())
-        ends, topics = stamped(stages.tracker.report()), list(_named_topics(stages.names.report(), until_us))
+        ends, topics = stages.tracker.report(clock), list(_named_topics(stages.names.report(), interval))
         other = stages.tracker.other()
 
-        def last() -> Iterator[Event]:
-            self._note_hidden(until_us)
-            complete: Event = {
-                "complete_since": self._complete_since,
-                "complete_until": (settled_ns + offset_ns) // 1000,
-            }
-            yield {"kind": "agent", **interval, **complete, "other": other, **self._state()}
+        def last() -> Iterator[AgentEvent]:
+            self._note_hidden(interval.until_us)
+            yield self._state(interval, clock.epoch_us(settled_ns), other)
 
-        return self._sender.parts(chain(ends, topics, ({**flow, **interval} for flow in flows), last()))
+        return self._sender.parts(chain[Event](ends, topics, flows, last()))
 
     def losses(self) -> dict[str, int]:
         """Return all losses since the start, by reason."""
@@ -90,10 +86,15 @@ class Reporter:
         if hidden > self._hidden:
             self._hidden, self._complete_since = hidden, now_us
 
-    def _state(self) -> Event:
+    def _state(self, interval: Interval, complete_until: int, other: dict[str, int]) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tracker = self._stages.tracker
         return {
+            "kind": "agent",
+            "since": interval.since_us,
+            "complete_since": self._complete_since,
+            "complete_until": complete_until,
+            "other": other,
             "connections": len(tracker),
             "open": tracker.open_now(),
             "losses": self.losses(),
@@ -105,6 +106,7 @@ class Reporter:
             "backend": self.backend,
             "kernel": platform.release(),
             "version": kafka_probe.__version__,
+            "ts": interval.until_us,
         }
 
     def _cpu_share(self) -> float:
@@ -114,10 +116,10 @@ class Reporter:
         return cpu_s / wall_s if wall_s else 0.0
 
 
-def _named_topics(pairs: Iterable[tuple[str, str]], ts: int) -> Iterator[Event]:
-    topics = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
+def _named_topics(pairs: Iterable[tuple[str, str]], interval: Interval) -> Iterator[TopicsEvent]:
+    topics: list[NamedTopic] = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
     for start in range(0, len(topics), _TOPICS_PER_EVENT):
-        yield {"kind": "topics", "ts": ts, "topics": topics[start : start + _TOPICS_PER_EVENT]}
+        yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT], "ts": interval.until_us}
 
 
 def _resident_bytes() -> int:

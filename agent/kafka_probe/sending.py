@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from typing import cast
 
-from kafka_probe.events import SCHEMA_VERSION
+from kafka_probe.events import SCHEMA_VERSION, Event, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
 from kafka_probe.sinks import LocalSink, Sink
 from kafka_probe.sinks.outbox import encode
-
-Event = dict[str, object]
 
 
 class Sender:
@@ -64,22 +62,8 @@ class Sender:
         return sum(sink.cpu_s() for sink in self._local)
 
     def _pass_on(self, events: list[Event]) -> None:
-        common = {"v": SCHEMA_VERSION, "node": self._node, "agent_id": self.agent_id}
-        numbered = [{**common, "seq": seq, **event} for seq, event in enumerate(events, self.sent)]
+        origin: Origin = {"v": SCHEMA_VERSION, "node": self._node, "agent_id": self.agent_id}
+        numbered = [cast("Event", {**origin, "seq": seq, **event}) for seq, event in enumerate(events, self.sent)]
         self.sent += len(numbered)
         for sink in (self._sink, *self._local):
             sink.send(numbered)
-
-
-def stamped(pairs: Iterable[tuple[int, Event]]) -> Iterator[Event]:
-    """Yield events with `ts`, and `closing_ts` if set, converted from CLOCK_MONOTONIC in ns to µs since epoch."""
-    offset_ns = wall_offset_ns()
-    for ts_ns, event in pairs:
-        times_ns = {"ts": ts_ns, "closing_ts": event.get("closing_ts")}
-        yield event | {name: (ns + offset_ns) // 1000 for name, ns in times_ns.items() if isinstance(ns, int)}
-
-
-def wall_offset_ns() -> int:
-    """Return the time since epoch minus CLOCK_MONOTONIC, which stands still while the host is suspended."""
-    # Take the largest difference: another process may run between the two readings, which makes it smaller.
-    return max(time.time_ns() - time.monotonic_ns() for _ in range(3))

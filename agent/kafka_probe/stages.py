@@ -19,10 +19,11 @@ from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
-from kafka_probe.sending import Sender, stamped
+from kafka_probe.sending import Sender
 from kafka_probe.workloads import WorkloadResolver
 
 Samples = npt.NDArray[Any]
@@ -58,7 +59,7 @@ class Stages:
         connection = self.tracker.gone(conn)
         self.reader.forget(conn)
         if connection and self._exchanges:
-            self._send(self._exchanges.end(connection))
+            self._send(self._exchanges.end(connection, WallClock.now()))
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -90,7 +91,7 @@ class Stages:
         self.flows.add(batch)
         self._brokers.read_on()
         if self._exchanges:
-            self._send(self._exchanges.pair(batch))
+            self._send(self._exchanges.pair(batch, WallClock.now()))
         else:
             self.load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
@@ -99,8 +100,8 @@ class Stages:
             else:
                 self.forget(int(sample["conn"]))
 
-    def _send(self, exchanges: Iterable[tuple[int, dict[str, object]]]) -> None:
-        self._sender.send(stamped(self.load_shedding.wanted(exchanges)))
+    def _send(self, exchanges: Iterable[RequestEvent]) -> None:
+        self._sender.send(self.load_shedding.wanted(exchanges))
 
     def _look_closely(self) -> None:
         """Build exchanges only while they become events: that costs more than counting frames."""

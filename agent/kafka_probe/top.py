@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kafka_probe.connections.connection import Connection
-    from kafka_probe.sinks import Event
+    from kafka_probe.events import Event
 
 
 ROWS_KEPT = 16_384

@@ -11,7 +11,7 @@ from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kafka_probe.sinks import Event
+    from kafka_probe.events import Event
 
 COLUMNS = "{:15} {:10} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
 LABELS = {

@@ -30,7 +30,6 @@ FACTS = (
     "local",
     "peer",
     "cluster_id",
-    "broker_id",
     "workload",
     "client",
     "opaque",
@@ -42,7 +41,9 @@ TOTALS = ("requests", "request_bytes", "response_bytes")
 _EVENT = {field.name: field.dataType for field in spark_schema()}
 _LONG, _STRING, _BOOLEAN = T.LongType(), T.StringType(), T.BooleanType()
 
-CLOSE = struct_of({name: _EVENT[name] for name in ("ts", *(f.name for f in schema.CLOSE if f.name != "found"))})
+_OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name != "found"]
+
+CLOSE = struct_of({name: _EVENT[name] for name in ("ts", *_OF_CLOSE)})
 END = struct_of(
     {
         "agent_id": _STRING,

@@ -49,7 +49,7 @@ _JSON = {"columnNameOfCorruptRecord": _MISFIT, "allowSingleQuotes": "false"}
 
 def spark_schema() -> T.StructType:
     """The fields of all kinds of events as one type; a kind leaves the fields of the others null."""
-    return _struct((*schema.COMMON, *(field for fields in schema.KINDS.values() for field in fields)))
+    return _struct(field for fields in schema.KINDS.values() for field in fields)
 
 
 def records(spark: SparkSession, config: Config) -> DataFrame:

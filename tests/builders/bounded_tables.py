@@ -6,6 +6,7 @@ import gc
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
@@ -18,6 +19,7 @@ from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.event_schema import assert_body_valid
+from tests.builders.events import INTERVAL, SINCE_BOOT
 from tests.builders.samples import Samples, opened, stream
 
 RESOLVER = WorkloadResolver()
@@ -51,8 +53,8 @@ class Watched:
     def see(self, *records: Samples) -> None:
         self.flows.add(self.reader.read(stream(*records)))
 
-    def report(self) -> list[dict[str, object]]:
-        events = list(self.flows.report())
+    def report(self) -> list[Any]:
+        events = list(self.flows.report(INTERVAL))
         for event in events:
             assert_body_valid(event)
         return events
@@ -76,4 +78,4 @@ def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
 def let_all_go(watched: Watched, connections: int) -> None:
     for conn in range(1, 1 + connections):
         watched.tracker.gone(conn)
-    list(watched.tracker.report())
+    list(watched.tracker.report(SINCE_BOOT))

@@ -7,25 +7,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_probe.connections.connection import Connection
-from kafka_probe.events import WORKLOAD
+from kafka_probe.events import Event, Interval, WallClock, WorkloadFacts
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View
-from kafka_probe.sinks import Event
 
 SECOND_US = 1_000_000
 NOW_US = 1_700_000_000 * SECOND_US
+SINCE_BOOT = WallClock(0)
+"""The clock of a host that booted at the epoch."""
+INTERVAL = Interval(NOW_US - 5 * SECOND_US, NOW_US)
 
 
-def workload(comm: str | None = "java", **fields: object) -> dict[str, object]:
-    return {**dict.fromkeys(field.name for field in WORKLOAD.fields), "pid": 7, "start_time": 1, "comm": comm, **fields}
+def event(**fields: object) -> Any:
+    """An event for a sink that does not look into it."""
+    return fields
 
 
-def topic(name: str | None = "orders", **fields: object) -> dict[str, object]:
+def workload(comm: str | None = "java", **fields: object) -> Any:
+    return {**dict.fromkeys(WorkloadFacts.__annotations__), "pid": 7, "start_time": 1, "comm": comm, **fields}
+
+
+def topic(name: str | None = "orders", **fields: object) -> Any:
     counts = {"requests": 10, "partitions": 1, "records": 50, "batches": 10, "bytes": 3000, "uncounted_bytes": 0}
     return {"topic": name, "topic_id": None, **counts, "codecs": {}, "errors": {}, **fields}
 
 
-def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+def flow(ts: int = NOW_US, **fields: object) -> Any:
     return {
         "kind": "flow",
         "conn_id": "0000000000000001",
@@ -53,7 +60,7 @@ def flow(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
     }
 
 
-def request(**fields: object) -> dict[str, Any]:
+def request(**fields: object) -> Any:
     return {
         "kind": "request",
         "ts": 1_790_000_000_123_456,
@@ -73,16 +80,16 @@ def request(**fields: object) -> dict[str, Any]:
     }
 
 
-def close(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+def close(ts: int = NOW_US, **fields: object) -> Any:
     ends = {"how": "fin", "closed_by": "local"}
     return {"kind": "close", "ts": ts, "side": "client", "workload": workload(), **ends, **fields}
 
 
-def opened(found: str = "start", **fields: object) -> dict[str, Any]:
+def opened(found: str = "start", **fields: object) -> Any:
     return {"kind": "open", "ts": NOW_US, "side": "client", "workload": workload(), "found": found, **fields}
 
 
-def agent(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
+def agent(ts: int = NOW_US, **fields: object) -> Any:
     return {
         "kind": "agent",
         "since": ts - 5 * SECOND_US,
@@ -101,12 +108,12 @@ def agent(ts: int = NOW_US, **fields: object) -> dict[str, Any]:
     }
 
 
-def passed(us: int, until_us: int = NOW_US, **fields: object) -> dict[str, Any]:
+def passed(us: int, until_us: int = NOW_US, **fields: object) -> Any:
     """The end of an interval of that length, by the wall clock's time."""
     return agent(until_us, since=until_us - us, **fields)
 
 
-def open_now(count: int = 1, side: str = "client", **fields: Any) -> dict[str, object]:
+def open_now(count: int = 1, side: str = "client", **fields: Any) -> Any:
     return {"side": side, "workload": workload(**fields), "count": count}
 
 

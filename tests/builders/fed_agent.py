@@ -9,7 +9,7 @@ from typing import Any
 
 from kafka_probe.agent import Agent
 from kafka_probe.config import Config, RequestEvents
-from kafka_probe.sinks import Event
+from kafka_probe.events import Event
 from tests.builders.event_schema import assert_valid
 from tests.builders.samples import Samples, stream
 

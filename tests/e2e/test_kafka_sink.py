@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from kafka import KafkaAdminClient
@@ -115,7 +115,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
 ) -> None:
     create_topics(broker.bootstrap, ["small"], partitions=1, settings={"max.message.bytes": "4000"})
     sink = KafkaSink(config(broker, "small"))
-    large = {**event(7), "text": os.urandom(4000).hex()}
+    large: Any = {**event(7), "text": os.urandom(4000).hex()}
     sink.send([*(incompressible(seq) for seq in range(7)), large, *(incompressible(seq) for seq in range(8, 50))])
     wait_until(lambda: total(sink) == 50, "the first events to be settled")
     refusals = caplog.text.count("is lost and counted")
@@ -130,7 +130,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
     assert "Raise the topic's max.message.bytes" in caplog.text
 
 
-def incompressible(seq: int) -> dict[str, object]:
+def incompressible(seq: int) -> Any:
     return {**event(seq), "text": os.urandom(100).hex()}
 
 

@@ -44,7 +44,7 @@ class End:
     owners: list[Owner]
     frames: list[Seen] = field(default_factory=list)
     opaque: Protocol | None = None
-    closed: dict[str, Any] | None = None
+    closed: Any = None  # as read_close returns
     gone: bool = False
 
     @property
@@ -196,7 +196,7 @@ class Capture:
                 self._ends[conn].opaque = Protocol(sample["api_key"])
             case SampleKind.CLOSE if conn in self._ends:
                 end = self._ends[conn]
-                _, end.closed = read_close(sample, tls=end.opaque is Protocol.TLS, at_once_ns=AT_ONCE_NS)
+                end.closed = read_close(sample, tls=end.opaque is Protocol.TLS, at_once_ns=AT_ONCE_NS)
             case SampleKind.GONE:
                 self._reader.forget(conn)
                 if conn in self._ends:

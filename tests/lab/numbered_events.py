@@ -13,7 +13,7 @@ from tests.lab.broker import Broker
 AGENT = "agent-1"
 
 
-def event(seq: int, padding: int = 100, agent: str = AGENT) -> dict[str, object]:
+def event(seq: int, padding: int = 100, agent: str = AGENT) -> Any:
     return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.testing import assertDataFrameEqual
 
-from kafka_probe.events import CLIENT, COMMON, FLOW, WORKLOAD, Field, bucket_of
+from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
 from kafka_probe_pipeline import report, source
 from kafka_probe_pipeline.sinks import traffic_letters
 from kafka_probe_pipeline.source import MOST, spark_schema
@@ -204,9 +204,9 @@ def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(
 
     by_code = {str(code): MOST for code in range(-999, 1000)}
     for text in ("\x01" * TEXT_LIMIT, "€" * TEXT_LIMIT, "\U0001f600" * TEXT_LIMIT):
-        fields = strings((*COMMON, *FLOW), text) | {"local": None, "peer": None}
+        fields = strings(KINDS["flow"], text) | {"local": None, "peer": None}
         fields |= dict.fromkeys(("errors", "latency", "latency_empty"), by_code)
-        fields |= {"workload": strings(WORKLOAD.fields, text), "client": strings(CLIENT.fields, text)}
+        fields |= {"workload": strings(fields_of(WorkloadFacts), text), "client": strings(fields_of(ClientFacts), text)}
         fields["topics"] = [{"topic": text, "topic_id": text, "errors": by_code, "codecs": by_code}]
         worst = flow(**{**fields, "kind": "flow"})
         line = json.dumps(worst, ensure_ascii=False)

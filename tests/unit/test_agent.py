@@ -164,7 +164,7 @@ def test_the_agent_event_says_what_it_costs_and_where_it_runs() -> None:
 def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_small(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def hostile(_: WorkloadResolver, owner: Owner) -> dict[str, object]:
+    def hostile(_: WorkloadResolver, owner: Owner) -> Any:
         names = {name: f"{owner.pid} {name}".ljust(5000, "\x01") for name in ("exe", "cmdline", "cgroup", "unit")}
         return workload(pid=owner.pid, start_time=owner.pid, **names)
 
@@ -253,7 +253,7 @@ def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[
     """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
     monkeypatch.setattr("kafka_probe.reporting.time", clocks)
-    monkeypatch.setattr("kafka_probe.sending.time", clocks)
+    monkeypatch.setattr("kafka_probe.events.times.time", clocks)
     since = clocks.monotonic_ns()
     fed.see(opened(ts_ns=since), exchange(1))
     clocks.pass_by(10)

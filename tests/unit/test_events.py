@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated, Literal, TypedDict
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.events import BUCKETS_PER_DOUBLING, COMMON, KINDS, Field, ListOf, Struct, bucket_middle_us, bucket_of
+from kafka_probe.events import (
+    BUCKETS_PER_DOUBLING,
+    COMMON,
+    KINDS,
+    ClientFacts,
+    Counts,
+    Field,
+    ListOf,
+    Strings,
+    Struct,
+    bucket_middle_us,
+    bucket_of,
+    fields_of,
+    own_fields,
+)
 from kafka_probe.flows import _buckets
 from tests.builders.event_schema import misfits
 
@@ -72,16 +88,43 @@ def test_buckets_rise_with_latency() -> None:
 
 
 def test_every_field_is_described_in_one_line() -> None:
-    for field in fields((*COMMON, *(field for declared in KINDS.values() for field in declared))):
+    for field in fields(tuple(field for declared in KINDS.values() for field in declared)):
         assert field.doc
         assert "\n" not in field.doc
         assert "|" not in field.doc, "the documentation is a table"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_kind_declares_each_name_once(kind: str) -> None:
-    names = [field.name for field in (*COMMON, *KINDS[kind])]
-    assert len(names) == len(set(names))
+class Declared(TypedDict, total=False):
+    """One field of each type that an event may have."""
+
+    text: Annotated[str | None, "a text"]
+    which: Annotated[Literal["this", "that"], "one of two texts"]
+    number: Annotated[int, "a number"]
+    truth: Annotated[bool | None, "a truth value"]
+    counts: Annotated[dict[str, int], "counts"]
+    labels: Annotated[dict[str, str] | None, "labels"]
+    client: Annotated[ClientFacts | None, "an object"]
+    clients: Annotated[list[ClientFacts], "a list"]
+
+
+def test_the_type_of_a_field_is_that_of_its_declaration() -> None:
+    client = Struct(tuple(Field(name, "string", ANY) for name in ("id", "software_name", "software_version")))
+    assert fields_of(Declared) == (
+        Field("text", "string", "a text"),
+        Field("which", "string", "one of two texts"),
+        Field("number", "long", "a number"),
+        Field("truth", "boolean", "a truth value"),
+        Field("counts", Counts(), "counts"),
+        Field("labels", Strings(), "labels"),
+        Field("client", client, "an object"),
+        Field("clients", ListOf(client), "a list"),
+    )
+
+
+def test_the_fields_of_all_kinds_are_those_of_every_event() -> None:
+    assert {field.name for field in COMMON} == {"v", "kind", "ts", "node", "agent_id", "seq"}
+    assert "closed_by" in {field.name for field in own_fields("close")}
+    assert not {field.name for field in own_fields("close")} & {"v", "side", "workload"}
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.event_schema import assert_body_valid
+from tests.builders.events import INTERVAL
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID
 from tests.builders.samples import (
     Samples as Frames,
@@ -63,13 +64,13 @@ class Watched:
         self.tracker.gone(conn)
         self.reader.forget(conn)
 
-    def report(self) -> list[dict[str, Any]]:
-        events = list(self.flows.report())
+    def report(self) -> list[Any]:
+        events = list(self.flows.report(INTERVAL))
         for event in events:
             assert_body_valid(event)
         return events
 
-    def flow(self) -> dict[str, Any]:
+    def flow(self) -> Any:
         (event,) = self.report()
         return event
 
@@ -193,7 +194,7 @@ def test_a_share_consumer_has_a_session_too(watched: Watched) -> None:
 
 def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_told_later(watched: Watched) -> None:
     watched.see(fetch(0, ("orders",)), *(fetch(epoch) for epoch in range(1, 10)))
-    (shed,) = watched.flows.report(with_topics=False)
+    (shed,) = watched.flows.report(INTERVAL, with_topics=False)
     assert (shed["requests"], shed["topics"]) == (10, [])
     watched.see(fetch(10))
     assert asked(watched.flow()) == {"orders": 1}

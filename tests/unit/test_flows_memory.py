@@ -6,13 +6,14 @@ from collections import Counter
 
 import pytest
 
-from kafka_probe.events import bucket_of
+from kafka_probe.events import FlowEvent, bucket_of
 from kafka_probe.flows import CHARACTERS, TOPICS
 from kafka_probe.memory import MIB, event_bytes
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.shares import Shares
 from kafka_probe.sinks.outbox import encode
 from tests.builders.bounded_tables import Watched, grown_by, with_place
+from tests.builders.events import INTERVAL
 from tests.builders.samples import by_hand, fetch, opened, request, response
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
@@ -31,13 +32,13 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert [(event["side"], event["api"], event["api_version"]) for event in other] == [("client", "Produce", None)]
     for name, total in (("requests", 30), ("responses", 30), ("request_bytes", 3000), ("response_bytes", 1500)):
         assert sum(int(str(event[name])) for event in events) == total
-    latencies: list[dict[str, int]] = [event["latency"] for event in events]  # type: ignore[misc]
+    latencies: list[dict[str, int]] = [event["latency"] for event in events]
     assert sum((Counter(latency) for latency in latencies), Counter()) == {str(bucket_of(300)): 30}
-    records = [sum(topic["records"] for topic in event["topics"]) for event in events]  # type: ignore[attr-defined]
+    records = [sum(topic["records"] for topic in event["topics"]) for event in events]
     whole = Watched(1)
     whole.see(request(PRODUCE, 9), response(PRODUCE, 9))
     (one,) = whole.report()
-    assert sum(records) == 30 * sum(topic["records"] for topic in one["topics"])  # type: ignore[attr-defined]
+    assert sum(records) == 30 * sum(topic["records"] for topic in one["topics"])
     lost = watched.flows.losses["flow_limit"]
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
 
@@ -56,9 +57,9 @@ def test_latencies_find_no_place_beyond_the_bound() -> None:
     other = [event for event in events if event["conn_id"] is None]
     assert watched.flows.losses["flow_limit"] == sum(int(str(event["responses"])) for event in other) > 100
     assert sum(int(str(event["responses"])) for event in events) == 1 + 2 * len(latencies)
-    found: list[dict[str, int]] = [event["latency"] for event in events]  # type: ignore[misc]
+    found: list[dict[str, int]] = [event["latency"] for event in events]
     assert sum((Counter(latency) for latency in found), Counter()).total() == 1 + 2 * len(latencies)
-    asked = {topic["topic"]: topic["requests"] for topic in events[0]["topics"]}  # type: ignore[attr-defined]
+    asked = {topic["topic"]: topic["requests"] for topic in events[0]["topics"]}
     assert asked["orders"] == 2
 
 
@@ -133,8 +134,8 @@ def test_an_event_takes_no_more_than_was_reckoned(topics: int, answers: int) -> 
         asked = {"Topics": [{"Name": f"topic-{n}"} for n in range(topics)]}
         answered = (response(METADATA, 12, conn, latency_us=int(1.1**n)) for n in range(answers))
         watched.see(by_hand("Metadata", 4, asked, conn), *answered)
-    report = watched.flows.report()
-    events: list[dict[str, object]] = []
+    report = watched.flows.report(INTERVAL)
+    events: list[FlowEvent] = []
 
     def take_all() -> bool:
         events.extend(report)

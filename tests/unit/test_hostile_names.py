@@ -39,7 +39,7 @@ OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {
 """Sink of each command, and how many lines it prints of one flow, one request and one interval."""
 
 
-def named(name: str) -> list[dict[str, Any]]:
+def named(name: str) -> list[Any]:
     """One flow, one request and an interval; every name that a stranger chooses is this one."""
     topics = [{"topic": name, "requests": 1, "records": 1, "bytes": 1}]
     common: dict[str, Any] = {

@@ -25,12 +25,13 @@ from kafka_probe.top import (
     top_sink,
 )
 from tests.builders import samples
+from tests.builders.events import event
 from tests.builders.fed_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
 
 
-def flow(**fields: object) -> dict[str, Any]:
+def flow(**fields: object) -> Any:
     return {
         "kind": "flow",
         "side": "server",
@@ -48,7 +49,7 @@ def flow(**fields: object) -> dict[str, Any]:
     }
 
 
-def agent(seconds: float = 5.0, **losses: int) -> dict[str, Any]:
+def agent(seconds: float = 5.0, **losses: int) -> Any:
     return {"kind": "agent", "since": 1_000_000, "ts": 1_000_000 + int(seconds * 1e6), "losses": losses}
 
 
@@ -152,7 +153,7 @@ def test_an_empty_table_names_what_is_open_and_not_decoded() -> None:
     fed.see(*(samples.rejected(number) for number in range(1, 4)), samples.rejected(4, Protocol.UNKNOWN))
     sink = PlainTop(once_s=5, descriptor=(descriptor := os.memfd_create("stdout")))
     sink.connections = fed.agent.connections
-    sink.send([{"kind": "close", "opaque": "tls"}, {"kind": "close", "opaque": None}, agent(5)])
+    sink.send([event(kind="close", opaque="tls"), event(kind="close", opaque=None), agent(5)])
     sink.close(5)
     with os.fdopen(descriptor, "rb") as printed:
         printed.seek(0)

@@ -59,7 +59,7 @@ def test_names_from_the_wire_cannot_control_the_terminal() -> None:
     assert "\r" not in text
 
 
-def printed(*events: dict[str, Any], as_json: bool = False) -> list[bytes]:
+def printed(*events: Any, as_json: bool = False) -> list[bytes]:
     read, write = os.pipe()
     sink = trace_sink(as_json, write)
     sink.send(events)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import ALERTS_BYTES, BURST_NS, CLOSE_DATA, unpack
+from kafka_probe.events import CloseFacts
 from kafka_probe.protocol.schemas import apis
 
 Sample = npt.NDArray[Any]
@@ -42,8 +43,8 @@ def closing_ns(sample: Sample) -> int:
     return int(unpack(sample, CLOSE_DATA)["closing_ns"] or sample["ts_ns"])
 
 
-def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS) -> tuple[int, dict[str, Any]]:
-    """Return when this end began to close, ns of CLOCK_MONOTONIC, and the fields of `close` that the kernel knows.
+def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS) -> CloseFacts:
+    """Return the fields of `close` that the kernel reports.
 
     tls: the connection uses TLS, so a last burst no longer than alerts is taken for close_notify (RFC 8446, 6.1).
     at_once_ns: time within which this end closes after it has read the peer's close_notify.
@@ -71,7 +72,7 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
         closed_by, how = ("peer", "fin") if peers and not something_else else ("local", how)
         idle_us = silence_us = received_us if something_else else data["pause_ns"] // 1000 or None
     api = apis().get(data["last_api_key"])
-    return began_ns, {
+    return {
         "closed_by": closed_by,
         "how": how,
         "idle_us": idle_us,

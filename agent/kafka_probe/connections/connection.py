@@ -12,13 +12,11 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientKey
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.open_counts import Group
 from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.events import INTERNAL_CLIENT, ConnectionFacts
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
 from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import Workload
-
-Event = dict[str, object]
 
 
 @dataclass(slots=True)
@@ -129,7 +127,7 @@ class Connection:
             self.sessions += (session,)
         return session, named
 
-    def common(self) -> Event:
+    def facts(self) -> ConnectionFacts:
         """Return the fields that all events of the connection share."""
         return {
             "side": self.side,

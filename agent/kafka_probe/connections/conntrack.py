@@ -15,10 +15,9 @@ from typing import Any
 
 from kafka_probe.connections.identity import Identity, endpoint
 from kafka_probe.errors import StartError
+from kafka_probe.events import Nat
 
 log = logging.getLogger("kafka_probe")
-
-Translation = dict[str, str]
 
 LOSSES = {
     "nat_not_asked": "connections that `--conntrack` did not look up, because too many opened at a time: nat is null"
@@ -49,7 +48,7 @@ class Conntrack:
         self._refused = False
         self.not_asked = 0
 
-    def translations(self, identities: Sequence[Identity]) -> list[Translation | None]:
+    def translations(self, identities: Sequence[Identity]) -> list[Nat | None]:
         """Return `local` and `peer` of each connection beyond the NAT; None if not translated here or not queried."""
         if self._refused or not identities:
             return [None] * len(identities)
@@ -63,7 +62,7 @@ class Conntrack:
         self.not_asked += rest
         return [*asked, *[None] * rest]
 
-    def _translation(self, identity: Identity, sockets: Mapping[int, Any]) -> Translation | None:
+    def _translation(self, identity: Identity, sockets: Mapping[int, Any]) -> Nat | None:
         if self._refused:
             return None
         family = socket.AF_INET6 if identity.local.startswith("[") else socket.AF_INET

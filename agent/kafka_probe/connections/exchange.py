@@ -10,26 +10,27 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Literal, cast
 
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import EXCHANGED, codec_name
+from kafka_probe.events import RequestEvent, RequestParameters, RequestTopic, WallClock, codec_name
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, Facts, Measure, MeasureKind, SetStatus, Shape, Status, shape_bytes
 from kafka_probe.protocol.schemas import apis
 
-Event = dict[str, object]
 LOSSES = {
     "request_limit": "requests without an event, because those in flight exceed `--memory-limit`",
     "request_topic_limit": "`request` events that contain only 4096 of their topics and partitions",
 }
 ROWS = 4096  # most entries of topics and partitions in an event
 _WAITING_BYTES = 512  # memory of a waiting request besides its shape
-_MEASURED = {
+_MeasureName = Literal["offset", "high_watermark", "records", "batches", "bytes", "producer_id"]
+_MEASURED: dict[MeasureKind, _MeasureName] = {
     MeasureKind.OFFSET: "offset",
     MeasureKind.HIGH_WATERMARK: "high_watermark",
     MeasureKind.RECORDS: "records",
@@ -38,7 +39,7 @@ _MEASURED = {
     MeasureKind.BATCH_PRODUCER_ID: "producer_id",
 }
 # Facts and their fields in the event have the same names.
-_EXCHANGED = {Fact[field.name.upper()]: field.name for field in EXCHANGED}
+_EXCHANGED = {Fact[name.upper()]: name for name in RequestParameters.__annotations__}
 _LEFT_TO_THE_BROKER = (None, "", 0, -1)
 
 
@@ -51,6 +52,10 @@ class Frame:
     size_bytes: int
     latency_us: int
     values: list[int]
+
+
+_Exchange = tuple[int, Frame, Frame | None]
+"""Correlation id, request and response; None: there was no response."""
 
 
 class Exchanges:
@@ -67,8 +72,8 @@ class Exchanges:
         self._names = names
         self._waiting: dict[int, dict[int, Frame]] = {}
 
-    def pair(self, batch: list[Frames]) -> Iterator[tuple[int, Event]]:
-        """Yield (ts_ns, event) for each exchange that a batch of frames completes, in the order of the frames."""
+    def pair(self, batch: list[Frames], clock: WallClock) -> Iterator[RequestEvent]:
+        """Yield an event for each exchange that a batch of frames completes, in the order of the frames."""
         frames = [
             (
                 record,
@@ -82,14 +87,16 @@ class Exchanges:
         for record, frame in frames:
             connection = self._tracker.get(int(record["conn"]))
             if connection and not connection.internal:
-                yield from self._take(connection, int(record["correlation_id"]), frame)
+                for correlation_id, request, response in self._take(connection, int(record["correlation_id"]), frame):
+                    yield self._event(connection, correlation_id, request, response, clock)
 
-    def end(self, connection: Connection) -> Iterator[tuple[int, Event]]:
-        """Yield (ts_ns, event) for each request that had no response when the connection ended."""
+    def end(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:
+        """Yield an event for each request that had no response when the connection ended."""
         for correlation_id, request in self._forget(connection.identity.conn).items():
-            yield self._unanswered(connection, correlation_id, request)
+            yield self._event(connection, correlation_id, request, None, clock)
 
-    def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[tuple[int, Event]]:
+    def _take(self, connection: Connection, correlation_id: int, frame: Frame) -> Iterator[_Exchange]:
+        """Yield the exchanges that a frame completes."""
         facts = frame.shape.facts
         conn = connection.identity.conn
         waiting = self._waiting.get(conn, {})
@@ -97,10 +104,10 @@ class Exchanges:
             if correlation_id in waiting:
                 # Earlier requests that still wait have lost their responses.
                 for passed in list(takewhile(lambda asked: asked != correlation_id, waiting)):
-                    yield self._unanswered(connection, passed, self._take_out(conn, passed))
-                yield frame.ts_ns, self._event(connection, correlation_id, self._take_out(conn, correlation_id), frame)
+                    yield passed, self._take_out(conn, passed), None
+                yield correlation_id, self._take_out(conn, correlation_id), frame
         elif facts.api_key == ApiKey.PRODUCE and facts.acks == 0:
-            yield self._unanswered(connection, correlation_id, frame)
+            yield correlation_id, frame, None
         else:
             if correlation_id in waiting:
                 self._take_out(conn, correlation_id)
@@ -121,16 +128,15 @@ class Exchanges:
         self._held_bytes -= sum(map(_size, waiting.values()))
         return waiting
 
-    def _unanswered(self, connection: Connection, correlation_id: int, request: Frame) -> tuple[int, Event]:
-        return request.ts_ns, self._event(connection, correlation_id, request, None)
-
-    def _event(self, connection: Connection, correlation_id: int, request: Frame, response: Frame | None) -> Event:
+    def _event(
+        self, connection: Connection, correlation_id: int, request: Frame, response: Frame | None, clock: WallClock
+    ) -> RequestEvent:
         facts = request.shape.facts
         answered = response.shape.facts if response else None
         api = apis().get(facts.api_key)
         return {
             "kind": "request",
-            **connection.common(),
+            **connection.facts(),
             "api": api.name if api else None,
             "api_key": facts.api_key,
             "api_version": facts.api_version,
@@ -146,20 +152,22 @@ class Exchanges:
             "errors": {str(code): count for code, count in answered.errors} if answered else {},
             "error_names": {ERROR_NAMES.get(code, str(code)): n for code, n in answered.errors} if answered else {},
             "topics": self._topics(connection, request, response),
+            "ts": clock.epoch_us((response or request).ts_ns),
         }
 
-    def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[Event]:
+    def _topics(self, connection: Connection, request: Frame, response: Frame | None) -> list[RequestTopic]:
         """Return one entry per topic and partition of both frames; values of the response take precedence."""
-        rows: dict[tuple[str | None, str | None, int | None], Event] = {}
+        rows: dict[tuple[str | None, str | None, int | None], RequestTopic] = {}
         cut = False
 
-        def row(name: str | None, topic_id: str | None, partition: int | None) -> Event:
+        def row(name: str | None, topic_id: str | None, partition: int | None) -> RequestTopic:
             nonlocal cut
             key = name, topic_id, partition
+            new: RequestTopic = {"topic": name, "topic_id": topic_id, "partition": partition, "error": 0}
             if key not in rows and len(rows) == ROWS:
                 cut = True
-                return {}
-            return rows.setdefault(key, {"topic": name, "topic_id": topic_id, "partition": partition, "error": 0})
+                return new
+            return rows.setdefault(key, new)
 
         for frame in (request, response) if response else (request,):
             facts = frame.shape.facts
@@ -184,14 +192,15 @@ def _size(frame: Frame) -> int:
     return _WAITING_BYTES + shape_bytes(frame.shape)
 
 
-def _exchanged(request: Frame, response: Frame | None) -> Event:
+def _exchanged(request: Frame, response: Frame | None) -> RequestParameters:
     asked, given = _values(request), _values(response) if response else {}
     values = {
         **given,
         **asked,
         **{fact: value for fact, value in given.items() if asked.get(fact) in _LEFT_TO_THE_BROKER},
     }
-    return {_EXCHANGED[fact]: value for fact, value in values.items() if fact in _EXCHANGED and value is not None}
+    known = {_EXCHANGED[fact]: value for fact, value in values.items() if fact in _EXCHANGED and value is not None}
+    return cast("RequestParameters", known)
 
 
 def _values(frame: Frame) -> dict[Fact, str | int | None]:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import orjson
 
 from kafka_probe.connections.identity import Identity
+from kafka_probe.events import OpenGroup
 from kafka_probe.memory import DEFAULT
 from kafka_probe.text import printable_json
 from kafka_probe.workloads import NOBODY, Workload
 
-Event = dict[str, object]
 _Key = tuple[str, Workload, str, str | None]
 
 MAX_GROUPS = 256
@@ -65,7 +65,7 @@ class OpenCounts:
         if not group.count:
             del self._groups[_key(group)]
 
-    def report(self) -> list[Event]:
+    def report(self) -> list[OpenGroup]:
         """Return `open` of the `agent` event: the largest groups, others without networks, and the rest by side."""
         largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
         others: dict[_Key, Group] = {}
@@ -88,7 +88,7 @@ class OpenCounts:
         return reported + [_counted(group) for group in rest.values() if group.count]
 
 
-def _counted(group: Group) -> Event:
+def _counted(group: Group) -> OpenGroup:
     workload = group.workload.named()
     return {
         "side": group.side,

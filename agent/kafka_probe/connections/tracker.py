@@ -19,17 +19,17 @@ from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
+from kafka_probe.connections.lifecycle import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
-from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
+from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.connections.sessions import FetchSession, Naming
+from kafka_probe.events import CloseEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 Sample = npt.NDArray[Any]
-Event = dict[str, object]
-
 
 LOSSES = {
     **conntrack.LOSSES,
@@ -123,8 +123,10 @@ class Tracker:
             case SampleKind.LISTEN:
                 self._pending_closes.listen(sample)
             case SampleKind.RESET:
-                if self._has_place("reset_limit", "reset"):
+                if self._has_place():
                     self._resets.append(sample.copy())
+                else:
+                    self._leave_out("reset_limit", "reset")
 
     def add_listed(self, listed: Iterable[tuple[Identity, Owner] | None], now_ns: int) -> None:
         """Add all or some of the listed connections that were open when capture began.
@@ -153,10 +155,11 @@ class Tracker:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
-        _, facts = read_close(sample, tls=connection.opaque == "tls")
-        if self._has_place("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}"):
+        if self._has_place():
             self._pending_closes.add(connection, sample)
         else:
+            facts = read_close(sample, tls=connection.opaque == "tls")
+            self._leave_out("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}")
             self._drop_open(connection)
 
     def gone(self, conn: int) -> Connection | None:
@@ -185,7 +188,7 @@ class Tracker:
             if connection:
                 self._lose(connection)
 
-    def open_now(self) -> list[Event]:
+    def open_now(self) -> list[OpenGroup]:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
@@ -193,8 +196,8 @@ class Tracker:
         """Move closes that are final by then to the next report, see pending_closes.py. Call it every second."""
         self._pending_closes.settle(until_ns)
 
-    def report(self) -> Iterator[tuple[int, Event]]:
-        """Return an iterator over (ts_ns, event) of the opens, resets and settled closes since the last report.
+    def report(self, clock: WallClock) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
+        """Return an iterator over the events of the opens, resets and settled closes since the last report.
 
         Each is kept until the iterator has reached it, and counts towards the bounds until then.
         """
@@ -203,9 +206,9 @@ class Tracker:
         resets, self._resets = self._resets, deque()
         self._reporting = [pair for pair in self._reporting if any(pair)] + [(opened, resets)]
         return chain(
-            (_opened(opened.popleft(), next(nats)) for _ in range(len(opened))),
-            map(_reset, (resets.popleft() for _ in range(len(resets)))),
-            map(_closed, self._pending_closes.take()),
+            (open_event(opened.popleft(), next(nats), clock) for _ in range(len(opened))),
+            (reset_event(resets.popleft(), clock) for _ in range(len(resets))),
+            (close_event(closed, clock) for closed in self._pending_closes.take()),
         )
 
     def other(self) -> dict[str, int]:
@@ -232,15 +235,16 @@ class Tracker:
             self.losses["connection_limit"] += 1
         return not self.full
 
-    def _has_place(self, loss: str, kind: str) -> bool:
+    def _has_place(self) -> bool:
         """Return True if one more close or reset can wait for the report. They may use what connections leave free."""
-        if self.free + self._bounds.ends > 0:
-            return True
+        return self.free + self._bounds.ends > 0
+
+    def _leave_out(self, loss: str, kind: str) -> None:
+        """Count an open, close or reset instead of an event."""
         self.losses[loss] += 1
         self._other[kind] += 1
-        return False
 
-    def _translations(self, opened: Collection[Connection]) -> list[conntrack.Translation | None]:
+    def _translations(self, opened: Collection[Connection]) -> list[Nat | None]:
         if self._nat is None:
             return [None] * len(opened)
         translations = self._nat.translations([connection.identity for connection in opened])
@@ -282,14 +286,13 @@ class Tracker:
     def _lose(self, connection: Connection) -> None:
         self._end(connection)
         self.losses["close_unknown"] += 1
-        if self.free + self._bounds.ends <= 0:
+        if not self._has_place():
             self._drop_open(connection)
 
     def _drop_open(self, connection: Connection) -> None:
         """Count the open of an ended connection instead of an event, for which the connection would have to be kept."""
         if self._unreported.pop(connection.conn_id, None):
-            self.losses["open_limit"] += 1
-            self._other[f"open/{connection.side}"] += 1
+            self._leave_out("open_limit", f"open/{connection.side}")
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1
@@ -302,32 +305,3 @@ class Tracker:
             self._open_counts.remove(connection.counted)
         counts = not (connection.closed or connection.internal)
         connection.counted = self._open_counts.add(connection.identity, connection.workload) if counts else None
-
-
-def _event(connection: Connection, kind: str, facts: Event) -> Event:
-    return {"kind": kind, **connection.common(), "found": connection.found, **facts}
-
-
-def _opened(connection: Connection, nat: conntrack.Translation | None) -> tuple[int, Event]:
-    identity = connection.identity
-    facts: Event = {"handshake_us": identity.handshake_us, "cookie": identity.cookie, "nat": nat}
-    return connection.opened_ns, _event(connection, "open", facts)
-
-
-def _closed(closed: PendingClose) -> tuple[int, Event]:
-    connection = closed.connection
-    began_ns, facts = read_close(closed.sample, tls=connection.opaque == "tls")
-    more = {
-        "age_us": (closed.ended_ns - connection.opened_ns) // 1000,
-        "auth_error": connection.auth_error,
-        "closing_ts": began_ns,
-        "owner_ended": closed.owner_ended,
-        "listener_closed_us": closed.listener_closed_us,
-    }
-    return closed.ended_ns, _event(connection, "close", {**facts, **more})
-
-
-def _reset(sample: Sample) -> tuple[int, Event]:
-    identity, _ = read_open(sample)
-    ends = {"local": identity.local, "peer": identity.peer, "netns": identity.netns}
-    return int(sample["ts_ns"]), {"kind": "reset", **ends, "direction": "sent"}

@@ -1,4 +1,4 @@
-"""The resources of /api/v1: connections, clients and topics, each with the fields of its rows as in events.py."""
+"""The resources of /api/v1: connections, clients and topics, each with the fields of its rows as in the events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from kafka_probe.connections.connection import Connection
-from kafka_probe.events import CLIENT, COMMON, FLOW, FLOW_TOPIC, OPEN, Counts, Field, ListOf, Struct
+from kafka_probe.events import (
+    CONNECTION,
+    KINDS,
+    ClientFacts,
+    Counts,
+    Field,
+    FlowTopic,
+    ListOf,
+    Struct,
+    fields_of,
+)
 from kafka_probe.server.client_table import ClientEntry, ClientKey
 from kafka_probe.server.query import Resource, Row
 from kafka_probe.server.traffic import Labels, Named
@@ -23,7 +33,7 @@ def _connection(connection: Connection) -> Row:
     opened_ns = connection.opened_ns + time.time_ns() - time.monotonic_ns()
     identity = connection.identity
     more = {"found": connection.found, "handshake_us": identity.handshake_us, "cookie": identity.cookie}
-    return {"since": opened_ns // 1000, **connection.common(), **more}
+    return {"since": opened_ns // 1000, **connection.facts(), **more}
 
 
 def _client(item: tuple[ClientKey, ClientEntry]) -> Row:
@@ -82,9 +92,9 @@ RESOURCES = (
         "List the open connections.",
         (
             Field("since", "long", "time when it was first seen, µs since epoch; it may be older"),
-            *_named(COMMON, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
-            *_named(COMMON, "workload", "client", "opaque"),
-            *_named(OPEN, "found", "handshake_us", "cookie"),
+            *_named(CONNECTION, "side", "flow_id", "conn_id", "local", "peer", "netns", "cluster_id"),
+            *_named(CONNECTION, "workload", "client", "opaque"),
+            *_named(KINDS["open"], "found", "handshake_us", "cookie"),
         ),
         lambda view: view.agent.connections(),
         _connection,
@@ -96,14 +106,14 @@ RESOURCES = (
         (
             Field("since", "long", "start of the first interval in which it was active, µs since epoch"),
             Field("ts", "long", "end of the last interval in which it was active, µs since epoch"),
-            *_named(COMMON, "side"),
+            *_named(CONNECTION, "side"),
             Field("address", "string", "address of the client's host, as the watched end sees it"),
             Field("type", "string", "producer, consumer, producer+consumer, broker, admin, internal or other"),
-            Field("client", CLIENT, "the Kafka client"),
-            *_named(FLOW, "group"),
-            *_named(COMMON, "workload"),
-            *_named(FLOW, "requests", "request_bytes", "response_bytes"),
-            *_named(FLOW_TOPIC.fields, "records"),
+            Field("client", Struct(fields_of(ClientFacts)), "the Kafka client"),
+            *_named(KINDS["flow"], "group"),
+            *_named(CONNECTION, "workload"),
+            *_named(KINDS["flow"], "requests", "request_bytes", "response_bytes"),
+            *_named(fields_of(FlowTopic), "records"),
             Field(
                 "topics",
                 ListOf(Struct((Field("topic", "string", "name, or id"),))),
@@ -120,11 +130,11 @@ RESOURCES = (
         (
             Field("since", "long", "start of the first interval with a request for it, µs since epoch"),
             Field("ts", "long", "end of the last interval with a request for it, µs since epoch"),
-            *_named(COMMON, "side"),
+            *_named(CONNECTION, "side"),
             _TOPIC,
-            *_named(FLOW_TOPIC.fields, "topic_id"),
-            *_named(FLOW, "api"),
-            *_named(FLOW_TOPIC.fields, "requests", "records", "bytes", "uncounted_bytes"),
+            *_named(fields_of(FlowTopic), "topic_id"),
+            *_named(KINDS["flow"], "api"),
+            *_named(fields_of(FlowTopic), "requests", "records", "bytes", "uncounted_bytes"),
             Field("errors", Counts(), "name of the error code to count"),
             Field(
                 "workloads",

@@ -19,6 +19,7 @@ import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.events import Event
 from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
 from kafka_probe.server import LOSSES
 from kafka_probe.server.client_table import ClientTable
@@ -28,7 +29,7 @@ from kafka_probe.server.limits import PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
-from kafka_probe.sinks import Event, Sink
+from kafka_probe.sinks import Sink
 
 log = logging.getLogger("kafka_probe")
 

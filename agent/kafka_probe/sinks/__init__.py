@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-Event = Mapping[str, object]
+from kafka_probe.events import Event
 
 
 class Sink(Protocol):
-    """A destination of events, each a mapping as in `kafka_probe.events`."""
+    """A destination of events."""
 
     def send(self, events: Sequence[Event]) -> None:
         """Queue events in order. Never block and never raise: drop and count the events that do not fit."""

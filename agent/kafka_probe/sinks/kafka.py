@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from kafka_probe.config import Config
-    from kafka_probe.sinks import Event
+    from kafka_probe.events import Event
 
 log = logging.getLogger(__name__)
 

@@ -22,9 +22,8 @@ from kafka_probe.shares import Shares
 from kafka_probe.text import printable_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from kafka_probe.sinks import Event
     from kafka_probe.sinks.spool import Segment, Spool
 
 BATCH_BYTES = 256 << 10
@@ -54,9 +53,9 @@ class Batch:
     since_s: float = field(default_factory=time.monotonic, compare=False)
 
 
-def encode(event: Event) -> bytes:
-    """Return the event as one line of JSON. Keys that are numbers (error codes, buckets) become strings."""
-    return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS))
+def encode(event: Mapping[str, object]) -> bytes:
+    """Return the event as one line of JSON."""
+    return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
 
 
 def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "") -> Iterator[Batch]:

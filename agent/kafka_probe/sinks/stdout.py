@@ -14,7 +14,7 @@ from kafka_probe.text import printable
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from kafka_probe.sinks import Event
+    from kafka_probe.events import Event
 
 BUFFER_BYTES = 16 << 20
 STDOUT = 1

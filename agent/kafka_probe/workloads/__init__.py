@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from weakref import WeakValueDictionary
 
+from kafka_probe.events import ProcessFacts
 from kafka_probe.memory import DEFAULT
 from kafka_probe.shares import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
@@ -100,7 +101,7 @@ class WorkloadResolver:
         workload = self._held[owner] = Workload(owner, facts, self._pods, self.place, size)
         return workload
 
-    def _resolve(self, owner: Owner) -> dict[str, object]:
+    def _resolve(self, owner: Owner) -> ProcessFacts:
         with living(owner.pid, owner.start_boottime_ns, self._proc) as live:
             process = describe(owner, live, self._boot_us)
             member_of = memberships(live.cgroup()) if live else {}

@@ -12,17 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain
-from types import MappingProxyType
 from typing import Any
+
+from kafka_probe.events import PodNames
 
 LABELS_MAX = 16
 LABELS_MAX_BYTES = 1024
 GONE_S = 600.0
 GONE_MAX = 1024
 
-NAMELESS: Mapping[str, object] = MappingProxyType(
-    dict.fromkeys(("pod", "namespace", "labels", "owner_kind", "owner_name"))
-)
+NAMELESS: PodNames = {"pod": None, "namespace": None, "labels": None, "owner_kind": None, "owner_name": None}
 """The names of a workload in no pod, or in an unknown one."""
 
 _STATUSES = ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses")
@@ -34,11 +33,11 @@ _EARLIEST_S, _LATEST_S = -60, 7 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `ids`: its uid and the ids of its containers. `names`: has the keys of `NAMELESS`."""
+    """A pod. `ids`: its uid and the ids of its containers."""
 
     uid: str
     ids: frozenset[str]
-    names: Mapping[str, object]
+    names: PodNames
 
 
 def described(pod: Mapping[str, Any]) -> Pod:
@@ -64,10 +63,10 @@ class Pods:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._pods: dict[str, Pod] = {}
-        self._by_id: dict[object, Pod] = {}
+        self._by_id: dict[str | None, Pod] = {}
         self._gone: dict[str, float] = {}  # time of deletion by uid, the oldest first
 
-    def names(self, *ids: object) -> Mapping[str, object] | None:
+    def names(self, *ids: str | None) -> PodNames | None:
         """Return the names of the pod that one of these ids belongs to; None if no id is known."""
         for each in ids:
             if pod := self._by_id.get(each):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from typing import cast
 
-from kafka_probe.events import WORKLOAD
+from kafka_probe.events import ProcessFacts, WorkloadFacts
 from kafka_probe.protocol.facts import cut, text_bytes
 from kafka_probe.shares import SharedBudget
 from kafka_probe.workloads.pods import NAMELESS, Pods
@@ -25,12 +26,10 @@ class Workload:
 
     __slots__ = ("__weakref__", "_bytes", "_facts", "_owner", "_place", "_pods")
 
-    def __init__(
-        self, owner: Owner, facts: Mapping[str, object], pods: Pods, place: SharedBudget, taken_bytes: int
-    ) -> None:
-        """facts: the `workload` object of events but for the names of pods. pods: the source of these names."""
+    def __init__(self, owner: Owner, facts: ProcessFacts, pods: Pods, place: SharedBudget, taken_bytes: int) -> None:
+        """facts: of the owner's process. pods: the source of the names of its pod."""
         self._owner = owner
-        self._facts = {**facts, **NAMELESS}
+        self._facts: WorkloadFacts = {**facts, **NAMELESS}
         self._pods = pods
         self._place = place
         self._bytes = taken_bytes
@@ -52,12 +51,10 @@ class Workload:
     @property
     def process(self) -> tuple[int, int] | None:
         """Return pid and start of the process, µs since epoch; None if the owner is unknown."""
-        match self._facts:
-            case {"pid": int(pid), "start_time": int(start_time_us)}:
-                return pid, start_time_us
-        return None
+        pid, start_time_us = self._facts["pid"], self._facts["start_time"]
+        return None if pid is None or start_time_us is None else (pid, start_time_us)
 
-    def named(self) -> Mapping[str, object]:
+    def named(self) -> WorkloadFacts:
         """Return the `workload` object of an event that is made now, with the names that its pod has now.
 
         Events share it: nobody changes it.
@@ -68,15 +65,15 @@ class Workload:
 
 
 _NO_OWNER = Owner(pid=0, start_boottime_ns=0, comm=b"", uid=0, netns=0, cgroup_id=0, cgroup_v1_id=0, cmdline=b"")
-NOBODY = Workload(
-    _NO_OWNER, dict.fromkeys(field.name for field in WORKLOAD.fields), Pods(), SharedBudget(0, Counter()), 0
-)
+_NO_FACTS = cast("ProcessFacts", dict.fromkeys(ProcessFacts.__annotations__))
+NOBODY = Workload(_NO_OWNER, _NO_FACTS, Pods(), SharedBudget(0, Counter()), 0)
 """The workload of a socket with an unknown owner."""
 
 
-def cut_texts(facts: Mapping[str, object]) -> dict[str, object]:
-    """Return the facts of a workload with its texts cut to TEXT_CHARACTERS."""
-    return {name: cut(fact, TEXT_CHARACTERS) if isinstance(fact, str) else fact for name, fact in facts.items()}
+def cut_texts(facts: ProcessFacts) -> ProcessFacts:
+    """Return the facts of a process with its texts cut to TEXT_CHARACTERS."""
+    texts = {name: cut(fact, TEXT_CHARACTERS) for name, fact in facts.items() if isinstance(fact, str)}
+    return cast("ProcessFacts", facts | texts)
 
 
 def workload_bytes(workload: Mapping[str, object]) -> int:

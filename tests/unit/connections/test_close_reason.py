@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from kafka_probe.capture.sample import NO_API
-from kafka_probe.connections.close_reason import read_close
+from kafka_probe.connections.close_reason import closing_ns, read_close
 from tests.builders.samples import (
     ESTABLISHED_TO_CLOSE,
     ESTABLISHED_TO_CLOSE_WAIT,
@@ -38,7 +38,7 @@ SECOND_NS = 10**9
     ],
 )
 def test_how_a_connection_closed(first_state: int, error: int, closed_by: str, how: str) -> None:
-    _, facts = read_close(closed(first_state=first_state, error=error)[0])
+    facts = read_close(closed(first_state=first_state, error=error)[0])
     assert (facts["closed_by"], facts["how"]) == (closed_by, how)
 
 
@@ -51,13 +51,13 @@ def test_the_totals_are_those_of_the_kernel() -> None:
         "srtt_us": 6,
         "in_flight": 7,
     }
-    _, facts = read_close(closed(**totals)[0])
-    assert {name: facts[name] for name in totals} == totals
+    facts = read_close(closed(**totals)[0])
+    assert facts | totals == facts
 
 
 @pytest.mark.parametrize(("api_key", "name"), [(0, "Produce"), (68, "ConsumerGroupHeartbeat"), (NO_API, None)])
 def test_the_last_request_is_named_by_its_api(api_key: int, name: str | None) -> None:
-    _, facts = read_close(closed(last_api_key=api_key)[0])
+    facts = read_close(closed(last_api_key=api_key)[0])
     assert facts["last_api"] == name
 
 
@@ -66,14 +66,14 @@ IDLE = {"closing_ns": 20 * SECOND_NS, "sent_ns": 9 * SECOND_NS, "received_ns": 1
 
 def times(**data: int) -> tuple[float | None, ...]:
     """Idle, silence and idle since the last payload received, in seconds."""
-    _, facts = read_close(closed(ts_ns=21 * SECOND_NS, **data)[0])
-    names = ("idle_us", "silence_us", "received_idle_us")
-    return tuple(None if facts[name] is None else facts[name] / 1e6 for name in names)
+    facts = read_close(closed(ts_ns=21 * SECOND_NS, **data)[0])
+    spans_us = facts["idle_us"], facts["silence_us"], facts["received_idle_us"]
+    return tuple(None if us is None else us / 1e6 for us in spans_us)
 
 
 def test_idle_is_counted_until_this_end_began_to_close() -> None:
     assert times(**IDLE) == (9, 9, 9)
-    assert read_close(closed(ts_ns=21 * SECOND_NS, **IDLE)[0])[0] == 20 * SECOND_NS
+    assert closing_ns(closed(ts_ns=21 * SECOND_NS, **IDLE)[0]) == 20 * SECOND_NS
 
 
 def test_what_came_while_the_connection_was_closing_was_not_idle() -> None:
@@ -99,11 +99,11 @@ def test_what_is_still_on_its_way_does() -> None:
 
 
 def test_a_produce_request_without_acks_and_unset_timeouts() -> None:
-    _, facts = read_close(closed(no_response=1, keepalive=1, owner_exiting=1)[0])
+    facts = read_close(closed(no_response=1, keepalive=1, owner_exiting=1)[0])
     assert (facts["last_acks"], facts["user_timeout_ms"]) == (0, None)
     assert facts["keepalive"] is True
     assert facts["owner_exiting"] is True
-    _, facts = read_close(closed(user_timeout_ms=30_000)[0])
+    facts = read_close(closed(user_timeout_ms=30_000)[0])
     assert (facts["last_acks"], facts["user_timeout_ms"]) == (None, 30_000)
 
 
@@ -139,11 +139,11 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
 )  # fmt: skip
 def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, how: str, silence_s: float) -> None:
     end = {**FAREWELL, "burst_bytes": 48, "first_state": ESTABLISHED_TO_CLOSE_WAIT, **changes}
-    _, facts = read_close(closed(**end)[0], tls=True)
+    facts = read_close(closed(**end)[0], tls=True)
     assert (facts["closed_by"], facts["how"]) == (closed_by, how)
     assert facts["silence_us"] == pytest.approx(silence_s * 1e6, abs=1)
 
 
 def test_without_tls_there_is_no_goodbye() -> None:
-    _, facts = read_close(closed(**FAREWELL, burst_bytes=48, first_state=ESTABLISHED_TO_CLOSE_WAIT)[0])
+    facts = read_close(closed(**FAREWELL, burst_bytes=48, first_state=ESTABLISHED_TO_CLOSE_WAIT)[0])
     assert (facts["closed_by"], facts["silence_us"]) == ("peer", 0)

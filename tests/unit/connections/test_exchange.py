@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import RequestEvent
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.bounded_tables import RESOLVER
 from tests.builders.event_schema import assert_body_valid
+from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.builders.samples import Samples as Frames
 from tests.builders.samples import by_hand, fetch, opened, produced_without_acks, request, response, stream
@@ -40,7 +43,7 @@ class Watched:
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
-    def see(self, *records: Frames) -> list[dict[str, Any]]:
+    def see(self, *records: Frames) -> list[Any]:
         """The events of a batch, in their order."""
         batch = list(self.reader.read(stream(*records)))
         for group in batch:
@@ -48,18 +51,19 @@ class Watched:
                 connection = self.tracker.get(conn)
                 assert connection
                 self.tracker.learn(connection, group.shape.facts)
-        return valid([event for _, event in self.exchanges.pair(batch)])
+        return valid(self.exchanges.pair(batch, SINCE_BOOT))
 
-    def close(self, conn: int) -> list[dict[str, Any]]:
+    def close(self, conn: int) -> list[Any]:
         connection = self.tracker.gone(conn)
         assert connection
-        return valid([event for _, event in self.exchanges.end(connection)])
+        return valid(self.exchanges.end(connection, SINCE_BOOT))
 
 
-def valid(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    for event in events:
+def valid(events: Iterable[RequestEvent]) -> list[Any]:
+    made = list(events)
+    for event in made:
         assert_body_valid(event)
-    return events
+    return made
 
 
 @pytest.fixture
@@ -235,10 +239,10 @@ def test_of_too_many_requests_in_flight_those_that_wait_longest_are_forgotten() 
     exchanges = Exchanges(tracker, TopicNames(), limit_bytes=20_000)
     for conn in range(1, 41):
         tracker.take(opened(conn)[0])
-        assert not list(exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5)))))
+        assert not list(exchanges.pair(list(reader.read(request(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT))
     assert 0 < exchanges.losses["request_limit"] < 40
 
     def answered(conn: int) -> int:
-        return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))))))
+        return len(list(exchanges.pair(list(reader.read(response(METADATA, 12, conn, correlation_id=5))), SINCE_BOOT)))
 
     assert (answered(1), answered(40)) == (0, 1)

@@ -10,6 +10,7 @@ import pytest
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
 from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_place
+from tests.builders.events import INTERVAL
 from tests.builders.samples import Samples, by_hand, fetch
 
 
@@ -30,7 +31,7 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
     def ask(some: list[Samples]) -> bool:
         for one in some:
             watched.see(one)
-        list(watched.flows.report())
+        list(watched.flows.report(INTERVAL))
         watched.reader = FrameReader(SUMMED)
         return True
 
@@ -66,7 +67,7 @@ def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
     names = tuple(f"{n:0200}" for n in range(500))
     watched.see(fetch(0))
     (session,) = watched.sessions(1)
-    list(watched.flows.report())
+    list(watched.flows.report(INTERVAL))
     place = watched.tracker.place
     before = place.used_bytes
 

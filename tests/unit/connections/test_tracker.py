@@ -19,6 +19,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.builders.event_schema import assert_body_valid
+from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, listener, opened, rejected
 from tests.lab.processes import wait_until
@@ -35,7 +36,7 @@ def tracker() -> Tracker:
 
 def events(tracker: Tracker) -> list[dict[str, Any]]:
     tracker.settle(ALL)
-    reported = [event for _, event in tracker.report()]
+    reported: list[Any] = list(tracker.report(SINCE_BOOT))
     for event in reported:
         assert_body_valid(event)
     return reported
@@ -66,9 +67,10 @@ def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_orde
     take(tracker, opened(1, ts_ns=10_000))
     tracker.close(closed(1, ts_ns=5_010_000)[0])
     tracker.settle(ALL)
-    opening, closing = tracker.report()
-    assert (opening[0], closing[0]) == (10_000, 5_010_000)
-    assert closing[1]["age_us"] == 5_000
+    opening, closing = tracker.report(SINCE_BOOT)
+    assert (opening["ts"], closing["ts"]) == (10, 5_010)
+    assert closing["kind"] == "close"
+    assert closing["age_us"] == 5_000
 
 
 def test_both_events_say_whose_connection_it_was(tracker: Tracker) -> None:
@@ -149,9 +151,9 @@ def test_a_close_is_told_when_it_is_settled(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1, ts_ns=3 * SECOND_NS)[0])
     tracker.settle(3 * SECOND_NS - 1)
-    assert [event["kind"] for _, event in tracker.report()] == ["open"]
+    assert [event["kind"] for event in tracker.report(SINCE_BOOT)] == ["open"]
     tracker.settle(3 * SECOND_NS)
-    assert [event["kind"] for _, event in tracker.report()] == ["close"]
+    assert [event["kind"] for event in tracker.report(SINCE_BOOT)] == ["close"]
 
 
 def owner_of_a_close(tracker: Tracker, pid: int, start_ns: int) -> object:
@@ -261,9 +263,9 @@ def test_of_very_many_far_networks_the_smallest_are_told_as_one(
 def test_resets_that_come_while_a_report_is_read_are_for_the_next_one(tracker: Tracker) -> None:
     reset = opened(0, kind=SampleKind.RESET, local=BROKER, netns=7)
     take(tracker, reset)
-    for _ in tracker.report():
+    for _ in tracker.report(SINCE_BOOT):
         take(tracker, reset)
-    assert len(list(tracker.report())) == 1
+    assert len(list(tracker.report(SINCE_BOOT))) == 1
 
 
 def test_who_takes_a_connection_over_is_counted_for_it(tracker: Tracker) -> None:

@@ -15,6 +15,7 @@ from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_place
+from tests.builders.events import INTERVAL, SINCE_BOOT
 from tests.builders.fed_agent import Fed
 from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
 
@@ -32,7 +33,7 @@ def test_a_connection_takes_no_more_than_was_reckoned() -> None:
     def open_all() -> Tracker:
         for record in records:
             tracker.take(record)
-        list(tracker.report())
+        list(tracker.report(SINCE_BOOT))
         return tracker
 
     tracker.take(opened(1 << 20, tgid=7)[0])
@@ -56,9 +57,9 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
     tracker.take(opened(1)[0])
     tracker.gone(1)  # its close was lost: only the report keeps it
     tracker.take(opened(0, kind=SampleKind.RESET)[0])
-    report = tracker.report()
+    report = tracker.report(SINCE_BOOT)
     assert tracker.free == 1
-    assert [event["kind"] for _, event in report] == ["open", "reset"]
+    assert [event["kind"] for event in report] == ["open", "reset"]
     assert tracker.free == 3
 
 
@@ -104,7 +105,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         for records in some:
             for one in records:
                 watched.see(one)
-        list(watched.flows.report())
+        list(watched.flows.report(INTERVAL))
         watched.reader = FrameReader(SUMMED)
         return True
 
@@ -124,10 +125,10 @@ def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kep
     watched.tracker.take(opened(100, server_side=True, peer=("10.0.0.2", 1), local=("10.0.0.7", 9092))[0])
     watched.see(request(METADATA, 12, 100))
     events = watched.report()
-    unknown = [event for event in events if event["client"]["id"] is None]  # type: ignore[index]
+    unknown = [event for event in events if event["client"]["id"] is None]
     assert 0 < len(unknown) < 99
     assert len(unknown) == watched.tracker.losses["text_limit"]
-    assert events[-1]["client"]["id"] is not None  # type: ignore[index]
+    assert events[-1]["client"]["id"] is not None
     assert watched.tracker.place.used_bytes <= 20_000
 
 

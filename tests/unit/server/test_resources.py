@@ -186,7 +186,7 @@ def test_a_request_filters_by_a_hundred_values_at_most() -> None:
 
 
 def test_a_page_ends_where_it_would_become_too_large_and_the_next_goes_on_there() -> None:
-    def of(name: str) -> dict[str, Any]:
+    def of(name: str) -> Any:
         return flow(client={"id": name * (PAGE_BYTES // 2), "software_name": None, "software_version": None})
 
     shown = view(of("a"), of("b"), of("c"))

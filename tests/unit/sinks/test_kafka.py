@@ -17,6 +17,7 @@ import pytest
 from kafka_probe.config import load
 from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
+from tests.builders.events import event
 from tests.lab.processes import free_port, wait_until
 
 
@@ -41,7 +42,7 @@ def test_settings_reach_both_clients_under_kafka_pythons_names(monkeypatch: pyte
     monkeypatch.setenv("KAFKA_PROBE_SASL_PLAIN_PASSWORD", "secret")
     flags = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512", "ssl_cafile": "/ca.pem"}
     sink = KafkaSink(load({"bootstrap_servers": "a:1,b:2", "node": "n1", **flags}))
-    sink.send([{"agent_id": "x"}])
+    sink.send([event(agent_id="x")])
     assert answered.wait(5)
     sink.close(0)
 
@@ -70,7 +71,7 @@ def test_brokers_out_of_reach_are_said_once_with_the_address(
 ) -> None:
     servers = f"127.0.0.1:{free_port()}"
     sink = KafkaSink(load({"bootstrap_servers": servers}))
-    sink.send([{"agent_id": "x"}])
+    sink.send([event(agent_id="x")])
     attempts: list[int] = []
     connect = sink._connect
 
@@ -95,8 +96,8 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
     config = load({"bootstrap_servers": f"127.0.0.1:{free_port()}", "spool_dir": str(tmp_path)})
     for files in (2, 4):
         sink = KafkaSink(config)
-        sink.send([{"agent_id": "x"}] * 2)
-        sink.send([{"agent_id": "x"}])
+        sink.send([event(agent_id="x")] * 2)
+        sink.send([event(agent_id="x")])
         wait_until(lambda: "do not accept events" in caplog.text, "a warning")
         sink.close(0)
         assert set(sink.losses().values()) == {0}
@@ -136,7 +137,7 @@ def test_what_breaks_inside_the_client_is_said_and_another_producer_tried(
     monkeypatch.setattr(kafka, "KafkaProducer", Broken)
     sink = KafkaSink(load({"bootstrap_servers": "a:1"}))
     sink._topic_ensured = True
-    sink.send([{"agent_id": "x"}])
+    sink.send([event(agent_id="x")])
     wait_until(lambda: len(producers) == 2, "a second producer")
     assert sink.trouble() == "the brokers do not accept events; see the log"
     sink.close(0)

@@ -17,8 +17,8 @@ def oldest(outbox: Outbox) -> Batch:
     return batch
 
 
-def test_numbers_as_keys_become_strings_and_a_line_ends_the_event() -> None:
-    assert encode({"errors": {29: 1}, "text": "a\nb"}) == b'{"errors":{"29":1},"text":"a\\nb"}\n'
+def test_an_event_is_one_line() -> None:
+    assert encode({"errors": {"29": 1}, "text": "a\nb"}) == b'{"errors":{"29":1},"text":"a\\nb"}\n'
 
 
 @given(st.lists(st.binary(min_size=1, max_size=30)), st.integers(min_value=1, max_value=50))

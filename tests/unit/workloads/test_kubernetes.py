@@ -23,12 +23,12 @@ import pytest
 
 from kafka_probe.agent import Agent
 from kafka_probe.config import Config
+from kafka_probe.events import Event
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.sinks import Event
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, kubernetes
 from kafka_probe.workloads.kubernetes import PodWatch, Setting
-from kafka_probe.workloads.pods import GONE_S, Pods
+from kafka_probe.workloads.pods import GONE_S, NAMELESS, Pods
 from tests.builders.event_schema import assert_valid
 from tests.builders.samples import ended, opened, request, stream
 from tests.lab.api_server import ApiServer, pod
@@ -138,7 +138,7 @@ def test_a_pod_that_comes_later_is_named_and_one_that_changes_changes(server: Ap
     server.put(pod(second, name="orders-1"))
     watching.learns(second, "orders-1")
     server.put(pod(second, name="orders-1", tier="gold"))
-    wait_until(lambda: (watching.pods.names(second) or {})["labels"] == {"tier": "gold"}, "the new labels")
+    wait_until(lambda: (watching.pods.names(second) or NAMELESS)["labels"] == {"tier": "gold"}, "the new labels")
     assert len(server.lists()) == 1
 
 
@@ -150,7 +150,7 @@ def test_a_pod_is_named_for_a_while_after_its_end(server: ApiServer, watch: Watc
     watching.learns(gone)
     server.delete(pod(gone))
     server.put(pod(stays, name="orders-1", seen="all"))
-    wait_until(lambda: (watching.pods.names(stays) or {})["labels"] == {"seen": "all"}, "what came after its end")
+    wait_until(lambda: (watching.pods.names(stays) or NAMELESS)["labels"] == {"seen": "all"}, "what came after its end")
     assert watching.name(gone) == "orders-0"
     watching.later = GONE_S
     server.bookmark()

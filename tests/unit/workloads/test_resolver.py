@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kafka_probe.events import WORKLOAD
+from kafka_probe.events import WorkloadFacts
 from kafka_probe.workloads import Cgroups, Owner, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 
@@ -41,7 +41,7 @@ def moved(process: Popen[bytes], cgroup: Path) -> int:
 def test_a_workload_has_every_field_of_the_schema(start: Start, owner_of: OwnerOf) -> None:
     owner = owner_of(start("produce").pid, cgroup_id=1)
     workload = WorkloadResolver().resolve(owner).named()
-    assert list(workload) == [field.name for field in WORKLOAD.fields]
+    assert list(workload) == list(WorkloadFacts.__annotations__)
     assert (workload["pid"], workload["uid"], workload["cgroup_id"]) == (owner.pid, os.getuid(), 1)
     assert str(workload["cmdline"]).endswith(" produce")
 
@@ -211,7 +211,7 @@ def test_a_pod_that_is_known_is_named_at_once(
         WorkloadResolver(pods=pods).resolve(owner_of(process.pid, cgroup_id=moved(process, in_container))).named()
     )
     assert (workload["pod"], workload["owner_kind"]) == ("orders-0", "StatefulSet")
-    assert list(workload) == [field.name for field in WORKLOAD.fields]
+    assert list(workload) == list(WorkloadFacts.__annotations__)
 
 
 @settings(deadline=None)  # a walk of the hierarchies takes as long as the host lets it
@@ -235,5 +235,5 @@ def test_any_record_gives_a_workload_that_can_be_written(owner: Owner) -> None:
 
 def test_an_unknown_owner_has_an_empty_workload() -> None:
     workload = RESOLVER.resolve(Owner(0, 0, b"", 0, 7, 0, 0, b"")).named()
-    assert set(workload) == {field.name for field in WORKLOAD.fields}
+    assert set(workload) == set(WorkloadFacts.__annotations__)
     assert not any(workload.values())

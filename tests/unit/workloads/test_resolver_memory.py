@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 import pytest
 
@@ -10,7 +12,7 @@ from kafka_probe.memory import DEFAULT, MIB
 from kafka_probe.workloads import Owner, Workload, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 from tests.builders.bounded_tables import grown_by
-from tests.builders.events import workload
+from tests.builders.events import SINCE_BOOT, workload
 from tests.builders.samples import Samples, opened
 
 
@@ -23,7 +25,7 @@ class Named(WorkloadResolver):
         super().__init__(pods=pods, limit_bytes=limit_bytes)
         self._text = char * characters
 
-    def _resolve(self, owner: Owner) -> dict[str, object]:
+    def _resolve(self, owner: Owner) -> Any:
         texts = {name: f"{name} {owner.pid}{self._text}" for name in ("exe", "cmdline", "cgroup", "unit")}
         return workload(f"{owner.pid}", pid=owner.pid, start_time=1 << 50 | owner.pid, pod_uid="in a pod", **texts)
 
@@ -31,6 +33,10 @@ class Named(WorkloadResolver):
 def of_processes(*pids: int) -> list[Samples]:
     """Connections, each of another process."""
     return [opened(pid, peer=("10.0.0.1", pid), tgid=1000 + pid, cgroup_id=1 << 40 | pid) for pid in pids]
+
+
+def opens(tracker: Tracker) -> list[Any]:
+    return list(tracker.report(SINCE_BOOT))
 
 
 @pytest.mark.parametrize("characters", [0, 5000])
@@ -59,16 +65,16 @@ def test_connections_whose_process_has_no_place_have_no_workload_and_are_counted
     tracker = Tracker(resolver)
     for record in of_processes(*range(1, 51)):
         tracker.take(record[0])
-    events = [event["workload"] for _, event in tracker.report()]
-    nobody = [event for event in events if event["pid"] is None]  # type: ignore[index]
+    workloads = [event["workload"] for event in opens(tracker)]
+    nobody = [event for event in workloads if event["pid"] is None]
     assert 0 < len(nobody) == resolver.losses["workload_limit"] < 50
     assert resolver.place.used_bytes <= 100_000
-    events.clear()
+    workloads.clear()
     for pid in range(1, 51):
         tracker.gone(pid)
     tracker.take(of_processes(51)[0][0])
-    ((_, event),) = list(tracker.report())
-    assert event["workload"]["pid"] == 1051  # type: ignore[index]
+    (event,) = opens(tracker)
+    assert event["workload"]["pid"] == 1051
     assert resolver.place.used_bytes < 50_000
 
 
@@ -80,7 +86,7 @@ def test_a_process_that_renames_itself_leaves_a_place_to_others() -> None:
     assert resolver.losses["workload_limit"] > 0
     for record in of_processes(*range(101, 106)):
         tracker.take(record[0])
-    assert [event["workload"]["pid"] for _, event in tracker.report()][-5:] == [1101, 1102, 1103, 1104, 1105]  # type: ignore[index]
+    assert [event["workload"]["pid"] for event in opens(tracker)][-5:] == [1101, 1102, 1103, 1104, 1105]
 
 
 def test_a_process_that_nobody_holds_is_remembered_while_half_of_the_place_is_free() -> None:

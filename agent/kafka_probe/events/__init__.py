@@ -1,0 +1,88 @@
+"""The event schema: one typed dictionary per kind of event, from which the documented schema derives.
+
+An event is one JSON object on one line; a Kafka record contains many lines, and its key is the agent's id, so that one
+agent's events stay in order. An event is complete when it is made, but for its origin, and is never changed. This
+package never reads the wire and does not depend on sinks. The pipeline may import only this package and `text`.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from kafka_probe.events.agent import AgentEvent, OpenGroup
+from kafka_probe.events.codecs import codec_name
+from kafka_probe.events.common import (
+    INTERNAL_CLIENT,
+    SCHEMA_VERSION,
+    ClientFacts,
+    ConnectionFacts,
+    Origin,
+    PodNames,
+    ProcessFacts,
+    WorkloadFacts,
+)
+from kafka_probe.events.fields import Counts, Field, ListOf, Scalar, Strings, Struct, Type, fields_of, value_of
+from kafka_probe.events.flow import FlowEvent, FlowTopic
+from kafka_probe.events.latency import BUCKETS_PER_DOUBLING, bucket_middle_us, bucket_of
+from kafka_probe.events.lifecycle import CloseEvent, CloseFacts, Nat, OpenEvent, ResetEvent
+from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
+from kafka_probe.events.times import Interval, WallClock
+from kafka_probe.events.topics import NamedTopic, TopicsEvent
+
+__all__ = [
+    "BUCKETS_PER_DOUBLING",
+    "COMMON",
+    "CONNECTION",
+    "INTERNAL_CLIENT",
+    "KINDS",
+    "SCHEMA_VERSION",
+    "AgentEvent",
+    "ClientFacts",
+    "CloseEvent",
+    "CloseFacts",
+    "ConnectionFacts",
+    "Counts",
+    "Event",
+    "Field",
+    "FlowEvent",
+    "FlowTopic",
+    "Interval",
+    "ListOf",
+    "NamedTopic",
+    "Nat",
+    "OpenEvent",
+    "OpenGroup",
+    "Origin",
+    "PodNames",
+    "ProcessFacts",
+    "RequestEvent",
+    "RequestParameters",
+    "RequestTopic",
+    "ResetEvent",
+    "Scalar",
+    "Strings",
+    "Struct",
+    "TopicsEvent",
+    "Type",
+    "WallClock",
+    "WorkloadFacts",
+    "bucket_middle_us",
+    "bucket_of",
+    "codec_name",
+    "fields_of",
+    "own_fields",
+]
+
+Event = FlowEvent | RequestEvent | OpenEvent | CloseEvent | ResetEvent | TopicsEvent | AgentEvent
+
+KINDS: dict[str, tuple[Field, ...]] = {value_of(event, "kind"): fields_of(event) for event in get_args(Event)}
+"""All fields of each kind of event."""
+COMMON = tuple(field for field in KINDS["flow"] if all(field in fields for fields in KINDS.values()))
+"""The fields of all events."""
+CONNECTION = tuple(field for field in fields_of(ConnectionFacts) if field not in COMMON)
+"""The further fields of all events about a connection."""
+
+
+def own_fields(kind: str) -> tuple[Field, ...]:
+    """Return the fields of a kind of event without those of all events, and those of all events about a connection."""
+    return tuple(field for field in KINDS[kind] if field not in COMMON + CONNECTION)

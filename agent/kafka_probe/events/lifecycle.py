@@ -1,0 +1,83 @@
+"""Declares the events `open`, `close` and `reset`: how connections begin and end."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from kafka_probe.events.common import KIND, ConnectionFacts, Ends, Origin, Stamped
+
+
+class Nat(TypedDict):
+    """The ends of a connection beyond this host's NAT."""
+
+    local: Annotated[str, "address:port of the watched end as the far end sees it"]
+    peer: Annotated[str, "address:port of the far end on its own host"]
+
+
+class OpenEvent(ConnectionFacts, Stamped):
+    """The first sight of a connection."""
+
+    kind: Annotated[Literal["open"], KIND]
+    found: Annotated[
+        str,
+        "start: seen from its first byte; midstream: opened earlier; listed: open when the agent started and without "
+        "payload since then, so its flow_id is not known yet",
+    ]
+    handshake_us: Annotated[int | None, "duration of TCP's handshake, µs; null: it ended too long ago to be known"]
+    cookie: Annotated[int | None, "the kernel's cookie of the socket, as `ss -e` shows it; null: it has none yet"]
+    nat: Annotated[
+        Nat | None, "the ends beyond this host's NAT; null: not translated here, or not looked up (`--conntrack`)"
+    ]
+
+
+class CloseFacts(TypedDict):
+    """The facts of a close that the kernel reports."""
+
+    closed_by: Annotated[str, "local, peer or unknown: which end closed first"]
+    how: Annotated[str, "fin, rst_sent, rst_received, timeout or unknown"]
+    idle_us: Annotated[int | None, "time from the last payload in either direction until this end began to close, µs"]
+    silence_us: Annotated[
+        int | None,
+        "idle age, µs: idle_us, or the silence before the last payload sent if the peer did not acknowledge it",
+    ]
+    received_idle_us: Annotated[int | None, "the same from the last payload received; null: none was received"]
+    last_api: Annotated[str | None, "API of the last request"]
+    last_request_bytes: Annotated[int | None, "size of the last request on the wire, bytes; null: none was seen"]
+    last_acks: Annotated[int | None, "0: the last request was a Produce with acks=0, which has no response; else null"]
+    in_flight: Annotated[int, "requests without a response"]
+    sent_bytes: Annotated[int, "payload bytes that the watched end sent, as TCP counts them"]
+    received_bytes: Annotated[int, "payload bytes that the watched end received, likewise"]
+    unacked_bytes: Annotated[int, "sent bytes that the peer never acknowledged"]
+    retransmits: Annotated[int, "retransmitted segments"]
+    unanswered_retransmits: Annotated[int, "consecutive retransmissions before the close without an answer of the peer"]
+    srtt_us: Annotated[int, "smoothed round-trip time, µs"]
+    keepalive: Annotated[bool, "the kernel probes the peer after a long silence (SO_KEEPALIVE)"]
+    user_timeout_ms: Annotated[int | None, "TCP_USER_TIMEOUT; null: not set"]
+    owner_exiting: Annotated[bool, "true: the exit of the process closed the socket, not a call"]
+
+
+class CloseEvent(ConnectionFacts, CloseFacts, Stamped):
+    """The end of a connection."""
+
+    kind: Annotated[Literal["close"], KIND]
+    found: Annotated[str, "as in open"]
+    closing_ts: Annotated[
+        int, "time when this end began to close, µs since epoch; ts: time when both directions were closed"
+    ]
+    age_us: Annotated[int, "time since the connection was first seen, µs; a lower bound if found is not start"]
+    auth_error: Annotated[
+        int | None, "error code of a SaslHandshake response, such as 33: mechanism not enabled; null: no error"
+    ]
+    owner_ended: Annotated[bool | None, "true: a second or two after this end was closed, the process had exited"]
+    listener_closed_us: Annotated[
+        int | None,
+        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: open, "
+        "or closed before the agent started, before those of 256 other ports or by the exit of its process",
+    ]
+
+
+class ResetEvent(Origin, Ends, Stamped):
+    """An RST that this host sent without a socket."""
+
+    kind: Annotated[Literal["reset"], KIND]
+    direction: Annotated[str, "sent: this host answered a segment for which it had no socket"]
