@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from itertools import compress
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe.sinks.outbox import encode
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kafka_probe.connections.connection import Connection
-    from kafka_probe.events import Event
+    from kafka_probe.events import Event, FlowEvent, FlowTopic
 
 
 ROWS_KEPT = 16_384
@@ -37,7 +37,7 @@ ROWS_SHOWN = 1000
 class RowKey(NamedTuple):
     """The values that flows of one row have in common."""
 
-    side: str | None
+    side: str
     pid: int | None
     comm: str | None
     container: str | None
@@ -84,56 +84,61 @@ class TrafficTable:
         self.ended: Counter[str] = Counter()
         self._internal = internal
 
-    def add(self, events: Iterable[Mapping[str, Any]]) -> bool:
+    def add(self, events: Iterable[Event]) -> bool:
         """Add events; return True if an interval is complete: its `agent` event comes last and contains its length."""
         before = self.seconds
         for event in events:
             match event["kind"]:
-                case "flow" if event.get("internal") and not self._internal:
-                    self.left_out += event["requests"]
                 case "flow":
-                    self._add_flow(event)
-                case "close" if event["opaque"]:
-                    self.ended[event["opaque"]] += 1
+                    if event["internal"] and not self._internal:
+                        self.left_out += event["requests"]
+                    else:
+                        self._add_flow(event)
+                case "close":
+                    if event["opaque"]:
+                        self.ended[event["opaque"]] += 1
                 case "agent":
                     self.seconds += (event["ts"] - event["since"]) / 1e6
                     self.lost = sum(event["losses"].values())
         return self.seconds > before
 
-    def _add_flow(self, flow: Mapping[str, Any]) -> None:
-        topics: Sequence[Mapping[str, Any]] = flow.get("topics") or [{}]
-        frame_bytes = (flow.get("request_bytes") or 0) + (flow.get("response_bytes") or 0)
-        for topic in topics:
-            whole = len(topics) == 1
-            key, requests = _key(flow, topic), (flow if whole else topic).get("requests") or 0
+    def _add_flow(self, flow: FlowEvent) -> None:
+        topics = flow["topics"]
+        for topic in topics or (None,):
+            if topic is None or len(topics) == 1:
+                requests, errors = flow["requests"], flow["errors"]
+                size_bytes = flow["request_bytes"] + flow["response_bytes"]
+            else:
+                requests, errors, size_bytes = topic["requests"], topic["errors"], topic["bytes"]
+            key = _key(flow, topic)
             if key not in self.rows and len(self.rows) >= ROWS_KEPT:
                 self.excess_requests += requests
                 continue
             row = self.rows.setdefault(key, Row())
             row.requests += requests
-            row.bytes += frame_bytes if whole else topic.get("bytes") or 0
-            row.records += topic.get("records") or 0
-            row.errors += sum(((flow if whole else topic).get("errors") or {}).values())
-            row.latency.update({int(bucket): count for bucket, count in (flow.get("latency") or {}).items()})
+            row.bytes += size_bytes
+            row.records += topic["records"] if topic else 0
+            row.errors += sum(errors.values())
+            row.latency.update({int(bucket): count for bucket, count in flow["latency"].items()})
 
     def busiest(self) -> list[tuple[RowKey, Row]]:
         """Return all rows, most requests first."""
         return sorted(self.rows.items(), key=lambda item: (-item[1].requests, -item[1].bytes, str(item[0])))
 
 
-def _key(flow: Mapping[str, Any], topic: Mapping[str, Any]) -> RowKey:
-    workload, client = flow.get("workload") or {}, flow.get("client") or {}
-    library = " ".join(filter(None, (client.get("software_name"), client.get("software_version"))))
+def _key(flow: FlowEvent, topic: FlowTopic | None) -> RowKey:
+    workload, client = flow["workload"], flow["client"]
+    library = " ".join(filter(None, (client["software_name"], client["software_version"])))
     return RowKey(
-        flow.get("side"),
-        workload.get("pid"),
-        workload.get("comm"),
-        workload.get("pod") or workload.get("container_id") or workload.get("unit"),
-        client.get("id"),
+        flow["side"],
+        workload["pid"],
+        workload["comm"],
+        workload["pod"] or workload["container_id"] or workload["unit"],
+        client["id"],
         library or None,
-        "(kafka-probe)" if flow.get("internal") else flow.get("api"),
-        flow.get("api_version"),
-        topic.get("topic") or topic.get("topic_id"),
+        "(kafka-probe)" if flow["internal"] else flow["api"],
+        flow["api_version"],
+        (topic["topic"] or topic["topic_id"]) if topic else None,
     )
 
 

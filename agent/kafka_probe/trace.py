@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from kafka_probe.events import Event
+    from kafka_probe.events import Event, RequestEvent, RequestTopic
 
 COLUMNS = "{:15} {:10} {:>7} {:15} {:20} {:24} {:>9} {:>9} {:>9} {:>10}  {}"
-LABELS = {
+_Label = Literal["group", "instance_id", "transactional_id", "acks", "mechanism"]
+LABELS: dict[_Label, str] = {
     "group": "group",
     "instance_id": "instance",
     "transactional_id": "txn",
@@ -43,45 +42,40 @@ def trace_sink(as_json: bool = False, descriptor: int = STDOUT) -> StdoutSink:
     return StdoutSink(render, descriptor)
 
 
-def line(event: Event) -> str:
+def line(event: RequestEvent) -> str:
     """Return one exchange as a line with its newline: time, process, client, API, sizes, latency, topics and errors."""
-    workload, client = _object(event, "workload"), _object(event, "client")
-    when = datetime.fromtimestamp(float(str(event.get("ts") or 0)) / 1e6, UTC).astimezone().strftime("%H:%M:%S.%f")
-    latency = event.get("latency_us")
+    workload, latency_us = event["workload"], event["latency_us"]
+    when = datetime.fromtimestamp(event["ts"] / 1e6, UTC).astimezone().strftime("%H:%M:%S.%f")
     return (
         COLUMNS.format(
             when,
-            shown(event.get("side")),
-            workload.get("pid") or "-",
-            shown(workload.get("comm"))[:15],
-            shown(client.get("id"))[:20],
-            f"{event.get('api')} v{event.get('api_version')}",
-            shown(event.get("correlation_id")),
-            shown(event.get("request_bytes")),
-            shown(event.get("response_bytes")),
-            "-" if latency is None else f"{int(str(latency)) / 1000:.3f}ms",
+            shown(event["side"]),
+            shown(workload["pid"]),
+            shown(workload["comm"])[:15],
+            shown(event["client"]["id"])[:20],
+            f"{event['api']} v{event['api_version']}",
+            shown(event["correlation_id"]),
+            shown(event["request_bytes"]),
+            shown(event["response_bytes"]),
+            "-" if latency_us is None else f"{latency_us / 1000:.3f}ms",
             _about(event),
         ).rstrip()
         + "\n"
     )
 
 
-def _about(event: Mapping[str, Any]) -> str:
-    parts = [_topic(topic) for topic in event.get("topics") or ()]
+def _about(event: RequestEvent) -> str:
+    parts = [_topic(topic) for topic in event["topics"]]
     parts += [f"{label}={shown(event[name])}" for name, label in LABELS.items() if event.get(name) is not None]
-    parts += [f"{shown(name)} x{count}" for name, count in (event.get("error_names") or {}).items()]
-    status = event.get("status")
-    return ", ".join(parts + ([] if status in (None, "complete") else [f"({status})"]))
+    parts += [f"{shown(name)} x{count}" for name, count in event["error_names"].items()]
+    status = event["status"]
+    return ", ".join(parts + ([] if status == "complete" else [f"({status})"]))
 
 
-def _topic(topic: Mapping[str, Any]) -> str:
-    name = shown(topic.get("topic") or topic.get("topic_id"))
-    partition = "" if topic.get("partition") is None else f"-{topic['partition']}"
-    offset = "" if topic.get("offset") is None else f"@{topic['offset']}"
+def _topic(topic: RequestTopic) -> str:
+    name = shown(topic["topic"] or topic["topic_id"])
+    partition = "" if topic["partition"] is None else f"-{topic['partition']}"
+    offset = f"@{topic['offset']}" if "offset" in topic else ""
     records = f" {topic['records']} records" if topic.get("records") else ""
-    codec = f" {shown(topic['codec'])}" if topic.get("codec") not in (None, "none") else ""
-    return f"{name}{partition}{offset}{records}{codec}"
-
-
-def _object(event: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    return event.get(name) or {}
+    codec = topic.get("codec", "none")
+    return f"{name}{partition}{offset}{records}" + ("" if codec == "none" else f" {shown(codec)}")

@@ -32,6 +32,10 @@ def topic(name: str | None = "orders", **fields: object) -> Any:
     return {"topic": name, "topic_id": None, **counts, "codecs": {}, "errors": {}, **fields}
 
 
+def client(id_: str | None = "billing", **fields: object) -> Any:
+    return {"id": id_, "software_name": "librdkafka", "software_version": "2.5", **fields}
+
+
 def flow(ts: int = NOW_US, **fields: object) -> Any:
     return {
         "kind": "flow",
@@ -42,8 +46,9 @@ def flow(ts: int = NOW_US, **fields: object) -> Any:
         "local": "10.0.0.7:40001",
         "peer": "10.0.0.1:9092",
         "workload": workload(),
-        "client": {"id": "billing", "software_name": "librdkafka", "software_version": "2.5"},
+        "client": client(),
         "api": "Produce",
+        "api_version": 9,
         "internal": False,
         "requests": 10,
         "responses": 9,
@@ -65,8 +70,8 @@ def request(**fields: object) -> Any:
         "kind": "request",
         "ts": 1_790_000_000_123_456,
         "side": "server",
-        "workload": {"pid": 4242, "comm": "java"},
-        "client": {"id": "billing"},
+        "workload": workload(pid=4242),
+        "client": client(),
         "api": "Produce",
         "api_version": 12,
         "correlation_id": 9,
@@ -75,13 +80,19 @@ def request(**fields: object) -> Any:
         "latency_us": 1500,
         "status": "complete",
         "errors": {},
-        "topics": [{"topic": "orders", "partition": 3, "offset": 70, "records": 5, "error": 0}],
+        "error_names": {},
+        "topics": [partition(3, offset=70, records=5)],
         **fields,
     }
 
 
+def partition(index: int | None = None, name: str | None = "orders", **fields: object) -> Any:
+    """An entry of a request's topics."""
+    return {"topic": name, "topic_id": None, "partition": index, "error": 0, **fields}
+
+
 def close(ts: int = NOW_US, **fields: object) -> Any:
-    ends = {"how": "fin", "closed_by": "local"}
+    ends = {"how": "fin", "closed_by": "local", "opaque": None}
     return {"kind": "close", "ts": ts, "side": "client", "workload": workload(), **ends, **fields}
 
 

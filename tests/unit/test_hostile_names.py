@@ -20,7 +20,7 @@ from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
 from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
-from tests.builders.events import agent, flow, open_now, request, topic, workload
+from tests.builders import events as builders
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.lab.agent_server import Served, serving
 from tests.lab.http import Answer, get, samples
@@ -41,14 +41,16 @@ OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {
 
 def named(name: str) -> list[Any]:
     """One flow, one request and an interval; every name that a stranger chooses is this one."""
-    topics = [{"topic": name, "requests": 1, "records": 1, "bytes": 1}]
-    common: dict[str, Any] = {
-        "client": {"id": name, "software_name": name, "software_version": name},
-        "workload": {"pid": 7, "comm": name, "pod": name, "unit": name, "cmdline": name},
-        "topics": topics,
+    common = {
+        "client": builders.client(name, software_name=name, software_version=name),
+        "workload": builders.workload(name, pod=name, unit=name, cmdline=name),
     }
     ids = dict.fromkeys(("group", "instance_id", "transactional_id", "mechanism"), name)
-    return [flow(**common), request(**common, **ids), agent()]
+    return [
+        builders.flow(**common, topics=[builders.topic(name)]),
+        builders.request(**common, **ids, topics=[builders.partition(name=name)]),
+        builders.agent(),
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:30])
@@ -79,7 +81,7 @@ def test_the_live_table_shows_names_as_text(
     monkeypatch.setenv("LINES", "100")
     live = LiveTop()
     live.send([event for name in NAMES for event in named(name)[:1]])
-    live.send([agent()])
+    live.send([builders.agent()])
     live.close(1)
     output = capsys.readouterr().out
     assert not unsafe(output)
@@ -116,15 +118,15 @@ def listed(served: Served, path: str) -> list[Answer]:
 
 def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> None:
     events = [
-        flow(
+        builders.flow(
             client={"id": name, "software_name": name, "software_version": name},
-            workload=workload(name, unit=name),
-            topics=[topic(name)],
+            workload=builders.workload(name, unit=name),
+            topics=[builders.topic(name)],
         )
         for name in NAMES
     ]
     with serving() as served:
-        served.server.send([*events, agent(open=[open_now(comm=name) for name in NAMES])])
+        served.server.send([*events, builders.agent(open=[builders.open_now(comm=name) for name in NAMES])])
         wait_until(lambda: "last_interval_timestamp_seconds 1" in served.get("/metrics").text, "the events")
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")

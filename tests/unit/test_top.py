@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from kafka_probe.capture.sample import Protocol
-from kafka_probe.events import bucket_of
+from kafka_probe.events import Event, bucket_of
 from kafka_probe.sinks.stdout import BUFFER_BYTES
 from kafka_probe.top import (
     COLUMNS,
@@ -24,42 +24,31 @@ from kafka_probe.top import (
     plain_table,
     top_sink,
 )
+from tests.builders import events as builders
 from tests.builders import samples
-from tests.builders.events import event
+from tests.builders.events import client, close, passed, topic, workload
 from tests.builders.fed_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
 
 
-def flow(**fields: object) -> Any:
-    return {
-        "kind": "flow",
-        "side": "server",
-        "workload": {"pid": 7, "comm": "java", "container_id": "c0ffee42" * 8},
-        "client": {"id": "billing", "software_name": "librdkafka", "software_version": "2.5"},
-        "api": "Produce",
-        "api_version": 9,
-        "requests": 10,
-        "request_bytes": 4000,
-        "response_bytes": 1000,
-        "latency": {str(bucket_of(2000)): 10},
-        "errors": {},
-        "topics": [{"topic": "orders", "requests": 10, "records": 50, "bytes": 3000}],
-        **fields,
-    }
+def flow(**fields: Any) -> Any:
+    counts = {"response_bytes": 1000, "latency": {str(bucket_of(2000)): 10}, "topics": [topic()]}
+    owner = workload(container_id="c0ffee42" * 8)
+    return builders.flow(**{"side": "server", "workload": owner, **counts, **fields})
 
 
 def agent(seconds: float = 5.0, **losses: int) -> Any:
-    return {"kind": "agent", "since": 1_000_000, "ts": 1_000_000 + int(seconds * 1e6), "losses": losses}
+    return passed(int(seconds * 1e6), losses=losses)
 
 
-def traffic(*events: dict[str, Any], internal: bool = False) -> TrafficTable:
+def traffic(*events: Event, internal: bool = False) -> TrafficTable:
     summed = TrafficTable(internal=internal)
     summed.add(events)
     return summed
 
 
-def shown(*events: dict[str, Any], internal: bool = False) -> list[dict[str, str]]:
+def shown(*events: Event, internal: bool = False) -> list[dict[str, str]]:
     """The rows as they are shown, busiest first, by column."""
     summed = traffic(*events, internal=internal)
     return [dict(zip(NAMES, cells(key, row, summed.seconds), strict=True)) for key, row in summed.busiest()]
@@ -97,8 +86,8 @@ def test_connections_of_one_client_add_up_and_their_histograms_merge() -> None:
 
 def test_each_topic_of_a_flow_has_its_row_with_its_own_counts() -> None:
     topics = [
-        {"topic": "a", "requests": 10, "records": 1, "bytes": 100, "errors": {"3": 2}},
-        {"topic": None, "topic_id": "ab" * 16, "requests": 4, "records": 2, "bytes": 200},
+        topic("a", requests=10, records=1, bytes=100, errors={"3": 2}),
+        topic(None, topic_id="ab" * 16, requests=4, records=2, bytes=200),
     ]
     first, second = shown(flow(topics=topics), agent(1))
     assert (first["TOPIC"], first["REQ/S"], first["KB/S"], first["ERRORS"]) == ("a", "10.0", "0.1", "2")
@@ -116,22 +105,23 @@ def test_the_busiest_row_is_first() -> None:
 
 def test_a_pod_or_else_a_unit_stands_where_the_container_does() -> None:
     pod, unit = shown(
-        flow(requests=20, workload={"pod": "billing-7c9f-x2x4z", "container_id": "ab" * 32}),
-        flow(workload={"unit": "kafka-broker.service"}),
+        flow(requests=20, workload=workload(pod="billing-7c9f-x2x4z", container_id="ab" * 32)),
+        flow(workload=workload(unit="kafka-broker.service")),
         agent(),
     )
     assert (pod["CONTAINER"], unit["CONTAINER"]) == ("billing-7c9f-x2x4z", "kafka-broker.service")
 
 
 def test_what_is_unknown_is_a_dash_and_what_is_the_agents_own_says_so() -> None:
-    unknown = {"workload": None, "client": None, "latency": None, "topics": None, "errors": None, "api_version": None}
-    (row,) = shown(flow(**unknown, internal=True, api=None), agent(), internal=True)
+    nobody = {"workload": workload(None, pid=None), "client": client(None, software_name=None, software_version=None)}
+    own = flow(**nobody, internal=True, api=None, api_version=None, latency={}, topics=[])
+    (row,) = shown(own, agent(), internal=True)
     assert [row[name] for name in ("PID", "CLIENT", "LIBRARY", "TOPIC", "P50 MS")] == ["-"] * 5
     assert row["API"] == "(kafka-probe)"
 
 
 def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
-    lines = plain_table(traffic(flow(), flow(client={"id": "\x1b[2J"}), agent(5, ring_full=3))).decode().splitlines()
+    lines = plain_table(traffic(flow(), flow(client=client("\x1b[2J")), agent(5, ring_full=3))).decode().splitlines()
     assert lines[0].split()[:2] == ["SIDE", "PID"]
     assert len(lines) == 4
     assert lines[1].index("Produce") == lines[2].index("Produce") == lines[0].index("API")
@@ -153,7 +143,7 @@ def test_an_empty_table_names_what_is_open_and_not_decoded() -> None:
     fed.see(*(samples.rejected(number) for number in range(1, 4)), samples.rejected(4, Protocol.UNKNOWN))
     sink = PlainTop(once_s=5, descriptor=(descriptor := os.memfd_create("stdout")))
     sink.connections = fed.agent.connections
-    sink.send([event(kind="close", opaque="tls"), event(kind="close", opaque=None), agent(5)])
+    sink.send([close(opaque="tls"), close(), agent(5)])
     sink.close(5)
     with os.fdopen(descriptor, "rb") as printed:
         printed.seek(0)
@@ -211,7 +201,7 @@ def test_json_has_one_object_per_row() -> None:
 
 
 def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() -> None:
-    topics = [{"topic": f"{number}" + "\U0001f600" * 256, "requests": number} for number in range(22_000)]
+    topics = [topic(f"{number}" + "\U0001f600" * 256, requests=number) for number in range(22_000)]
     table = traffic(flow(topics=topics), agent(5))
     lines = plain_table(table).decode().splitlines()
     assert len(lines) == 1 + ROWS_SHOWN + 1
@@ -269,7 +259,8 @@ def test_names_that_are_too_long_are_cut_before_anything_else(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     live = LiveTop()
-    live.send([flow(client={"id": "c" * 100}, workload={"pid": 4_194_303, "comm": "ThreadPoolTaskE"}), agent(5)])
+    named = flow(client=client("c" * 100), workload=workload("ThreadPoolTaskE", pid=4_194_303))
+    live.send([named, agent(5)])
     live.close(1)
     _, row, _ = capsys.readouterr().out.splitlines()
     assert "4194303  ThreadPoolTaskE" in row

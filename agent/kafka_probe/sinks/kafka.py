@@ -22,7 +22,8 @@ from pydantic import ByteSize
 
 from kafka_probe.config import written_size
 from kafka_probe.shares import peer_of_event
-from kafka_probe.sinks.outbox import BATCH_BYTES, RETRY_S, Batch, Outbox, Worker, batches, encode
+from kafka_probe.sinks.batch import BATCH_BYTES, Batch, batches
+from kafka_probe.sinks.outbox import RETRY_S, Outbox, Worker, encode
 from kafka_probe.sinks.spool import Spool
 
 if TYPE_CHECKING:

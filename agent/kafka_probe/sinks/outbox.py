@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass, field
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -19,15 +18,14 @@ import orjson
 
 from kafka_probe.memory import SPOOL_FILES
 from kafka_probe.shares import Shares
+from kafka_probe.sinks.batch import EVENT_BYTES, Batch, batches
 from kafka_probe.text import printable_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from kafka_probe.sinks.spool import Segment, Spool
 
-BATCH_BYTES = 256 << 10
-EVENT_BYTES = 4 << 20  # maximum: twice the size of a flow of 4,096 topics with the longest names
 SPOOL_AFTER_S = 2.0
 RETRY_S = 1.0
 EXIT_S = 10.0
@@ -43,33 +41,9 @@ LOSSES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Encoded events, each ended by a newline, with their number, their record key and the time of their queueing."""
-
-    lines: bytes
-    events: int
-    key: str = ""
-    since_s: float = field(default_factory=time.monotonic, compare=False)
-
-
 def encode(event: Mapping[str, object]) -> bytes:
     """Return the event as one line of JSON."""
     return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
-
-
-def batches(lines: Iterable[bytes], limit_bytes: int = BATCH_BYTES, key: str = "") -> Iterator[Batch]:
-    """Yield batches of at most `limit_bytes` of joined lines; a longer line is a batch by itself."""
-    joined: list[bytes] = []
-    size = 0
-    for line in lines:
-        if joined and size + len(line) > limit_bytes:
-            yield Batch(b"".join(joined), len(joined), key)
-            joined, size = [], 0
-        joined.append(line)
-        size += len(line)
-    if joined:
-        yield Batch(b"".join(joined), len(joined), key)
 
 
 class Outbox:

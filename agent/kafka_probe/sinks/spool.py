@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kafka_probe.errors import StartError
+from kafka_probe.sinks.batch import BATCH_BYTES, EVENT_BYTES, Batch
 from kafka_probe.sinks.directory import NotPrivateError, make_private, open_directory, read_file
-from kafka_probe.sinks.outbox import BATCH_BYTES, EVENT_BYTES, Batch
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from kafka_probe.sinks.outbox import Batch, Outbox, Worker, encode
+from kafka_probe.sinks.batch import Batch
+from kafka_probe.sinks.outbox import Outbox, Worker, encode
 from kafka_probe.text import printable
 
 if TYPE_CHECKING:

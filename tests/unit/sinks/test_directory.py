@@ -16,7 +16,8 @@ import pytest
 from kafka_probe.errors import StartError
 from kafka_probe.memory import IN_TRANSIT_BYTES
 from kafka_probe.sinks import spool as spool_module
-from kafka_probe.sinks.outbox import Batch, Outbox
+from kafka_probe.sinks.batch import Batch
+from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import MAX_BATCH_BYTES, MAX_EVENTS, Segment, Spool
 
 MIB = 1 << 20

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.sinks.outbox import EVENT_BYTES, LOSSES, Batch, Outbox, Worker, batches, encode
+from kafka_probe.sinks.batch import EVENT_BYTES, Batch, batches
+from kafka_probe.sinks.outbox import LOSSES, Outbox, Worker, encode
 
 
 def oldest(outbox: Outbox) -> Batch:

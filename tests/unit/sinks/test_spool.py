@@ -17,7 +17,8 @@ import pytest
 
 from kafka_probe.errors import StartError
 from kafka_probe.sinks import outbox as outbox_room
-from kafka_probe.sinks.outbox import EVENT_BYTES, Batch, Outbox
+from kafka_probe.sinks.batch import EVENT_BYTES, Batch
+from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
 from tests.lab.processes import start, wait_until
 
@@ -277,7 +278,7 @@ def test_a_file_with_a_wrong_byte_is_counted_and_not_sent(
 WRITING = """
 import sys
 from pathlib import Path
-from kafka_probe.sinks.outbox import Batch
+from kafka_probe.sinks.batch import Batch
 from kafka_probe.sinks.spool import Spool
 spool = Spool(Path(sys.argv[1]), 1 << 30)
 for number in range(1 << 20):
