@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import kafka_probe
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.link import CALLS, EVENTS
+from kafka_probe.capture.link import AGENT, CALLS, EVENTS
 from kafka_probe.capture.options import PROGRAM_OPS, RULES, Options
 from kafka_probe.errors import StartError
 
@@ -99,6 +99,8 @@ def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None
         raise StartError(f"{backend}.c could not be compiled: {error}") from error
     # Some of the library's functions have no argtypes: ctypes would cut a plain number to 32 bits.
     compiled = _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
+    if not any(AGENT.to_bytes(4, "little") in code for code in compiled.functions.values()):
+        raise StartError(f"{backend}.c was compiled without a place for the agent's process id: report BCC's version")
     if kept:
         (kept / key).write_text(compiled.to_json())
     return compiled
@@ -166,7 +168,7 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
         "WATCHED_ROLES": options.watch_client << 1 | options.watch_server << 2,
-        "AGENT_TGID": options.agent_tgid,
+        "AGENT_TGID": AGENT,
         "NETNS": options.netns,
         "PERF_BUFFER": int(bool(options.perf_buffers)),
         "RING_PAGES": options.ring_bytes // 4096,

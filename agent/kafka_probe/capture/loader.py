@@ -62,7 +62,7 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
     programs = []
     for hook in BACKENDS[backend]:
-        linked = link(compiled.functions[hook.program], compiled.functions, descriptors)
+        linked = link(compiled.functions[hook.program], compiled.functions, descriptors, options.agent_tgid)
         programs.append((hook, load_program(hook, linked, btf)))
     links = [attach(hook, program) for hook, program in programs]
     instructions = {hook.program: program.instructions for hook, program in programs}
