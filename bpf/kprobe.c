@@ -35,7 +35,7 @@ struct receiving {
 BPF_TABLE("lru_hash", u64, struct sending, sends, 16384);
 BPF_TABLE("lru_hash", u64, struct receiving, receives, 16384);
 
-static inline u64 room(u64 message)
+static inline u64 buffer_left(u64 message)
 {
 	return READ(message + OFFSET(msghdr, msg_iter), iov_iter, count);
 }
@@ -75,7 +75,7 @@ int on_tcp_recvmsg(void *ctx)
 		return 0;
 	struct receiving call = { .sk = sk,
 				  .message = message,
-				  .left = room(message),
+				  .left = buffer_left(message),
 				  .sequence = READ(sk, tcp_sock, copied_seq),
 				  .flags = REGISTER(ctx, RECEIVE_FLAGS) };
 	receives.update(&thread, &call);
@@ -91,7 +91,7 @@ int on_tcp_rcv_space_adjust(void *ctx)
 		return 0;
 	u32 end = READ(sk, tcp_sock, copied_seq);
 	s32 result = end - receiving->sequence;
-	u64 left = room(receiving->message);
+	u64 left = buffer_left(receiving->message);
 	if (result <= 0)
 		return 0;
 	// The message belongs to this call only if it received as many bytes as the socket delivered. Otherwise another thread

@@ -54,6 +54,8 @@ COSTS = {
     "kernel_ns_per_other_call_tracepoint": ("the same per call on any other TCP socket, in µs", 1000, ".2f"),
     "agent_cpu_us_per_connection": ("CPU of the agent per connection opened, used once and closed, in µs", 1, ".0f"),
     "kernel_ns_per_connection": ("kernel time of the hooks per such connection, in µs", 1000, ".0f"),
+    "first_event_s": ("start of the agent to its first event with a cache of compiled programs, in s", 1, ".1f"),
+    "first_event_without_cache_s": ("the same with `--cache-dir off`", 1, ".1f"),
     "agent_rss_mb": ("peak resident memory of the agent, with its HTTP server, in MiB", 1, ".1f"),
     "records_lost": ("records lost", 1, ".0f"),
 }

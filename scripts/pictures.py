@@ -19,7 +19,7 @@ from kafka_probe import trace
 from kafka_probe.top import LiveTop, TrafficTable
 
 DATA = Path(__file__).parents[1] / "docs" / "data"
-TOP_WIDTH, TRACE_WIDTH = 112, 160  # narrow enough to be read on a page
+TOP_WIDTH, TRACE_WIDTH = 112, 170  # narrow enough to be read on a page; longer lines end with an ellipsis
 TOP_HEIGHT = 18
 # The format of rich without its fonts from the network and without its comment. Each text has its length, so that any
 # monospaced font fits.
@@ -71,7 +71,7 @@ def trace_lines() -> str:
     lines = [trace.HEADER, *(trace.line(event).rstrip("\n") for event in _recorded("trace"))]
     console = _console(TRACE_WIDTH)
     for line in lines:
-        console.print(Text(line, no_wrap=True, overflow="ellipsis"))
+        console.print(Text(line), no_wrap=True, overflow="ellipsis")
     return _svg(console, "trace")
 
 

@@ -1,20 +1,23 @@
-"""Skip tests marked `root` for other users, and end the output with how to run them."""
+"""Skip tests marked `root` for other users, and end the output with their number per folder and how to run them."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
 NEEDS_ROOT = "needs root"
+WHAT_FOR = "to load BPF programs, to make namespaces or cgroups, or to act as several users"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
-        pytest.skip(NEEDS_ROOT)
+        pytest.skip(f"{NEEDS_ROOT}: {WHAT_FOR}")
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -22,5 +25,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Genera
     yield
     skipped = [report for report in terminalreporter.getreports("skipped") if NEEDS_ROOT in str(report.longrepr)]
     if skipped:
+        folders = Counter("/".join(Path(report.nodeid).parts[:2]) for report in skipped)
+        where = ", ".join(f"{count} of {folder}" for folder, count in sorted(folders.items()))
         command = shlex.join([sys.executable, "-m", "pytest", *terminalreporter.config.invocation_params.args])
-        terminalreporter.write_line(f"{len(skipped)} tests need root and were skipped. To run them: sudo {command}")
+        terminalreporter.write_line(
+            f"{len(skipped)} tests need root and were skipped ({where}). To run them: sudo {command}"
+        )

@@ -112,14 +112,14 @@ def cgroups(host: Host) -> Finding:
 
 def backends() -> Finding:
     """Check which backends the kernel supports, by attaching a program that does nothing."""
-    from kafka_probe.capture.backends import BACKENDS, refusal
+    from kafka_probe.capture.backends import BACKENDS, refusal, type_ids
     from kafka_probe.capture.btf import Btf
 
     try:
-        types = Btf()
+        ids = type_ids(Btf())
     except StartError as error:
         return Finding("backends", False, str(error), "see the finding btf")
-    refused = {backend: refusal(backend, types) for backend in BACKENDS}
+    refused = {backend: refusal(backend, ids) for backend in BACKENDS}
     detail = "; ".join(f"not {backend}: {why}" if why else backend for backend, why in refused.items())
     remedy = "boot a kernel 5.10 or newer with CONFIG_KPROBES=y, or 6.3 or newer"
     return Finding("backends", not all(refused.values()), detail, remedy)

@@ -229,11 +229,11 @@ def _server(config: Config) -> Server | None:
 def _watch(
     config: Config,
     sink: Sink,
-    say: Callable[[str], None] = _to_stderr,
+    report: Callable[[str], None] = _to_stderr,
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
 ) -> None:
-    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `say`.
+    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `report`.
 
     again: reloads the settings on SIGHUP.
     """
@@ -243,7 +243,7 @@ def _watch(
 
     try:
         bounds = bounds_of(config)
-        agent = Agent(config, sink, bounds)
+        agent = Agent(config, sink, [server] if server else [], bounds)
         if hasattr(sink, "on_closed"):
             sink.on_closed = agent.stop
         if hasattr(sink, "connections"):
@@ -252,14 +252,13 @@ def _watch(
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))
         with _stopped_by_signal(agent.stop), attached(config, bounds) as (programs, listing):
             if server:
-                agent.listener = server.start(agent, sink, bounds.clients_bytes)
-                agent.uncounted_s = server.cpu_s
+                server.start(agent, sink, bounds.clients_bytes)
             agent.run(programs, listing)
     finally:
         sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
-        say(f"{section}: {', '.join(counted) or 'none'}")
+        report(f"{section}: {', '.join(counted) or 'none'}")
 
 
 def _reload(agent: Agent, again: Callable[[], Config]) -> None:

@@ -289,6 +289,10 @@ class Config(DaemonConfig):
     """lowest level of logged messages"""
     log_format: Literal["text", "json"] = "text"
     """format of log lines"""
+    cache_dir: Path | Literal["off"] = Field(
+        Path("/var/cache/kafka-probe"), json_schema_extra={"metavar": "DIRECTORY|off"}
+    )
+    """directory that keeps the compiled programs for the next start; off: compile them at each start"""
     ready_file: Path | None = None
     """file that the agent creates once its programs are attached"""
 

@@ -49,9 +49,12 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         cgroup_subsystem=Cgroups().v1_controller,
         max_connections=bounds.connections,
     )
-    with closing(Programs.load(config.backend, config.buffer, options, rules())) as programs:
+    cache_dir = None if config.cache_dir == "off" else config.cache_dir
+    with closing(Programs.load(config.backend, config.buffer, options, rules(), cache_dir)) as programs:
         not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
         log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
+        for problem in programs.cache_problems:
+            log.info("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):
             log.warning("The kernel does not measure the run time of the programs: %s.", refusal)
         watched = options.ports, config.side, config.netns, options.agent_tgid, bounds.connections

@@ -143,22 +143,26 @@ def _key(flow: FlowEvent, topic: FlowTopic | None) -> RowKey:
 
 
 class Column(NamedTuple):
-    """A heading, the alignment of its values, and `wide` if only wide terminals show the column."""
+    """A heading and the alignment of its values.
+
+    wide: only wide terminals show the column; long: its values may be cut, if not all columns fit.
+    """
 
     name: str
     align: Literal["left", "right"]
     wide: bool = False
+    long: bool = False
 
 
 COLUMNS = (
     Column("SIDE", "left", wide=True),
     Column("PID", "right"),
     Column("COMM", "left"),
-    Column("CONTAINER", "left", wide=True),
-    Column("CLIENT", "left"),
-    Column("LIBRARY", "left", wide=True),
-    Column("API", "left"),
-    Column("TOPIC", "left"),
+    Column("CONTAINER", "left", wide=True, long=True),
+    Column("CLIENT", "left", long=True),
+    Column("LIBRARY", "left", wide=True, long=True),
+    Column("API", "left", long=True),
+    Column("TOPIC", "left", long=True),
     Column("REQ/S", "right"),
     Column("KB/S", "right"),
     Column("REC/S", "right", wide=True),
@@ -166,7 +170,7 @@ COLUMNS = (
     Column("P99 MS", "right"),
     Column("ERRORS", "right"),
 )
-WIDE = 130
+WIDE = 140
 
 
 def cells(key: RowKey, row: Row, seconds: float) -> list[str]:
@@ -347,10 +351,10 @@ class LiveTop:
         )
         shown_columns = [self._console.width >= WIDE or not column.wide for column in COLUMNS]
         for column in compress(COLUMNS, shown_columns):
-            least = len(column.name) if column.align == "right" else None
-            table.add_column(column.name, justify=column.align, no_wrap=True, overflow="ellipsis", min_width=least)
+            table.add_column(column.name, justify=column.align, no_wrap=not column.long, min_width=len(column.name))
         for key, row in rows:
-            table.add_row(*map(Text, compress(cells(key, row, traffic.seconds or 1.0), shown_columns)))
+            texts = (Text(cell, no_wrap=True, overflow="ellipsis") for cell in cells(key, row, traffic.seconds or 1.0))
+            table.add_row(*compress(texts, shown_columns))
         return table
 
 

@@ -1,4 +1,4 @@
-"""Builds the agent's events, as far as their readers read them, and a server's view of an imaginary agent."""
+"""Builds events of the agent as server, `top` and `trace` read them, and a server's view of an imaginary agent."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.builders.wire import (
     request,
     response,
 )
-from tests.classifier.classifier import OTHERS, Classifier, Direction, classifier
+from tests.lab.classifier import OTHERS, Classifier, Direction, classifier
 
 CONVERSATIONS = 30_000  # of each protocol and kind of port
 WHOLE = 1 << 20

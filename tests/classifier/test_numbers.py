@@ -20,7 +20,7 @@ from tests.builders.wire import (
     request,
     response,
 )
-from tests.classifier.classifier import Classifier, Direction, classifier
+from tests.lab.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
 QUARTER = 1 << 30  # of all numbers

@@ -11,7 +11,7 @@ from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import MeasureKind as Measured
 from kafka_probe.protocol.facts import SetStatus, measure_values
 from tests.builders.wire import METADATA, Set, batch, produce, request, response
-from tests.classifier.classifier import Classifier, Direction, classifier
+from tests.lab.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
 AT_COUNT, AT_MAGIC, AT_ATTRIBUTES = 57, 16, 22

@@ -16,7 +16,7 @@ from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.trees import CLIENT_ID, FOREIGN, Message, Records, generated
 from tests.builders.wire import API_VERSIONS, request, response
-from tests.classifier.classifier import Classifier, Direction, classifier
+from tests.lab.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
 HEADER = len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()

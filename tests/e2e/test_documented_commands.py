@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 from kafka import KafkaProducer
 
+from tests.builders.event_schema import assert_valid
 from tests.lab.broker import Broker
 from tests.lab.processes import wait_until
-from tests.unit.schema import assert_valid
 
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 

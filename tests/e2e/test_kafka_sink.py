@@ -13,9 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import orjson
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+from kafka import KafkaAdminClient
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -30,6 +29,7 @@ from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
 from tests.lab.broker import Broker
+from tests.lab.numbered_events import config, event, read_all
 from tests.lab.processes import free_port, start, wait_until
 from tests.lab.topics import create_topics
 
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 # kafka-python leaves the sockets of refused connections to the garbage collector.
 pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")]
-
-AGENT = "agent-1"
 
 
 @pytest.fixture(autouse=True)
@@ -52,34 +50,6 @@ def _threads_and_sockets_end_here() -> Iterator[None]:
         thread.join(30)
         assert not thread.is_alive(), f"{thread.name} outlives its test"
     gc.collect()
-
-
-def event(seq: int, padding: int = 100, agent: str = AGENT) -> Any:
-    return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
-
-
-def read_all(bootstrap: str, topic: str, agent: str = AGENT) -> list[int]:
-    """The sequence numbers of an agent in the topic, in the order of the one partition that holds its key."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
-    try:
-        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
-        ends = consumer.end_offsets(partitions)
-        consumer.assign(partitions)
-        consumer.seek_to_beginning(*partitions)
-        found: list[int] = []
-        while any(consumer.position(partition) < end for partition, end in ends.items()):
-            for records in consumer.poll(timeout_ms=500).values():
-                for record in records:
-                    events = [orjson.loads(line) for line in record.value.splitlines()]
-                    assert {event["agent_id"].encode() for event in events} == {record.key}
-                    found += [event["seq"] for event in events if event["agent_id"] == agent]
-        return found
-    finally:
-        consumer.close()
-
-
-def config(broker: Broker, topic: str, **settings: Any) -> Config:
-    return Config(bootstrap_servers=broker.bootstrap, topic=topic, node="test", **settings)
 
 
 def total(sink: KafkaSink) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.conversation import conversation, exchange
+from tests.lab.conversation import conversation, exchange
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port
 from tests.lab.product import Watched

@@ -20,7 +20,7 @@ import pytest
 from kafka_probe.privileges import Capability
 from kafka_probe.server.limits import CPU_BURST_S, CPU_SHARE
 from tests.builders.wire import METADATA, request
-from tests.golden.conversation import conversation, exchange
+from tests.lab.conversation import conversation, exchange
 from tests.lab.http import get, samples
 from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Watched

@@ -9,8 +9,8 @@ from contextlib import closing
 import pytest
 
 from tests.builders.wire import FIFTY_RECORDS
-from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, receive_all
+from tests.lab.capture import Capture
+from tests.lab.conversation import Conversation, conversation, receive_all
 from tests.lab.processes import free_port
 
 

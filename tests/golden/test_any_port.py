@@ -22,8 +22,8 @@ from tests.builders.wire import (
     request,
     response,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, exchange, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import Conversation, conversation, exchange, transfer
 from tests.lab.processes import free_port
 
 pytestmark = pytest.mark.root

@@ -25,8 +25,8 @@ from tests.builders.wire import (
     shared,
     uncounted,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import Read, Write, conversation, receive_all, send_all, sendfile, splice_out
+from tests.lab.capture import Capture
+from tests.lab.conversation import Read, Write, conversation, receive_all, send_all, sendfile, splice_out
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 

@@ -17,8 +17,8 @@ import pytest
 
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.wire import METADATA, request
-from tests.golden.capture import Capture
-from tests.golden.conversation import receive_all
+from tests.lab.capture import Capture
+from tests.lab.conversation import receive_all
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.cgroups]

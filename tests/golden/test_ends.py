@@ -16,8 +16,8 @@ from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.identity import endpoint
 from tests.builders.strangers import client_hello
 from tests.builders.wire import METADATA, produce, records_of, request
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, receive_all, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import conversation, exchange, receive_all, transfer
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]

@@ -10,8 +10,8 @@ import pytest
 from kafka_probe.capture.compiler import CONNECTIONS_PER_UNFINISHED
 from kafka_probe.protocol.facts import Status
 from tests.builders.wire import METADATA, request, response
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     Conversation,
     conversation,
     exchange,

@@ -19,8 +19,10 @@ import pytest
 
 from kafka_probe.protocol.facts import MeasureKind
 from tests.builders.wire import API_VERSIONS, FIFTY_RECORDS, METADATA, Frame, produce, records_of, request, response
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.golden.io_uring import Ring, io_uring
+from tests.lab.bpf_programs import loaded
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     BUFFER_BYTES,
     FRAMES_PER_CALL,
     TIMEOUT_S,
@@ -30,8 +32,6 @@ from tests.golden.conversation import (
     receive_all,
     receive_at_once,
 )
-from tests.golden.io_uring import Ring, io_uring
-from tests.lab.bpf_programs import loaded
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]

@@ -13,8 +13,8 @@ import pytest
 
 from kafka_probe.capture.sample import Protocol
 from tests.builders.wire import FIFTY_RECORDS, METADATA, produce, records_of, request, response
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     Conversation,
     conversation,
     exchange,

@@ -31,8 +31,8 @@ from tests.builders.wire import (
     some_records,
     unmatched,
 )
-from tests.golden.capture import RING_BYTES, Capture
-from tests.golden.conversation import (
+from tests.lab.capture import RING_BYTES, Capture
+from tests.lab.conversation import (
     FRAMES_PER_CALL,
     Read,
     conversation,

@@ -27,8 +27,8 @@ from tests.builders.wire import (
     produce,
     request,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     Conversation,
     exchange,
     kafka,

@@ -34,8 +34,8 @@ from tests.builders.wire import (
     share_fetch,
     shared,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     exchange,
     kafka,
     raw_token,

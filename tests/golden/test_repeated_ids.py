@@ -34,8 +34,8 @@ from tests.builders.wire import (
     response,
     unmatched,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import (
+from tests.lab.capture import Capture
+from tests.lab.conversation import (
     Conversation,
     conversation,
     exchange,

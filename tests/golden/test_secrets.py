@@ -26,8 +26,8 @@ from tests.builders.wire import (
     request,
     response,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import kafka, receive_pieces, send_pieces
+from tests.lab.capture import Capture
+from tests.lab.conversation import kafka, receive_pieces, send_pieces
 
 pytestmark = pytest.mark.root
 

@@ -9,8 +9,8 @@ from itertools import count
 
 import pytest
 
-from tests.golden.capture import BUFFER, Capture
-from tests.golden.conversation import Conversation, accepted_by, exchange
+from tests.lab.capture import BUFFER, Capture
+from tests.lab.conversation import Conversation, accepted_by, exchange
 from tests.lab.processes import free_port, wait_until
 
 pytestmark = [

@@ -13,8 +13,8 @@ import pytest
 from kafka_probe.capture.sample import Protocol
 from tests.builders.strangers import FIRST_WORDS
 from tests.builders.wire import MARKER, METADATA, request, response
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, receive_pieces, send_pieces, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import conversation, exchange, receive_pieces, send_pieces, transfer
 
 pytestmark = pytest.mark.root
 

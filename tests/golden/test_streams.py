@@ -22,8 +22,8 @@ from tests.builders.wire import (
     response,
     uncounted,
 )
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import conversation, exchange, kafka, receive_all, receive_pieces, send_all, transfer
 
 pytestmark = pytest.mark.root
 

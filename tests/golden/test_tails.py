@@ -7,8 +7,8 @@ import pytest
 
 from kafka_probe.capture.sample import DATA_BYTES, SampleKind
 from tests.builders.wire import FETCH, fetched, records_of, request
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import conversation, exchange, transfer
 
 pytestmark = pytest.mark.root
 

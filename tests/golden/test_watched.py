@@ -12,8 +12,8 @@ from subprocess import PIPE
 import pytest
 
 from tests.builders.wire import METADATA, request
-from tests.golden.capture import Capture
-from tests.golden.conversation import conversation, exchange, receive_all, transfer
+from tests.lab.capture import Capture
+from tests.lab.conversation import conversation, exchange, receive_all, transfer
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 

@@ -25,7 +25,7 @@ SLEEP_S = 20
 HEAD = """
 import json, time
 from pathlib import Path
-from tests.golden.conversation import conversation, exchange
+from tests.lab.conversation import conversation, exchange
 from tests.lab.processes import wait_until
 
 reports = lambda: Path("/results/events").read_bytes().count(b'"kind":"agent"')

@@ -20,7 +20,7 @@ import kafka_probe.agent  # noqa: F401  # so that each fork has it
 from tests.builders import wire  # noqa: F401  # the same
 
 if TYPE_CHECKING:
-    from tests.golden.capture import Capture
+    from tests.lab.capture import Capture
 
 RESULTS = Path("/results")
 FLAGS = ("--color=no", "--durations=8", "-p", "no:cacheprovider")

@@ -17,12 +17,13 @@ from typing import Any
 
 from kafka_probe.capture.backends import SAFE_TRAMPOLINES
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.compiler import compile_programs
+from kafka_probe.capture.cache import key_of, sealed
+from kafka_probe.capture.compiler import compile_programs, origin
 from kafka_probe.capture.options import Options
-from tests.golden.capture import RING_BYTES
 from tests.kernel.archive import CACHE, SUITES, Kernel, kernel
 from tests.kernel.machine import Job, run
 from tests.kernel.root import root_disk
+from tests.lab.capture import RING_BYTES
 from tests.lab.processes import LabError
 
 ROOT = Path(__file__).parents[2]
@@ -37,7 +38,7 @@ _UNREADABLE = {"buffer_unreadable", "gap", "program_skipped"}
 FILES = {name: ROOT / name for name in ("agent", "bpf", "tests", "pyproject.toml")}
 SCRIPT = """
 export HOME=/root PATH=/usr/sbin:/usr/bin LANG=C.UTF-8 PYTHONPATH=agent:. PYTHONUNBUFFERED=1
-export GOLDEN_PORT={port} GOLDEN_KEPT=$PWD/programs
+export GOLDEN_PORT={port} GOLDEN_CACHE=$PWD/programs
 exec python3 -m tests.kernel.guest {arguments}
 """
 
@@ -105,12 +106,19 @@ def compile_for_guests(
 ) -> None:
     """Compile the programs for guests: under emulation, that would take longer than everything else."""
     programs(found).mkdir(exist_ok=True)
-    types = Btf(found.btf)
+    types, sources = Btf(found.btf), origin(found.btf.read_bytes())
     options = Options((PORT,), True, True, agent_tgid=0, ring_bytes=RING_BYTES, cgroup_subsystem=cgroup_subsystem)
+    wanted = {}
     for backend in backends:
         for buffer in buffers:
             by_cpu = {0: 0} if buffer == "perf" else {}  # that there are any is all that the compiler asks
-            compile_programs(backend, replace(options, perf_buffers=by_cpu), types, programs(found))
+            with_buffer = replace(options, perf_buffers=by_cpu)
+            wanted[key_of(sources, backend, with_buffer.compiled_in())] = backend, with_buffer
+    present = {file.name: file for file in programs(found).iterdir()}
+    for key in present.keys() - wanted.keys():
+        present[key].unlink()
+    for key in wanted.keys() - present.keys():
+        (programs(found) / key).write_bytes(sealed(key, compile_programs(*wanted[key], types).to_json()))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,14 @@ from tests.lab.topics import read_topic
 EVENTS, TRAFFIC, ALERTS = "kafka-probe.events", "kafka-probe.traffic", "kafka-probe.alerts"
 COULD_NOT_START = 3
 _AGENT = (sys.executable, "-m", "kafka_probe", "run")
+_ALONE = ("--listen", "off", "--cache-dir", "off")
 _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 
 class Agent:
     """`with Agent(directory, flags) as agent:` is an agent from attached to orderly stopped; its log is `log`.
 
-    It listens nowhere unless a flag says where: several of them share this host.
+    It listens nowhere and keeps no compiled programs, unless a flag says where: several of them share this host.
 
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
@@ -78,7 +79,7 @@ class Agent:
         for leftover in (self._ready, self.log, self.output):
             if not leftover.is_fifo():  # that somebody reads
                 leftover.unlink(missing_ok=True)
-        command: list[str | Path] = [*_AGENT, "--listen", "off", "--ready-file", self._ready, *self._flags]
+        command: list[str | Path] = [*_AGENT, *_ALONE, "--ready-file", self._ready, *self._flags]
         log, output, environment = self.log, self.output, self._environment
         self._process = start(command, log=log, stdout=output, env=environment, inside=self._inside)
         try:
@@ -103,10 +104,18 @@ class Agent:
 class Watched:
     """An agent on one port, and its events so far."""
 
-    def __init__(self, directory: Path, port: int, *flags: str, interval_s: float | None = 0.3) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        port: int,
+        *flags: str,
+        interval_s: float | None = 0.3,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """interval_s: None leaves it to the other settings."""
         interval = () if interval_s is None else ("--interval-s", str(interval_s))
-        self.agent = Agent(directory, "--sink", "stdout", "--ports", str(port), *interval, *flags)
+        given = ("--sink", "stdout", "--ports", str(port), *interval, *flags)
+        self.agent = Agent(directory, *given, environment=environment)
 
     def events(self, **equal: object) -> list[dict[str, Any]]:
         """Return the events with these values, the client's before the server's."""

@@ -25,10 +25,10 @@ from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, at_end
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
+from tests.lab.pipeline_job import LIMIT_S, Run
 from tests.lab.processes import LabError, free_port, kill_family, tail, wait_until
 from tests.lab.spark import ACTIVE, HOST, Cluster, documented
 from tests.lab.topics import create_topics
-from tests.pipeline.runs import LIMIT_S, Run
 
 pytestmark = [
     pytest.mark.root,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.sinks.kafka import KafkaSink
-from tests.e2e.test_kafka_sink import config, event, read_all
 from tests.lab.broker import Broker
+from tests.lab.numbered_events import config, event, read_all
 from tests.lab.processes import wait_until
 from tests.lab.topics import create_topics
 

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 import pytest
 from kafka import KafkaProducer
 
+from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.monitoring import expressions
 from tests.lab.processes import free_port, wait_until
 from tests.lab.product import Agent
 from tests.lab.prometheus import Prometheus
 from tests.lab.topics import create_topics
-from tests.pipeline.receiver import Receiver
 
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 

@@ -17,8 +17,8 @@ from kafka_probe_pipeline import alertmanager
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.storms import SCHEMA
+from tests.lab.alertmanager import Receiver
 from tests.lab.processes import wait_until
-from tests.pipeline.receiver import Receiver
 
 
 def storm(name: str) -> Alert:

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
+from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
+from tests.lab.pipeline_job import LIMIT_S, Run
 from tests.lab.processes import wait_until
-from tests.pipeline.receiver import Receiver
-from tests.pipeline.runs import LIMIT_S, Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -13,10 +13,10 @@ from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
 from tests.builders.hostile import NAMES, unsafe
 from tests.builders.spark_events import BROKER, CLIENT, Event, closed, flow, opened, word
+from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
+from tests.lab.pipeline_job import Run
 from tests.lab.processes import wait_until
-from tests.pipeline.receiver import Receiver
-from tests.pipeline.runs import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

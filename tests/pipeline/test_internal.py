@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
 from tests.lab.broker import Broker
-from tests.pipeline.runs import Run
+from tests.lab.pipeline_job import Run
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

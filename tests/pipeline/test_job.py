@@ -21,10 +21,10 @@ from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import flow
 from tests.lab.broker import Broker
+from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
 from tests.lab.processes import free_port, tail
 from tests.lab.spark import ACTIVE
 from tests.lab.topics import create_topics
-from tests.pipeline.runs import LIMIT_S, Moment, Run, command_line
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tests.classifier.classifier import OTHERS, classifier
+from tests.lab.classifier import OTHERS, classifier
 
 CONVERSATIONS = 10_000_000
 SEED = 1

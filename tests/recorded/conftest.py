@@ -6,10 +6,10 @@ from contextlib import closing
 
 import pytest
 
-from tests.golden.capture import Capture
+from tests.builders.recordings import names
+from tests.lab.capture import Capture
 from tests.lab.processes import free_port
-from tests.recorded.recording import names
-from tests.recorded.replay import Held, Replay, replay
+from tests.lab.replay import Held, Replay, replay
 
 
 @pytest.fixture(scope="session")

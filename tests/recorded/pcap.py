@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.recorded.recording import Frame
+from tests.builders.recordings import Frame
 
 PORT = 9092
 _FILE_HEADER = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 1 << 18, 1)  # Ethernet

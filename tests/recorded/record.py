@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.builders.recordings import Frame, exchanges, write
 from tests.lab.broker import Broker
 from tests.lab.clients import ROOT
 from tests.lab.processes import LabError, start, stop, tail
@@ -21,7 +22,6 @@ from tests.lab.tcpdump import Address, Capture, segments
 from tests.lab.topics import create_topics
 from tests.lab.walker import Frames
 from tests.recorded.conversations import CONVERSATIONS, Conversation, Lab
-from tests.recorded.recording import Frame, exchanges, write
 
 # A broker tells its clients where its data lies: a place that says nothing.
 DIRECTORY = Path("/tmp/kafka-probe-recorded")

@@ -9,11 +9,11 @@ import pytest
 
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from kafka_probe.protocol.rules import HEADER_ONLY
+from tests.builders import oracle
+from tests.builders.recordings import names
 from tests.builders.wire import Seen
-from tests.recorded import oracle
+from tests.lab.replay import Held, Replay
 from tests.recorded.conversations import CONVERSATIONS
-from tests.recorded.recording import names
-from tests.recorded.replay import Held, Replay
 
 pytestmark = pytest.mark.root
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders.recordings import Frame, names, read
+from tests.lab.replay import Held
 from tests.recorded.pcap import PORT, write_pcap
-from tests.recorded.recording import Frame, names, read
-from tests.recorded.replay import Held
 
 pytestmark = pytest.mark.root
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SampleKind
-from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import open_counts
-from kafka_probe.events import Event
 from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.builders.events import workload
+from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import TOPIC, TOPIC_ID, case
 from tests.builders.samples import (
     Samples,
@@ -32,52 +30,8 @@ from tests.builders.samples import (
     response,
     stream,
 )
-from tests.unit.schema import assert_valid
 
 METADATA, OFFSET_COMMIT, API_VERSIONS = ApiKey.METADATA, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS
-SECOND_NS = 10**9
-
-
-class Kept:
-    """A sink that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.events: list[dict[str, Any]] = []
-
-    def send(self, events: Sequence[Event]) -> None:
-        self.events += [dict(event) for event in events]
-
-    def close(self, timeout_s: float) -> None:
-        """Do nothing: no event waits."""
-
-    def losses(self) -> Mapping[str, int]:
-        return {"sink_refused": 0}
-
-    def counters(self) -> Mapping[str, int]:
-        return {"sink_events": len(self.events)}
-
-    def trouble(self) -> str | None:
-        return None
-
-
-class Fed:
-    """An agent that is given samples instead of a ring."""
-
-    def __init__(self, requests: str = "off") -> None:
-        self.sink = Kept()
-        self.agent = Agent(Config(node="node-1", requests=RequestEvents.parse(requests)), self.sink)
-
-    def see(self, *records: Samples) -> None:
-        self.agent._consume(stream(*records))
-
-    def report(self) -> None:
-        now = time.monotonic_ns()
-        deque(self.agent._report(now - SECOND_NS, now, now), maxlen=0)
-
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        for event in self.sink.events:
-            assert_valid(event)
-        return [event for event in self.sink.events if kind in (None, event["kind"])]
 
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:
@@ -116,13 +70,15 @@ def test_names_that_were_learned_are_told_before_the_flows_once() -> None:
     assert kinds.index("topics") < kinds.index("flow")
 
 
-def test_a_listener_gets_the_events_of_the_sink() -> None:
+def test_a_local_sink_gets_the_events_of_the_destination_and_its_losses_hide_no_ends_from_the_topic() -> None:
     fed = Fed("all")
-    heard: list[Mapping[str, object]] = []
-    fed.agent.listener = heard.extend
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
-    assert heard == fed.sink.events
+    assert fed.local_sink.parts == fed.sink.parts
+    fed.local_sink.lost = 1
+    fed.report()
+    agent = fed.events("agent")[-1]
+    assert (agent["losses"]["server_behind"], agent["complete_since"]) == (1, None)
 
 
 def test_other_threads_see_the_open_connections() -> None:
@@ -134,7 +90,7 @@ def test_other_threads_see_the_open_connections() -> None:
 def test_since_when_no_end_was_lost_is_told() -> None:
     fed = Fed()
     fed.report()
-    fed.agent._kernel["ring_full"] = 3  # as the kernel counts
+    fed.reporter._kernel["ring_full"] = 3  # as the kernel counts
     fed.report()
     fed.report()
     before, at, after = fed.events("agent")
@@ -156,7 +112,7 @@ def test_events_are_numbered_without_gaps_across_intervals() -> None:
 
 
 def test_two_runs_are_two_agents() -> None:
-    assert Fed().agent._id != Fed().agent._id
+    assert Fed().agent._sender.agent_id != Fed().agent._sender.agent_id
 
 
 def test_events_of_a_moment_have_the_time_of_the_kernel_as_time_of_day() -> None:
@@ -215,13 +171,12 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
     fed = Fed()
     groups = 2 * open_counts.MAX_GROUPS
-    parts: list[int] = []
-    fed.agent.listener = lambda events: parts.append(sum(len(encode(event)) for event in events))
     fed.see(*(opened(conn, tgid=conn, server_side=conn % 2 == 0) for conn in range(1, groups + 1)))
     fed.report()
     (agent,) = fed.events("agent")
     assert len({event["workload"]["exe"] for event in fed.events("open")}) == groups
     assert len(encode(agent)) < 512 << 10
+    parts = [sum(len(encode(event)) for event in part) for part in fed.sink.parts]
     assert len(parts) > 1
     assert max(parts) < IN_HAND_BYTES
     connections = Counter[str]()
@@ -297,7 +252,7 @@ class Clocks:
 def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]) -> tuple[dict[str, Any], ...]:
     """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
-    monkeypatch.setattr("kafka_probe.agent.time", clocks)
+    monkeypatch.setattr("kafka_probe.reporting.time", clocks)
     monkeypatch.setattr("kafka_probe.events.times.time", clocks)
     since = clocks.monotonic_ns()
     fed.see(opened(ts_ns=since), exchange(1))
@@ -306,7 +261,7 @@ def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[
     clocks.pass_by(10)
     now = clocks.monotonic_ns()
     fed.see(ended(ts_ns=now))
-    deque(fed.agent._report(since, now, now), maxlen=0)
+    deque(fed.reporter.report(since, now, now), maxlen=0)
     return tuple(fed.events())
 
 

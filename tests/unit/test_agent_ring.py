@@ -15,10 +15,15 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
+from kafka_probe.loop import Loop
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
+from kafka_probe.protocol.api_keys import ApiKey
+from tests.builders.fed_agent import SECOND_NS, Fed, Kept
 from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, ended, frame, message, opened, request, stream
-from tests.unit.test_agent import METADATA, SECOND_NS, Fed, Kept
+
+METADATA = ApiKey.METADATA
+RING_BYTES = 8 << 20
 
 
 class LateRing:
@@ -46,6 +51,8 @@ class LateRing:
 
 class NoPrograms:
     """Programs with no counts."""
+
+    backend = "tracepoint"
 
     def __init__(self, buffer: object) -> None:
         self.buffer = buffer
@@ -92,12 +99,16 @@ class Following(NoPrograms):
         return {2}
 
 
+def loop_of(fed: Fed, programs: NoPrograms) -> Loop:
+    """The loop of an agent whose intervals end at once."""
+    return Loop(programs, None, fed.stages, fed.reporter, 0.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
+
+
 def forget_lost(fed: Fed, ring: object) -> None:
-    programs = Following(ring)
-    fed.agent._look(programs)  # type: ignore[arg-type]  # stands in for the kernel
-    fed.agent._suspect_lost(programs)  # type: ignore[arg-type]  # stands in for the kernel
-    fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
-    fed.agent._forget_suspects()
+    loop = loop_of(fed, Following(ring))
+    loop._end_interval()
+    loop._drain()
+    loop._forget_suspects()
 
 
 def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
@@ -105,7 +116,7 @@ def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
     fed.see(opened(1), opened(2), opened(3), closed(3))
     ring.wait(0)  # what it holds was opened too late to be among those that are followed
     forget_lost(fed, ring)
-    assert fed.agent._tracker.known() == {2, 1 << 20}
+    assert fed.stages.tracker.known() == {2, 1 << 20}
     fed.report()
     (told,) = fed.events("agent")
     assert (told["connections"], told["losses"]["close_unknown"]) == (2, 1)
@@ -116,7 +127,7 @@ def test_an_end_that_the_ring_still_holds_is_not_lost() -> None:
     fed.see(opened(1))
     ring.waiting = ended(1)
     forget_lost(fed, ring)
-    assert fed.agent._tracker.losses["close_unknown"] == 0
+    assert fed.stages.tracker.losses["close_unknown"] == 0
 
 
 def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_read() -> None:
@@ -124,8 +135,8 @@ def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_re
     fed, ring = Fed(), FloodedRing()
     fed.see(opened(1), opened(2))
     forget_lost(fed, ring)
-    assert fed.agent._tracker.known() == {2}
-    assert ring.samples >= (8 << 20) // SLOT.itemsize
+    assert fed.stages.tracker.known() == {2}
+    assert ring.samples >= RING_BYTES // SLOT.itemsize
 
 
 def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> None:
@@ -134,26 +145,27 @@ def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> No
     ring.waiting = opened(1 << 20)
     fed.see(unfinished)
     forget_lost(fed, ring)
-    assert fed.agent._reader.unfinished() == set()
-    assert fed.agent._reader.losses["frame_incomplete"] == 1
+    assert fed.stages.reader.unfinished() == set()
+    assert fed.stages.reader.losses["frame_incomplete"] == 1
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
-    fed, ring, capacity = Fed(), FloodedRing(), (8 << 20) // SLOT.itemsize
+    fed, ring, capacity = Fed(), FloodedRing(), RING_BYTES // SLOT.itemsize
+    loop = loop_of(fed, NoPrograms(ring))
     began = time.monotonic_ns()
-    fed.agent._drain(ring, due=0.0)  # type: ignore[arg-type]  # stands in for the kernel
+    loop._drain(due_s=0.0)
     assert ring.samples < capacity
-    assert fed.agent._read_ns < began
-    fed.agent._drain(ring)  # type: ignore[arg-type]  # stands in for the kernel
+    assert loop._read_ns < began
+    loop._drain()
     assert ring.samples == capacity
-    assert began <= fed.agent._read_ns
+    assert began <= loop._read_ns
 
 
 def test_a_long_report_is_handed_on_in_parts_and_what_comes_meanwhile_is_of_the_next_interval() -> None:
     fed = Fed()
     fed.see(*(opened(conn) for conn in range(4000)), request(METADATA, 12, 1))
     now = time.monotonic_ns()
-    parts = fed.agent._report(now - SECOND_NS, now, now)
+    parts = fed.reporter.report(now - SECOND_NS, now, now)
     sent = []
     for _ in parts:
         sent.append(len(fed.sink.events))
@@ -173,12 +185,12 @@ def test_two_reports_at_the_same_time_each_have_their_own_ends() -> None:
     for first in (1, 3001):
         for conn in range(first, first + 3000):
             fed.see(opened(conn), ended(conn, ts_ns=now))
-        reports.append(fed.agent._report(now, now, now))
+        reports.append(fed.reporter.report(now, now, now))
         next(reports[-1])
     for parts in reports:
         deque(parts, maxlen=0)
     assert sorted(event["conn_id"] for event in fed.events("close")) == [f"{conn:016x}" for conn in range(1, 6001)]
-    assert len(fed.agent._tracker._pending_closes) == 0
+    assert len(fed.stages.tracker._pending_closes) == 0
 
 
 class BusyRing(LateRing):
@@ -198,7 +210,7 @@ class BusyRing(LateRing):
 def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
-    agent._loop(NoPrograms(BusyRing(6, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    agent.run(NoPrograms(BusyRing(6, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
     agents = [event for event in sink.events if event["kind"] == "agent"]
     # Each report reads the wall clock's offset anew.
     ends_us = pytest.approx([event["ts"] for event in agents[1:-1]], rel=0, abs=1000)
@@ -208,14 +220,14 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
 
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:
     agent = Agent(Config(node="node-1"), Kept())
-    agent._loop(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
-    assert agent._tracker._seen is None  # else it would grow with each connection
+    agent.run(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    assert agent._stages.tracker._seen is None  # else it would grow with each connection
 
 
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
     sink = Kept()
     agent = Agent(Config(node="node-1", interval_s=1e-6), sink)
-    agent._loop(NoPrograms(LateRing(20, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
+    agent.run(NoPrograms(LateRing(20, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
     complete_until, closes = 0, 0
     for event in sink.events:
         if event["kind"] == "agent":
@@ -229,7 +241,7 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
 def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
     """Each connection holds back the last record of a frame that names many topics."""
     fed = Fed()
-    fed.agent._flows._place_bytes = 0
+    fed.stages.flows._place_bytes = 0
     topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
     frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
     for conn, records in enumerate(frames, 1):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_probe.memory import Bounds
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks import LocalSink, Sink
 
 SOURCES = Path(cli.__file__).parents[1]
 # Another user could not even read a checkout below a private folder; the kernel asks for capabilities only.
@@ -168,7 +168,7 @@ def test_help_ends_with_examples(command: str) -> None:
 class Standstill:
     """An agent that does nothing until it is stopped."""
 
-    def __init__(self, config: Config, sink: Sink, _bounds: Bounds) -> None:
+    def __init__(self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds) -> None:
         self.config = config
         self.sink = sink
         self.stops = 0

@@ -81,6 +81,15 @@ def test_every_source_file_that_is_named_exists(path: Path) -> None:
     assert [name for name in named if not any(source.endswith(f"/{name}") for source in sources)] == []
 
 
+def test_the_readme_of_the_tests_names_every_folder_and_nothing_that_is_not_there() -> None:
+    tests = ROOT / "tests"
+    named = set(re.findall(r"`([\w/]+(?:/|\.py))`", (tests / "README.md").read_text()))
+    assert [name for name in sorted(named) if not any((folder / name).exists() for folder in (tests, ROOT))] == []
+    folders = {path.parent.relative_to(tests) for path in tests.glob("*/*.py")}
+    programs = {path.parent.relative_to(tests) for path in tests.glob("programs/*/*.py")}
+    assert {f"{folder}/" for folder in folders | programs} - named == {"programs/"}
+
+
 def test_figures_of_the_readme_are_those_of_the_bench() -> None:
     bench = json.loads((ROOT / "docs/data/bench.json").read_text())
     agent, tcpdump, tshark = (bench[f"{name}_cpu_us_per_request"]["median"] for name in ("agent", "tcpdump", "tshark"))

@@ -27,7 +27,7 @@ from kafka_probe.events import (
     own_fields,
 )
 from kafka_probe.flows import _buckets
-from tests.unit.schema import misfits
+from tests.builders.event_schema import misfits
 
 LONGEST_US = 2**32 - 1
 

@@ -17,6 +17,7 @@ from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
+from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import INTERVAL
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID
 from tests.builders.samples import (
@@ -33,7 +34,6 @@ from tests.builders.samples import (
     stream,
 )
 from tests.builders.trees import Records
-from tests.unit.schema import assert_body_valid
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = (
     ApiKey.PRODUCE,

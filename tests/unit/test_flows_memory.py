@@ -12,9 +12,9 @@ from kafka_probe.memory import MIB, event_bytes
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.shares import Shares
 from kafka_probe.sinks.outbox import encode
+from tests.builders.bounded_tables import Watched, grown_by, with_place
 from tests.builders.events import INTERVAL
 from tests.builders.samples import by_hand, fetch, opened, request, response
-from tests.unit.bounds import Watched, grown_by, with_place
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 

@@ -22,9 +22,9 @@ from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
 from tests.builders import events as builders
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
+from tests.lab.agent_server import Served, serving
 from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
-from tests.unit.server.served import Served, serving
 
 PLAIN = [name for name in NAMES if name.strip() and name.isprintable() and not unsafe(name) and len(name) <= 20]
 """Names that every output shows as they are."""
@@ -126,7 +126,7 @@ def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> N
         for name in NAMES
     ]
     with serving() as served:
-        served.hand_over([*events, builders.agent(open=[builders.open_now(comm=name) for name in NAMES])])
+        served.server.send([*events, builders.agent(open=[builders.open_now(comm=name) for name in NAMES])])
         wait_until(lambda: "last_interval_timestamp_seconds 1" in served.get("/metrics").text, "the events")
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")

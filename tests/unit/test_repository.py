@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -118,3 +120,47 @@ def test_no_tracked_file_names_a_package_registry(tracked: list[Path]) -> None:
 def test_no_binary_is_tracked(tracked: list[Path]) -> None:
     pictures = {".png", ".svg"}
     assert [path for path in tracked if path.suffix not in pictures and b"\0" in path.read_bytes()] == []
+
+
+SHARED = ("builders", "lab", "programs")  # each imports from those before it, all other folders from all of them
+
+
+def imported(path: Path) -> Iterator[Path]:
+    """Yield the modules below tests/ that a module imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{each.name}" for each in node.names)]
+        found = (ROOT / name.replace(".", "/") for name in names if name.startswith("tests."))
+        yield from (path for name in found for path in (name.with_suffix(".py"), name / "__init__.py") if path.exists())
+
+
+def may_import(importer: Path, module: Path) -> bool:
+    """Return False for tests, and for modules of another folder that is not there to be shared."""
+    if module.name.startswith(("test_", "check_")):
+        return False
+    own, other = (path.relative_to(ROOT / "tests").parts[0] for path in (importer, module))
+    shared = SHARED[: SHARED.index(own) + 1] if own in SHARED else SHARED
+    return other in shared or importer.parent == module.parent
+
+
+def test_tests_import_only_from_their_folder_and_from_what_folders_share(tracked: list[Path]) -> None:
+    modules = [path for path in tracked if path.is_relative_to(ROOT / "tests") and path.suffix == ".py"]
+    imports = [(path, each) for path in modules for each in imported(path)]
+    assert imports
+    assert [(path, each) for path, each in imports if not may_import(path, each)] == []
+
+
+@pytest.mark.parametrize(
+    ("importer", "module"),
+    [
+        ("e2e/test_counts.py", "e2e/test_server.py"),
+        ("e2e/test_counts.py", "golden/io_uring.py"),
+        ("builders/wire.py", "lab/http.py"),
+        ("lab/http.py", "programs/soak/accounts.py"),
+    ],
+)
+def test_an_import_of_a_test_or_of_what_is_not_shared_is_noticed(importer: str, module: str) -> None:
+    assert not may_import(ROOT / "tests" / importer, ROOT / "tests" / module)

@@ -27,7 +27,7 @@ from kafka_probe.top import (
 from tests.builders import events as builders
 from tests.builders import samples
 from tests.builders.events import client, close, passed, topic, workload
-from tests.unit.test_agent import Fed
+from tests.builders.fed_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
 
@@ -251,3 +251,18 @@ def test_the_live_table_has_the_columns_that_its_terminal_has_room_for(
     assert "Produce v9" in row
     assert "…" not in row
     assert footer.strip() == "1 rows over 5.0 s, lost: nothing"
+
+
+@pytest.mark.parametrize("width", [WIDE, WIDE + 10, 80, 100])
+def test_names_that_are_too_long_are_cut_before_anything_else(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    live = LiveTop()
+    named = flow(client=client("c" * 100), workload=workload("ThreadPoolTaskE", pid=4_194_303))
+    live.send([named, agent(5)])
+    live.close(1)
+    _, row, _ = capsys.readouterr().out.splitlines()
+    assert "4194303  ThreadPoolTaskE" in row
+    assert "c…" in row
+    assert "…" not in "".join(row.split()[-4:])

@@ -24,14 +24,14 @@ from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.sinks import Table
 from kafka_probe_pipeline.storms import IDLE, RESTART
+from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.network import Answer, Connection, Network, nat
+from tests.lab.pipeline_job import Run
 from tests.lab.processes import wait_until
 from tests.lab.product import Agent, read_events
 from tests.lab.storm import Herd, Victim, churn, herd, restart, storm
 from tests.lab.topics import create_topics
-from tests.pipeline.receiver import Receiver
-from tests.pipeline.runs import Run
 
 pytestmark = [
     pytest.mark.root,

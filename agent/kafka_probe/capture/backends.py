@@ -7,13 +7,13 @@ reliably what it accepts. This module compiles nothing.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from kafka_probe.capture import bpf, link
 from kafka_probe.capture.btf import Btf
-from kafka_probe.errors import StartError
 
 _KPROBE_PMU = Path("/sys/bus/event_source/devices/kprobe/type")
 _TRACING = 26  # enum bpf_prog_type
@@ -73,22 +73,31 @@ BACKENDS = {
         Hook("on_sock_send_length", Type.RAW_TRACEPOINT, "sock_send_length"),
     ),
 }
+# Functions whose type ids `load` and `refusal` need.
+_FUNCTIONS = {SAFE_TRAMPOLINES, *(hook.target for hook in BACKENDS["fentry"] if hook.type is Type.FEXIT)}
 
 
-def load(hook: Hook, code: link.Linked, btf: Btf) -> bpf.Program:
-    """Load the program of a hook without attaching it.
+def type_ids(btf: Btf) -> dict[str, int]:
+    """Return the BTF type ids that `load` and `refusal` need, of those functions that this kernel has."""
+    return {name: btf.function(name) for name in sorted(_FUNCTIONS) if btf.has_function(name)}
+
+
+def load(hook: Hook, code: link.Linked, ids: Mapping[str, int]) -> bpf.Program:
+    """Load the program of a hook without attaching it. ids: see `type_ids`.
 
     Raises:
         RefusedError: the kernel refuses it; the text contains the last lines of the verifier's log.
     """
     kind, _ = hook.type.value
+    if kind == _TRACING and hook.target not in ids:
+        raise RefusedError(f"{hook}: this kernel's BTF has no function {hook.target}")
     types = 0
     try:
         types = bpf.load_btf(link.btf()) if code.functions else 0
-        target = {"attach_type": _TRACE_FEXIT, "attach_btf_id": btf.function(hook.target)} if kind == _TRACING else {}
+        target = {"attach_type": _TRACE_FEXIT, "attach_btf_id": ids[hook.target]} if kind == _TRACING else {}
         return bpf.load_program(hook.program, kind, code.code, btf=types, functions=code.functions, **target)
-    except (OSError, StartError) as error:
-        raise RefusedError(f"{hook}: {_reason(error)}") from None
+    except OSError as error:
+        raise RefusedError(f"{hook}: {error.strerror}") from None
     finally:
         if types:
             os.close(types)
@@ -112,16 +121,16 @@ def attach(hook: Hook, program: bpf.Program) -> int:
                 pmu = int(_KPROBE_PMU.read_text())
                 return bpf.attach_kprobe(program.fd, pmu, hook.target, returns=hook.type is Type.KRETPROBE)
     except OSError as error:
-        raise RefusedError(f"{hook}: {_reason(error)}") from None
+        raise RefusedError(f"{hook}: {error.strerror}") from None
 
 
-def refusal(backend: str, btf: Btf) -> str:
-    """Return why this kernel does not support the backend; empty if it does."""
-    if backend == "fentry" and not btf.has_function(SAFE_TRAMPOLINES):
+def refusal(backend: str, ids: Mapping[str, int]) -> str:
+    """Return why this kernel does not support the backend; empty if it does. ids: see `type_ids`."""
+    if backend == "fentry" and SAFE_TRAMPOLINES not in ids:
         return "this kernel crashes if it frees a trampoline that still runs (fixed in 5.12 by e21d2b92354b)"
     for hook in BACKENDS[backend]:
         try:
-            program = load(hook, link.Linked(_RETURN_0), btf)
+            program = load(hook, link.Linked(_RETURN_0), ids)
             try:
                 os.close(attach(hook, program))
             finally:
@@ -129,7 +138,3 @@ def refusal(backend: str, btf: Btf) -> str:
         except RefusedError as refused:
             return str(refused)
     return ""
-
-
-def _reason(error: Exception) -> str:
-    return str(error.strerror) if isinstance(error, OSError) else str(error)

@@ -1,6 +1,6 @@
 """Struct offsets, enumerator values and function ids from the running kernel's BTF; no kernel headers are needed.
 
-Reads the raw BTF blob once (layout: Documentation/bpf/btf.rst). Never depends on Kafka or on the BPF programs.
+Parses the raw BTF blob once (layout: Documentation/bpf/btf.rst). Never depends on Kafka or on the BPF programs.
 """
 
 from __future__ import annotations
@@ -35,17 +35,22 @@ class _Type:
     at: int
 
 
+def read_btf(path: Path = VMLINUX) -> bytes:
+    """Return the raw BTF; StartError if it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise StartError(
+            f"cannot read the kernel's BTF at {path} ({error.strerror}): "
+            "a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
+        ) from None
+
+
 class Btf:
     """The types of one kernel. Look-ups by name raise StartError if this kernel does not have the name."""
 
     def __init__(self, path: Path = VMLINUX) -> None:
-        try:
-            self._blob = path.read_bytes()
-        except OSError as error:
-            raise StartError(
-                f"cannot read the kernel's BTF at {path} ({error.strerror}): "
-                "a kernel built with CONFIG_DEBUG_INFO_BTF=y is needed"
-            ) from None
+        self._blob = read_btf(path)
         self._types = [_Type(0, 0, 0, False, 0, 0)]
         self._names: dict[tuple[int, int], int] = {}
         try:

@@ -1,7 +1,7 @@
 """Compiles the C sources to BPF machine code for the kernel whose BTF is given. The only module that imports bcc.
 
 The result does not depend on this host: it describes maps, and the code refers to them by number. So programs for one
-kernel can be compiled on another, and a folder can keep compiled programs. This module loads nothing.
+kernel can be compiled on another, and compiled programs can be kept for the next start. This module loads nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from typing import Any, Self
 
 import kafka_probe
 from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.link import CALLS, EVENTS
+from kafka_probe.capture.cache import key_of
+from kafka_probe.capture.link import AGENT, CALLS, EVENTS
 from kafka_probe.capture.options import PROGRAM_OPS, RULES, Options
 from kafka_probe.errors import StartError
 
@@ -79,28 +80,32 @@ class Compiled:
         )
 
 
-def compile_programs(backend: str, options: Options, btf: Btf, kept: Path | None = None) -> Compiled:
-    """Compile bpf/BACKEND.c, or return an earlier result from `kept`, a folder that only root may write.
+def origin(btf: bytes) -> str:
+    """Return a hash of the sources and of a kernel's raw BTF. With options they determine the compiled programs.
+
+    BCC's version is left out: the verifier checks the code at each start, whichever compiler it is from.
+    """
+    files = sorted((*sources().rglob("*.[ch]"), *Path(__file__).parent.glob("*.py")))
+    return key_of(*(hashlib.sha256(content).hexdigest() for content in (*(file.read_bytes() for file in files), btf)))
+
+
+def compile_programs(backend: str, options: Options, btf: Btf) -> Compiled:
+    """Compile bpf/BACKEND.c.
 
     Raises:
         StartError: BCC is missing, or refuses the sources; BCC writes the reason to standard error.
     """
-    source = sources()
-    text = flatten(source / f"{backend}.c")
-    flags = [f"-D{name}={value}" for name, value in defines(backend, options, btf).items()]
-    key = hashlib.sha256("\0".join([text, *flags]).encode()).hexdigest()
-    if kept and (file := kept / key).exists():
-        return Compiled.from_json(file.read_text())
     bcc = _import_bcc()
-    os.environ["BCC_KERNEL_SOURCE"] = str(source)
+    os.environ["BCC_KERNEL_SOURCE"] = str(sources())
+    flags = [f"-D{name}={value}" for name, value in defines(backend, options, btf).items()]
     try:
-        bpf = bcc.BPF(text=text.encode(), cflags=flags)
+        bpf = bcc.BPF(text=flatten(sources() / f"{backend}.c").encode(), cflags=flags)
     except Exception as error:  # bcc raises bare Exception
         raise StartError(f"{backend}.c could not be compiled: {error}") from error
     # Some of the library's functions have no argtypes: ctypes would cut a plain number to 32 bits.
     compiled = _compiled(bcc.libbcc.lib, ctypes.c_void_p(bpf.module))
-    if kept:
-        (kept / key).write_text(compiled.to_json())
+    if not any(AGENT.to_bytes(4, "little") in code for code in compiled.functions.values()):
+        raise StartError(f"{backend}.c was compiled without a place for the agent's process id: report BCC's version")
     return compiled
 
 
@@ -166,7 +171,7 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
         "WATCHED_ROLES": options.watch_client << 1 | options.watch_server << 2,
-        "AGENT_TGID": options.agent_tgid,
+        "AGENT_TGID": AGENT,
         "NETNS": options.netns,
         "PERF_BUFFER": int(bool(options.perf_buffers)),
         "RING_PAGES": options.ring_bytes // 4096,

@@ -1,9 +1,10 @@
-"""Links a program with the global functions that it calls, and builds the BTF that the kernel requires for them.
+"""Links a program with its maps and the global functions that it calls, and builds the BTF that the kernel requires.
 
 The kernel (5.6) verifies a global function once, for any argument, and not again at each call: so a program can call
 the cursor's steps a thousand times. BCC compiles functions one by one and does not support calls between them. In C
 such a call is the call of a helper with a reserved number; `link` turns it into a call of the function, which it
-appends to the program. This module makes no system calls.
+appends to the program. Values that differ between starts are numbers in the code, too, which `link` replaces: so code
+that was compiled once fits every start. This module makes no system calls.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ _CALLED = (
 # Helper numbers that the kernel does not have, by the name of the global function.
 CALLS = {name: 0x4B500001 + number for number, name in enumerate(_CALLED)}
 EVENTS = 0x4B510000  # number of the map `events` in the code, where C refers to the map itself
+AGENT = 0x4B520000  # number in the code in place of the agent's process id
 
 _INSTRUCTION = struct.Struct("<BBhi")
 _CALL, _LOAD_64 = 0x85, 0x18
@@ -38,7 +40,7 @@ class Linked:
     functions: bytes = b""
 
 
-def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> Linked:
+def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int], agent_tgid: int) -> Linked:
     """Return the program with the functions that it calls, directly or not. maps: descriptors by number in the code."""
     wanted = {number: others[name] for name, number in CALLS.items() if name in others}
     linked, starts = bytearray(code), dict[int, int]()
@@ -53,6 +55,8 @@ def link(code: bytes, others: Mapping[str, bytes], maps: Mapping[int, int]) -> L
                 linked += wanted[number]
             distance = starts[number] - at // _INSTRUCTION.size - 1
             _INSTRUCTION.pack_into(linked, at, operation, _FUNCTION, offset, distance)
+        elif number == AGENT:
+            _INSTRUCTION.pack_into(linked, at, operation, registers, offset, agent_tgid)
         at += _INSTRUCTION.size
     infos = [(0, _MAIN), *((start, _GLOBAL) for start in starts.values())]
     return Linked(bytes(linked), b"".join(struct.pack("<II", *info) for info in infos) if starts else b"")

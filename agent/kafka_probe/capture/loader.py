@@ -1,4 +1,4 @@
-"""The loader process: compiles the BPF programs, fills their maps, attaches them and sends the descriptors.
+"""The loader process: compiles the BPF programs or reads them from the cache, attaches them and sends the descriptors.
 
 Run as `python -m kafka_probe.capture.loader SOCKET` with the request of programs.py on standard input. Exit status 0:
 the answer and the descriptors are in the socket; 3: the reason of the failure is. It never reads samples.
@@ -13,16 +13,19 @@ import resource
 import socket
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from pathlib import Path
 
 from kafka_probe.capture import bpf
-from kafka_probe.capture.backends import BACKENDS, RefusedError, attach, refusal
+from kafka_probe.capture.backends import BACKENDS, Hook, RefusedError, attach, refusal, type_ids
 from kafka_probe.capture.backends import load as load_program
-from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.compiler import Map, compile_programs
+from kafka_probe.capture.btf import Btf, read_btf
+from kafka_probe.capture.cache import Cache, key_of
+from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
 from kafka_probe.capture.link import EVENTS, link
 from kafka_probe.capture.options import Options, Rule, map_contents
 from kafka_probe.errors import StartError
@@ -43,16 +46,57 @@ class Loaded:
     instructions: dict[str, int]
 
 
-def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: Path | None) -> Loaded:
-    """Compile, load and attach the programs of a backend.
+class Kernel:
+    """What the loader needs of the running kernel's BTF: compiled programs and type ids, from the cache or made anew.
+
+    Raises:
+        StartError: the kernel has no BTF, or the programs cannot be compiled.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
+        self._origin = origin(read_btf())
+
+    @cached_property
+    def _btf(self) -> Btf:
+        return Btf()
+
+    @cached_property
+    def type_ids(self) -> dict[str, int]:
+        """Return the ids of `backends.type_ids`."""
+        return dict(json.loads(self._cached(lambda: json.dumps(type_ids(self._btf)), "type ids")))
+
+    def programs(self, backend: str, options: Options) -> Compiled:
+        """Return the programs of a backend.
+
+        Raises:
+            RefusedError: they are not in the cache, and the kernel does not support the backend.
+        """
+
+        def compile_supported() -> str:
+            if reason := refusal(backend, self.type_ids):
+                raise RefusedError(reason)
+            return compile_programs(backend, options, self._btf).to_json()
+
+        return Compiled.from_json(self._cached(compile_supported, backend, options.compiled_in()))
+
+    def _cached(self, make: Callable[[], str], *parts: object) -> str:
+        key = key_of(self._origin, *parts)
+        value = self._cache.read(key)
+        if value is None:
+            value = make()
+            self._cache.write(key, value)
+        return value
+
+
+def load(backend: str, options: Options, rules: Iterable[Rule], kernel: Kernel) -> Loaded:
+    """Load and attach the programs of a backend.
 
     Raises:
         RefusedError: the kernel refuses a program.
         StartError: the programs cannot be compiled, or a map cannot be created.
     """
-    if reason := refusal(backend, btf):
-        raise RefusedError(reason)
-    compiled = compile_programs(backend, options, btf, kept)
+    compiled = kernel.programs(backend, options)
     created = {number: (name, create_map(name, facts)) for number, (name, facts) in compiled.maps.items()}
     maps = dict(created.values())
     for name, place, value in map_contents(rules):
@@ -60,13 +104,18 @@ def load(backend: str, options: Options, rules: Iterable[Rule], btf: Btf, kept: 
     for cpu, fd in options.perf_buffers.items():
         bpf.write_map(maps["events"], struct.pack("<I", cpu), struct.pack("<I", fd))
     descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
-    programs = []
-    for hook in BACKENDS[backend]:
-        linked = link(compiled.functions[hook.program], compiled.functions, descriptors)
-        programs.append((hook, load_program(hook, linked, btf)))
-    links = [attach(hook, program) for hook, program in programs]
-    instructions = {hook.program: program.instructions for hook, program in programs}
-    return Loaded([maps[name] for name in MAPS], [program.fd for _, program in programs], links, instructions)
+    hooks, functions, ids = BACKENDS[backend], compiled.functions, kernel.type_ids
+
+    def load_one(hook: Hook) -> bpf.Program:
+        linked = link(functions[hook.program], functions, descriptors, options.agent_tgid)
+        return load_program(hook, linked, ids)
+
+    # The verifier takes most of a start with compiled programs; it checks several programs at the same time.
+    with ThreadPoolExecutor(len(hooks)) as threads:
+        programs = list(threads.map(load_one, hooks))
+    links = [attach(hook, program) for hook, program in zip(hooks, programs, strict=True)]
+    instructions = {hook.program: program.instructions for hook, program in zip(hooks, programs, strict=True)}
+    return Loaded([maps[name] for name in MAPS], [program.fd for program in programs], links, instructions)
 
 
 def create_map(name: str, facts: Map) -> int:
@@ -77,13 +126,13 @@ def create_map(name: str, facts: Map) -> int:
         raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None
 
 
-def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kept: Path | None) -> tuple[str, Loaded]:
+def load_first(backends: Iterable[str], options: Options, rules: list[Rule], cache: Cache) -> tuple[str, Loaded]:
     """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
-    btf = Btf()
+    kernel = Kernel(cache)
     refused: dict[str, str] = {}
     for backend in backends:
         try:
-            loaded = load(backend, options, rules, btf, kept)
+            loaded = load(backend, options, rules, kernel)
         except (RefusedError, StartError) as error:
             refused[backend] = str(error)
         else:
@@ -92,6 +141,7 @@ def load_first(backends: Iterable[str], options: Options, rules: list[Rule], kep
                 "refused": refused,
                 "instructions": loaded.instructions,
                 "libraries": libraries(),
+                "cache_problems": cache.problems,
             }
             return json.dumps(answer), loaded
     raise StartError("No backend works on this kernel: " + "; ".join(f"{name}: {why}" for name, why in refused.items()))
@@ -108,13 +158,13 @@ def main() -> None:
     buffers = {int(cpu): fd for cpu, fd in given["perf_buffers"].items()}
     options = Options(**{**given, "ports": tuple(given["ports"]), "perf_buffers": buffers})
     rules = [Rule(**rule) for rule in request["rules"]]
-    kept = Path(request["kept"]) if request["kept"] else None
+    cache = Cache(Path(request["cache_dir"]) if request["cache_dir"] else None)
     # Only kernels before 5.11 count maps and programs as locked memory.
     with suppress(ValueError):  # not permitted
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with socket.socket(fileno=int(sys.argv[1])) as agent:
         try:
-            answer, loaded = load_first(request["backends"], options, rules, kept)
+            answer, loaded = load_first(request["backends"], options, rules, cache)
         except StartError as error:
             agent.sendall(str(error).encode())
             sys.exit(error.exit_code)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from kafka_probe.memory import DEFAULT
 
@@ -54,10 +55,11 @@ def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that are compiled in. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, or None.
+    """Options of the programs. `ports` empty: every port. `cgroup_subsystem`: the v1 controller in use, or None.
 
     netns: the inode of the only network namespace to watch, 0 for all.
-    perf_buffers: the descriptors of the perf buffers by CPU; empty if samples go through a ring buffer.
+    perf_buffers: the descriptors of the perf buffers by CPU; empty if samples go through a ring buffer. These and the
+    agent's process id differ between starts and are not compiled in.
     """
 
     ports: tuple[int, ...]
@@ -69,3 +71,7 @@ class Options:
     cgroup_subsystem: str | None = None
     max_connections: int = DEFAULT.connections
     netns: int = 0
+
+    def compiled_in(self) -> dict[str, Any]:
+        """Return what the compiled programs depend on."""
+        return {**asdict(replace(self, agent_tgid=0)), "perf_buffers": bool(self.perf_buffers)}

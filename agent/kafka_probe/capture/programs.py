@@ -1,8 +1,8 @@
 """The loaded and attached programs, held by file descriptors, and the buffer that receives their samples.
 
 BCC and its LLVM need 100 MB and some seconds, so they run in a separate process, the loader, which compiles, attaches,
-sends the descriptors and ends. Programs stay attached while the agent holds the descriptors: its end, even by a crash,
-detaches them. This module never decodes samples.
+sends the descriptors and ends. It does without BCC if the cache has the compiled programs. Programs stay attached while
+the agent holds the descriptors: its end, even by a crash, detaches them. This module never decodes samples.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Programs:
     """The programs of one backend, attached until `detach`; the maps stay readable until `close`.
 
     backend: the name of the backend; refused: by name why those before it failed; instructions: how many the verifier
-    processed, by program.
+    processed, by program; cache_problems: why files of the cache were not used or written.
     """
 
     def __init__(self, answer: dict[str, Any], descriptors: list[int], buffer: RingBuffer | PerfBuffers) -> None:
@@ -55,6 +55,7 @@ class Programs:
         self.backend: str = answer["backend"]
         self.refused: dict[str, str] = answer["refused"]
         self.instructions: dict[str, int] = answer["instructions"]
+        self.cache_problems: list[str] = answer["cache_problems"]
         self.buffer = buffer
         self._maps, rest = descriptors[:_MAPS], descriptors[_MAPS:]
         self._programs, self._links = rest[: len(rest) // 2], rest[len(rest) // 2 :]
@@ -62,10 +63,12 @@ class Programs:
         self._per_cpu = ctypes.create_string_buffer(8 * _possible_cpus())
 
     @classmethod
-    def load(cls, backend: str, buffer: str, options: Options, rules: Iterable[Rule], kept: Path | None = None) -> Self:
+    def load(
+        cls, backend: str, buffer: str, options: Options, rules: Iterable[Rule], cache_dir: Path | None = None
+    ) -> Self:
         """Compile and attach the programs of a backend; auto: of the first that works.
 
-        buffer: ring, perf, or auto: ring if the kernel supports it. kept: a folder that keeps compiled programs.
+        buffer: ring, perf, or auto: ring if the kernel supports it. cache_dir: see cache.py.
 
         Raises:
             StartError: no backend works; the text gives the reason for each.
@@ -74,10 +77,12 @@ class Programs:
             with ExitStack() as unless_loaded:
                 perf = PerfBuffers(options.ring_bytes)
                 unless_loaded.callback(perf.close)
-                answer, descriptors = _attach(backend, replace(options, perf_buffers=perf.descriptors), rules, kept)
+                answer, descriptors = _attach(
+                    backend, replace(options, perf_buffers=perf.descriptors), rules, cache_dir
+                )
                 unless_loaded.pop_all()
             return cls(answer, descriptors, perf)
-        answer, descriptors = _attach(backend, options, rules, kept)
+        answer, descriptors = _attach(backend, options, rules, cache_dir)
         return cls(answer, descriptors, RingBuffer(descriptors[0], options.ring_bytes))
 
     def counters(self) -> dict[str, int]:
@@ -126,7 +131,7 @@ class Programs:
 
 
 def _attach(
-    backend: str, options: Options, rules: Iterable[Rule], kept: Path | None
+    backend: str, options: Options, rules: Iterable[Rule], cache_dir: Path | None
 ) -> tuple[dict[str, Any], list[int]]:
     """Run the loader process; return its answer and the descriptors of maps, programs and links.
 
@@ -138,7 +143,7 @@ def _attach(
         "backends": backends,
         "options": asdict(options),
         "rules": [asdict(rule) for rule in rules],
-        "kept": kept and str(kept),
+        "cache_dir": cache_dir and str(cache_dir),
     }
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     with ours, theirs:

@@ -74,9 +74,9 @@ class Listing:
     def _lines(self, status: int) -> Iterator[bytes]:
         self._output.seek(0)
         self._errors.seek(0)
-        said = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-        if said := said or (f"the lister exited with status {status}" if status else ""):
-            log.warning("Connections that are already open appear only with their next payload or close: %s", said)
+        reason = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+        if reason := reason or (f"the lister exited with status {status}" if status else ""):
+            log.warning("Connections that are already open appear only with their next payload or close: %s", reason)
         return iter(()) if status else iter(self._output)
 
     def _read(self, listed: dict[str, Any]) -> tuple[Identity, Owner]:

@@ -122,15 +122,15 @@ class FetchSession:
 
     def see(self, groups: list[Group]) -> None:
         """Count the frames of one batch, and apply their changes to the session."""
-        if all(self._stays(said) for said, _, _ in groups):
-            for said, _, members in groups:
-                self._count(said, len(members))
+        if all(self._stays(frame) for frame, _, _ in groups):
+            for frame, _, members in groups:
+                self._count(frame, len(members))
             return
-        for said in _in_order(groups):
-            if self._stays(said):
-                self._count(said, 1)
+        for frame in _in_order(groups):
+            if self._stays(frame):
+                self._count(frame, 1)
             else:
-                self._change(said)
+                self._change(frame)
 
     def take(self) -> tuple[int, dict[Topic, int]]:
         """Return the newest API version of requests since the last call, and the number of requests by topic."""

@@ -57,7 +57,7 @@ class ClientKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Process:
+class ClientProcess:
     """The process of clients: its `workload` object in the last flow of any of them, and the memory of that."""
 
     workload: Mapping[str, Any]
@@ -72,7 +72,7 @@ class ClientEntry:
     last_seen_us: time of its last flow, as the sum of the agent's intervals until then, so clock steps have no effect.
     """
 
-    process: Process
+    process: ClientProcess
     since: int
     ts: int = 0
     last_seen_us: int = 0
@@ -128,7 +128,7 @@ class ClientTable:
     def __init__(self, limit_bytes: int = DEFAULT.clients_bytes) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._processes: dict[tuple[int | None, int | None], Process] = {}  # by pid and start
+        self._processes: dict[tuple[int | None, int | None], ClientProcess] = {}  # by pid and start
         self._clients: OrderedDict[ClientKey, ClientEntry] = OrderedDict()  # in the order of their last flows
         self._passed_us = 0
 
@@ -159,7 +159,7 @@ class ClientTable:
         while self.held_bytes > self._limit_bytes:
             self._drop_oldest()
 
-    def _process(self, workload: Mapping[str, Any]) -> Process:
+    def _process(self, workload: Mapping[str, Any]) -> ClientProcess:
         """Return the process of a `workload` object, which replaces an older one of the same process.
 
         The workload resolver counts these bytes in its budget, too. Without the count here, clients could use it up.
@@ -167,7 +167,7 @@ class ClientTable:
         key = workload["pid"], workload["start_time"]
         process = self._processes.get(key)
         if process is None:
-            process = self._processes[key] = Process(workload, workload_bytes(workload))
+            process = self._processes[key] = ClientProcess(workload, workload_bytes(workload))
             self.held_bytes += process.size
         elif workload != process.workload:
             self.held_bytes -= process.size

@@ -1,6 +1,6 @@
-"""The lifecycle of the server: it binds its address at construction, answers in its own thread, and is closed.
+"""The server as a sink: it binds its address at construction, answers in its own thread, and is closed.
 
-The capture loop hands over lists of events and continues; the server's thread sums them between requests.
+The capture loop sends lists of events and continues; the server's thread sums them between requests.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ import logging
 import os
 import socket
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
 
 import uvicorn
 
 from kafka_probe.config import Address, Config
 from kafka_probe.errors import StartError, UsageError
+from kafka_probe.events import Event
 from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
+from kafka_probe.server import LOSSES
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.http import application
 from kafka_probe.server.http_connection import HttpConnection, Listener
@@ -53,8 +55,16 @@ class _Uvicorn(uvicorn.Server):
                 await asyncio.wait_for(self.leaving.wait(), _TURN_S)
 
 
+@dataclass(frozen=True, slots=True)
+class _Running:
+    view: View
+    server: _Uvicorn
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+
+
 class Server:
-    """Holds its address from construction and answers between `start` and `close`.
+    """A local sink that holds its address from construction, and shows events between `start` and `close`.
 
     Raises:
         UsageError: the settings conflict, or would admit other hosts without authentication.
@@ -72,18 +82,13 @@ class Server:
         self._address = address
         self._socket = _socket(address)
         self._pace = PacedSelector()
-        self._running: tuple[_Uvicorn, asyncio.AbstractEventLoop, threading.Thread] | None = None
+        self._losses = Counter(dict.fromkeys(LOSSES, 0))
+        self._waiting: deque[int] = deque()  # memory in bytes of each list of events that is not added yet
+        self._running: _Running | None = None
 
-    def start(
-        self, agent: Watched, sink: Sink, clients_bytes: int = DEFAULT.clients_bytes
-    ) -> Callable[[Sequence[Mapping[str, Any]]], int]:
-        """Start to answer, and return the function that takes the agent's events, see Agent.listener.
-
-        The function takes events in their order, never blocks, and returns how many it dropped.
-        clients_bytes: memory budget of the client table.
-        """
-        view = View(agent, sink, Traffic(self._config.metrics_series), ClientTable(clients_bytes))
-        waiting: deque[int] = deque()  # memory in bytes of each list of events that is not added yet
+    def start(self, agent: Watched, destination: Sink, clients_bytes: int = DEFAULT.clients_bytes) -> None:
+        """Start to answer. destination: the sink whose state `/readyz` shows; clients_bytes: budget of the clients."""
+        view = View(agent, destination, Traffic(self._config.metrics_series), ClientTable(clients_bytes))
         certificates = self._config.listen_clientcafile is not None
         settings = uvicorn.Config(
             application(
@@ -106,41 +111,47 @@ class Server:
         )
         server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(self._pace)
         thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
-        self._running = server, loop, thread
+        self._running = _Running(view, server, loop, thread)
         thread.start()
         log.info("serving on %s://%s", "https" if self._tls else "http", self._address)
 
-        def add(events: Sequence[Mapping[str, Any]]) -> None:
-            with self._pace.uncounted():
-                view.add(events)
-            waiting.popleft()
-
-        def hand_over(events: Sequence[Mapping[str, Any]]) -> int:
-            size = sum(map(event_bytes, events))
-            if waiting and sum(waiting) + size > SERVER_WAITING_BYTES:
-                return len(events)
+    def send(self, events: Sequence[Event]) -> None:
+        size = sum(map(event_bytes, events))
+        if self._waiting and sum(self._waiting) + size > SERVER_WAITING_BYTES:
+            self._losses["server_behind"] += len(events)
+        elif self._running:
             with suppress(RuntimeError):  # the loop has ended, which `_run` has logged; the capture goes on
-                waiting.append(size)
-                loop.call_soon_threadsafe(add, events)
-            return 0
+                self._waiting.append(size)
+                self._running.loop.call_soon_threadsafe(self._add, self._running.view, events)
 
-        return hand_over
+    def losses(self) -> Mapping[str, int]:
+        return self._losses
+
+    def counters(self) -> Mapping[str, int]:
+        return {}
+
+    def trouble(self) -> str | None:
+        return None
 
     def cpu_s(self) -> float:
         """Return the CPU time of the server's thread in seconds."""
         return self._pace.cpu_s
 
-    def close(self) -> None:
-        """Stop, after at most a second for requests that are being answered."""
+    def close(self, timeout_s: float = _JOIN_S) -> None:
+        """Stop, after at most a second for requests that are being answered. Idempotent."""
         if self._running:
-            server, loop, thread = self._running
-            server.should_exit = True
+            self._running.server.should_exit = True
             with suppress(RuntimeError):  # the loop has already ended
-                loop.call_soon_threadsafe(server.leaving.set)
-            thread.join(_JOIN_S)
+                self._running.loop.call_soon_threadsafe(self._running.server.leaving.set)
+            self._running.thread.join(timeout_s)
         else:
             self._pace.close()
         self._socket.close()
+
+    def _add(self, view: View, events: Sequence[Event]) -> None:
+        with self._pace.uncounted():
+            view.add(events)
+        self._waiting.popleft()
 
     def _run(self, server: _Uvicorn, loop: asyncio.AbstractEventLoop) -> None:
         try:

@@ -29,3 +29,10 @@ class Sink(Protocol):
 
     def trouble(self) -> str | None:
         """Return the reason why no events are delivered now, as text without secrets; None if they are delivered."""
+
+
+class LocalSink(Sink, Protocol):
+    """A sink that shows events on this host, such as the HTTP server."""
+
+    def cpu_s(self) -> float:
+        """Return the CPU time of its threads in seconds, which `--cpu-limit` does not count."""

@@ -62,7 +62,7 @@ class PodWatch:
         # A daemon, because a thread that waits for a response must not keep the agent from ending.
         self._thread = threading.Thread(target=self._run, name="kafka-probe-pods", daemon=True)
         self._watch: Any = None
-        self._told: str | None = None
+        self._logged_remedy: str | None = None
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def start(self) -> None:
@@ -85,22 +85,22 @@ class PodWatch:
         version: str | None = None
         pause_s = FIRST_PAUSE_S
         while not self._stopping.is_set():
-            heard = False
+            connected = False
             try:
                 api = api or self._connect()
                 version = version or self._list(api)
                 for latest in self._follow(api, version):
-                    version, heard = latest, True
+                    version, connected = latest, True
                     self._recovered()
             except Exception as error:  # of any kind: names are optional, and failures are counted
                 api = None  # token, certificate and kubeconfig may have changed
                 status = getattr(error, "status", None)
                 # A broken watch resumes at its version, unless the server refuses it, as when the version is too old.
-                if status or not heard:
+                if status or not connected:
                     version = None
-                if not heard and status != HTTPStatus.GONE and not self._stopping.is_set():
+                if not connected and status != HTTPStatus.GONE and not self._stopping.is_set():
                     self._failed(error)
-            pause_s = FIRST_PAUSE_S if heard else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = FIRST_PAUSE_S if connected else min(2 * pause_s, LONGEST_PAUSE_S)
             # Random, so that the agents of a cluster do not all retry at once.
             self._stopping.wait(pause_s * random.uniform(0.5, 1))
 
@@ -164,13 +164,13 @@ class PodWatch:
     def _failed(self, error: Exception) -> None:
         self.losses["kubernetes_failed"] += 1
         remedy = _remedy(error)
-        if remedy != self._told:
-            self._told = remedy
+        if remedy != self._logged_remedy:
+            self._logged_remedy = remedy
             log.warning("New pods have no names: %s: %s", _cause(error), remedy)
 
     def _recovered(self) -> None:
-        if self._told:
-            self._told = None
+        if self._logged_remedy:
+            self._logged_remedy = None
             log.info("New pods have names again.")
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from kafka_probe.capture.sample import DATA_BYTES
 from tests.builders.wire import MARKER
-from tests.golden.capture import Capture
+from tests.lab.capture import Capture
 
 ATTACHED_S = 4.0
 _READ_S = 0.2

@@ -22,7 +22,7 @@ from itertools import cycle, islice, permutations
 from pathlib import Path
 from statistics import median
 
-from kafka_probe.capture.backends import refusal
+from kafka_probe.capture.backends import refusal, type_ids
 from kafka_probe.capture.btf import Btf
 from kafka_probe.capture.programs import ORDER
 from tests.lab.broker import Broker
@@ -31,6 +31,7 @@ from tests.lab.topics import create_topics
 from tests.programs.bench import scale
 from tests.programs.bench.load import TOPIC, Load, run_connections, run_load
 from tests.programs.bench.observers import Observer, agent, bpf_stats, tcpdump, tshark
+from tests.programs.bench.starts import measure_starts
 
 ROOT = Path(__file__).parents[3]
 DIRECTORY = ROOT / "build" / "bench"
@@ -78,8 +79,9 @@ def main() -> int:
         kernel = measure_kernel(broker, sink, records) | measure_lifecycle(broker, sink)
         rates = [scale.with_rate(rate, SECONDS, broker, sink, DIRECTORY) for rate in scale.RATES]
         lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
+    starts = measure_starts()
     connections = [scale.with_connections(count, DIRECTORY) for count in scale.CONNECTIONS]
-    figures = figures_of(rounds, kernel, lost)
+    figures = figures_of(rounds, kernel | starts, lost)
     plotted = {"date": time.strftime("%Y-%m-%d"), "by_connections": connections, "by_rate": rates}
     RESULT.write_text(json.dumps({**figures, "scale": plotted}, indent=2) + "\n")
     show(figures)
@@ -124,10 +126,10 @@ def measure(broker: Broker, records: int, start: Start) -> Run:
 
 def measure_kernel(broker: Broker, sink: Broker, records: int) -> dict[str, list[float]]:
     """Measure the hooks of each backend that this kernel supports, on Kafka's sockets and on others."""
-    types = Btf()
+    ids = type_ids(Btf())
     figures: dict[str, list[float]] = defaultdict(list)
     with bpf_stats():
-        for backend in (name for name in ORDER if not refusal(name, types)):
+        for backend in (name for name in ORDER if not refusal(name, ids)):
             for _ in range(OTHERS_ROUNDS):
                 run, other = (
                     measure(broker, records, partial(agent, DIRECTORY, port, sink, "server", backend))
@@ -158,7 +160,7 @@ def measure_lifecycle(broker: Broker, sink: Broker) -> dict[str, list[float]]:
 
 
 def figures_of(
-    rounds: list[dict[str, Run]], kernel: dict[str, list[float]], lost: list[int]
+    rounds: list[dict[str, Run]], others: dict[str, list[float]], lost: list[int]
 ) -> dict[str, dict[str, float]]:
     """Return min, median and max of each figure over the rounds."""
 
@@ -183,7 +185,7 @@ def figures_of(
         "agent_rss_mb": [runs["agent"].rss_mb for runs in rounds],
         "tshark_rss_mb": [runs["tshark"].rss_mb for runs in rounds if "tshark" in runs],
         "records_lost": [float(count) for count in lost],
-        **kernel,
+        **others,
         "requests_per_s": [runs["none"].load.records_per_s for runs in rounds],
     }
     return {

@@ -34,11 +34,11 @@ from kafka_probe.flows import SUMMED
 from kafka_probe.protocol.decoded import Decoded
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
+from tests.builders.recordings import names, read
 from tests.builders.trees import Records, message_of
-from tests.golden.capture import Capture
+from tests.lab.capture import Capture
 from tests.lab.processes import free_port
-from tests.recorded.recording import names, read
-from tests.recorded.replay import said_again
+from tests.lab.replay import said_again
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -21,7 +21,7 @@ with atheris.instrument_imports(include=["kafka_probe.protocol"]):
     from kafka_probe.protocol.plan import Step
     from kafka_probe.protocol.reader_compiler import Reader, compiled
 
-from tests.recorded.recording import exchanges, names, read
+from tests.builders.recordings import exchanges, names, read
 
 DIRECTORY = Path("build/fuzz")
 RESPONSE, COPIED_ALL = 1, 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from kafka_probe.capture.sample import SampleKind
 from tests.builders.wire import METADATA, request
-from tests.golden.capture import Capture
+from tests.lab.capture import Capture
 from tests.lab.network import Namespace
 
 PORT = 9092

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import socket
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kafka_probe.capture.btf import Btf
-from kafka_probe.capture.compiler import Compiled, Map, compile_programs
+from kafka_probe.capture import programs as programs_module
+from kafka_probe.capture.btf import Btf, read_btf
+from kafka_probe.capture.cache import Cache, key_of
+from kafka_probe.capture.compiler import Map, compile_programs, origin
 from kafka_probe.capture.loader import create_map
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import ORDER, Programs
@@ -25,18 +27,17 @@ NO_RESULT = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])  # returns what it never set
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    """A folder of compiled programs, one function of which no verifier accepts."""
-    compiled = compile_programs("tracepoint", OPTIONS, Btf(), tmp_path)
-    (file,) = tmp_path.iterdir()
-    assert Compiled.from_json(file.read_text()) == compiled
-    file.write_text(dataclasses.replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT}).to_json())
+def cache_dir(tmp_path: Path) -> Path:
+    """A cache of compiled programs, one function of which no verifier accepts."""
+    compiled = compile_programs("tracepoint", OPTIONS, Btf())
+    refused = replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT})
+    Cache(tmp_path).write(key_of(origin(read_btf()), "tracepoint", OPTIONS.compiled_in()), refused.to_json())
     return tmp_path
 
 
-def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(kept: Path) -> None:
+def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(cache_dir: Path) -> None:
     with pytest.raises(StartError) as error:
-        Programs.load("tracepoint", "ring", OPTIONS, [], kept)
+        Programs.load("tracepoint", "ring", OPTIONS, [], cache_dir)
     sentence = str(error.value)
     assert sentence.startswith("No backend works on this kernel: tracepoint: raw tracepoint sock_send_length: ")
     assert sentence.count("R0 !read_ok") == 1
@@ -53,6 +54,19 @@ def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(kept:
 def test_a_map_that_the_kernel_refuses_is_named_with_what_to_do(entries: int, said: str) -> None:
     with pytest.raises(StartError, match=re.escape(said)):
         create_map("rules", Map(ARRAY, key_bytes=4, value_bytes=76, entries=entries, flags=0))
+
+
+def test_a_start_with_compiled_programs_in_the_cache_maps_no_bcc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries: list[str] = []
+    monkeypatch.setattr(programs_module, "_drop_from_page_cache", libraries.append)
+    instructions = []
+    for tgid in (1, 2):
+        with closing(Programs.load("auto", "auto", replace(OPTIONS, agent_tgid=tgid), [], tmp_path)) as programs:
+            instructions.append(programs.instructions)
+    assert ["libbcc" in str(mapped) for mapped in libraries] == [True, False]
+    assert instructions[0] == instructions[1]
 
 
 def test_the_kernel_measures_the_programs_from_when_it_is_asked_to() -> None:

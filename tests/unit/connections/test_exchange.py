@@ -15,13 +15,13 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
+from tests.builders.bounded_tables import RESOLVER
+from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.builders.samples import Samples as Frames
 from tests.builders.samples import by_hand, fetch, opened, produced_without_acks, request, response, stream
 from tests.builders.trees import Records
-from tests.unit.bounds import RESOLVER
-from tests.unit.schema import assert_body_valid
 
 PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = (
     ApiKey.PRODUCE,

@@ -17,7 +17,7 @@ from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.sock_diag import _messages
 from kafka_probe.workloads import Owner
-from tests.golden.conversation import conversation
+from tests.lab.conversation import conversation
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
 

@@ -9,9 +9,9 @@ import pytest
 
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
+from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_place
 from tests.builders.events import INTERVAL
 from tests.builders.samples import Samples, by_hand, fetch
-from tests.unit.bounds import Watched, grown_by, let_all_go, with_place
 
 
 @pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (1, 4), (1, 5), (1, 90), (8, 1), (200, 1)])

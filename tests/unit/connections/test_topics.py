@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
+from tests.builders.bounded_tables import grown_by
 from tests.builders.messages import TOPIC, TOPIC_ID, case
-from tests.unit.bounds import grown_by
 
 METADATA = ApiKey.METADATA
 ANYBODY = "10.0.0.1"

@@ -18,11 +18,11 @@ from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
+from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT
 from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, listener, opened, rejected
 from tests.lab.processes import wait_until
-from tests.unit.schema import assert_body_valid
 
 API_VERSIONS, METADATA = ApiKey.API_VERSIONS, ApiKey.METADATA
 SECOND_NS = 10**9

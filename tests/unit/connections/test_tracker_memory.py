@@ -14,10 +14,10 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
+from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_place
 from tests.builders.events import INTERVAL, SINCE_BOOT
+from tests.builders.fed_agent import Fed
 from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
-from tests.unit.bounds import FEW, RESOLVER, grown_by, let_all_go, with_place
-from tests.unit.test_agent import Fed
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 
@@ -65,10 +65,10 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
 
 def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
     fed = Fed()
-    fed.agent._tracker._bounds = FEW
+    fed.stages.tracker._bounds = FEW
     for conn in range(1, 9):
         fed.see(opened(conn), closed(conn, ts_ns=conn))
-        fed.agent._tracker.gone(conn)
+        fed.stages.tracker.gone(conn)
     fed.report()
     (agent,) = fed.events("agent")
     assert (len(fed.events("open")), len(fed.events("close"))) == (4, 4)

@@ -17,9 +17,9 @@ from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import POSITIVE, Encoding, Fact, Shape, Status, measure_values, shape_bytes
 from kafka_probe.protocol.measures import Bytes, Integers
 from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
+from tests.builders.bounded_tables import grown_by
 from tests.builders.messages import CASES, SKIPPED, Case, case
 from tests.builders.trees import Records
-from tests.unit.bounds import grown_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

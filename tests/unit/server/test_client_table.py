@@ -8,8 +8,8 @@ import pytest
 
 from kafka_probe.server import client_table
 from kafka_probe.server.client_table import SILENT_US, ClientEntry, ClientKey, ClientTable
+from tests.builders.bounded_tables import grown_by
 from tests.builders.events import NOW_US, SECOND_US, flow, passed, topic, workload
-from tests.unit.bounds import grown_by
 
 
 def clients(*events: dict[str, Any]) -> list[tuple[ClientKey, ClientEntry]]:

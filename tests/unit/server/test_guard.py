@@ -15,10 +15,10 @@ from starlette.types import Message
 
 from kafka_probe.server import http, http_connection, limits, query
 from tests.builders.events import flow, view
+from tests.builders.fed_agent import Fed
 from tests.builders.samples import opened
+from tests.lab.agent_server import Served, serving
 from tests.lab.processes import wait_until
-from tests.unit.server.served import Served, serving
-from tests.unit.test_agent import Fed
 
 NAMES = ("agent-1", "agent-1.example")
 
@@ -127,7 +127,7 @@ def test_whatever_clients_do_the_thread_stays_below_its_share(monkeypatch: pytes
     last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with serving() as served, ThreadPoolExecutor(8) as clients:
         answers = b"".join(clients.map(lambda _: exchange(served, requests + last), range(8)))
-        cpu_s, elapsed_s = served.cpu_s(), time.monotonic() - began
+        cpu_s, elapsed_s = served.server.cpu_s(), time.monotonic() - began
     assert answers.count(b"HTTP/1.1 200 OK") == 1600
     assert 0.1 < cpu_s < limits.CPU_SHARE * elapsed_s + 0.05
 
@@ -166,7 +166,7 @@ def test_who_does_not_read_an_answer_holds_it_for_a_while_only(monkeypatch: pyte
     monkeypatch.setattr(query, "PAGE_BYTES", 1 << 26)
     with serving() as served, served.connect() as peer:
         named = ({"id": f"{n}" * 65536, "software_name": None, "software_version": None} for n in range(400))
-        served.hand_over([flow(client=client) for client in named])
+        served.server.send([flow(client=client) for client in named])
         peer.sendall(b"GET /api/v1/clients?limit=1000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
         wait_until(lambda: served.get("/api/v1/clients?limit=1").status == 429, "the list to be under way")
         wait_until(lambda: served.get("/api/v1/clients?limit=1").status == 200, "its end")
@@ -178,7 +178,7 @@ def test_metrics_are_made_in_parts_that_are_one_page(monkeypatch: pytest.MonkeyP
 
     def page() -> str:
         with serving() as served:
-            served.hand_over(flows)
+            served.server.send(flows)
             return re.sub(r"(start_time_seconds|cpu_seconds_total) .*", "", served.get("/metrics", accept=accept).text)
 
     whole = page()
@@ -222,7 +222,7 @@ def test_a_page_of_metrics_is_made_once_for_all_who_ask(monkeypatch: pytest.Monk
     monkeypatch.setattr(http, "_FRESH_S", 3600)
     with serving() as served:
         first = served.get("/metrics").text
-        served.hand_over([flow()])
+        served.server.send([flow()])
         assert served.get("/metrics").text == first
         monkeypatch.setattr(http, "_FRESH_S", 0)
         assert served.get("/metrics").text != first

@@ -19,9 +19,9 @@ from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
 from kafka_probe.sinks.kafka import KafkaSink
 from tests.builders.events import NOW_US, agent, close, flow, open_now, opened, topic, view, workload
+from tests.builders.fed_agent import Fed
 from tests.lab.http import Samples, samples
 from tests.lab.processes import free_port
-from tests.unit.test_agent import Fed
 
 
 def scraped(shown: View) -> Samples:

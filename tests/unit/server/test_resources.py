@@ -17,9 +17,9 @@ from kafka_probe.server import openapi
 from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
 from kafka_probe.server.resources import RESOURCES
 from tests.builders.events import NOW_US, SECOND_US, flow, topic, view, workload
+from tests.builders.fed_agent import Fed
 from tests.builders.samples import opened as opened_record
 from tests.builders.samples import rejected, request
-from tests.unit.test_agent import Fed
 
 CONNECTIONS, CLIENTS, TOPICS = RESOURCES
 METADATA = ApiKey.METADATA

@@ -23,9 +23,9 @@ from kafka_probe.server import http_connection
 from kafka_probe.server.thread import Server
 from kafka_probe.server.view import STALLED_S
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
+from tests.lab.agent_server import Served, serving
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
-from tests.unit.server.served import Served, serving
 
 TOKEN = "0123456789abcdef"
 _NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
@@ -103,7 +103,7 @@ def test_metrics_are_told_in_the_form_that_is_asked_for(plain: Served) -> None:
 def test_events_of_another_thread_are_summed_in_their_order() -> None:
     with serving() as served:
         for n in range(100):
-            served.hand_over([flow(requests=n), agent(counters={"events": n})])
+            served.server.send([flow(requests=n), agent(counters={"events": n})])
         wait_until(lambda: "kafka_probe_events_total 99.0" in served.get("/metrics").text, "the last event")
         assert 'kafka_probe_requests_total{api="Produce",side="client"} 4950.0' in served.get("/metrics").text
 
@@ -113,7 +113,9 @@ def test_events_beyond_what_may_wait_for_the_server_are_not_taken(monkeypatch: p
     monkeypatch.setattr("kafka_probe.server.view.View.add", lambda *_: busy.wait())
     large = flow(topics=[topic()] * (SERVER_WAITING_BYTES // 1280))
     with serving() as served:
-        assert [served.hand_over(events) for events in ([flow()], [large] * 2, [flow()])] == [0, 2, 0]
+        for events in ([flow()], [large] * 2, [flow()]):
+            served.server.send(events)
+        assert served.server.losses() == {"server_behind": 2}
         busy.set()
 
 
@@ -150,7 +152,7 @@ def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
     monkeypatch.setattr("uvicorn.Server.serve", broken)
     with serving() as served:
         wait_until(lambda: "The HTTP server on 127.0.0.1:" in caplog.text, "the reason")
-        served.hand_over([flow()])
+        served.server.send([flow()])
         with pytest.raises(URLError, match="refused"):
             served.get("/healthz")
 

@@ -133,7 +133,15 @@ def file_of_a_stranger(file: Path) -> None:
     os.chown(file, STRANGER, STRANGER)
 
 
-PLANTED = [fifo, link_to_a_secret, second_name_of_a_secret, file_of_a_stranger, Path.mkdir]
+def file_that_others_can_write(file: Path) -> None:
+    file.write_bytes(gzip.compress(b"{}\n"))
+    file.chmod(0o622)
+
+
+PLANTED = [
+    *(fifo, link_to_a_secret, second_name_of_a_secret, file_of_a_stranger, file_that_others_can_write),
+    Path.mkdir,
+]
 
 
 @pytest.mark.root
@@ -146,7 +154,7 @@ def test_what_others_planted_before_the_start_is_refused_and_named(
     directory.chmod(0o777)
     plant(directory / NAME)
     assert refusal(directory) == (
-        f"The spool {directory} cannot be used (it contains '{NAME}', which is not one of this user's spool files): "
+        f"The spool {directory} cannot be used (it contains '{NAME}', which the agent did not put there): "
         "move it away if it is not the agent's, or name an empty directory."
     )
     assert mode_of(directory) == 0o777  # it may be /tmp
@@ -185,6 +193,7 @@ def test_a_name_that_no_spool_gives_is_refused(tmp_path: Path, name: str) -> Non
     assert f"it contains {name!r}," in refusal(tmp_path)
 
 
+@pytest.mark.root
 def test_the_top_of_a_file_system_can_be_a_spool(tmp_path: Path) -> None:
     (tmp_path / "lost+found").mkdir()
     Spool(tmp_path, MIB).close()

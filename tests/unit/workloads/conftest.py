@@ -82,8 +82,8 @@ def make_cgroup() -> Iterator[Callable[[Path], Path]]:
         try:
             cgroup.mkdir()
         except OSError as error:
-            reason = "needs root" if os.geteuid() else "no cgroup can be made here"
-            pytest.skip(f"{reason}: {error}")
+            reason = "needs root: to make cgroups" if os.geteuid() else "no cgroup can be made"
+            pytest.skip(f"{reason} in {mount_point} ({error.strerror})")
         made.append(cgroup)
         return cgroup
 

@@ -29,10 +29,10 @@ from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, kubernetes
 from kafka_probe.workloads.kubernetes import PodWatch, Setting
 from kafka_probe.workloads.pods import GONE_S, NAMELESS, Pods
+from tests.builders.event_schema import assert_valid
 from tests.builders.samples import ended, opened, request, stream
 from tests.lab.api_server import ApiServer, pod
 from tests.lab.processes import wait_until
-from tests.unit.schema import assert_valid
 
 METADATA = ApiKey.METADATA
 NODE = "node-1"
@@ -380,9 +380,9 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent = Agent(Config(node=NODE, kubernetes="on"), sink)
 
     def report(*records: Any) -> list[dict[str, Any]]:
-        agent._consume(stream(*records))
+        agent._stages.consume(stream(*records))
         sink.events.clear()
-        list(agent._report(0, time.time_ns(), time.time_ns()))
+        list(agent._reporter.report(0, time.time_ns(), time.time_ns()))
         for event in sink.events:
             assert_valid(event)
         return [event for event in sink.events if event["kind"] != "agent"]
@@ -392,7 +392,7 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent._pod_watch.start()
     try:
         server.put(pod(mine, app="orders"))
-        wait_until(lambda: agent._resolver._pods.names(mine) is not None, "the pod")
+        wait_until(lambda: agent._stages._resolver._pods.names(mine) is not None, "the pod")
         after = report(request(METADATA, 12, 1), ended(1), opened(2, **owned))
     finally:
         agent._pod_watch.close()

@@ -11,9 +11,9 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.memory import DEFAULT, MIB
 from kafka_probe.workloads import Owner, Workload, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
+from tests.builders.bounded_tables import grown_by
 from tests.builders.events import SINCE_BOOT, workload
 from tests.builders.samples import Samples, opened
-from tests.unit.bounds import grown_by
 
 
 class Named(WorkloadResolver):

@@ -17,7 +17,7 @@ from kio.schema.types import GroupId, TopicName
 from kio.serial import entity_reader
 
 from kafka_probe.protocol.facts import TopicFacts
-from tests.recorded.recording import Request
+from tests.builders.recordings import Request
 
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _BATCH = struct.Struct(">qiibIhiqqqhii")  # of magic 2: base offset to record count

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-DIRECTORY = Path(__file__).parent / "recordings"
+DIRECTORY = Path(__file__).parents[1] / "recorded" / "recordings"
 _ENTRY = struct.Struct(">HBi")
 _REQUEST_HEADER = struct.Struct(">hhih")
 

@@ -1,4 +1,4 @@
-"""Builders for tests of memory bounds: tables with little memory, and what Python allocates for them."""
+"""Builds tables with little memory, and measures what Python allocates for them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.shares import Shares
 from kafka_probe.workloads import WorkloadResolver
+from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import INTERVAL, SINCE_BOOT
 from tests.builders.samples import Samples, opened, stream
-from tests.unit.schema import assert_body_valid
 
 RESOLVER = WorkloadResolver()
 SOME = replace(DEFAULT, connections=300)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,13 +19,12 @@ from tests.lab.processes import free_port
 
 @dataclass(slots=True)
 class Served:
-    """A running server, the agent and the sink that it watches, and what hands it events."""
+    """A running server, and the agent and the sink that it watches."""
 
     url: str
+    server: Server
     agent: StillAgent = field(default_factory=StillAgent)
     sink: StillSink = field(default_factory=StillSink)
-    hand_over: Callable[[Sequence[Mapping[str, Any]]], object] = lambda _: None
-    cpu_s: Callable[[], float] = lambda: 0.0
 
     def get(
         self, path: str, token: str | None = None, tls: ssl.SSLContext | None = None, accept: str = "*/*"
@@ -45,9 +44,9 @@ def serving(host: str = "127.0.0.1", connections: tuple[Connection, ...] = (), *
     config = Config(listen=address, **settings)
     server = Server(config, address)
     scheme = "https" if config.listen_certfile else "http"
-    served = Served(f"{scheme}://{address}", StillAgent(connections), cpu_s=server.cpu_s)
+    served = Served(f"{scheme}://{address}", server, StillAgent(connections))
     try:
-        served.hand_over = server.start(served.agent, served.sink)
+        server.start(served.agent, served.sink)
         yield served
     finally:
         server.close()

@@ -11,11 +11,11 @@ from typing import Any
 
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.protocol.schemas import apis
+from tests.builders import oracle
+from tests.builders.recordings import Frame, Request, exchanges, read
 from tests.builders.wire import Seen
-from tests.golden.capture import Capture
-from tests.golden.conversation import Conversation, conversation, receive_all
-from tests.recorded import oracle
-from tests.recorded.recording import Frame, Request, exchanges, read
+from tests.lab.capture import Capture
+from tests.lab.conversation import Conversation, conversation, receive_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,18 +84,23 @@ def make_private(opened: int, expected: Callable[[str], bool]) -> None:
 
 def _require_own_files(opened: int, expected: Callable[[str], bool]) -> None:
     for name in os.listdir(opened):
-        found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        try:
+            found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        except FileNotFoundError:  # another agent of this user has removed or renamed it
+            continue
         # The root directory of an ext4 file system contains one.
         if name == "lost+found" and stat.S_ISDIR(found.st_mode) and found.st_uid == 0:
             continue
         if not expected(name) or not _is_own_file(found):
             remedy = "move it away if it is not the agent's, or name an empty directory"
-            raise NotPrivateError(f"it contains {name!r}, which is not one of this user's spool files", remedy)
+            raise NotPrivateError(f"it contains {name!r}, which the agent did not put there", remedy)
 
 
 def _is_own_file(found: os.stat_result) -> bool:
-    # Another user may have made the second link, to a file that this user may read and they may not.
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink == 1
+    # Another user may have made the second link, to a file that this user may read and they may not. A user who could
+    # write the file may still have it open after the directory has become private.
+    own = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_nlink < 2  # 0: replaced
+    return own and not found.st_mode & _OTHERS_WRITE
 
 
 def read_file(opened: int, name: str, limit_bytes: int) -> bytes:

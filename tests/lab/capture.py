@@ -24,7 +24,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.startup import rules
 from kafka_probe.workloads import Cgroups, Owner
 from tests.builders.wire import MARKER, Seen
-from tests.golden.conversation import TIMEOUT_S, Conversation, exchange
+from tests.lab.conversation import TIMEOUT_S, Conversation, exchange
 from tests.lab.processes import wait_until
 
 RING_BYTES = 1 << 24
@@ -33,7 +33,7 @@ MAX_CONNECTIONS = 1 << 17
 BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
 BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
 AT_ONCE_NS = 900_000_000  # as fast as an emulated processor beside other work closes sockets on request
-KEPT = Path(os.environ["GOLDEN_KEPT"]) if "GOLDEN_KEPT" in os.environ else None
+CACHE = Path(os.environ["GOLDEN_CACHE"]) if "GOLDEN_CACHE" in os.environ else None
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Capture:
             max_connections=max_connections,
             netns=netns,
         )
-        self._programs = Programs.load(BACKEND, BUFFER, options, rules(), KEPT)
+        self._programs = Programs.load(BACKEND, BUFFER, options, rules(), CACHE)
         self._ports = ports
         self.begin()
 

@@ -1,0 +1,194 @@
+"""The loop of the agent: each turn reads samples, then sends a bounded part of the reports that are due."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+
+from kafka_probe.capture.perfbuf import PerfBuffers
+from kafka_probe.capture.programs import Programs
+from kafka_probe.capture.ringbuf import RingBuffer
+from kafka_probe.capture.sample import SLOT
+from kafka_probe.connections.listing import Listing
+from kafka_probe.connections.pending_closes import SETTLED_NS
+from kafka_probe.reporting import Reporter
+from kafka_probe.stages import Stages
+
+Buffer = RingBuffer | PerfBuffers
+
+# Samples wait in the ring this long, so that batches are large enough for array operations. The kernel wakes the agent
+# earlier when the ring is a quarter full.
+_BATCH_S = 1.0
+_BATCH_SAMPLES = 1 << 12
+_LISTED_AT_ONCE = 4096
+# Pause between the parts of a report, so that the sinks keep up.
+_PAUSE_S = 0.05
+_TURN_S = 0.25  # most time to read samples per turn while a report is sent; the report gets as much time
+_REPORTS = 2  # most reports that are sent at the same time
+_DONE = object()
+
+
+@dataclass(frozen=True, slots=True)
+class _Suspects:
+    """State of connections that the kernel no longer followed at `since_ns`.
+
+    Their ends are lost, except those whose samples the buffer still held at that time.
+    """
+
+    since_ns: int
+    conns: set[int]  # known connections that the kernel no longer followed
+    streams: set[int]  # streams with unfinished frames
+    followed: set[int]  # connections that the kernel followed
+    orphans: list[tuple[int, str, str]]  # listed connections without a sample whose process had ended
+
+
+class Loop:
+    """Reads samples from the programs' buffer, and begins a report at the end of each interval.
+
+    Samples keep the order of the buffer. Those that arrive while a report is sent belong to the next interval.
+    """
+
+    def __init__(
+        self,
+        programs: Programs,
+        listing: Listing | None,
+        stages: Stages,
+        reporter: Reporter,
+        interval_s: float,
+        ring_bytes: int,
+    ) -> None:
+        """listing: the older connections, used once it is complete; None: there is no list of them."""
+        self._programs = programs
+        self._listing = listing
+        self._stages = stages
+        self._reporter = reporter
+        self._interval_s = interval_s
+        self._ring_samples = ring_bytes // SLOT.itemsize
+        self._since_ns = time.monotonic_ns()
+        self._due_s = time.monotonic() + interval_s
+        self._reports: deque[Iterator[None]] = deque()
+        # _unread: how many samples written before _marked_ns may be unread; all written before _read_ns are read.
+        self._unread, self._marked_ns, self._read_ns = 0, 0, self._since_ns
+        self._searched_at = 0  # lost samples at the last search for connections whose ends are lost
+        self._suspects: _Suspects | None = None
+        if listing is None:
+            stages.tracker.end_list()
+
+    def start(self) -> None:
+        """Send the first report, which announces the agent and makes a sink that cannot deliver log that at once."""
+        _finish(self._reporter.report(self._since_ns, self._since_ns, self._since_ns))
+
+    def turn(self) -> None:
+        """Wait at most a second for samples, read them, and send a part of the reports for as long as reading took."""
+        pause_s = 0.0 if self._unread else _PAUSE_S if self._reports else _BATCH_S
+        self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
+        began_s = time.monotonic()
+        self._drain(min(self._due_s, began_s + _TURN_S) if self._reports else self._due_s)
+        took_s = time.monotonic() - began_s
+        self._forget_suspects()
+        self._stages.tracker.settle(self._read_ns - SETTLED_NS)
+        if self._listing and self._take_listed(self._listing):
+            self._listing, self._due_s = None, time.monotonic()  # report the listed connections at once
+        self._send_reports(took_s)
+        if time.monotonic() >= self._due_s:
+            self._end_interval()
+
+    def set_interval(self, interval_s: float) -> None:
+        """Use another length of intervals from now on."""
+        self._interval_s = interval_s
+        self._due_s = min(self._due_s, time.monotonic() + interval_s)
+
+    def finish(self) -> None:
+        """Detach the programs, read all samples, and send all reports and that of the last interval."""
+        self._programs.detach()
+        now_ns = time.monotonic_ns()
+        self._reporter.read_kernel(self._programs)
+        while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
+            self._stages.consume(samples)
+        _finish(chain(*self._reports, self._reporter.report(self._since_ns, now_ns, now_ns)))
+
+    def _drain(self, due_s: float = math.inf) -> None:
+        """Read the samples that the buffer holds, or the rest of them after an interrupted call.
+
+        Stops at `due_s`, by time.monotonic. Samples that arrive meanwhile wait for the next call: else batches would
+        shrink to few samples. A call reads at most as many samples as fit in the ring, which may fill as fast as it is
+        read.
+        """
+        if not self._unread:
+            self._unread, self._marked_ns = self._ring_samples, time.monotonic_ns()
+        while self._unread:
+            samples = self._programs.buffer.take(_BATCH_SAMPLES)
+            if len(samples):
+                self._stages.consume(samples)
+            self._unread = max(0, self._unread - len(samples)) if len(samples) == _BATCH_SAMPLES else 0
+            if time.monotonic() >= due_s:
+                break
+        if not self._unread:
+            self._read_ns = self._marked_ns
+
+    def _suspect_lost(self) -> None:
+        """If samples of ends were lost, note the known connections that the kernel no longer follows."""
+        lost_samples, tracker = self._reporter.hidden_samples, self._stages.tracker
+        if self._suspects or (lost_samples == self._searched_at and not tracker.full):
+            return
+        self._searched_at = lost_samples
+        # Ask the kernel last: connections that open from now on are not suspected.
+        known, streams, orphans = tracker.known(), self._stages.reader.unfinished(), tracker.orphans()
+        followed = self._programs.followed()
+        self._suspects = _Suspects(time.monotonic_ns(), known - followed, streams, followed, orphans)
+
+    def _forget_suspects(self) -> None:
+        """Forget the suspects once all samples that the buffer held then are read.
+
+        By then, ends that were not lost have been processed.
+        """
+        suspects = self._suspects
+        if suspects is None or self._read_ns < suspects.since_ns:
+            return
+        self._suspects = None
+        for conn in suspects.conns:
+            self._stages.forget(conn)
+        self._stages.reader.keep(suspects.streams, suspects.followed)
+        self._stages.tracker.forget_listed(suspects.orphans)
+
+    def _end_interval(self) -> None:
+        if len(self._reports) == _REPORTS:
+            _finish(self._reports.popleft())
+        self._reporter.read_kernel(self._programs)
+        self._suspect_lost()
+        now_ns = time.monotonic_ns()
+        self._reports.append(self._reporter.report(self._since_ns, now_ns, self._read_ns - SETTLED_NS))
+        self._since_ns = now_ns
+        # Do not make up for a stall by a burst of short intervals.
+        self._due_s = max(self._due_s, time.monotonic() - self._interval_s / 2) + self._interval_s
+
+    def _take_listed(self, listing: Listing) -> bool:
+        """Take over the list of older connections; return True once it is complete, False if it is not ready.
+
+        Reads samples between parts of the list, so that the ring does not fill meanwhile.
+        """
+        while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
+            self._stages.tracker.add_listed(listed, time.monotonic_ns())
+            if len(listed) < _LISTED_AT_ONCE:
+                self._stages.tracker.end_list()
+                return True
+            self._drain()
+        return False
+
+    def _send_reports(self, seconds: float) -> None:
+        """Send parts of the reports, the oldest first, for the given time, but at least one part."""
+        until_s = time.monotonic() + seconds
+        while self._reports:
+            if next(self._reports[0], _DONE) is _DONE:
+                self._reports.popleft()
+            if time.monotonic() >= until_s:
+                return
+
+
+def _finish(parts: Iterator[None]) -> None:
+    for _ in parts:
+        pass

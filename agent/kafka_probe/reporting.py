@@ -1,0 +1,127 @@
+"""The report of an interval: all events of the interval, and the `agent` event with losses, counters and costs."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+import psutil
+
+import kafka_probe
+from kafka_probe.capture.programs import LOSSES, Programs
+from kafka_probe.capture.sample import COUNTERS
+from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, TopicsEvent, WallClock
+from kafka_probe.sending import Sender
+from kafka_probe.stages import Stages
+from kafka_probe.workloads.kubernetes import PodWatch
+
+_TOPICS_PER_EVENT = 1000
+# Losses that may have been closes or resets; events that the destination lost may have been, too.
+_MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
+_ENDS_LIMITED = ("close_limit", "reset_limit")
+
+
+class Reporter:
+    """Reports what the stages have collected. `backend` is the name of the capture backend, None before capture."""
+
+    def __init__(self, stages: Stages, pod_watch: PodWatch, sender: Sender) -> None:
+        self.backend: str | None = None
+        self._stages = stages
+        self._pod_watch = pod_watch
+        self._sender = sender
+        self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
+        self._kernel_us: int | None = None
+        self._spent_s = time.process_time(), time.monotonic()
+        self._hidden = 0
+        self._complete_since: int | None = None
+
+    def read_kernel(self, programs: Programs) -> None:
+        """Read the kernel's counters and the programs' run time."""
+        self._kernel = programs.counters()
+        run_time_ns = programs.run_time_ns()
+        self._kernel_us = None if run_time_ns is None else run_time_ns // 1000
+
+    @property
+    def hidden_samples(self) -> int:
+        """Return how many samples were lost that may have been ends of connections."""
+        return sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
+
+    def report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
+        """End the interval and return an iterator that sends the interval's events in parts.
+
+        The order is: opens, resets and closes; topic names; flows; and last the `agent` event, so that `complete_until`
+        is true when it arrives. Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an
+        interval. settled_ns: closes up to this time are settled, see pending_closes.py.
+        """
+        stages, clock = self._stages, WallClock.now()
+        interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
+        flows = stages.flows.report(interval, with_topics=stages.load_shedding.topics)
+        stages.tracker.settle(settled_ns)
+        stages.spend(self._cpu_share())
+        ends, topics = stages.tracker.report(clock), list(_named_topics(stages.names.report(), interval))
+        other = stages.tracker.other()
+
+        def last() -> Iterator[AgentEvent]:
+            self._note_hidden(interval.until_us)
+            yield self._state(interval, clock.epoch_us(settled_ns), other)
+
+        return self._sender.parts(chain[Event](ends, topics, flows, last()))
+
+    def losses(self) -> dict[str, int]:
+        """Return all losses since the start, by reason."""
+        kernel = {name: self._kernel[name] for name in LOSSES}
+        return {**kernel, **self._pod_watch.losses, **self._stages.losses(), **self._sender.losses()}
+
+    def counters(self) -> dict[str, int]:
+        """Return all counters since the start, by name."""
+        kernel = {name: self._kernel[name] for name in COUNTERS}
+        return {**kernel, **self._stages.counters(), **self._sender.counters()}
+
+    def _note_hidden(self, now_us: int) -> None:
+        hidden = self.hidden_samples + self._sender.lost()
+        hidden += sum(self._stages.tracker.losses[name] for name in _ENDS_LIMITED)
+        if hidden > self._hidden:
+            self._hidden, self._complete_since = hidden, now_us
+
+    def _state(self, interval: Interval, complete_until: int, other: dict[str, int]) -> AgentEvent:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        tracker = self._stages.tracker
+        return {
+            "kind": "agent",
+            "since": interval.since_us,
+            "complete_since": self._complete_since,
+            "complete_until": complete_until,
+            "other": other,
+            "connections": len(tracker),
+            "open": tracker.open_now(),
+            "losses": self.losses(),
+            "counters": self.counters(),
+            "shed": self._stages.load_shedding.shed,
+            "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
+            "kernel_us": self._kernel_us,
+            "rss_bytes": _resident_bytes(),
+            "backend": self.backend,
+            "kernel": platform.release(),
+            "version": kafka_probe.__version__,
+            "ts": interval.until_us,
+        }
+
+    def _cpu_share(self) -> float:
+        """Return the share of one core that the agent took since the last call, without the local sinks."""
+        before, self._spent_s = self._spent_s, (time.process_time() - self._sender.local_cpu_s(), time.monotonic())
+        cpu_s, wall_s = (now - then for now, then in zip(self._spent_s, before, strict=True))
+        return cpu_s / wall_s if wall_s else 0.0
+
+
+def _named_topics(pairs: Iterable[tuple[str, str]], interval: Interval) -> Iterator[TopicsEvent]:
+    topics: list[NamedTopic] = [{"topic": name, "topic_id": topic_id} for topic_id, name in pairs]
+    for start in range(0, len(topics), _TOPICS_PER_EVENT):
+        yield {"kind": "topics", "topics": topics[start : start + _TOPICS_PER_EVENT], "ts": interval.until_us}
+
+
+def _resident_bytes() -> int:
+    rss: int = psutil.Process().memory_info().rss
+    return rss

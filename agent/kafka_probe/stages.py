@@ -1,0 +1,114 @@
+"""The stages that samples pass in the agent: frames, connections, sums and exchanges."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy.typing as npt
+
+from kafka_probe.capture.sample import SampleKind
+from kafka_probe.config import Config, RequestEvents
+from kafka_probe.connections import exchange
+from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.conntrack import Conntrack
+from kafka_probe.connections.exchange import Exchanges
+from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.learner import Learner
+from kafka_probe.connections.reassembly import portions
+from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import RequestEvent, WallClock
+from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.load_shedding import LoadShedding
+from kafka_probe.memory import DECODED_AT_ONCE, Bounds
+from kafka_probe.sending import Sender
+from kafka_probe.workloads import WorkloadResolver
+
+Samples = npt.NDArray[Any]
+
+
+class Stages:
+    """Owns the modules that samples pass, and passes batches of samples through them.
+
+    Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
+    """
+
+    def __init__(self, config: Config, resolver: WorkloadResolver, sender: Sender, bounds: Bounds) -> None:
+        self._sender = sender
+        self._bounds = bounds
+        self._resolver = resolver
+        self.names = TopicNames(bounds.topic_names_bytes)
+        self._brokers = BrokerFiles(self.names, resolver)
+        self.tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
+        self.flows = Flows(self.tracker, self.names, Learner(self.tracker, self.names, self._brokers), bounds)
+        self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
+        self.reader = FrameReader(SUMMED, bounds)
+        self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
+        self._exchanges: Exchanges | None = None
+        self._look_closely()
+
+    def consume(self, samples: Samples) -> None:
+        """Process samples of any kind, in the order in which the buffer has them."""
+        for portion in portions(samples, DECODED_AT_ONCE):
+            self._consume_portion(portion)
+
+    def forget(self, conn: int) -> None:
+        """Delete a connection of which no sample can follow, by the kernel's id."""
+        connection = self.tracker.gone(conn)
+        self.reader.forget(conn)
+        if connection and self._exchanges:
+            self._send(self._exchanges.end(connection, WallClock.now()))
+
+    def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
+        """Take over other settings of load shedding."""
+        self.load_shedding.reconfigure(requests, cpu_limit)
+        self._look_closely()
+
+    def spend(self, cpu_share: float) -> None:
+        """Adapt the detail of the next interval to the last interval's share of a core."""
+        self.load_shedding.spend(cpu_share)
+        self._look_closely()
+
+    def losses(self) -> dict[str, int]:
+        """Return the losses of all stages since the start, by reason."""
+        stages = self._resolver, self.reader, self.tracker, self.flows, self.load_shedding, self.names
+        return {reason: n for stage in stages for reason, n in stage.losses.items()} | self._request_losses
+
+    def counters(self) -> dict[str, int]:
+        """Return the counters of all stages since the start, by name."""
+        return {**self.reader.counters, **self._brokers.counters}
+
+    def _consume_portion(self, samples: Samples) -> None:
+        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
+        kinds = samples["kind"]
+        ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
+        others = (kinds != SampleKind.FRAME) & ~ends
+        for sample in samples[others]:
+            self.tracker.take(sample)
+        batch = list(self.reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
+        self.flows.add(batch)
+        self._brokers.read_on()
+        if self._exchanges:
+            self._send(self._exchanges.pair(batch, WallClock.now()))
+        else:
+            self.load_shedding.skip(batch)
+        for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
+            if kind == SampleKind.CLOSE:
+                self.tracker.close(sample)
+            else:
+                self.forget(int(sample["conn"]))
+
+    def _send(self, exchanges: Iterable[RequestEvent]) -> None:
+        self._sender.send(self.load_shedding.wanted(exchanges))
+
+    def _look_closely(self) -> None:
+        """Build exchanges only while they become events: that costs more than counting frames."""
+        if self.load_shedding.requests and not self._exchanges:
+            self._exchanges = Exchanges(self.tracker, self.names, self._bounds.exchanges_bytes)
+            self._exchanges.losses = self._request_losses
+            self.reader.ask()
+        elif self._exchanges and not self.load_shedding.requests:
+            self._exchanges = None
+            self.reader.ask(SUMMED)

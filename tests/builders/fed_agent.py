@@ -1,0 +1,76 @@
+"""Builds an agent that is fed samples instead of reading a ring, and sinks that keep its events."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka_probe.agent import Agent
+from kafka_probe.config import Config, RequestEvents
+from kafka_probe.events import Event
+from tests.builders.event_schema import assert_valid
+from tests.builders.samples import Samples, stream
+
+SECOND_NS = 10**9
+
+
+class Kept:
+    """A sink that keeps what it gets."""
+
+    def __init__(self) -> None:
+        self.parts: list[list[dict[str, Any]]] = []
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return [event for part in self.parts for event in part]
+
+    def send(self, events: Sequence[Event]) -> None:
+        self.parts.append([dict(event) for event in events])
+
+    def close(self, timeout_s: float) -> None:
+        """Do nothing: no event waits."""
+
+    def losses(self) -> Mapping[str, int]:
+        return {"sink_refused": 0}
+
+    def counters(self) -> Mapping[str, int]:
+        return {"sink_events": len(self.events)}
+
+    def trouble(self) -> str | None:
+        return None
+
+
+class KeptHere(Kept):
+    """A local sink that keeps what it gets. lost: how many events it counts as lost."""
+
+    lost = 0
+
+    def losses(self) -> Mapping[str, int]:
+        return {"server_behind": self.lost}
+
+    def cpu_s(self) -> float:
+        return 0.0
+
+
+class Fed:
+    """An agent that is given samples instead of a ring."""
+
+    def __init__(self, requests: str = "off") -> None:
+        self.sink, self.local_sink = Kept(), KeptHere()
+        config = Config(node="node-1", requests=RequestEvents.parse(requests))
+        self.agent = Agent(config, self.sink, [self.local_sink])
+        self.stages, self.reporter = self.agent._stages, self.agent._reporter
+
+    def see(self, *records: Samples) -> None:
+        self.stages.consume(stream(*records))
+
+    def report(self) -> None:
+        now = time.monotonic_ns()
+        deque(self.reporter.report(now - SECOND_NS, now, now), maxlen=0)
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        for event in self.sink.events:
+            assert_valid(event)
+        return [event for event in self.sink.events if kind in (None, event["kind"])]

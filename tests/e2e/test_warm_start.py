@@ -1,0 +1,72 @@
+"""An agent that starts again takes its compiled programs from the cache, and sees as much as before without BCC."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.lab.conversation import conversation, exchange
+from tests.lab.processes import free_port
+from tests.lab.product import Watched
+
+pytestmark = pytest.mark.root
+
+SEEN = {"client": 3, "server": 3}
+
+
+@pytest.fixture
+def no_bcc(tmp_path: Path) -> dict[str, str]:
+    """The environment of a process that cannot import BCC, although it seems to be installed."""
+    package = tmp_path / "path" / "bcc"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise SystemExit('BCC is imported')\n")
+    for name in ("libbcc.py", "version.py"):
+        (package / name).touch()
+    return {"PYTHONPATH": f"{package.parent}:agent"}
+
+
+def counted(watched: Watched, port: int) -> dict[str, int]:
+    """Return the number of requests that an agent counts at each end of a connection."""
+    with watched.agent:
+        assert "libbcc" not in Path(f"/proc/{watched.agent.pid}/maps").read_text()
+        with conversation(port) as talk:
+            exchange(talk, [1, 2, 3])
+        watched.wait_for(2, "both ends to close", kind="close")
+    requests: Counter[str] = Counter()
+    for flow in watched.events(kind="flow"):
+        requests[flow["side"]] += flow["requests"]
+    return requests
+
+
+def test_the_second_start_needs_no_bcc(tmp_path: Path, no_bcc: dict[str, str]) -> None:
+    port, cache = free_port(), tmp_path / "cache"
+    flags = ("--cache-dir", str(cache))
+    assert counted(Watched(tmp_path, port, *flags), port) == SEEN
+    assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
+
+
+def test_a_damaged_cache_is_logged_and_rebuilt(tmp_path: Path, no_bcc: dict[str, str]) -> None:
+    port, cache = free_port(), tmp_path / "cache"
+    flags = ("--cache-dir", str(cache))
+    with Watched(tmp_path, port, *flags).agent:
+        pass
+    for file in cache.iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    damaged = Watched(tmp_path, port, *flags)
+    assert counted(damaged, port) == SEEN
+    assert re.search(rf"The cache {cache} has a file [0-9a-f]{{64}} that is damaged\.", damaged.agent.log.read_text())
+    assert counted(Watched(tmp_path, port, *flags, environment=no_bcc), port) == SEEN
+
+
+def test_a_cache_of_another_user_is_not_used(tmp_path: Path) -> None:
+    port, cache = free_port(), tmp_path / "cache"
+    cache.mkdir(mode=0o755)
+    os.chown(cache, 12345, 12345)
+    watched = Watched(tmp_path, port, "--cache-dir", str(cache))
+    assert counted(watched, port) == SEEN
+    assert f"The cache {cache} is not used: user 12345 owns it" in watched.agent.log.read_text()
+    assert not [*cache.iterdir()]
