@@ -154,7 +154,14 @@ def test_it_tells_of_the_traffic_of_its_host(
     wait_until(lambda: records() == {"client": sent, "server": sent}, "both ends to be reported")
 
 
-def test_it_cannot_write_but_where_its_spool_is(machine: Machine) -> None:
+def test_its_compiled_programs_are_kept_where_only_its_user_can_write(machine: Machine) -> None:
+    names = machine.run("ls /var/cache/kafka-probe/").splitlines()
+    assert [len(name) for name in names] == [64] * 2
+    assert machine.run("stat --format %a /var/cache/kafka-probe/").strip() == "700"
+    assert "The cache" not in machine.log()
+
+
+def test_it_cannot_write_but_where_its_spool_and_its_cache_are(machine: Machine) -> None:
     assert machine.show("StateDirectory") == "kafka-probe"
     inside = f"nsenter --target {machine.show('MainPID')} --mount"
     for place in ("/etc", "/usr", "/opt/kafka-probe", "/sys/fs/cgroup"):
