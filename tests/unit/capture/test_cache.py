@@ -219,6 +219,32 @@ def test_agents_that_write_at_once_leave_one_whole_file_each(directory: Path) ->
     assert [cache.problems for cache in caches] == [[]] * len(caches)
 
 
+def test_a_file_that_another_agent_replaces_while_it_is_read_is_whole(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_file = os.open
+
+    def open_then_remove(name: str, flags: int, *, dir_fd: int) -> int:
+        opened = open_file(name, flags, dir_fd=dir_fd)
+        os.unlink(name, dir_fd=dir_fd)
+        return opened
+
+    cache = Cache(directory)
+    monkeypatch.setattr(os, "open", open_then_remove)
+    assert cache.read(KEY) == VALUE
+
+
+def test_a_file_that_another_agent_removes_while_the_directory_is_examined_is_no_problem(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list_files = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda opened: [*list_files(opened), f"{KEY}.0123456789abcdef"])
+    cache = Cache(directory)
+    cache.write(OTHER_KEY, VALUE)
+    assert [cache.read(KEY), cache.read(OTHER_KEY)] == [VALUE, VALUE]
+    assert cache.problems == []
+
+
 def test_a_full_disk_leaves_the_old_value_and_no_part_of_the_new(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
