@@ -34,7 +34,7 @@ test-nodes: setup-nodes ## test image, chart, service, Prometheus and Spark clus
 	$(BIN)/python -m pytest tests/nodes/check_*.py
 
 test-ranges: setup-tests ## run unit, golden and replay tests with the lowest and the newest versions that pyproject.toml allows
-	@$(BIN)/python scripts/ranges.py
+	@$(BIN)/python scripts/version_ranges.py
 	for end in lowest newest; do build/ranges/$$end/bin/python -m pytest -m "not pinned" tests/{unit,golden,recorded} || exit; done
 
 lint: setup-tests ## check formats, style, types, imports and words; change nothing

@@ -4,7 +4,7 @@
 #include "kernel_structs.h"
 #include "maps.h"
 #include "sample.h"
-#include "share.h"
+#include "peer_limit.h"
 #include "sock.h"
 
 static inline struct sample *notice(struct conn *conn, u8 kind)

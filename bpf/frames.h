@@ -10,13 +10,13 @@
 #include "connection.h"
 #include "copy_program.h"
 #include "cursor.h"
-#include "hops.h"
+#include "frame_hops.h"
 #include "iov.h"
 #include "lifecycle.h"
 #include "maps.h"
 #include "requests.h"
 #include "sample.h"
-#include "share.h"
+#include "peer_limit.h"
 #include "sock.h"
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)

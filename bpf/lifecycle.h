@@ -7,7 +7,7 @@
 #include "maps.h"
 #include "sample.h"
 #include "segment.h"
-#include "share.h"
+#include "peer_limit.h"
 #include "sock.h"
 
 #define TCP_ESTABLISHED 1

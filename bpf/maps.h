@@ -15,7 +15,7 @@ struct in_flight {
 	u32 ts_us;
 	u8 api_key;
 	u8 api_version;
-	u8 unsure; // the start of the request is a guess: see finding.h
+	u8 unsure; // the start of the request is a guess: see resync.h
 };
 
 // The position of the bytes of the running call in the caller's buffer.
@@ -90,7 +90,7 @@ struct cursor {
 	struct sample out;      // the sample in work
 };
 
-// A peer's use of the buffer: see share.h.
+// A peer's use of the buffer: see peer_limit.h.
 struct usage {
 	u64 clock; // last reduction of `debt`: bytes that the agent has read (ring), or nanoseconds (perf buffer)
 	u64 debt;
@@ -136,7 +136,7 @@ struct conn {
 	u8 acks_unread;    // the last request is a Produce whose acks are not read (yet)
 	u8 from_start;     // seen from its first byte
 	u8 holding;        // `held` contains the first request until it is proven to be one
-	u8 chaining;       // a chain has begun; like confirmations, answered, chain and mark for the search in finding.h
+	u8 chaining;       // a chain has begun; like confirmations, answered, chain and mark for the search in resync.h
 	u8 confirmations;
 	u8 answered;
 	u16 client_id_bytes;
@@ -148,7 +148,7 @@ struct conn {
 	u32 write_end; // sequence number behind the last sent byte, taken at the first sight and again at the close
 	u32 unheld;    // frames before the proof that `held` does not contain
 	struct cursor_state cursor_states[2]; // by enum direction
-	u64 peer;                             // see share.h
+	u64 peer;                             // see peer_limit.h
 	struct sample notice;                 // scratch for samples other than frames; contains the OPEN until it is sent
 	struct in_flight in_flight[IN_FLIGHT];
 };
@@ -158,7 +158,7 @@ struct overflow_key {
 	u64 number; // number of the request in its connection
 };
 
-// The allowed copy of one API version, from protocol/rules.py. The loader fills `rules` once; index: api_key << 5 | api_version.
+// The allowed copy of one API version, from protocol/copy_rules.py. The loader fills `rules` once; index: api_key << 5 | api_version.
 struct rule {
 	u32 request_limit; // largest number of copied bytes of a frame
 	u32 response_limit;

@@ -3,13 +3,13 @@
 #pragma once
 #include "connection.h"
 #include "cursor.h"
-#include "finding.h"
+#include "resync.h"
 #include "in_flight.h"
 #include "kernel_structs.h"
 #include "lifecycle.h"
 #include "maps.h"
 #include "sample.h"
-#include "share.h"
+#include "peer_limit.h"
 #include "sock.h"
 
 #define REQUEST_HEAD 14  // bytes: size, API key and version, correlation id, length of the client id

@@ -12,10 +12,10 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.listing import Listing
 from kafka_probe.loop import Loop
 from kafka_probe.memory import DEFAULT, Bounds
+from kafka_probe.processing import Processor
 from kafka_probe.reporting import Reporter
 from kafka_probe.sending import Sender
 from kafka_probe.sinks import LocalSink, Sink
-from kafka_probe.stages import Stages
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
@@ -41,8 +41,8 @@ class Agent:
         resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit_bytes=bounds.workloads_bytes)
         self._sender = sender = Sender(config.node, sink, local_sinks)
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
-        self._stages = Stages(config, resolver, sender, bounds)
-        self._reporter = Reporter(self._stages, self._pod_watch, sender)
+        self._processor = Processor(config, resolver, sender, bounds)
+        self._reporter = Reporter(self._processor, self._pod_watch, sender)
 
     def run(self, programs: Programs, listing: Listing | None) -> None:
         """Read samples, and the list of older connections once it is complete, until `stop` is called."""
@@ -74,7 +74,7 @@ class Agent:
 
     def connections(self) -> tuple[Connection, ...]:
         """Return the open connections of this moment. For other threads; the connections themselves keep changing."""
-        return self._stages.tracker.snapshot()
+        return self._processor.tracker.snapshot()
 
     def summary(self) -> dict[str, dict[str, int]]:
         """Return the losses and the counters since the start, by name."""
@@ -82,7 +82,7 @@ class Agent:
 
     def _loop(self, programs: Programs, listing: Listing | None) -> Loop:
         interval_s, ring_bytes = self._config.interval_s, self._config.ring_size_bytes
-        return Loop(programs, listing, self._stages, self._reporter, interval_s, ring_bytes)
+        return Loop(programs, listing, self._processor, self._reporter, interval_s, ring_bytes)
 
     def _take_over(self, config: Config) -> None:
         self._reloaded = None
@@ -92,5 +92,5 @@ class Agent:
         now = changed & RELOADED
         self._config = self._config.model_copy(update={name: getattr(config, name) for name in now})
         if now & {"requests", "cpu_limit"}:
-            self._stages.reconfigure(config.requests, config.cpu_limit)
+            self._processor.reconfigure(config.requests, config.cpu_limit)
         log.info("Settings reloaded: %s.", f"{', '.join(sorted(now))} changed" if now else "nothing changed")

@@ -19,17 +19,17 @@ import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.fetch_sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.learner import Learner
-from kafka_probe.connections.sessions import FETCHES, FetchSession, Group, Naming, Topic
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
+from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
-from kafka_probe.shares import Shares
 from kafka_probe.workloads import NOBODY
 
 LOSSES = {

@@ -15,8 +15,8 @@ from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.capture.sample import SLOT
 from kafka_probe.connections.listing import Listing
 from kafka_probe.connections.pending_closes import SETTLED_NS
+from kafka_probe.processing import Processor
 from kafka_probe.reporting import Reporter
-from kafka_probe.stages import Stages
 
 Buffer = RingBuffer | PerfBuffers
 
@@ -56,7 +56,7 @@ class Loop:
         self,
         programs: Programs,
         listing: Listing | None,
-        stages: Stages,
+        processor: Processor,
         reporter: Reporter,
         interval_s: float,
         ring_bytes: int,
@@ -64,7 +64,7 @@ class Loop:
         """listing: the older connections, used once it is complete; None: there is no list of them."""
         self._programs = programs
         self._listing = listing
-        self._stages = stages
+        self._processor = processor
         self._reporter = reporter
         self._interval_s = interval_s
         self._ring_samples = ring_bytes // SLOT.itemsize
@@ -76,7 +76,7 @@ class Loop:
         self._searched_at = 0  # lost samples at the last search for connections whose ends are lost
         self._suspects: _Suspects | None = None
         if listing is None:
-            stages.tracker.end_list()
+            processor.tracker.end_list()
 
     def start(self) -> None:
         """Send the first report, which announces the agent and makes a sink that cannot deliver log that at once."""
@@ -90,7 +90,7 @@ class Loop:
         self._drain(min(self._due_s, began_s + _TURN_S) if self._reports else self._due_s)
         took_s = time.monotonic() - began_s
         self._forget_suspects()
-        self._stages.tracker.settle(self._read_ns - SETTLED_NS)
+        self._processor.tracker.settle(self._read_ns - SETTLED_NS)
         if self._listing and self._take_listed(self._listing):
             self._listing, self._due_s = None, time.monotonic()  # report the listed connections at once
         self._send_reports(took_s)
@@ -108,7 +108,7 @@ class Loop:
         now_ns = time.monotonic_ns()
         self._reporter.read_kernel(self._programs)
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
-            self._stages.consume(samples)
+            self._processor.consume(samples)
         _finish(chain(*self._reports, self._reporter.report(self._since_ns, now_ns, now_ns)))
 
     def _drain(self, due_s: float = math.inf) -> None:
@@ -123,7 +123,7 @@ class Loop:
         while self._unread:
             samples = self._programs.buffer.take(_BATCH_SAMPLES)
             if len(samples):
-                self._stages.consume(samples)
+                self._processor.consume(samples)
             self._unread = max(0, self._unread - len(samples)) if len(samples) == _BATCH_SAMPLES else 0
             if time.monotonic() >= due_s:
                 break
@@ -132,12 +132,12 @@ class Loop:
 
     def _suspect_lost(self) -> None:
         """If samples of ends were lost, note the known connections that the kernel no longer follows."""
-        lost_samples, tracker = self._reporter.hidden_samples, self._stages.tracker
+        lost_samples, tracker = self._reporter.hidden_samples, self._processor.tracker
         if self._suspects or (lost_samples == self._searched_at and not tracker.full):
             return
         self._searched_at = lost_samples
         # Ask the kernel last: connections that open from now on are not suspected.
-        known, streams, orphans = tracker.known(), self._stages.reader.unfinished(), tracker.orphans()
+        known, streams, orphans = tracker.known(), self._processor.reader.unfinished(), tracker.orphans()
         followed = self._programs.followed()
         self._suspects = _Suspects(time.monotonic_ns(), known - followed, streams, followed, orphans)
 
@@ -151,9 +151,9 @@ class Loop:
             return
         self._suspects = None
         for conn in suspects.conns:
-            self._stages.forget(conn)
-        self._stages.reader.keep(suspects.streams, suspects.followed)
-        self._stages.tracker.forget_listed(suspects.orphans)
+            self._processor.forget(conn)
+        self._processor.reader.keep(suspects.streams, suspects.followed)
+        self._processor.tracker.forget_listed(suspects.orphans)
 
     def _end_interval(self) -> None:
         if len(self._reports) == _REPORTS:
@@ -172,9 +172,9 @@ class Loop:
         Reads samples between parts of the list, so that the ring does not fill meanwhile.
         """
         while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
-            self._stages.tracker.add_listed(listed, time.monotonic_ns())
+            self._processor.tracker.add_listed(listed, time.monotonic_ns())
             if len(listed) < _LISTED_AT_ONCE:
-                self._stages.tracker.end_list()
+                self._processor.tracker.end_list()
                 return True
             self._drain()
         return False

@@ -14,8 +14,8 @@ import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
 from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, TopicsEvent, WallClock
+from kafka_probe.processing import Processor
 from kafka_probe.sending import Sender
-from kafka_probe.stages import Stages
 from kafka_probe.workloads.kubernetes import PodWatch
 
 _TOPICS_PER_EVENT = 1000
@@ -25,11 +25,11 @@ _ENDS_LIMITED = ("close_limit", "reset_limit")
 
 
 class Reporter:
-    """Reports what the stages have collected. `backend` is the name of the capture backend, None before capture."""
+    """Reports what the processor has collected. `backend` is the name of the capture backend, None before capture."""
 
-    def __init__(self, stages: Stages, pod_watch: PodWatch, sender: Sender) -> None:
+    def __init__(self, processor: Processor, pod_watch: PodWatch, sender: Sender) -> None:
         self.backend: str | None = None
-        self._stages = stages
+        self._processor = processor
         self._pod_watch = pod_watch
         self._sender = sender
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
@@ -56,13 +56,13 @@ class Reporter:
         is true when it arrives. Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an
         interval. settled_ns: closes up to this time are settled, see pending_closes.py.
         """
-        stages, clock = self._stages, WallClock.now()
+        processor, clock = self._processor, WallClock.now()
         interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
-        flows = stages.flows.report(interval, with_topics=stages.load_shedding.topics)
-        stages.tracker.settle(settled_ns)
-        stages.spend(self._cpu_share())
-        ends, topics = stages.tracker.report(clock), list(_named_topics(stages.names.report(), interval))
-        other = stages.tracker.other()
+        flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics)
+        processor.tracker.settle(settled_ns)
+        processor.spend(self._cpu_share())
+        ends, topics = processor.tracker.report(clock), list(_named_topics(processor.names.report(), interval))
+        other = processor.tracker.other()
 
         def last() -> Iterator[AgentEvent]:
             self._note_hidden(interval.until_us)
@@ -73,22 +73,22 @@ class Reporter:
     def losses(self) -> dict[str, int]:
         """Return all losses since the start, by reason."""
         kernel = {name: self._kernel[name] for name in LOSSES}
-        return {**kernel, **self._pod_watch.losses, **self._stages.losses(), **self._sender.losses()}
+        return {**kernel, **self._pod_watch.losses, **self._processor.losses(), **self._sender.losses()}
 
     def counters(self) -> dict[str, int]:
         """Return all counters since the start, by name."""
         kernel = {name: self._kernel[name] for name in COUNTERS}
-        return {**kernel, **self._stages.counters(), **self._sender.counters()}
+        return {**kernel, **self._processor.counters(), **self._sender.counters()}
 
     def _note_hidden(self, now_us: int) -> None:
         hidden = self.hidden_samples + self._sender.lost()
-        hidden += sum(self._stages.tracker.losses[name] for name in _ENDS_LIMITED)
+        hidden += sum(self._processor.tracker.losses[name] for name in _ENDS_LIMITED)
         if hidden > self._hidden:
             self._hidden, self._complete_since = hidden, now_us
 
     def _state(self, interval: Interval, complete_until: int, other: dict[str, int]) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        tracker = self._stages.tracker
+        tracker = self._processor.tracker
         return {
             "kind": "agent",
             "since": interval.since_us,
@@ -99,7 +99,7 @@ class Reporter:
             "open": tracker.open_now(),
             "losses": self.losses(),
             "counters": self.counters(),
-            "shed": self._stages.load_shedding.shed,
+            "shed": self._processor.load_shedding.shed,
             "cpu_us": int((usage.ru_utime + usage.ru_stime) * 1e6),
             "kernel_us": self._kernel_us,
             "rss_bytes": _resident_bytes(),

@@ -9,14 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 from kafka_probe.connections.brokers import BrokerFiles
+from kafka_probe.connections.fetch_sessions import FetchSession
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.learner import Learner
-from kafka_probe.connections.sessions import FetchSession
 from kafka_probe.connections.topics import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds
-from kafka_probe.shares import Shares
+from kafka_probe.peer_limits import Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import INTERVAL, SINCE_BOOT

@@ -61,10 +61,10 @@ class Fed:
         self.sink, self.local_sink = Kept(), KeptHere()
         config = Config(node="node-1", requests=RequestEvents.parse(requests))
         self.agent = Agent(config, self.sink, [self.local_sink])
-        self.stages, self.reporter = self.agent._stages, self.agent._reporter
+        self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
     def see(self, *records: Samples) -> None:
-        self.stages.consume(stream(*records))
+        self.processor.consume(stream(*records))
 
     def report(self) -> None:
         now = time.monotonic_ns()

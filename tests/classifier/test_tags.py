@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kafka_probe.capture.sample import Flag, SampleKind
+from kafka_probe.protocol.copy_rules import LIMITS
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
-from kafka_probe.protocol.rules import LIMITS
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.trees import CLIENT_ID, FOREIGN, Message, Records, generated
 from tests.builders.wire import API_VERSIONS, request, response

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
+from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
 from tests.builders.expected import expected
 from tests.builders.trees import Tree, generated

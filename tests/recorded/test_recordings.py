@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.protocol.copy_rules import HEADER_ONLY
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
-from kafka_probe.protocol.rules import HEADER_ONLY
 from tests.builders import oracle
 from tests.builders.recordings import names
 from tests.builders.wire import Seen

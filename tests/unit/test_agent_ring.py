@@ -101,7 +101,7 @@ class Following(NoPrograms):
 
 def loop_of(fed: Fed, programs: NoPrograms) -> Loop:
     """The loop of an agent whose intervals end at once."""
-    return Loop(programs, None, fed.stages, fed.reporter, 0.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
+    return Loop(programs, None, fed.processor, fed.reporter, 0.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
 
 
 def forget_lost(fed: Fed, ring: object) -> None:
@@ -116,7 +116,7 @@ def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
     fed.see(opened(1), opened(2), opened(3), closed(3))
     ring.wait(0)  # what it holds was opened too late to be among those that are followed
     forget_lost(fed, ring)
-    assert fed.stages.tracker.known() == {2, 1 << 20}
+    assert fed.processor.tracker.known() == {2, 1 << 20}
     fed.report()
     (told,) = fed.events("agent")
     assert (told["connections"], told["losses"]["close_unknown"]) == (2, 1)
@@ -127,7 +127,7 @@ def test_an_end_that_the_ring_still_holds_is_not_lost() -> None:
     fed.see(opened(1))
     ring.waiting = ended(1)
     forget_lost(fed, ring)
-    assert fed.stages.tracker.losses["close_unknown"] == 0
+    assert fed.processor.tracker.losses["close_unknown"] == 0
 
 
 def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_read() -> None:
@@ -135,7 +135,7 @@ def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_re
     fed, ring = Fed(), FloodedRing()
     fed.see(opened(1), opened(2))
     forget_lost(fed, ring)
-    assert fed.stages.tracker.known() == {2}
+    assert fed.processor.tracker.known() == {2}
     assert ring.samples >= RING_BYTES // SLOT.itemsize
 
 
@@ -145,8 +145,8 @@ def test_frames_of_connections_that_nobody_knows_are_forgotten_with_them() -> No
     ring.waiting = opened(1 << 20)
     fed.see(unfinished)
     forget_lost(fed, ring)
-    assert fed.stages.reader.unfinished() == set()
-    assert fed.stages.reader.losses["frame_incomplete"] == 1
+    assert fed.processor.reader.unfinished() == set()
+    assert fed.processor.reader.losses["frame_incomplete"] == 1
 
 
 def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> None:
@@ -190,7 +190,7 @@ def test_two_reports_at_the_same_time_each_have_their_own_ends() -> None:
     for parts in reports:
         deque(parts, maxlen=0)
     assert sorted(event["conn_id"] for event in fed.events("close")) == [f"{conn:016x}" for conn in range(1, 6001)]
-    assert len(fed.stages.tracker._pending_closes) == 0
+    assert len(fed.processor.tracker._pending_closes) == 0
 
 
 class BusyRing(LateRing):
@@ -221,7 +221,7 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:
     agent = Agent(Config(node="node-1"), Kept())
     agent.run(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
-    assert agent._stages.tracker._seen is None  # else it would grow with each connection
+    assert agent._processor.tracker._seen is None  # else it would grow with each connection
 
 
 def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -> None:
@@ -241,7 +241,7 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
 def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
     """Each connection holds back the last record of a frame that names many topics."""
     fed = Fed()
-    fed.stages.flows._place_bytes = 0
+    fed.processor.flows._place_bytes = 0
     topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
     frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
     for conn, records in enumerate(frames, 1):

@@ -9,8 +9,8 @@ import pytest
 from kafka_probe.events import FlowEvent, bucket_of
 from kafka_probe.flows import CHARACTERS, TOPICS
 from kafka_probe.memory import MIB, event_bytes
+from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.shares import Shares
 from kafka_probe.sinks.outbox import encode
 from tests.builders.bounded_tables import Watched, grown_by, with_place
 from tests.builders.events import INTERVAL

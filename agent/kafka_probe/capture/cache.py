@@ -14,7 +14,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from kafka_probe.directory import NotPrivateError, make_private, open_directory, read_file
+from kafka_probe.private_directory import NotPrivateError, make_private, open_directory, read_file
 
 MOST_FILES = 16  # the newest; those of earlier kernels, versions and settings are removed
 MOST_BYTES = 4 << 20  # of a file; the programs of one backend take 300 KB

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from weakref import WeakValueDictionary
 
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
-from kafka_probe.shares import SharedBudget
 
 ClientKey = tuple[object, ...]
 """Process and client id of a client end; host, client id and client library of a server end."""

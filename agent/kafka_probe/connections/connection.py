@@ -9,13 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientKey
+from kafka_probe.connections.fetch_sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.open_counts import Group
-from kafka_probe.connections.sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.events import INTERNAL_CLIENT, ConnectionFacts
+from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
-from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import Workload
 
 
@@ -52,7 +52,7 @@ class Connection:
 
     @property
     def sharing_peer(self) -> str:
-        """Return the peer whose share of memory budgets it uses, see shares.py."""
+        """Return the peer whose share of memory budgets it uses, see peer_limits.py."""
         return peer_of(self.side, self.identity.peer, self.workload.pid)
 
     @property

@@ -26,7 +26,7 @@ log = logging.getLogger("kafka_probe")
 
 
 class Listing:
-    """A lister process and its output, see lister.py. `agent_tgid`: the process whose connections are left out."""
+    """A process of listing_program.py and its output. `agent_tgid`: the process whose connections are left out."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Listing:
         of = [] if netns is None else [str(netns)]
         wanted = [str(most), ",".join(map(str, ports)), side, str(agent_tgid), *of]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kafka_probe.connections.lister", *wanted],
+            [sys.executable, "-m", "kafka_probe.connections.listing_program", *wanted],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,
@@ -54,7 +54,7 @@ class Listing:
         self._present = lru_cache(present)
 
     def take(self, most: int) -> list[tuple[Identity, Owner] | None] | None:
-        """Return the next connections of the list, None while the lister runs. Fewer than `most` are the last ones.
+        """Return the next connections of the list, None while the program runs. Fewer than `most` are the last ones.
 
         A connection beyond the memory limit is None. If the list is incomplete or failed, a warning is logged.
         """
@@ -66,7 +66,7 @@ class Listing:
         return [None if line == b"\n" else self._read(orjson.loads(line)) for line in islice(self._found, most)]
 
     def close(self) -> None:
-        """Kill the lister if it still runs, and close its files."""
+        """Kill the program if it still runs, and close its files."""
         self._process.kill()
         self._process.wait()
         self._open.close()
@@ -75,7 +75,7 @@ class Listing:
         self._output.seek(0)
         self._errors.seek(0)
         reason = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-        if reason := reason or (f"the lister exited with status {status}" if status else ""):
+        if reason := reason or (f"the listing program exited with status {status}" if status else ""):
             log.warning("Connections that are already open appear only with their next payload or close: %s", reason)
         return iter(()) if status else iter(self._output)
 

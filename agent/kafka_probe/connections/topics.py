@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kafka_probe.memory import DEFAULT
+from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.facts import Facts, TopicFacts, text_bytes
-from kafka_probe.shares import Shares
 
 LOSSES = {
     "topic_name_limit": "names of topic ids that exceed `--memory-limit`, the least recently used first",

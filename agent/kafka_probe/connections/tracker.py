@@ -18,15 +18,15 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
+from kafka_probe.connections.fetch_sessions import FetchSession, Naming
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingCloses
-from kafka_probe.connections.sessions import FetchSession, Naming
 from kafka_probe.events import CloseEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
+from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
-from kafka_probe.shares import SharedBudget, peer_of
 from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 Sample = npt.NDArray[Any]

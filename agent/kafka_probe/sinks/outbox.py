@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from kafka_probe.memory import SPOOL_FILES
-from kafka_probe.shares import Shares
+from kafka_probe.peer_limits import Shares
 from kafka_probe.sinks.batch import EVENT_BYTES, Batch, batches
 from kafka_probe.text import printable_json
 

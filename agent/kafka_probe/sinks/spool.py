@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kafka_probe.directory import NotPrivateError, make_private, open_directory, read_file
 from kafka_probe.errors import StartError
+from kafka_probe.private_directory import NotPrivateError, make_private, open_directory, read_file
 from kafka_probe.sinks.batch import BATCH_BYTES, EVENT_BYTES, Batch
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from kafka_probe.events import ProcessFacts
 from kafka_probe.memory import DEFAULT
-from kafka_probe.shares import SharedBudget
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, placement
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
@@ -65,7 +65,7 @@ class WorkloadResolver:
     def resolve(self, owner: Owner, peer: str = "") -> Workload:
         """Return the workload of an owner; NOBODY if the owner is unknown or there is no memory for the workload.
 
-        peer: the peer whose share of the budget it uses, see shares.py.
+        peer: the peer whose share of the budget it uses, see peer_limits.py.
         """
         workload = self._held.get(owner) or self._new(owner, peer) if owner.pid else None
         if workload is None:

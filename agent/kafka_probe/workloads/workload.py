@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import cast
 
 from kafka_probe.events import ProcessFacts, WorkloadFacts
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.facts import cut, text_bytes
-from kafka_probe.shares import SharedBudget
 from kafka_probe.workloads.pods import NAMELESS, Pods
 from kafka_probe.workloads.process import Owner
 

@@ -115,7 +115,7 @@ def test_a_list_whose_process_was_killed_is_said_in_the_log(port: int, caplog: p
         listing._process.wait()
         assert listing.take(100) == []
     (said,) = caplog.messages
-    assert said.endswith(": the lister exited with status -9")
+    assert said.endswith(": the listing program exited with status -9")
 
 
 def test_a_kernel_that_does_not_list_tcp_is_an_error_and_no_empty_list() -> None:

@@ -65,10 +65,10 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
 
 def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
     fed = Fed()
-    fed.stages.tracker._bounds = FEW
+    fed.processor.tracker._bounds = FEW
     for conn in range(1, 9):
         fed.see(opened(conn), closed(conn, ts_ns=conn))
-        fed.stages.tracker.gone(conn)
+        fed.processor.tracker.gone(conn)
     fed.report()
     (agent,) = fed.events("agent")
     assert (len(fed.events("open")), len(fed.events("close"))) == (4, 4)

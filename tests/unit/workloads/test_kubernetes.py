@@ -380,7 +380,7 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent = Agent(Config(node=NODE, kubernetes="on"), sink)
 
     def report(*records: Any) -> list[dict[str, Any]]:
-        agent._stages.consume(stream(*records))
+        agent._processor.consume(stream(*records))
         sink.events.clear()
         list(agent._reporter.report(0, time.time_ns(), time.time_ns()))
         for event in sink.events:
@@ -392,7 +392,7 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
     agent._pod_watch.start()
     try:
         server.put(pod(mine, app="orders"))
-        wait_until(lambda: agent._stages._resolver._pods.names(mine) is not None, "the pod")
+        wait_until(lambda: agent._processor._resolver._pods.names(mine) is not None, "the pod")
         after = report(request(METADATA, 12, 1), ended(1), opened(2, **owned))
     finally:
         agent._pod_watch.close()

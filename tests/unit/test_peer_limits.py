@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kafka_probe.shares import SharedBudget
+from kafka_probe.peer_limits import SharedBudget
 
 
 def test_what_leaves_a_place_may_be_taken_again() -> None:

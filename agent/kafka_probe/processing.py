@@ -1,4 +1,4 @@
-"""The stages that samples pass in the agent: frames, connections, sums and exchanges."""
+"""The way of samples through the agent: frames, connections, sums and exchanges."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from kafka_probe.workloads import WorkloadResolver
 Samples = npt.NDArray[Any]
 
 
-class Stages:
+class Processor:
     """Owns the modules that samples pass, and passes batches of samples through them.
 
     Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
@@ -72,12 +72,12 @@ class Stages:
         self._look_closely()
 
     def losses(self) -> dict[str, int]:
-        """Return the losses of all stages since the start, by reason."""
-        stages = self._resolver, self.reader, self.tracker, self.flows, self.load_shedding, self.names
-        return {reason: n for stage in stages for reason, n in stage.losses.items()} | self._request_losses
+        """Return the losses of all these modules since the start, by reason."""
+        modules = self._resolver, self.reader, self.tracker, self.flows, self.load_shedding, self.names
+        return {reason: n for module in modules for reason, n in module.losses.items()} | self._request_losses
 
     def counters(self) -> dict[str, int]:
-        """Return the counters of all stages since the start, by name."""
+        """Return the counters of all these modules since the start, by name."""
         return {**self.reader.counters, **self._brokers.counters}
 
     def _consume_portion(self, samples: Samples) -> None:

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import SAMPLE
+from kafka_probe.connections.fetch_sessions import FetchSession, Group, naming
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.sessions import FetchSession, Group, naming
 from kafka_probe.memory import MIB
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Shape, Status, TopicFacts
-from kafka_probe.shares import SharedBudget
 
 FULL, INCREMENTAL, CLOSE, NEVER_SENT = 0, 1, -1, -7
 VERSION = 16

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.protocol.rules import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
+from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
 from kafka_probe.protocol.schemas import SchemaField, api_name, apis, fields_of
 
 RULES = copy_rules()

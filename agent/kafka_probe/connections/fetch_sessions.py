@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.connections.frames import Frames
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status, TopicFacts, text_bytes
-from kafka_probe.shares import SharedBudget
 
 FETCHES = ApiKey.FETCH, ApiKey.SHARE_FETCH
 SESSION_BYTES = 512  # memory of an empty session,

@@ -1,8 +1,8 @@
-"""Divides the budget of a table or queue of the agent among peers, as bpf/share.h does for the ring.
+"""Divides the budget of a table or queue of the agent among peers, as bpf/peer_limit.h does for the ring.
 
 A budget up to half full accepts everything. Above that, each peer may take an eighth of it, plus a quarter of the bytes
-freed meanwhile: so one peer alone cannot fill it. A peer is the same as in bpf/share.h: at a server end, the clients of
-an IPv4 address or of an IPv6 /64; at a client end, a process. This module stores sizes only, never items.
+freed meanwhile: so one peer alone cannot fill it. A peer is the same as in bpf/peer_limit.h: at a server end, the
+clients of an IPv4 address or of an IPv6 /64; at a client end, a process. This module stores sizes only, never items.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A separate program that lists the connections that are open when the agent starts.
 
-Run as `python -m kafka_probe.connections.lister MOST PORT,... SIDE AGENT_TGID [NETNS]`. It covers the network namespace
-of the file NETNS, or without it all namespaces in which a process lives. For each end on SIDE (both, client, server) of
-a connection to one of the ports it prints one JSON object with the fields of `Listed`, except for the agent's own, and
-an empty line for each end beyond the first MOST. It runs in a separate process because it has to enter each namespace.
+Run as `python -m kafka_probe.connections.listing_program MOST PORT,... SIDE AGENT_TGID [NETNS]`. It covers the network
+namespace of the file NETNS, or without it all namespaces in which a process lives. For each end on SIDE (both, client,
+server) of a connection to one of the ports it prints one JSON object with the fields of `Listed`, except for the
+agent's own, and an empty line for each end beyond the first MOST. It runs in a separate process because it has to enter
+each namespace.
 """
 
 from __future__ import annotations
