@@ -223,19 +223,20 @@ def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
             thread.join()
 
     with conversation(port) as talk:
+        exchange(talk, [2000])  # the second thread may be the first to write: two falling ids would prove nothing
         for n in range(0, 400, 2):
             talk.ask(request(METADATA, 12, n), request(METADATA, 12, n + 1), write=write_both)
             talk.answer(response(METADATA, 12, n), response(METADATA, 12, n + 1))
         talk.ask(request(API_VERSIONS, 3, 1000))
     client, server = capture.ends_of(talk)
     asked = [frame for frame in server.frames if not frame.facts.response]
-    assert sorted(frame.correlation_id for frame in asked) == [*range(400), 1000]
+    assert sorted(frame.correlation_id for frame in asked) == [*range(400), 1000, 2000]
     # Which of two calls at once moved which bytes is not always to be known, and two processors at the same header can
     # cut it short or mix its records: what is missing is counted, whatever the reason. One loss is a pair of frames at
     # most, and the pairs after it until the stream is found again.
     sure = [frame for frame in client.frames if frame.facts.status is Status.COMPLETE and not frame.facts.response]
     assert all(frame in talk.said for frame in sure)
-    assert 401 - len(sure) <= 4 * sum(capture.lost().values())
+    assert 402 - len(sure) <= 4 * sum(capture.lost().values())
     assert len(sure) > 10
 
 
