@@ -50,7 +50,10 @@ class Processor:
         self._look_closely()
 
     def consume(self, samples: Samples) -> None:
-        """Process samples of any kind, in the order in which the buffer has them."""
+        """Process samples of any kind, in portions, which have the order of the buffer.
+
+        Inside a portion frames follow samples of other kinds and precede ends.
+        """
         for portion in portions(samples, DECODED_AT_ONCE):
             self._consume_portion(portion)
 
