@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -16,6 +15,7 @@ from kafka_probe.events import (
     FlowTopic,
     ListOf,
     Struct,
+    WallClock,
     fields_of,
 )
 from kafka_probe.server.client_table import ClientEntry, ClientKey
@@ -30,10 +30,9 @@ def _named(fields: Iterable[Field], *names: str) -> tuple[Field, ...]:
 
 
 def _connection(connection: Connection) -> Row:
-    opened_ns = connection.opened_ns + time.time_ns() - time.monotonic_ns()
     identity = connection.identity
     more = {"found": connection.found, "handshake_us": identity.handshake_us, "cookie": identity.cookie}
-    return {"since": opened_ns // 1000, **connection.facts(), **more}
+    return {"since": WallClock.now().epoch_us(connection.opened_ns), **connection.facts(), **more}
 
 
 def _client(item: tuple[ClientKey, ClientEntry]) -> Row:
