@@ -149,7 +149,8 @@ def _attach(
     with ours, theirs:
         try:
             loader = subprocess.run(
-                [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
+                # -P: no module is imported from the working directory, which may be another user's.
+                [sys.executable, "-P", "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
                 input=json.dumps(request).encode(),
                 pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
                 capture_output=True,
