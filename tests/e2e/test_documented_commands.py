@@ -43,6 +43,7 @@ ELSEWHERE = {
     "make demo": "tests/e2e/test_demo.py",
     "make test": "tests/e2e/test_documented_commands.py",
     "make setup": "tests/unit/test_setup.py",
+    ".venv/bin/pip": "tests/unit/test_deploy.py",
     ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
     ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
     "spark-submit --packages": "tests/pipeline/test_job.py",
@@ -61,6 +62,7 @@ ELSEWHERE = {
     "sudo /opt": "tests/nodes/check_service.py",
     "sudo install": "tests/nodes/check_service.py",
     "sudo systemctl": "tests/nodes/check_service.py",
+    "sudo journalctl": "tests/nodes/check_service.py",
     "sudo rm": "tests/nodes/check_service.py",
 }
 AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
