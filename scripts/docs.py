@@ -300,7 +300,8 @@ The flags of `kafka-probe-pipeline run`. Each is also a variable: `--events-topi
         "Events",
         """
 The agent writes one JSON object per line, and many lines per Kafka record. The key of the record is the `agent_id`,
-so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs.
+so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs, unless the
+name of the field ends in `_ms`.
 
 Latencies are counted in exponential buckets: bucket *i* holds (2^(*i*/8), 2^((*i*+1)/8)] seconds. Histograms of many
 agents can be added, and each latency is known within 4.4 %. *i* is the index at scale 3 of OpenTelemetry's
