@@ -140,7 +140,7 @@ def _count_errors(names: Counter[str], codes: Mapping[str, int]) -> None:
         names[ERROR_NAMES.get(int(code), "unknown")] += count
 
 
-class Table(Generic[Row]):
+class LabelTable(Generic[Row]):
     """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER."""
 
     def __init__(self, make: Callable[[], Row], limit: int) -> None:
@@ -198,9 +198,9 @@ class Traffic:
         self.limit = limit
         self.agent: Mapping[str, Any] = {}
         self.apis: dict[Labels, Exchanged] = {}  # by side and API
-        self.workloads = Table(Timed, limit)  # by workload and API
-        self.topics = Table(Named, limit)  # by workload, API and topic
-        self.closes = Table(CloseTotals, limit)  # by workload, `how` and `closed_by`
+        self.workloads = LabelTable(Timed, limit)  # by workload and API
+        self.topics = LabelTable(Named, limit)  # by workload, API and topic
+        self.closes = LabelTable(CloseTotals, limit)  # by workload, `how` and `closed_by`
         # From 0: if a counter's first sample is its first increase, Prometheus does not see that increase.
         self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
@@ -271,7 +271,7 @@ class Traffic:
                     self.resets += count
 
     def _forget_ended(self, there: AbstractSet[OwnerLabels]) -> None:
-        tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
+        tables: Iterable[LabelTable[Any]] = (self.workloads, self.topics, self.closes)
         absent = set[OwnerLabels]().union(*(table.owners for table in tables)) - there
         self._absent = {owner: self._absent.get(owner, self._passed_us) for owner in absent}
         for owner, since_us in self._absent.items():
