@@ -28,7 +28,7 @@ from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
 from kafka_probe.capture.link import EVENTS, link
-from kafka_probe.capture.options import Options, Rule, map_contents
+from kafka_probe.capture.options import KernelRule, Options, map_contents
 from kafka_probe.errors import StartError
 
 # Maps whose descriptors the agent needs, besides those of programs and links: see programs.py.
@@ -91,7 +91,7 @@ class Kernel:
         return value
 
 
-def load(backend: str, options: Options, rules: Iterable[Rule], kernel: Kernel) -> Loaded:
+def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Kernel) -> Loaded:
     """Load and attach the programs of a backend.
 
     Raises:
@@ -135,7 +135,7 @@ def create_map(name: str, facts: Map, options: Options) -> int:
         raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None
 
 
-def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[Rule]) -> None:
+def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelRule]) -> None:
     """Write the rules, and the perf buffers if there are any, into the maps by name."""
     buffers = (("events", cpu, struct.pack("<I", fd)) for cpu, fd in options.perf_buffers.items())
     for name, index, value in (*map_contents(rules), *buffers):
@@ -145,7 +145,7 @@ def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[Rule]) 
             raise StartError(f"map {name}, index {index}: {error.strerror}") from None
 
 
-def load_first(backends: Iterable[str], options: Options, rules: list[Rule], cache: Cache) -> tuple[str, Loaded]:
+def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache) -> tuple[str, Loaded]:
     """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
     kernel = Kernel(cache)
     refused: dict[str, str] = {}
@@ -176,7 +176,7 @@ def main() -> None:
     given = request["options"]
     buffers = {int(cpu): fd for cpu, fd in given["perf_buffers"].items()}
     options = Options(**{**given, "ports": tuple(given["ports"]), "perf_buffers": buffers})
-    rules = [Rule(**rule) for rule in request["rules"]]
+    rules = [KernelRule(**rule) for rule in request["rules"]]
     cache = Cache(Path(request["cache_dir"]) if request["cache_dir"] else None)
     # Only kernels before 5.11 count maps and programs as locked memory.
     with suppress(ValueError):  # not permitted
