@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import SEEN, Clock, heard_last, seen, spark_schema, times
+from kafka_probe_pipeline.source import SEEN, Clock, newest_agents, seen, spark_schema, times
 
 # Per agent the newest are kept, and when the newest of the others was: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
@@ -19,7 +19,8 @@ RESETS_KEPT = 5_000
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
 _AHEAD_US = 3600 * 1_000_000  # a clock further ahead of Kafka's is wrong, or the event is forged
-# What the agent is complete for is of its own clock, `heard_us` of Kafka's. Resets before `resets_since` were dropped.
+# `complete_since` and `complete_until` are of the agent's clock, `last_seen_us` of Kafka's. Resets before
+# `resets_since` were dropped.
 SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
@@ -28,7 +29,7 @@ SCHEMA = T.StructType(
         T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
         T.StructField("resets_since", _LONG),
-        T.StructField("heard_us", _LONG),
+        T.StructField("last_seen_us", _LONG),
         T.StructField("open", spark_schema()["open"].dataType),
         T.StructField("resets", T.ArrayType(RESET)),
     ]
@@ -53,7 +54,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
     # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
-    older = before.drop("seen", "heard_us", "resets").withColumn("number", F.lit(-1).cast("long"))
+    older = before.drop("seen", "last_seen_us", "resets").withColumn("number", F.lit(-1).cast("long"))
     resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (
         older.unionByName(new, allowMissingColumns=True)
@@ -74,8 +75,8 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
                 "resets_since": F.greatest("resets_since", F.get("resets", F.lit(RESETS_KEPT))["ts"] + 1),
             }
         )
-        .join(times(events, before).transform(heard_last), "agent_id")
-        .where(F.col("heard_us") > clock.now_us - config.open_limit * 1e6)
+        .join(times(events, before).transform(newest_agents), "agent_id")
+        .where(F.col("last_seen_us") > clock.now_us - config.open_limit * 1e6)
         .join(seen(events, before), "agent_id")
         .select(*SCHEMA.names)
     )

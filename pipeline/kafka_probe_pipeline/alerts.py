@@ -90,8 +90,8 @@ class Alert:
     resolved_us: int | None
     storm: dict[str, Any]
 
-    def letter(self) -> str:
-        """The value for the topic."""
+    def message(self) -> str:
+        """Return the value of its record in the topic of alerts."""
         times = {name: _time(self.storm[f"{name}_us"]) for name in ("opened", "updated", "resolved")}
         kept = ("id", "kind", "subject", "state", "change", "cause", "count", "population", "share", "scope")
         said = ("idle_us", "both_ends", "evidence", "workloads", "brokers", "networks")

@@ -137,8 +137,8 @@ class Config(BaseSettings):
         return f"{self.output}/checkpoint"
 
     @property
-    def heard(self) -> str:
-        """Return the path of what has been counted of each agent; it belongs to the offsets."""
+    def seen_events(self) -> str:
+        """Return the path of the ranges of events that were counted, by agent; it belongs to the offsets."""
         return f"{self.checkpoint}/agents"
 
     @property

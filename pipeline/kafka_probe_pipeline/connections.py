@@ -2,7 +2,7 @@
 
 The ends are joined by `flow_id`, which is the same on both hosts. An end without one, which an agent listed when it
 started, has that of the agent before it, or is a connection of its own until it gets one. Times of events are of the
-clock of their host and are never compared with another host's; `heard_us` is of Kafka's clock. Pure functions of
+clock of their host and are never compared with another host's; `last_seen_us` is of Kafka's clock. Pure functions of
 DataFrames; this module never reads or writes.
 """
 
@@ -54,7 +54,7 @@ END = struct_of(
         **dict.fromkeys(TOTALS, _LONG),
         "topics": T.ArrayType(_STRING),
         "topics_cut": _BOOLEAN,
-        "heard_us": _LONG,
+        "last_seen_us": _LONG,
     }
 )
 # Why it was closed, once that is known: `verdicts` fills it in. `closed_us` is of the clock of the end `by`.
@@ -116,7 +116,7 @@ def pieces(events: DataFrame) -> DataFrame:
         of("flow", _struct(("seq", *TOTALS))).alias("counted"),
         of("flow", F.array_compact(named)).alias("topics"),
         F.lit(False).alias("topics_cut"),
-        F.col("received_us").alias("heard_us"),
+        F.col("received_us").alias("last_seen_us"),
     )
 
 
@@ -154,7 +154,7 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
             F.collect_set("counted").alias("counted"),
             F.sort_array(topics).alias("topics"),
             F.bool_or("topics_cut").alias("topics_cut"),
-            F.max("heard_us").alias("heard_us"),
+            F.max("last_seen_us").alias("last_seen_us"),
             F.max("verdict").alias("verdict"),
         )
         .withColumns(
@@ -170,14 +170,14 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
 def identified(ends: DataFrame) -> DataFrame:
     """The ends; those without a flow id with that of the open end that their node had between the same addresses."""
     same = Window.partitionBy("node", "netns", "side", "local", "peer")
-    known_us = F.when(F.col("flow_id").isNotNull() & F.col("close").isNull(), F.col("heard_us"))
+    known_us = F.when(F.col("flow_id").isNotNull() & F.col("close").isNull(), F.col("last_seen_us"))
     return ends.withColumn("flow_id", F.coalesce("flow_id", F.max_by("flow_id", known_us).over(same)))
 
 
 def joined(ends: DataFrame) -> DataFrame:
     """One row per connection. Of two ends on one side, seen by an agent before and after its restart, the newer."""
     end = _struct(END.names)
-    newest = F.struct(F.col("close").isNotNull(), "heard_us", "agent_id", "conn_id")
+    newest = F.struct(F.col("close").isNotNull(), "last_seen_us", "agent_id", "conn_id")
     return (
         ends.groupBy(F.coalesce("flow_id", F.concat_ws("/", "agent_id", "conn_id")).alias("key"))
         .agg(
@@ -192,11 +192,11 @@ def joined(ends: DataFrame) -> DataFrame:
 
 def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """Without what is over for long. One whose verdict is given stays while an end of it is open."""
-    heard = F.greatest(*(f"{side}.heard_us" for side in SIDES))
+    last_seen_us = F.greatest(*(f"{side}.last_seen_us" for side in SIDES))
     now_us = F.lit(clock.now_us)
-    quiet = now_us - F.greatest("verdict.judged_us", heard)
+    quiet = now_us - F.greatest("verdict.judged_us", last_seen_us)
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
-    forgotten = now_us - heard >= config.open_limit * 1e6
+    forgotten = now_us - last_seen_us >= config.open_limit * 1e6
     return connections.where(~over & ~forgotten)
 
 

@@ -120,8 +120,8 @@ class Diagnosis:
         alerts = [alert(row) for row in changed.collect()]
         if not alerts:
             return
-        letters = ({"key": one.id, "value": one.letter()} for one in alerts)
-        rows = session.rows(changed.sparkSession, letters, sinks.LETTER)
+        messages = ({"key": one.id, "value": one.message()} for one in alerts)
+        rows = session.rows(changed.sparkSession, messages, sinks.MESSAGE)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("alert %s %s: %s", one.id, one.change, one.summary)

@@ -18,14 +18,14 @@ SIDES = {"client": "client", "broker": "server"}
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AgentProgress:
     """The last report of an agent: since and up to when its reports are complete, by its own clock.
 
-    heard_us: when it arrived, by Kafka's clock. resets_since: resets before it were dropped here.
+    last_seen_us: when it arrived, by Kafka's clock. resets_since: resets before it were dropped here.
     """
 
     complete_until: int
-    heard_us: int
+    last_seen_us: int
     complete_since: int = 0
     resets_since: int = 0
 
@@ -35,13 +35,13 @@ class End:
     """One end of a connection, as it is known now.
 
     name: client or broker. known: the columns of `connections.END`, None: nobody watches it. agent: its agent's last
-    word. reset_us: when its host last sent the other end an RST without a socket. silences_us: the least and the
+    report. reset_us: when its host last sent the other end an RST without a socket. silences_us: the least and the
     greatest silence of what its process itself closed together with it, this one included.
     """
 
     name: str
     known: Mapping[str, Any] | None
-    agent: Said | None
+    agent: AgentProgress | None
     reset_us: int | None
     silences_us: tuple[int, int]
     now_us: int
@@ -69,7 +69,7 @@ class End:
         return bool(by == "local" or (how == "rst_sent" and by != "peer"))
 
     @property
-    def heard_fin(self) -> bool:
+    def received_fin(self) -> bool:
         """Return True if the end learned of the other's close by a FIN."""
         return (self.close("closed_by"), self.close("how")) == ("peer", "fin")
 
@@ -112,17 +112,17 @@ class End:
         return bool(self.close("last_api") == "LeaveGroup")
 
     @property
-    def heard_us(self) -> int | None:
-        """How long before its close it received the last of what TLS hides; None: nothing is hidden, or none came."""
+    def tls_received_idle_us(self) -> int | None:
+        """How long before its close it received the last TLS data; None: it received none, or does not use TLS."""
         hidden = self.known is not None and self.known["opaque"] == "tls"
         return self.close("received_idle_us") if hidden else None
 
     @property
     def unread(self) -> bool:
         """What it received last, by TLS, may have been a goodbye: just now, or not long ago and the process goes on."""
-        if self.heard_us is None:
+        if self.tls_received_idle_us is None:
             return False
-        just_now = self.heard_us < self.config.goodbye_within * SECOND_US
+        just_now = self.tls_received_idle_us < self.config.goodbye_within * SECOND_US
         return bool(just_now or not (self.idle or self.ended))
 
     @property
@@ -163,9 +163,9 @@ class End:
     @property
     def silent(self) -> bool:
         """Its agent gave no word for so long that nobody expects one."""
-        return self.agent is not None and self.now_us - self.agent.heard_us >= self.config.agent_silent * SECOND_US
+        return self.agent is not None and self.now_us - self.agent.last_seen_us >= self.config.agent_silent * SECOND_US
 
-    def told_until(self, until_us: float) -> bool:
+    def reported_until(self, until_us: float) -> bool:
         """Return True if its agent has reported everything up to then, by the clock of its host."""
         return self.agent is not None and self.agent.complete_until >= until_us
 
@@ -239,8 +239,8 @@ class End:
         return "?" if since_us is None else seconds(since_us)
 
     @property
-    def last_word(self) -> str:
-        """When its agent was complete last."""
+    def last_report(self) -> str:
+        """When its agent last reported everything."""
         until_us = self.agent.complete_until if self.agent else 0
         return f"{datetime.fromtimestamp(until_us / SECOND_US, UTC):%H:%M:%S}"
 

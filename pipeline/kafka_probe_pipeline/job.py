@@ -33,8 +33,8 @@ from kafka_probe_pipeline.connections import without_overflows
 from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
-from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_letters
-from kafka_probe_pipeline.traffic import HEARD, KEYS, heard, remembered, summed, traffic
+from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_messages
+from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
 
 _RETRY_S = 1.0
 # What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
@@ -62,7 +62,7 @@ class Step:
     config: Config
     table: Table
     names: Table
-    heard: Table
+    seen_events: Table
     malformed: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -72,7 +72,7 @@ class Step:
             config,
             Table(spark, config.table),
             Table(spark, config.names, names.PAIRS),
-            Table(spark, config.heard, HEARD),
+            Table(spark, config.seen_events, SEEN_EVENTS),
         )
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
@@ -84,14 +84,14 @@ class Step:
             # A batch that is there was complete when the job was killed after it; its rows stay as they were sent.
             if not self.table.exists(batch_id):
                 rows = (
-                    events.transform(source.once, self.heard.before(batch_id))
+                    events.transform(source.once, self.seen_events.before(batch_id))
                     .transform(traffic, self.config.window)
                     .transform(names.named, known(self.names))
                 )
                 self.table.write(rows.transform(summed, KEYS), batch_id)
-            if not self.heard.exists(batch_id):
+            if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
-            self.heard.keep(VERSIONS_KEPT)
+            self.seen_events.keep(VERSIONS_KEPT)
             rows = self.table.batch(batch_id)
             self._send(rows.withColumn("batch_id", F.lit(batch_id)))
             if new:
@@ -113,9 +113,9 @@ class Step:
 
     def _remember(self, events: DataFrame, batch_id: int) -> None:
         """Keep what was seen of each agent, and log how many are too many."""
-        before = self.heard.before(batch_id)
-        self.heard.write(heard(events, before), batch_id)
-        if self.heard.batch(batch_id).count() == source.MOST_AGENTS:
+        before = self.seen_events.before(batch_id)
+        self.seen_events.write(seen_events(events, before), batch_id)
+        if self.seen_events.batch(batch_id).count() == source.MOST_AGENTS:
             forgotten = remembered(events, before).count() - source.MOST_AGENTS
             if forgotten:
                 log.warning(
@@ -125,7 +125,7 @@ class Step:
                 )
 
     def _send(self, rows: DataFrame) -> None:
-        send(traffic_letters(rows), self.config.traffic_topic, self.config.kafka)
+        send(traffic_messages(rows), self.config.traffic_topic, self.config.kafka)
 
     def _account(self, parsed: DataFrame, rows: DataFrame, batch_id: int) -> None:
         counts = {row["reason"]: row["count"] for row in parsed.groupBy("reason").count().collect()}

@@ -68,7 +68,7 @@ def said_goodbye(end: End, other: End) -> bool:
 
     It was not data for this end, which had been silent for far longer.
     """
-    return other.heard_us is not None and end.silence_us > 2 * other.heard_us
+    return other.tls_received_idle_us is not None and end.silence_us > 2 * other.tls_received_idle_us
 
 
 def reset_between(end: End, other: End) -> bool:
@@ -91,7 +91,7 @@ RULES = (
     ),
     *of_each(
         "middlebox_silent_drop",
-        lambda end, other: end.no_answer and other.watched and not other.heard_fin and not other.sent_reset,
+        lambda end, other: end.no_answer and other.watched and not other.received_fin and not other.sent_reset,
         "after {end.silence} of silence, packets from the {end.name} were never acknowledged ({end.unacked} bytes, "
         "{end.unanswered} retransmissions), although the {other.name} kept the connection open",
         rests_on="other",

@@ -26,7 +26,7 @@ def scopes_of_connection() -> Column:
 
 
 def open_by_agents(agents: DataFrame) -> DataFrame:
-    """`scope`, `name` and `open_said`: the open connections as the agents count them."""
+    """Return `scope`, `name` and `open_reported`: the number of open connections that the agents report."""
     counted = agents.select(F.explode("open").alias("of")).select("of.*")
     server_side, client_side = F.col("side") == "server", F.col("side") == "client"
     scopes = F.array(
@@ -40,7 +40,7 @@ def open_by_agents(agents: DataFrame) -> DataFrame:
         counted.select(F.explode(scopes).alias("of"), "count")
         .where(F.col("of.name").isNotNull())
         .groupBy("of.scope", "of.name")
-        .agg(F.least(F.sum(F.col("count").cast("decimal(38)")), F.lit(MOST)).cast("long").alias("open_said"))
+        .agg(F.least(F.sum(F.col("count").cast("decimal(38)")), F.lit(MOST)).cast("long").alias("open_reported"))
     )
 
 

@@ -21,7 +21,7 @@ from kafka_probe_pipeline.traffic import KEYS, with_percentiles, without_overflo
 # A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
 DEAD_LETTER_CHARACTERS = 100_000
 
-LETTER = StructType([StructField("key", StringType()), StructField("value", StringType())])
+MESSAGE = StructType([StructField("key", StringType()), StructField("value", StringType())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class Table:
         return self.spark.sparkContext._jvm
 
 
-def traffic_letters(rows: DataFrame) -> DataFrame:
+def traffic_messages(rows: DataFrame) -> DataFrame:
     """Rows with their `batch_id` as Kafka records: the value is JSON, the key a hash of window, dimensions and batch.
 
     A topic is its id there, if it has one: a row whose name became known replaces the one that it was before. Each has
@@ -168,7 +168,7 @@ def dead_letters(malformed: DataFrame) -> DataFrame:
     )
 
 
-def send(letters: DataFrame, topic: str, kafka: dict[str, str]) -> None:
+def send(messages: DataFrame, topic: str, kafka: dict[str, str]) -> None:
     """Write key and value to a topic, at least once."""
     options = {f"kafka.{name}": value for name, value in kafka.items()}
-    letters.write.format("kafka").options(**options).option("topic", topic).save()
+    messages.write.format("kafka").options(**options).option("topic", topic).save()

@@ -97,33 +97,38 @@ def received(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
 
 
-def once(events: DataFrame, heard: DataFrame) -> DataFrame:
-    """Without the flows, which add up, that an earlier batch had: an agent that starts again may send some once more.
+def once(events: DataFrame, seen_before: DataFrame) -> DataFrame:
+    """Drop the flows that an earlier batch had: an agent that starts again may send some once more, and flows add up.
 
-    `heard`: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
+    `seen_before`: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
     """
-    before = F.broadcast(heard.select("agent_id", "seen"))
+    before = F.broadcast(seen_before.select("agent_id", "seen"))
     known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
     return events.join(before, "agent_id", "left").where(~known).drop("seen")
 
 
 def times(events: DataFrame, before: DataFrame) -> DataFrame:
-    """`agent_id` and `heard_us`: when Kafka got the last event of each agent so far."""
-    new = events.select("agent_id", F.col("received_us").alias("heard_us"))
-    return before.select(*new.columns).unionByName(new).groupBy("agent_id").agg(F.max("heard_us").alias("heard_us"))
+    """Return `agent_id` and `last_seen_us`: when Kafka got the last event of each agent."""
+    new = events.select("agent_id", F.col("received_us").alias("last_seen_us"))
+    return (
+        before.select(*new.columns)
+        .unionByName(new)
+        .groupBy("agent_id")
+        .agg(F.max("last_seen_us").alias("last_seen_us"))
+    )
 
 
-def heard_last(times: DataFrame) -> DataFrame:
-    """The `MOST_AGENTS` whose events came last: forged events may name any number of agents."""
-    return times.orderBy(F.desc("heard_us"), "agent_id").limit(MOST_AGENTS)
+def newest_agents(times: DataFrame) -> DataFrame:
+    """Return the `MOST_AGENTS` whose events came last: forged events may name any number of agents."""
+    return times.orderBy(F.desc("last_seen_us"), "agent_id").limit(MOST_AGENTS)
 
 
-def seen(events: DataFrame, heard: DataFrame) -> DataFrame:
+def seen(events: DataFrame, seen_before: DataFrame) -> DataFrame:
     """`agent_id` and `seen`: the ranges of `seq` of all events so far, by agent.
 
     Not the greatest alone: else one event with a forged `seq` would make repetitions of all that its agent sends later.
     """
-    before = heard.select("agent_id", "seen")
+    before = seen_before.select("agent_id", "seen")
     block = F.floor(F.col("seq") / _BLOCK)  # few enough at once for an array, however many there are
     numbers = F.collect_set(F.struct(F.col("seq").alias("first"), F.col("seq").alias("last")))
     new = (

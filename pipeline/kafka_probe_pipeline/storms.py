@@ -101,8 +101,8 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
         log.warning("Left out %d possible storms: at most %d are reported at a time.", left_out, MOST_ACTIVE)
     new = new[:places]
     current = [*new, *(storm for storm in active if storm.fresh(clock))]
-    heard = agents.where(F.col("heard_us") > clock.now_us - config.agent_silent * SECOND_US)
-    open_by_scope = populations(connections, heard, current, config) if current else {}
+    reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)
+    open_by_scope = populations(connections, reporting, current, config) if current else {}
     for storm in current:
         storm.tell(open_by_scope, config)
     large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
@@ -299,7 +299,7 @@ def populations(
         counts.append(F.count_if(was_open & closed).alias(f"closed_{number}"))
     found = each.where(F.col("of.name").isin(names)).groupBy("of").agg(*counts).collect()
     counted = {(row["of"]["scope"], row["of"]["name"]): row for row in found}
-    said = {(row["scope"], row["name"]): row["open_said"] for row in agents.transform(open_by_agents).collect()}
+    said = {(row["scope"], row["name"]): row["open_reported"] for row in agents.transform(open_by_agents).collect()}
     return {
         (storm.now["id"], scope): max(row[f"open_{number}"] if row else 0, said.get(scope, 0))
         + (row[f"closed_{number}"] if row else 0)

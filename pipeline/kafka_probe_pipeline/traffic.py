@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import SEEN, heard_last, seen, struct_of, times
+from kafka_probe_pipeline.source import SEEN, newest_agents, seen, struct_of, times
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -61,24 +61,24 @@ HISTOGRAMS = {
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
 
 
-HEARD = struct_of({"agent_id": T.StringType(), "seen": SEEN, "heard_us": T.LongType()})
+SEEN_EVENTS = struct_of({"agent_id": T.StringType(), "seen": SEEN, "last_seen_us": T.LongType()})
 _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
 
 
 def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
-    """`agent_id` and `heard_us` of all agents but those long gone."""
+    """Return `agent_id` and `last_seen_us` of all agents but those that have not reported for `_REMEMBERED_US`."""
     rows = times(events, before)
     return (
-        rows.crossJoin(rows.agg(F.max("heard_us").alias("now_us")))
-        .where(F.col("heard_us") > F.col("now_us") - _REMEMBERED_US)
+        rows.crossJoin(rows.agg(F.max("last_seen_us").alias("now_us")))
+        .where(F.col("last_seen_us") > F.col("now_us") - _REMEMBERED_US)
         .drop("now_us")
     )
 
 
-def heard(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return `HEARD`: what was `seen` of each agent, and when, by Kafka's clock, of those that reported last."""
-    rows = remembered(events, before).transform(heard_last)
-    return rows.join(seen(events, before), "agent_id").select(*HEARD.names)
+def seen_events(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Return `SEEN_EVENTS` of the agents that reported last: the `seq` of their events, and when Kafka got the last."""
+    rows = remembered(events, before).transform(newest_agents)
+    return rows.join(seen(events, before), "agent_id").select(*SEEN_EVENTS.names)
 
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:

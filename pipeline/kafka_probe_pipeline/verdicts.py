@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.connections import SCHEMA, VERDICT
-from kafka_probe_pipeline.evidence import SECOND_US, SIDES, End, Said
+from kafka_probe_pipeline.evidence import SECOND_US, SIDES, AgentProgress, End
 from kafka_probe_pipeline.rules import RULES
 from kafka_probe_pipeline.source import Clock, struct_of
 
@@ -34,17 +34,17 @@ Connection = Mapping[str, Any]
 class Agents:
     """The last reports of all agents, and the resets that their hosts sent, by agent, local and far end."""
 
-    words: Mapping[str, Said]
+    progress: Mapping[str, AgentProgress]
     resets: Mapping[tuple[str, str, str], int]
 
     @classmethod
     def of(cls, agents: Iterable[Row], resets: Iterable[Row]) -> Agents:
         """Rows of `agents.SCHEMA` without resets, and of `resets_between`."""
-        words = {}
+        progress = {}
         for row in agents:
-            times = ("complete_until", "heard_us", "complete_since", "resets_since")
-            words[row["agent_id"]] = Said(**{name: row[name] or 0 for name in times})
-        return cls(words, {(row["agent_id"], row["local"], row["peer"]): row["ts"] for row in resets})
+            times = ("complete_until", "last_seen_us", "complete_since", "resets_since")
+            progress[row["agent_id"]] = AgentProgress(**{name: row[name] or 0 for name in times})
+        return cls(progress, {(row["agent_id"], row["local"], row["peer"]): row["ts"] for row in resets})
 
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
@@ -87,9 +87,9 @@ def judged(
 
     def end(name: str, of: Connection) -> End:
         known = of[SIDES[name]]
-        word = agents.words.get(known["agent_id"]) if known else None
+        progress = agents.progress.get(known["agent_id"]) if known else None
         reset_us = agents.resets.get((known["agent_id"], known["local"], known["peer"])) if known else None
-        return End(name, known, word, reset_us, (0, 0), clock.now_us, config)
+        return End(name, known, progress, reset_us, (0, 0), clock.now_us, config)
 
     clients = [end("client", one) for one in connections]
     together = silences_together(clients, config.closed_together * SECOND_US)
@@ -155,10 +155,10 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
         since_us = end.closed_us - end.silence_us - margin_us
         # Of the other end a reset would speak against the rule, of the end itself other closes.
         lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
-        complete = not lost and witness.told_until(end.closed_us + margin_us)
+        complete = not lost and witness.reported_until(end.closed_us + margin_us)
         if not (complete or lost or witness.silent):
             return None
-    words = [rule.words.format(end=end, other=other), *map(_last_word, (client, broker))]
+    words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker))]
     if not complete:
         words.append(f"; the cause would be {rule.cause} if the agent at the {witness.name} had reported everything")
     return {
@@ -176,17 +176,17 @@ def _settled(client: End, broker: End, config: Config) -> bool:
         return True
     open_end, closed_end = (broker, client) if client.closed else (client, broker)
     if open_end.watched:
-        return open_end.silent or open_end.told_until(closed_end.closed_us + config.clock_margin * SECOND_US)
+        return open_end.silent or open_end.reported_until(closed_end.closed_us + config.clock_margin * SECOND_US)
     assert closed_end.known
-    return bool(open_end.now_us - closed_end.known["heard_us"] >= config.other_end_wait * SECOND_US)
+    return bool(open_end.now_us - closed_end.known["last_seen_us"] >= config.other_end_wait * SECOND_US)
 
 
-def _last_word(end: End) -> str:
-    """What is left to say of an end that did not tell of its close."""
+def _missing_report(end: End) -> str:
+    """Return why an end did not report its close; an empty text if it did."""
     if not end.watched:
         return f"; no agent watched the {end.name}"
     if not end.closed and end.silent:
-        return f"; the agent at the {end.name} has not reported since {end.last_word}"
+        return f"; the agent at the {end.name} has not reported since {end.last_report}"
     return ""
 
 

@@ -144,12 +144,12 @@ class Run:
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
         consumer.assign(partitions)
         ends = consumer.end_offsets(partitions)
-        letters = []
+        received = []
         while any(consumer.position(partition) < ends[partition] for partition in partitions):
             for batch in consumer.poll(timeout_ms=500).values():
-                letters += [(record.key.decode(), json.loads(record.value)) for record in batch]
+                received += [(record.key.decode(), json.loads(record.value)) for record in batch]
         consumer.close()
-        return letters
+        return received
 
 
 def command_line(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from tests.pipeline.history import History
 pytestmark = pytest.mark.spark
 
 
-def test_of_too_many_agents_those_are_kept_that_were_heard_last(
+def test_of_too_many_agents_those_are_kept_that_reported_last(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "MOST_AGENTS", 2)

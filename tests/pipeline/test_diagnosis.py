@@ -43,15 +43,15 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
             run.wait_until(in_a_batch_of_the_storm, process)
         with run.job(*url):
             wait_until(lambda: "300 connections closed" in said(receiver), "the whole storm", timeout_s=LIMIT_S)
-            ((key, summary),) = {(key, str(letter["summary"])) for key, letter in run.received(run.alerts)[-1:]}
+            ((key, summary),) = {(key, str(message["summary"])) for key, message in run.received(run.alerts)[-1:]}
             wait_until(lambda: f"alert {key} updated: {summary}\n" in run.log.read_text(), "the log to say so")
         assert len(receiver.alerts()) == 1
     with Receiver(tmp_path / "another") as receiver, run.job("--alertmanager-url", receiver.url):
         wait_until(lambda: "300 connections closed" in said(receiver), "the late one to get it", timeout_s=LIMIT_S)
 
-    letters = run.received(run.alerts)
-    assert {key for key, _ in letters} == {key}
-    assert {key: letter["count"] for key, letter in letters} == {letters[0][0]: 300}
+    messages = run.received(run.alerts)
+    assert {key for key, _ in messages} == {key}
+    assert {key: message["count"] for key, message in messages} == {messages[0][0]: 300}
     verdicts = spark.read.parquet(str(run.output / "verdicts"))
     assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
     assert verdicts.select("key").distinct().count() == 300

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe_pipeline import source
-from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, Table, dead_letters, traffic_letters
+from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, Table, dead_letters, traffic_messages
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow, records
 
@@ -68,7 +68,7 @@ def test_a_row_has_the_same_key_on_every_replay_and_another_in_every_window_batc
     ).transform(traffic, 60)
 
     def keys(batch_id: int) -> list[str]:
-        return sorted(row["key"] for row in traffic_letters(rows.withColumn("batch_id", F.lit(batch_id))).collect())
+        return sorted(row["key"] for row in traffic_messages(rows.withColumn("batch_id", F.lit(batch_id))).collect())
 
     assert keys(0) == keys(0)
     assert len({*keys(0), *keys(1)}) == 2 * rows.count() == 10
@@ -76,8 +76,8 @@ def test_a_row_has_the_same_key_on_every_replay_and_another_in_every_window_batc
 
 def test_the_value_of_a_row_is_json_with_its_window_batch_and_maps(spark: SparkSession) -> None:
     rows = events(spark, flow(errors={"3": 1}, latency={"70": 2})).transform(traffic, 60)
-    (letter,) = traffic_letters(rows.withColumn("batch_id", F.lit(4))).collect()
-    value = json.loads(letter["value"])
+    (message,) = traffic_messages(rows.withColumn("batch_id", F.lit(4))).collect()
+    value = json.loads(message["value"])
     assert {name: value[name] for name in ("window_start", "window_end", "batch_id", "level", "client_id")} == {
         "window_start": "2026-01-01T12:00:00.000Z",
         "window_end": "2026-01-01T12:01:00.000Z",

@@ -16,7 +16,7 @@ from tests.builders.spark_events import Event, events, flow, lines, records
 pytestmark = pytest.mark.spark
 
 _SEEN = T.StructField("seen", source.SEEN)
-_HEARD = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
+_SEEN_BEFORE = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
 SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
 
 
@@ -170,8 +170,8 @@ def test_the_longest_texts_of_an_agent_make_an_event(spark: SparkSession) -> Non
 
 def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkSession) -> None:
     def after(before: list[tuple[str, list[tuple[int, int]]]], *numbers: int) -> list[tuple[str, list[Any]]]:
-        heard = spark.createDataFrame(before, _HEARD)
-        rows = source.seen(events(spark, *map(flow, numbers)), heard).collect()
+        seen_before = spark.createDataFrame(before, _SEEN_BEFORE)
+        rows = source.seen(events(spark, *map(flow, numbers)), seen_before).collect()
         return [(row["agent_id"], [tuple(one) for one in row["seen"]]) for row in rows]
 
     assert after([], 0, 1, 2, 2, 1) == [("agent-1", [(0, 2)])]
@@ -185,7 +185,9 @@ def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkS
 
 def test_of_an_agent_with_many_holes_the_widest_ranges_are_kept(spark: SparkSession) -> None:
     forged = range(10_000, 10_000 + 4 * source.SEEN_KEPT, 2)
-    (row,) = source.seen(events(spark, *map(flow, (*range(20), *forged))), spark.createDataFrame([], _HEARD)).collect()
+    (row,) = source.seen(
+        events(spark, *map(flow, (*range(20), *forged))), spark.createDataFrame([], _SEEN_BEFORE)
+    ).collect()
     assert len(row["seen"]) == source.SEEN_KEPT
     assert tuple(row["seen"][0]) == (0, 19)
 

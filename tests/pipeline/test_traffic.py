@@ -15,17 +15,17 @@ from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
 from kafka_probe_pipeline import report, source
-from kafka_probe_pipeline.sinks import traffic_letters
+from kafka_probe_pipeline.sinks import traffic_messages
 from kafka_probe_pipeline.source import MOST, spark_schema
 from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
 from kafka_probe_pipeline.traffic import (
     COUNTS,
     DIMENSIONS,
-    HEARD,
     HISTOGRAMS,
     KEYS,
     PERCENTILES,
-    heard,
+    SEEN_EVENTS,
+    seen_events,
     summed,
     traffic,
     with_percentiles,
@@ -127,27 +127,27 @@ def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> Non
     }
 
 
-def heard_after(spark: SparkSession, day: int, *of: Event, before: Iterable[Row] = ()) -> list[Row]:
+def seen_after(spark: SparkSession, day: int, *of: Event, before: Iterable[Row] = ()) -> list[Row]:
     """Return the state of agents after a batch that Kafka got on a day."""
-    told = events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
-    return heard(told, spark.createDataFrame(before, HEARD)).collect()
+    reported = events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
+    return seen_events(reported, spark.createDataFrame(before, SEEN_EVENTS)).collect()
 
 
-def test_who_was_not_heard_for_a_month_is_forgotten(spark: SparkSession) -> None:
-    first = heard_after(spark, 0, flow(3), flow(7, agent_id="gone"))
-    later = heard_after(spark, 29, flow(5, kind="agent"), before=first)
+def test_an_agent_that_did_not_report_for_a_month_is_forgotten(spark: SparkSession) -> None:
+    first = seen_after(spark, 0, flow(3), flow(7, agent_id="gone"))
+    later = seen_after(spark, 29, flow(5, kind="agent"), before=first)
     seen = {row["agent_id"]: [tuple(one) for one in row["seen"]] for row in later}
     assert seen == {"agent-1": [(3, 3), (5, 5)], "gone": [(7, 7)]}
-    assert [row["agent_id"] for row in heard_after(spark, 31, flow(4), before=later)] == ["agent-1"]
+    assert [row["agent_id"] for row in seen_after(spark, 31, flow(4), before=later)] == ["agent-1"]
 
 
-def test_of_too_many_agents_those_are_remembered_that_were_heard_last(
+def test_of_too_many_agents_those_are_remembered_that_reported_last(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "MOST_AGENTS", 2)
-    first = heard_after(spark, 0, flow(agent_id="first"), flow(agent_id="second"))
-    second = heard_after(spark, 1, flow(agent_id="third"), before=first)
-    third = heard_after(spark, 2, flow(1, agent_id="first"), before=second)
+    first = seen_after(spark, 0, flow(agent_id="first"), flow(agent_id="second"))
+    second = seen_after(spark, 1, flow(agent_id="third"), before=first)
+    third = seen_after(spark, 2, flow(1, agent_id="first"), before=second)
     assert {row["agent_id"] for row in third} == {"third", "first"}
 
 
@@ -186,8 +186,8 @@ def test_a_sum_that_overflowed_stays_unknown_whatever_is_added(spark: SparkSessi
 
 def test_no_reader_gets_the_number_of_a_sum_that_overflowed(spark: SparkSession) -> None:
     rows = counted(spark, HALF, HALF).transform(summed, KEYS).persist()
-    (letter,) = traffic_letters(rows.withColumn("batch_id", F.lit(0))).collect()
-    value = json.loads(letter["value"])
+    (message,) = traffic_messages(rows.withColumn("batch_id", F.lit(0))).collect()
+    value = json.loads(message["value"])
     assert (value.get("requests"), value["errors"]) == (None, {"3": None})
     printed = StringIO()
     totals = report.totals(rows).collect()
@@ -211,8 +211,8 @@ def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(
         worst = flow(**{**fields, "kind": "flow"})
         line = json.dumps(worst, ensure_ascii=False)
         rows = records(spark, line).transform(source.parsed).persist().transform(source.received).transform(traffic, 60)
-        letters = traffic_letters(rows.withColumn("batch_id", F.lit(0)))
-        sizes = [len(row["value"].encode()) for row in letters.collect()]
+        messages = traffic_messages(rows.withColumn("batch_id", F.lit(0)))
+        sizes = [len(row["value"].encode()) for row in messages.collect()]
         assert len(sizes) == 2
         assert max(sizes) < 1_000_000
 

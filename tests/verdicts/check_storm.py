@@ -74,7 +74,7 @@ class Scene:
         newest = Table(self.spark, path(load({"output": str(self.run.output)}))).newest()
         return newest.collect() if newest else []
 
-    def letters(self) -> list[tuple[float, Event]]:
+    def sent_alerts(self) -> list[tuple[float, Event]]:
         """Return the alerts, each with the time of its sending, seconds since epoch."""
         consumer = KafkaConsumer(bootstrap_servers=self.run.broker.bootstrap, client_id="lab")
         try:
@@ -178,7 +178,7 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
         crowd.stop()
     churn(scene.network, scene.bootstraps[0], scene.directory, topic=TOPIC, rounds=4)
     scene.wait_judged()
-    kinds = {letter["kind"] for _, letter in scene.letters()}
+    kinds = {alert["kind"] for _, alert in scene.sent_alerts()}
     assert IDLE not in kinds
     assert RESTART in kinds
 
@@ -215,7 +215,7 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
             every_s=1,
         )
         alerts = idle_alerts(scene)
-        assert len({letter["id"] for _, letter in alerts}) == 1
+        assert len({alert["id"] for _, alert in alerts}) == 1
         _, told = alerts[-1]
         assert (told["cause"], told["count"], told["both_ends"]) == (
             "middlebox_silent_drop", PROCESSES * EACH, PROCESSES * EACH,
@@ -246,7 +246,7 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
 def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
     """Return the alerts of idle storms, oldest first."""
     return sorted(
-        ((sent_s, letter) for sent_s, letter in scene.letters() if letter["kind"] == IDLE), key=lambda pair: pair[0]
+        ((sent_s, alert) for sent_s, alert in scene.sent_alerts() if alert["kind"] == IDLE), key=lambda pair: pair[0]
     )
 
 
@@ -278,7 +278,7 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
     with forgotten_soon(scene, "reset", processes=2, each=enough // 2, cgroups=2) as crowd:
         scene.wait_known(truth(crowd.victims()))
         since_us = time.time_ns() // 1000
-        known = {letter["id"] for _, letter in idle_alerts(scene)}
+        known = {alert["id"] for _, alert in idle_alerts(scene)}
 
         def verdicts(forgotten: Collection[Connection]) -> list[Row]:
             rows = scene.table(lambda config: config.connections)
@@ -298,4 +298,4 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         said = "the agent at the broker has not reported since"
         assert [verdict["evidence"] for verdict in doubtful if said not in verdict["evidence"]] == []
         scene.wait_told()
-        assert {letter["id"] for _, letter in idle_alerts(scene)} == known
+        assert {alert["id"] for _, alert in idle_alerts(scene)} == known
