@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -36,36 +37,44 @@ def _commands(text: str) -> Iterator[str]:
     yield from re.findall(r"^\| [^|]+[?:] \| `([^`]+)` \|$", text, re.MULTILINE)
 
 
-COMMANDS = list(dict.fromkeys(command for path in DOCUMENTS for command in _commands(path.read_text())))
+BY_DOCUMENT = {str(path.relative_to(ROOT)): [*_commands(path.read_text())] for path in DOCUMENTS}
+COMMANDS = list(dict.fromkeys(chain(*BY_DOCUMENT.values())))
 
-# What takes minutes, needs an agent at work, or is the caller of this very test: the files that run the same.
+# What takes minutes, needs an agent at work, or is the caller of this very test, by the start of the command: the file
+# that runs the same, and how. READ: it takes the command from the document. Else: its words that run the command.
+READ = "READ"
 ELSEWHERE = {
-    "make demo": "tests/e2e/test_demo.py",
-    "make test": "tests/e2e/test_documented_commands.py",
-    "make setup": "tests/unit/test_setup.py",
-    ".venv/bin/pip": "tests/unit/test_deploy.py",
-    ".venv/bin/kafka-probe-pipeline run": "tests/pipeline/test_job.py",
-    ".venv/bin/kafka-probe-pipeline show": "tests/pipeline/test_job.py",
-    "spark-submit --packages": "tests/pipeline/test_job.py",
-    "spark-submit --master spark:": "tests/nodes/check_cluster.py",
-    "spark-submit --master k8s:": "tests/nodes/check_spark_on_kubernetes.py",
-    "kubectl apply": "tests/unit/test_spark_application.py",
-    "curl": "tests/e2e/test_server.py",
-    # No registry and no cluster can be had: the image is built and not pushed, what Helm would send to a cluster is
+    "make demo KEEP=1": ("tests/e2e/test_demo.py", '"make", "demo", "KEEP=1"'),
+    "make demo BOOTSTRAP=": ("tests/kernel/check_demo.py", "BOOTSTRAP={bootstrap} python3 -m tests.demo"),
+    "make demo": ("tests/e2e/test_demo.py", '"make", "demo"'),
+    "make test": (".ci/run", "make test"),
+    "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),
+    ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
+    ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
+    "spark-submit --packages": ("tests/pipeline/test_job.py", '"spark-submit"'),
+    "spark-submit --master spark:": ("tests/nodes/check_cluster.py", 'documented("spark-submit --master spark:")'),
+    "spark-submit --master k8s:": (
+        "tests/nodes/check_spark_on_kubernetes.py",
+        'documented("spark-submit --master k8s:")',
+    ),
+    "kubectl apply": ("tests/unit/test_spark_application.py", "agent/deploy/kubernetes/spark-application.yaml"),
+    "curl": ("tests/e2e/test_server.py", READ),
+    # No registry and no cluster can be had: the images are built and not pushed, what Helm would send to a cluster is
     # rendered, and that is compared with the arguments of kubectl.
-    "podman": "tests/nodes/check_image.py",
-    "helm": "tests/nodes/check_chart.py",
-    "kubectl": "tests/nodes/check_chart.py",
+    "podman": ("tests/nodes/check_image.py", READ),
+    "helm": ("tests/nodes/check_chart.py", READ),
+    "kubectl": ("tests/nodes/check_chart.py", READ),
     # In a machine of their own, a container with systemd.
-    "sudo apt-get": "tests/nodes/check_service.py",
-    "sudo python3": "tests/nodes/check_service.py",
-    "sudo /opt": "tests/nodes/check_service.py",
-    "sudo install": "tests/nodes/check_service.py",
-    "sudo systemctl": "tests/nodes/check_service.py",
-    "sudo journalctl": "tests/nodes/check_service.py",
-    "sudo rm": "tests/nodes/check_service.py",
+    "sudo apt-get": ("tests/nodes/check_service.py", READ),
+    "sudo python3": ("tests/nodes/check_service.py", READ),
+    "sudo /opt": ("tests/nodes/check_service.py", READ),
+    "sudo install": ("tests/nodes/check_service.py", READ),
+    "sudo systemctl": ("tests/nodes/check_service.py", READ),
+    "sudo journalctl": ("tests/nodes/check_service.py", READ),
+    "sudo rm": ("tests/nodes/check_service.py", READ),
 }
-AGENT = [command for command in COMMANDS if not command.startswith(tuple(ELSEWHERE))]
+STARTS = {command: next(filter(command.startswith, ELSEWHERE), None) for command in COMMANDS}
+AGENT = [command for command, start in STARTS.items() if start is None]
 PATIENCE_S = 60.0
 
 
@@ -90,13 +99,20 @@ def _produce(bootstrap: str, over: threading.Event) -> None:
     producer.close()
 
 
-@pytest.mark.parametrize("command", ELSEWHERE)
-def test_what_runs_elsewhere_is_documented_and_its_test_is_there(command: str) -> None:
-    assert any(line.startswith(command) for line in COMMANDS)
-    assert (ROOT / ELSEWHERE[command]).exists()
+@pytest.mark.parametrize("start", ELSEWHERE)
+def test_what_runs_elsewhere_is_documented_and_runs_there(start: str) -> None:
+    commands = [command for command, its_start in STARTS.items() if its_start == start]
+    assert commands
+    file, words = ELSEWHERE[start]
+    text = (ROOT / file).read_text()
+    if words == READ:
+        read = set(chain(*(its for document, its in BY_DOCUMENT.items() if f'"{document}"' in text)))
+        assert [command for command in commands if command not in read] == []
+    else:
+        assert words in text
 
 
-@pytest.mark.parametrize("target", [command.split()[1] for command in ELSEWHERE if command.startswith("make ")])
+@pytest.mark.parametrize("target", sorted({start.split()[1] for start in ELSEWHERE if start.startswith("make ")}))
 def test_make_has_the_target(target: str) -> None:
     subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
 

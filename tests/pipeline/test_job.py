@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -15,11 +17,12 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import job, source
+from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.traffic import summed
-from tests.builders.spark_events import flow
+from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
 from tests.lab.processes import free_port, tail
@@ -27,6 +30,9 @@ from tests.lab.spark import ACTIVE
 from tests.lab.topics import create_topics
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = ("README.md", "docs/guide/host.md", "docs/guide/pipeline.md", "docs/guide/disconnects.md")
 
 
 @pytest.fixture
@@ -256,6 +262,21 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, s
     tables = command_line("show", "--output", str(run.output)).stdout
     assert "Produce v11" in tables
     assert "orders" in tables
+
+
+def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession) -> None:
+    """In this process, because a Spark per command would take a minute."""
+    ends = (opened(CLIENT, 1), opened(BROKER, 1), closed(CLIENT, 1, owner_exiting=True, closed_by="local"))
+    run.send_events(flow(0), *ends, closed(BROKER, 1), word(CLIENT, until_s=100), word(BROKER, until_s=100))
+    run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
+    written = "\n".join((ROOT / document).read_text() for document in DOCUMENTS)
+    for command in set(re.findall(r"\.venv/bin/kafka-probe-pipeline ([^`\n]+)", written)):
+        name, *words = shlex.split(command)
+        given = job.cli.commands[name].make_context(name, words).params
+        if name == "run":
+            assert load(given).bootstrap_servers == "kafka-1:9092"
+        else:
+            assert len(run.shown(spark, given["name"], as_json=given["as_json"]).splitlines()) > 1
 
 
 def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path) -> None:
