@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Collection, Iterable
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 
 import orjson
@@ -50,7 +50,7 @@ def application(
     """
     document = openapi.document(token=token is not None)
     lists = _Lists(view)
-    sent: Counter[int] = Counter()
+    sent = _Sent()
     pages = {accept: _Exposition(view, accept, sent) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
 
     async def health(scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,43 +90,58 @@ class _Chunked(Response):
         await send({"type": "http.response.body"})
 
 
-class _Page(_Chunked):
-    """A page that may be outdated before it is sent completely. `sent` counts running responses by the page's id()."""
+@dataclass(slots=True)
+class _Sent:
+    """The number of pages, over all formats, with running responses."""
 
-    def __init__(self, page: bytes, content_type: str, sent: Counter[int]) -> None:
-        super().__init__(page, headers={"Content-Type": content_type})
+    pages: int = 0
+
+
+@dataclass(slots=True)
+class _Page:
+    """A page of metrics, and the number of its running responses."""
+
+    body: bytes
+    responses: int = 0
+
+
+class _PageResponse(_Chunked):
+    """A response with a page, which may be outdated before it is sent completely."""
+
+    def __init__(self, page: _Page, content_type: str, sent: _Sent) -> None:
+        super().__init__(page.body, headers={"Content-Type": content_type})
+        self._page = page
         self._sent = sent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._sent[id(self.body)] += 1
+        self._sent.pages += not self._page.responses
+        self._page.responses += 1
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._sent[id(self.body)] -= 1
-            if not self._sent[id(self.body)]:
-                del self._sent[id(self.body)]
+            self._page.responses -= 1
+            self._sent.pages -= not self._page.responses
 
 
 class _Exposition:
     """The page of metrics in one format. It is rebuilt when data has changed, at most once a second."""
 
-    def __init__(self, view: View, accept: str, sent: Counter[int]) -> None:
-        """sent: running responses by page, shared by all formats."""
+    def __init__(self, view: View, accept: str, sent: _Sent) -> None:
         self._view = view
         self._sent = sent
         self._encode, self._content_type = choose_encoder(accept)
         self._state: object = None
         self._made_s = 0.0
-        self._page = b""
+        self._page = _Page(b"")
         self._making = asyncio.Lock()
 
     async def answer(self) -> Response:
         async with self._making:
             state = self._view.handed_over, self._view.unready() is None
-            due = time.monotonic() - self._made_s >= _FRESH_S and len(self._sent) < _PAGES_SENT
-            if self._state != state and (due or not self._page):
-                self._page, self._state, self._made_s = await self._make(), state, time.monotonic()
-        return _Page(self._page, self._content_type, self._sent)
+            due = time.monotonic() - self._made_s >= _FRESH_S and self._sent.pages < _PAGES_SENT
+            if self._state != state and (due or not self._page.body):
+                self._page, self._state, self._made_s = _Page(await self._make()), state, time.monotonic()
+        return _PageResponse(self._page, self._content_type, self._sent)
 
     async def _make(self) -> bytes:
         end, turns = b"", Turns()
