@@ -1,8 +1,8 @@
 """Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
-operations. This module never decodes frames. It changes nothing but its counts and those of fetch sessions; the
-learner gets the first frame of each shape.
+operations. This module never decodes frames and changes nothing but its counts: the learner gets the first frame of
+each shape, the tracker the frames of fetch sessions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.fetch_sessions import FETCHES, FetchSession, NamedFrames, Naming, Topic
+from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming, Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.topics import TopicNames
@@ -55,7 +55,7 @@ class _Count:
     frames: int = 0
     bytes: int = 0
     latency: Counter[int] = field(default_factory=Counter)
-    fetch: tuple[FetchSession, Naming] | None = None
+    naming: Naming | None = None  # for the fetch session
     kept: bool = False
 
     @classmethod
@@ -93,8 +93,8 @@ class _Flow:
 
 _Value = TypeVar("_Value")
 
-_Fetches = dict[tuple[int, int], tuple[FetchSession, list[NamedFrames]]]
-"""Fetch sessions with their frames of a batch, by connection and API key."""
+_Fetches = dict[tuple[int, int], tuple[Connection, list[NamedFrames]]]
+"""Frames of a batch that concern fetch sessions, by connection and API key."""
 
 _Asked = dict[tuple[int, int, int], dict[Topic, int]]
 """The numbers of requests by fetch sessions: (connection, API key, API version) to topic to number."""
@@ -121,8 +121,8 @@ class Flows:
         fetches: _Fetches = {}
         for frames in sorted(batch, key=_first_seen):
             self._add(frames, fetches)
-        for session, groups in fetches.values():
-            session.see(groups)
+        for (_, api_key), (connection, named) in fetches.items():
+            self._tracker.see_fetches(connection, api_key, named)
 
     def _add(self, frames: Frames, fetches: _Fetches) -> None:
         """Count frames of one shape on any number of connections."""
@@ -145,10 +145,9 @@ class Flows:
             count.frames += ends[i] - start
             count.bytes += sizes[i]
             count.values += values[i]
-            if count.fetch:
-                session, said = count.fetch
-                _, groups = fetches.setdefault((key[0], session.api_key), (session, []))
-                groups.append((said, frames, order[start : ends[i]]))
+            if count.naming:
+                _, named = fetches.setdefault((key[0], shape.facts.api_key), (count.connection, []))
+                named.append((count.naming, frames, order[start : ends[i]]))
             count.latency.update(latency)
             if not count.kept:
                 self._count_other(count)
@@ -164,7 +163,7 @@ class Flows:
         if needed and not self._take(connection, needed):
             return _Count.of(connection, shape)
         if known is None:
-            count.fetch = self._tracker.fetch(connection, shape.facts)
+            count.naming = self._tracker.fetch(connection, shape.facts)
             count.kept = True
             self._shapes.add(key[1])
             self._counts[key] = count
@@ -205,9 +204,8 @@ class Flows:
         self._shares = Shares(self._place_bytes)
         asked: _Asked = {}
         for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items():
-            for session in connection.sessions:
-                version, topics = session.take()
-                asked[conn, session.api_key, version] = topics
+            for api_key, version, topics in self._tracker.take_fetches(connection):
+                asked[conn, api_key, version] = topics
         flows = self._flows(counts, asked, interval, with_topics=with_topics)
         return chain(flows, _others(other, interval))
 
@@ -259,7 +257,7 @@ class Flows:
         if not with_topics:
             return
         topics = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
-        if not facts.response and not (count.fetch and count.fetch[1].by_session):
+        if not facts.response and not (count.naming and count.naming.by_session):
             for topic in set(topics):  # a frame may name one twice
                 topic.requests += count.frames
         for record_set in facts.record_sets:

@@ -113,19 +113,15 @@ class Connection:
             return self.client.group
         return next(iter(named)) if len(named) == 1 else None
 
-    def fetch(self, facts: Facts) -> tuple[FetchSession, Naming] | None:
-        """Return the session that a frame concerns and its naming; None if there is none or no memory for it."""
+    def fetch(self, facts: Facts) -> Naming | None:
+        """Return the naming of a frame for its session, which may be new; None without a session or memory for it."""
         named = naming(facts)
-        if named is None:
-            return None
-        session = next((known for known in self.sessions if known.api_key == facts.api_key), None)
-        if session is None:
+        if named and all(session.api_key != facts.api_key for session in self.sessions):
             peer = self.sharing_peer
             if not self.place.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, named.added.values()))):
                 return None
-            session = FetchSession(facts.api_key, self.place, peer)
-            self.sessions += (session,)
-        return session, named
+            self.sessions += (FetchSession(facts.api_key, self.place, peer),)
+        return named
 
     def facts(self) -> ConnectionFacts:
         """Return the fields that all events of the connection share."""

@@ -15,7 +15,7 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
-from kafka_probe.connections.fetch_sessions import FetchSession, Naming
+from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
@@ -97,9 +97,19 @@ class Tracker:
         if not facts.response and facts.api_key in OF_CONSUMERS:
             connection.client = self._clients.learn(connection.client_key, facts, connection.sharing_peer)
 
-    def fetch(self, connection: Connection, facts: Facts) -> tuple[FetchSession, Naming] | None:
-        """Return the fetch session that a frame concerns and its naming; None if there is none or no memory for it."""
+    def fetch(self, connection: Connection, facts: Facts) -> Naming | None:
+        """Return the naming of a frame for its fetch session; None without a session or memory for a new one."""
         return connection.fetch(facts)
+
+    def see_fetches(self, connection: Connection, api_key: int, frames: list[NamedFrames]) -> None:
+        """Apply the frames of one batch to the connection's fetch session of this API."""
+        for session in connection.sessions:
+            if session.api_key == api_key:
+                session.see(frames)
+
+    def take_fetches(self, connection: Connection) -> list[tuple[int, int, dict[Topic, int]]]:
+        """Return the requests by fetch sessions since the last call: API key, newest API version, number by topic."""
+        return [(session.api_key, *session.take()) for session in connection.sessions]
 
     def forget_sessions(self, connection: Connection) -> None:
         """Empty the connection's fetch sessions; they start again with the next frame that names partitions."""
