@@ -119,8 +119,8 @@ def load_program(
     try:
         fd = _bpf(_PROG_LOAD, attributes)
     except OSError as error:
-        said = " / ".join(log.value.decode(errors="replace").strip().splitlines()[-_LOG_LINES:])
-        raise OSError(error.errno, f"{error.strerror} ({said})" if said else error.strerror) from None
+        log_lines = " / ".join(log.value.decode(errors="replace").strip().splitlines()[-_LOG_LINES:])
+        raise OSError(error.errno, f"{error.strerror} ({log_lines})" if log_lines else error.strerror) from None
     processed = re.search(rb"processed (\d+) insns", log.value)
     return Program(fd, int(processed[1]) if processed else 0)
 

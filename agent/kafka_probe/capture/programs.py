@@ -166,9 +166,9 @@ def _attach(
         answer = json.loads(message)
         _drop_from_page_cache(answer["libraries"])
         return answer, descriptors
-    said = loader.stderr.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
+    log_lines = loader.stderr.decode(errors="replace").strip().splitlines()[-_LOG_LINES:]
     reason = message.decode() or f"the loader ended with status {loader.returncode}"
-    raise StartError(reason if not said else f"{reason} ({' / '.join(said)})")
+    raise StartError(reason if not log_lines else f"{reason} ({' / '.join(log_lines)})")
 
 
 def _drop_from_page_cache(files: Iterable[str]) -> None:
