@@ -28,7 +28,7 @@ static inline void describe(u64 sk, struct conn *conn, u8 kind)
 	open->rx_base = conn->rx_base;
 	open->tx_base = conn->tx_base;
 	open->handshake_us = handshake_us(sk);
-	open->server_side = conn->role == ROLE_SERVER;
+	open->server_side = conn->side == SIDE_SERVER;
 	conn->peer = open->server_side ? peer_at(open) : peer_process(conn->tgid);
 	open->from_start = conn->from_start;
 	sample->size = sizeof(*open);
@@ -41,7 +41,7 @@ static inline void announce(void *ctx, struct conn *conn)
 	if (conn->announced)
 		return;
 	struct open_data *open = (struct open_data *)conn->notice.data;
-	open->server_side = conn->role == ROLE_SERVER; // no longer a guess
+	open->server_side = conn->side == SIDE_SERVER; // no longer a guess
 	conn->announced = send_notice(ctx, conn->peer, &conn->notice);
 	count(COUNT_CONNECTIONS, conn->announced);
 }
@@ -68,7 +68,7 @@ static inline void position(u64 sk, struct conn *conn, u32 start, u8 direction)
 }
 
 // Insert a connection and return it, 0 if the map is full. tgid: of the owner, 0 if that is not the calling process.
-static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 start, u8 direction, u32 tgid)
+static inline struct conn *open_connection(void *ctx, u64 sk, int side, u32 start, u8 direction, u32 tgid)
 {
 	u32 zero = 0;
 	struct conn *empty = empty_conn.lookup(&zero);
@@ -82,7 +82,7 @@ static inline struct conn *open_connection(void *ctx, u64 sk, int role, u32 star
 	}
 	conn->id = bpf_ktime_get_ns() << 8 | (bpf_get_smp_processor_id() & 0xff); // unique, and contains no kernel address
 	conn->sk = sk;
-	conn->role = role ? role : direction == RECEIVE ? ROLE_SERVER : ROLE_CLIENT; // in Kafka the client sends first
+	conn->side = side ? side : direction == RECEIVE ? SIDE_SERVER : SIDE_CLIENT; // in Kafka the client sends first
 	conn->tgid = tgid;
 	conn->last_api_key = NO_API;
 	conn->rx_base = receive_base(sk);
@@ -113,7 +113,7 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 		conn->burst_replied = 0;
 		conn->burst_direction = direction;
 		// A Kafka broker sends only answers.
-		conn->burst_answers = last && before != direction && direction == (conn->role == ROLE_SERVER ? SEND : RECEIVE);
+		conn->burst_answers = last && before != direction && direction == (conn->side == SIDE_SERVER ? SEND : RECEIVE);
 	}
 	conn->burst_replied |= direction != conn->burst_direction;
 	conn->burst_bytes += bytes;
@@ -125,12 +125,12 @@ static inline void payload_moved(u64 sk, struct conn *conn, u32 start, u32 bytes
 }
 
 // Return the connection of a call that moved the bytes from `start` on, and update its owner.
-static inline struct conn *connection(void *ctx, u64 sk, int role, u32 start, u32 bytes, u8 direction)
+static inline struct conn *connection(void *ctx, u64 sk, int side, u32 start, u32 bytes, u8 direction)
 {
 	struct conn *conn = conns.lookup(&sk);
 	u32 tgid = bpf_get_current_pid_tgid() >> 32;
 	if (!conn)
-		conn = open_connection(ctx, sk, role, start, direction, tgid);
+		conn = open_connection(ctx, sk, side, start, direction, tgid);
 	if (!conn)
 		return 0;
 	if (conn->silent) { // it was closed during its first call

@@ -42,7 +42,7 @@ enum outcome { DONE, MORE, SUBMIT };
 
 static inline int is_request(struct conn *conn, u8 direction)
 {
-	return (conn->role == ROLE_SERVER) == (direction == RECEIVE);
+	return (conn->side == SIDE_SERVER) == (direction == RECEIVE);
 }
 
 static inline void expect(struct cursor *c, u8 state, u16 need)

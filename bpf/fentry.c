@@ -10,13 +10,13 @@
 static inline int called(u64 *args, u32 flags, s32 result, u8 direction)
 {
 	u64 sk = READ_AT(u64, args); // a number: the verifier takes args[0] for a pointer, which no function here accepts
-	int role = candidate(sk);
-	if (role < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
+	int side = candidate(sk);
+	if (side < 0 || result <= 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;
 	struct call call = { .urgent = direction == SEND && sent_urgent(args[1]) };
 	if (!(flags & MSG_TRUNC))
 		find_buffer(&call, args[1], result);
-	moved(args, sk, role, &call, sequence_end(sk, direction), result, direction);
+	moved(args, sk, side, &call, sequence_end(sk, direction), result, direction);
 	return 0;
 }
 

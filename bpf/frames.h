@@ -363,12 +363,12 @@ int is_urgent(u64 key)
 static int (*call_is_urgent)(u64 key) = (void *)CALL_IS_URGENT;
 
 // Process a call that moved the bytes [end - result, end).
-static inline void moved(void *ctx, u64 sk, int role, struct call *call, u32 end, s32 result, u8 direction)
+static inline void moved(void *ctx, u64 sk, int side, struct call *call, u32 end, s32 result, u8 direction)
 {
 	u32 which = direction;
 	call->start = end - result;
 	call->end = end;
-	struct conn *conn = connection(ctx, sk, role, call->start, result, direction);
+	struct conn *conn = connection(ctx, sk, side, call->start, result, direction);
 	struct cursor *c = running.lookup(&which);
 	if (!conn || !c || conn->rejected)
 		return;

@@ -24,12 +24,12 @@ enum answer { MATCHED, UNMATCHED, IN_DOUBT, PASSED };
 
 static inline u8 request_direction(struct conn *conn)
 {
-	return conn->role == ROLE_SERVER ? RECEIVE : SEND;
+	return conn->side == SIDE_SERVER ? RECEIVE : SEND;
 }
 
 static inline u8 answer_direction(struct conn *conn)
 {
-	return conn->role == ROLE_SERVER ? SEND : RECEIVE;
+	return conn->side == SIDE_SERVER ? SEND : RECEIVE;
 }
 
 static inline u32 later(u32 one, u32 other)

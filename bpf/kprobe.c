@@ -59,12 +59,12 @@ int on_tcp_sendmsg_return(void *ctx)
 	sending->running = 0;
 	u64 sk = sending->sk;
 	s32 result = REGISTER(ctx, OFFSET(pt_regs, ax));
-	int role = candidate(sk);
-	if (role < 0 || result <= 0)
+	int side = candidate(sk);
+	if (side < 0 || result <= 0)
 		return 0;
 	struct call call = { .urgent = sent_urgent(sending->message) };
 	find_buffer(&call, sending->message, result);
-	moved(ctx, sk, role, &call, sequence_end(sk, SEND), result, SEND);
+	moved(ctx, sk, side, &call, sequence_end(sk, SEND), result, SEND);
 	return 0;
 }
 
@@ -85,8 +85,8 @@ int on_tcp_recvmsg(void *ctx)
 int on_tcp_rcv_space_adjust(void *ctx)
 {
 	u64 sk = REGISTER(ctx, ARGUMENT_1), thread = bpf_get_current_pid_tgid();
-	int role = candidate(sk);
-	struct receiving *receiving = role < 0 ? 0 : receives.lookup(&thread);
+	int side = candidate(sk);
+	struct receiving *receiving = side < 0 ? 0 : receives.lookup(&thread);
 	if (!receiving || receiving->sk != sk || (receiving->flags & MSG_IGNORED))
 		return 0;
 	u32 end = READ(sk, tcp_sock, copied_seq);
@@ -101,6 +101,6 @@ int on_tcp_rcv_space_adjust(void *ctx)
 		find_buffer(&call, receiving->message, result);
 	receiving->sequence = end;
 	receiving->left = left;
-	moved(ctx, sk, role, &call, end, result, RECEIVE);
+	moved(ctx, sk, side, &call, end, result, RECEIVE);
 	return 0;
 }

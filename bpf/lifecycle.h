@@ -90,11 +90,11 @@ static inline void send_close(void *ctx, u64 sk, struct conn *conn, int by_owner
 // Insert a connection at its end that moved no byte while watched. Its owner is known only if the owner ends it.
 static inline struct conn *late_connection(void *ctx, u64 sk, int owner_calls)
 {
-	int role = ANY_PORT ? -1 : role_of(local_port(sk), peer_port(sk));
-	if (role < 0 || !watched(sk) || agent_socks.lookup(&sk))
+	int side = ANY_PORT ? -1 : side_of(local_port(sk), peer_port(sk));
+	if (side < 0 || !watched(sk) || agent_socks.lookup(&sk))
 		return 0;
 	u32 tgid = owner_calls ? bpf_get_current_pid_tgid() >> 32 : 0;
-	struct conn *conn = open_connection(ctx, sk, role, sequence_end(sk, SEND), SEND, tgid);
+	struct conn *conn = open_connection(ctx, sk, side, sequence_end(sk, SEND), SEND, tgid);
 	if (conn)
 		conn->silent = 1;
 	return conn;
@@ -108,7 +108,7 @@ static inline void reset_sent(void *ctx, u64 skb)
 		return;
 	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_RESET };
 	struct open_data *open = (struct open_data *)sample.data;
-	if (segment(skb, open) & TCP_SYN || role_of(open->local_port, open->peer_port) < 0 || (NETNS && open->netns != NETNS))
+	if (segment(skb, open) & TCP_SYN || side_of(open->local_port, open->peer_port) < 0 || (NETNS && open->netns != NETNS))
 		return;
 	sample.size = sizeof(*open);
 	send_notice(ctx, peer_at(open), &sample);

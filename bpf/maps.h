@@ -121,7 +121,7 @@ struct conn {
 	u32 overflow_start;      // requests in flight from this number on are in `overflow`
 	u32 first_correlation_id;
 	u32 last_correlation_id; // of the last recorded request
-	u8 role;                 // enum role
+	u8 side;                 // enum side
 	u8 rejected;
 	u8 announced; // to user space
 	u8 is_kafka;  // proven by two consistent frames, or by a request and its answer

@@ -108,7 +108,7 @@ static inline void reject_urgent(void *ctx, struct conn *conn)
 // Return 1 if the client has sent no byte yet, not even one that no hook saw.
 static inline int nothing_asked(struct conn *conn)
 {
-	if (conn->role == ROLE_SERVER)
+	if (conn->side == SIDE_SERVER)
 		return !READ(conn->sk, tcp_sock, bytes_received);
 	return READ(conn->sk, tcp_sock, write_seq) - conn->tx_base <= 1;
 }
@@ -124,8 +124,8 @@ static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
 	}
 	lost(c, c->lock == LOCKED && conn->is_kafka ? LOST_MALFORMED : LOST_RESYNC);
 	seek(c);
-	if (ANY_PORT && !conn->is_kafka) { // the role was a guess: try the other one next
-		conn->role = ROLE_CLIENT + ROLE_SERVER - conn->role;
+	if (ANY_PORT && !conn->is_kafka) { // the side was a guess: try the other one next
+		conn->side = SIDE_CLIENT + SIDE_SERVER - conn->side;
 		conn->cursor_states[SEND].lock = SEEKING;
 		conn->cursor_states[RECEIVE].lock = SEEKING;
 		doubt_requests(conn);
@@ -223,11 +223,11 @@ static inline void request_head(struct conn *conn, struct cursor *c)
 		return;
 	if (!flags)
 		lost(c, LOST_UNKNOWN_VERSION);
-	// If the role is a guess, two consistent frames prove nothing, because responses with low correlation ids look like
+	// If the side is a guess, two consistent frames prove nothing, because responses with low correlation ids look like
 	// Produce requests. Then an answer is required.
 	c->proves = !ANY_PORT && continues(conn, c, correlation_id);
 	conn->client_id_bytes = client_id_length(c);
-	if (ANY_PORT && !(WATCHED_ROLES & (1 << conn->role))) { // the role was unknown until now
+	if (ANY_PORT && !(WATCHED_SIDES & (1 << conn->side))) { // the side was unknown until now
 		conn->rejected = 1;
 		return;
 	}
@@ -275,7 +275,7 @@ static inline int asks(struct conn *conn, u32 correlation_id)
 	return state->correlation_id == correlation_id && !whole;
 }
 
-// Return 1 if the roles of the two ends may be swapped. If the role is a guess, an answer may look like a request: its
+// Return 1 if the sides of the two ends may be swapped. If the side is a guess, an answer may look like a request: its
 // correlation id, which the client chose, is read as API key and version. The next request then looks like the answer.
 static inline int may_be_backwards(struct conn *conn, u32 correlation_id)
 {

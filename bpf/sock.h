@@ -13,7 +13,7 @@
 #define MSG_IGNORED (MSG_OOB | 0x2 | 0x2000) // and MSG_PEEK, MSG_ERRQUEUE: such a receive does not advance the stream
 #define MSG_TRUNC 0x20                       // the bytes are dropped: there is no buffer
 
-enum role { ROLE_UNKNOWN, ROLE_CLIENT, ROLE_SERVER };
+enum side { SIDE_UNKNOWN, SIDE_CLIENT, SIDE_SERVER };
 enum direction { SEND, RECEIVE };
 
 static inline u32 netns_of(u64 net)
@@ -40,31 +40,31 @@ static inline u16 peer_port(u64 sk)
 	return bpf_ntohs((u16)READ(sk, sock_common, skc_portpair));
 }
 
-// Return the role of a connection between these ports, or -1 if it is not watched. A configured port belongs to the server side.
-// If all ports are watched, the role is unknown before the first bytes. The loader defines PORT_MATCH(port): a chain of
+// Return the side of a connection between these ports, or -1 if it is not watched. A configured port belongs to the server side.
+// If all ports are watched, the side is unknown before the first bytes. The loader defines PORT_MATCH(port): a chain of
 // comparisons, or 1.
-static inline int role_of(u16 local, u16 peer)
+static inline int side_of(u16 local, u16 peer)
 {
-	int role = -1;
+	int side = -1;
 	if (ANY_PORT)
-		role = ROLE_UNKNOWN;
+		side = SIDE_UNKNOWN;
 	else if (PORT_MATCH(local))
-		role = ROLE_SERVER;
+		side = SIDE_SERVER;
 	else if (PORT_MATCH(peer))
-		role = ROLE_CLIENT;
-	return role > 0 && !(WATCHED_ROLES & (1 << role)) ? -1 : role;
+		side = SIDE_CLIENT;
+	return side > 0 && !(WATCHED_SIDES & (1 << side)) ? -1 : side;
 }
 
-// Return the role of a candidate connection, or -1. A reset removes the local port while data may still be read (tcp_done,
+// Return the side of a candidate connection, or -1. A reset removes the local port while data may still be read (tcp_done,
 // inet_put_port). Such a socket is a candidate only if its connection is known.
 static inline int candidate(u64 sk)
 {
 	u32 ports = READ(sk, sock_common, skc_portpair);
 	u16 local = ports >> 16, peer = bpf_ntohs((u16)ports);
-	int role = role_of(local, peer);
-	if (role < 0 && !local)
-		return conns.lookup(&sk) ? ROLE_SERVER : -1;
-	return role >= 0 && watched(sk) ? role : -1;
+	int side = side_of(local, peer);
+	if (side < 0 && !local)
+		return conns.lookup(&sk) ? SIDE_SERVER : -1;
+	return side >= 0 && watched(sk) ? side : -1;
 }
 
 static inline int is_agent(u64 sk)

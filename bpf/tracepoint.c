@@ -10,14 +10,14 @@ static inline int called(struct bpf_raw_tracepoint_args *ctx, u8 direction)
 	u64 sk = ctx->args[0];
 	s32 result = ctx->args[1];
 	u32 flags = direction == RECEIVE ? ctx->args[2] : 0;
-	int role = candidate(sk);
-	if (role < 0 || (flags & MSG_IGNORED) || is_agent(sk))
+	int side = candidate(sk);
+	if (side < 0 || (flags & MSG_IGNORED) || is_agent(sk))
 		return 0;
 	struct call call = {};
 	if (!(flags & MSG_TRUNC))
 		find_buffer(&call, result);
 	if (result > 0)
-		moved(ctx, sk, role, &call, sequence_end(sk, direction), result, direction);
+		moved(ctx, sk, side, &call, sequence_end(sk, direction), result, direction);
 	return 0;
 }
 

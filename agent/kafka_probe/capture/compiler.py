@@ -170,7 +170,7 @@ def defines(backend: str, options: Options, btf: Btf) -> dict[str, int | str]:
         "SOCK_KEEPOPEN": btf.enumerator("SOCK_KEEPOPEN"),
         "ANY_PORT": int(not options.ports),
         "PORT_MATCH(port)": "||".join(f"(port)=={port}" for port in options.ports) or "1",
-        "WATCHED_ROLES": options.watch_client << 1 | options.watch_server << 2,
+        "WATCHED_SIDES": options.watch_client << 1 | options.watch_server << 2,
         "AGENT_TGID": AGENT,
         "NETNS": options.netns,
         "PERF_BUFFER": int(bool(options.perf_buffers)),

@@ -54,8 +54,8 @@ void new_connection(int server_side, u32 seen)
 // A call of this end that moved bytes.
 void move(int direction, const void *bytes, u32 size)
 {
-	int role = candidate((u64)&sock);
-	if (role < 0)
+	int side = candidate((u64)&sock);
+	if (side < 0)
 		__builtin_trap();
 	struct call call = {};
 	one_buffer(&call, (u64)bytes, size);
@@ -66,7 +66,7 @@ void move(int direction, const void *bytes, u32 size)
 	} else {
 		sock.copied_seq += size;
 	}
-	moved(0, (u64)&sock, role, &call, sequence_end((u64)&sock, direction), size, direction);
+	moved(0, (u64)&sock, side, &call, sequence_end((u64)&sock, direction), size, direction);
 }
 
 // Bytes come before they are read.

@@ -70,7 +70,7 @@ struct test_socket {
 #define SOCK_KEEPOPEN 3
 #define CGROUP_SUBSYSTEM (-1)
 
-#define WATCHED_ROLES 6
+#define WATCHED_SIDES 6
 #define PORT_MATCH(port) ((port) == KAFKA_PORT)
 #define KAFKA_PORT 9092
 #define AGENT_TGID 1
