@@ -22,7 +22,7 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming, Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.learner import Learner
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds

@@ -14,7 +14,7 @@ from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.reassembly import portions
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows

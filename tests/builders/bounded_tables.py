@@ -12,7 +12,7 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.fetch_sessions import FetchSession
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.learner import Learner
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds

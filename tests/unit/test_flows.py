@@ -11,7 +11,7 @@ from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.learner import Learner
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows

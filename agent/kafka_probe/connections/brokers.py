@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import StoredTopic, WorkloadResolver
 

@@ -14,7 +14,7 @@ from typing import Literal, cast
 
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent, RequestParameters, RequestTopic, WallClock, codec_name
 from kafka_probe.memory import DEFAULT

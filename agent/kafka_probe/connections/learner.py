@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.facts import Facts
 

@@ -17,7 +17,7 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
 from kafka_probe.connections.identity import Identity, read_open
-from kafka_probe.connections.lifecycle import close_event, open_event, reset_event
+from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.events import CloseEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock

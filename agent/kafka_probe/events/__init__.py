@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from kafka_probe.events.agent import AgentEvent, OpenGroup
+from kafka_probe.events.agent_event import AgentEvent, OpenGroup
 from kafka_probe.events.codecs import codec_name
 from kafka_probe.events.common import (
     INTERNAL_CLIENT,

@@ -15,7 +15,7 @@ import pytest
 
 from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, SHARE, STEP_S, BrokerFiles
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts

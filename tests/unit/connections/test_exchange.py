@@ -10,7 +10,7 @@ import pytest
 from kafka_probe.capture.sample import Flag
 from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import RequestEvent
 from kafka_probe.protocol.api_keys import ApiKey

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.connections.topics import TopicNames
+from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, Status, TopicFacts
 from tests.builders.bounded_tables import grown_by
