@@ -28,11 +28,9 @@ from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
 from kafka_probe.capture.link import EVENTS, link
-from kafka_probe.capture.options import KernelRule, Options, map_contents
+from kafka_probe.capture.options import MAPS, KernelRule, Options, map_contents
 from kafka_probe.errors import StartError
 
-# Maps whose descriptors the agent needs, besides those of programs and links: see programs.py.
-MAPS = ("events", "counters", "conns")
 # Before 5.11 the error is EPERM, because maps count as locked memory.
 _NO_MEMORY = (errno.ENOMEM, errno.EPERM)
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from kafka_probe.memory import DEFAULT
 
+MAPS = ("events", "counters", "conns")
+"""Maps whose descriptors the loader process sends to the agent, in this order, before those of programs and links."""
+
 # Sizes of the kernel's maps: `rules`, with index api_key << 5 | api_version, and `copy_programs`.
 RULES = 128 << 5
 PROGRAM_OPS = 8192

@@ -26,7 +26,7 @@ import numpy as np
 from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
-from kafka_probe.capture.options import KernelRule, Options
+from kafka_probe.capture.options import MAPS, KernelRule, Options
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.errors import StartError
@@ -36,8 +36,7 @@ LOSSES = {
     **sample.LOSSES,
     "program_skipped": "calls and closes without a run of their program, because another program ran on the same CPU",
 }
-_MAPS = 3  # events, counters, conns
-_COUNTERS, _CONNECTIONS = 1, 2
+_EVENTS, _COUNTERS, _CONNECTIONS = map(MAPS.index, ("events", "counters", "conns"))
 _MOST_DESCRIPTORS = 32
 _TIMEOUT_S = 600
 _LOG_LINES = 5
@@ -57,7 +56,7 @@ class Programs:
         self.instructions: dict[str, int] = answer["instructions"]
         self.cache_problems: list[str] = answer["cache_problems"]
         self.buffer = buffer
-        self._maps, rest = descriptors[:_MAPS], descriptors[_MAPS:]
+        self._maps, rest = descriptors[: len(MAPS)], descriptors[len(MAPS) :]
         self._programs, self._links = rest[: len(rest) // 2], rest[len(rest) // 2 :]
         self._statistics: list[int] = []  # descriptors that make the kernel measure run times
         self._per_cpu = ctypes.create_string_buffer(8 * _possible_cpus())
@@ -83,7 +82,7 @@ class Programs:
                 unless_loaded.pop_all()
             return cls(answer, descriptors, perf)
         answer, descriptors = _attach(backend, options, rules, cache_dir)
-        return cls(answer, descriptors, RingBuffer(descriptors[0], options.ring_bytes))
+        return cls(answer, descriptors, RingBuffer(descriptors[_EVENTS], options.ring_bytes))
 
     def counters(self) -> dict[str, int]:
         """Return all kernel counters by name, summed over the CPUs."""
