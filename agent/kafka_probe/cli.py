@@ -239,14 +239,15 @@ def _watch(
     """
     from kafka_probe.agent import Agent
     from kafka_probe.memory import bounds_of
+    from kafka_probe.sinks import ConnectionsSink, EndingSink
     from kafka_probe.startup import attached
 
     try:
         bounds = bounds_of(config)
         agent = Agent(config, sink, [server] if server else [], bounds)
-        if hasattr(sink, "on_closed"):
+        if isinstance(sink, EndingSink):
             sink.on_closed = agent.stop
-        if hasattr(sink, "connections"):
+        if isinstance(sink, ConnectionsSink):
             sink.connections = agent.connections
         if again:
             signal.signal(signal.SIGHUP, lambda *_: _reload(agent, again))

@@ -6,10 +6,13 @@ event that it could not deliver. It never changes an event.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from kafka_probe.events import Event
+
+if TYPE_CHECKING:
+    from kafka_probe.connections.connection import Connection
 
 
 class Sink(Protocol):
@@ -36,3 +39,17 @@ class LocalSink(Sink, Protocol):
 
     def cpu_s(self) -> float:
         """Return the CPU time of its threads in seconds, which `--cpu-limit` does not count."""
+
+
+@runtime_checkable
+class EndingSink(Protocol):
+    """A sink that can end by itself, as when its reader closes a pipe; it calls `on_closed` then, in any thread."""
+
+    on_closed: Callable[[], None]
+
+
+@runtime_checkable
+class ConnectionsSink(Protocol):
+    """A sink that shows the open connections, which `connections` returns."""
+
+    connections: Callable[[], Sequence[Connection]]
