@@ -80,7 +80,7 @@ class Config(BaseSettings):
     """seconds after a Produce request with acks=0 within which the broker's close counts as caused by it"""
     authentication_within: float = Field(5, gt=0)
     """seconds after a SASL request within which a close counts as a failed authentication"""
-    goodbye_within: float = Field(0.05, gt=0)
+    close_notify_within: float = Field(0.05, gt=0)
     """seconds before a close within which received TLS data may have been a close_notify"""
     closed_together: float = Field(1, gt=0)
     """seconds within which closes of one process count as a close of the whole client, not as an idle limit"""

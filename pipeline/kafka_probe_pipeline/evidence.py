@@ -119,10 +119,13 @@ class End:
 
     @property
     def unread(self) -> bool:
-        """What it received last, by TLS, may have been a goodbye: just now, or not long ago and the process goes on."""
+        """Return True if the last TLS data that it received may have been a close_notify.
+
+        That is data that arrived right before the close, or not long before it if the process goes on.
+        """
         if self.tls_received_idle_us is None:
             return False
-        just_now = self.tls_received_idle_us < self.config.goodbye_within * SECOND_US
+        just_now = self.tls_received_idle_us < self.config.close_notify_within * SECOND_US
         return bool(just_now or not (self.idle or self.ended))
 
     @property

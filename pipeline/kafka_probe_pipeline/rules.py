@@ -60,10 +60,10 @@ CAUSES = {
 
 def first(end: End, other: End) -> bool:
     """The end closed, and the other did not by itself."""
-    return end.itself and (not other.itself or said_goodbye(end, other))
+    return end.itself and (not other.itself or sent_close_notify(end, other))
 
 
-def said_goodbye(end: End, other: End) -> bool:
+def sent_close_notify(end: End, other: End) -> bool:
     """Return True if the other end's last received payload was TLS's close_notify, no matter which FIN came first.
 
     It was not data for this end, which had been silent for far longer.

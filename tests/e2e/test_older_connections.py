@@ -76,7 +76,7 @@ def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> N
     assert [event["handshake_us"] > 0 for event in watched.events(kind="open")] == [True, True]
 
 
-def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Path) -> None:
+def test_one_by_tls_is_known_as_such_and_the_end_that_sent_close_notify_closed_it(tmp_path: Path) -> None:
     port = free_port()
     watched = Watched(tmp_path, port)
     with conversation(port) as talk, ThreadPoolExecutor(1) as other:
@@ -84,7 +84,7 @@ def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Pa
         client, server = without_certificate(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(talk.client), accepting.result(10)
         with client, server, watched.agent:
             watched.wait_for(2, "both ends to be listed", kind="open")
-            answered = other.submit(answer_goodbye, server)
+            answered = other.submit(answer_close_notify, server)
             client.unwrap().close()
             answered.result(10)
             closed = {event["side"]: event for event in watched.wait_for(2, "both ends to close", kind="close")}
@@ -93,7 +93,7 @@ def test_one_by_tls_is_known_as_such_and_who_said_goodbye_closed_it(tmp_path: Pa
     assert [closed[side]["silence_us"] for side in ("client", "server")] == [None, None]
 
 
-def answer_goodbye(end: ssl.SSLSocket) -> None:
+def answer_close_notify(end: ssl.SSLSocket) -> None:
     assert end.recv(1) == b""
     end.unwrap().close()
 

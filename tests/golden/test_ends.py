@@ -83,36 +83,36 @@ CLOSE_NOTIFY = bytes.fromhex("1703030013") + bytes(19)  # as TLS 1.3 hides it
 
 
 @pytest.mark.parametrize(
-    ("words", "asked", "goodbye"),
+    ("payload", "asked", "is_close_notify"),
     [(CLOSE_NOTIFY, False, True), (CLOSE_NOTIFY, True, False), (CLOSE_NOTIFY * 10, False, False)],
-    ids=["a goodbye", "an answer as short", "more than that"],
+    ids=["close_notify", "an answer as short", "more than that"],
 )
-def test_a_goodbye_of_tls_ends_no_silence_and_says_who_closes(
-    capture: Capture, port: int, words: bytes, asked: bool, goodbye: bool
+def test_a_close_notify_ends_no_silence_and_decides_who_closes(
+    capture: Capture, port: int, payload: bytes, asked: bool, is_close_notify: bool
 ) -> None:
     with conversation(port) as talk:
         transfer(talk.client, talk.server, client_hello())
         if not asked:
             transfer(talk.server, talk.client, bytes(200))
         be_silent(1.1)
-        transfer(talk.server, talk.client, words)
+        transfer(talk.server, talk.client, payload)
     client, server = (end.closed or {} for end in capture.wait_closed(talk))
-    assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if goodbye else ("local", "peer"))
+    assert (client["closed_by"], server["closed_by"]) == (("peer", "local") if is_close_notify else ("local", "peer"))
     for facts in (client, server):
-        assert (facts["silence_us"] >= 1_100_000) is goodbye
+        assert (facts["silence_us"] >= 1_100_000) is is_close_notify
         assert facts["last_api"] is None
 
 
-def test_a_goodbye_of_tls_after_other_words_is_told_from_an_answer_to_them(capture: Capture, port: int) -> None:
+def test_a_close_notify_after_other_data_is_not_taken_for_an_answer_to_it(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         transfer(talk.client, talk.server, client_hello())
         transfer(talk.server, talk.client, bytes(200))
-        for pause_s, talker, listener, words in (
+        for pause_s, talker, listener, payload in (
             (1.1, talk.server, talk.client, bytes(300)),
             (0.2, talk.client, talk.server, CLOSE_NOTIFY),
         ):
             be_silent(pause_s)
-            transfer(talker, listener, words)
+            transfer(talker, listener, payload)
         talk.server.close()
     client, server = (end.closed or {} for end in capture.wait_closed(talk))
     assert (client["closed_by"], server["closed_by"]) == ("local", "peer")

@@ -115,7 +115,7 @@ def test_tls_is_known_by_any_of_its_records(late: Late, read: str) -> None:
     talk.server.close()
     talk.client.close()
     client, server = (end.closed or {} for end in late.capture.wait_closed(talk))
-    # How long it was silent before its goodbye nobody has seen.
+    # No data was seen before the close_notify, so the silence before it has no known length.
     assert (client["closed_by"], server["closed_by"]) == ("peer", "local")
     assert (client["idle_us"], client["silence_us"]) == (None, None)
     assert late.capture.lost() == {}

@@ -48,7 +48,7 @@ EXITED: Event = {**BY_ITSELF, "owner_exiting": True}
 AUTHENTICATED: Event = {**BY_ITSELF, "last_api": "SaslAuthenticate", "silence_us": 3 * SECOND_US}
 
 
-GOODBYE_US = 60_000
+CLOSE_NOTIFY_US = 60_000
 
 
 def silent(us: int) -> Event:
@@ -230,21 +230,21 @@ CASES = [
     ),
     Case(
         "a TLS client sent close_notify, the FINs cross",
-        {CLIENT: silent(BRIEF["silence_us"]), BROKER: silent(GOODBYE_US)},
+        {CLIENT: silent(BRIEF["silence_us"]), BROKER: silent(CLOSE_NOTIFY_US)},
         "normal",
         "the client closed 0.2 s after",
         opaque="tls",
     ),
     Case(
         "a TLS client sent close_notify after a silence, the FINs cross",
-        {CLIENT: silent(30 * SECOND_US), BROKER: silent(GOODBYE_US)},
+        {CLIENT: silent(30 * SECOND_US), BROKER: silent(CLOSE_NOTIFY_US)},
         "client_idle_limit",
         "the client closed after 30.0 s of silence",
         opaque="tls",
     ),
     Case(
         "a TLS broker sent close_notify, the FINs cross",
-        {CLIENT: silent(GOODBYE_US), BROKER: silent(30 * SECOND_US)},
+        {CLIENT: silent(CLOSE_NOTIFY_US), BROKER: silent(30 * SECOND_US)},
         "broker_idle_limit",
         "the broker closed after 30.0 s of silence",
         opaque="tls",
@@ -290,11 +290,11 @@ def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(
     assert ("idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]) == (cause != "client_idle_limit")
 
 
-@pytest.mark.parametrize(("goodbye_within", "cause"), [(0.05, "unknown"), (0.01, "normal")])
-def test_what_came_by_tls_before_the_close_may_have_been_a_goodbye(
-    spark: SparkSession, goodbye_within: float, cause: str
+@pytest.mark.parametrize(("close_notify_within", "cause"), [(0.05, "unknown"), (0.01, "normal")])
+def test_what_came_by_tls_before_the_close_may_have_been_a_close_notify(
+    spark: SparkSession, close_notify_within: float, cause: str
 ) -> None:
-    history = History(spark, goodbye_within=goodbye_within)
+    history = History(spark, close_notify_within=close_notify_within)
     close = closed(CLIENT, **BY_ITSELF, owner_ended=True, received_idle_us=20_000)
     history.batch(opened(CLIENT, opaque="tls"), close, word(CLIENT))
     assert only(history.batch(word(CLIENT), at_s=LATE_S))["verdict"]["cause"] == cause

@@ -107,8 +107,8 @@ def test_a_produce_request_without_acks_and_unset_timeouts() -> None:
     assert (facts["last_acks"], facts["user_timeout_ms"]) == (None, 30_000)
 
 
-HEARD = {"first_state": ESTABLISHED_TO_FIN_WAIT1, "burst_direction": 1}
-FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 9, "pause_ns": 7 * SECOND_NS}
+RECEIVED = {"first_state": ESTABLISHED_TO_FIN_WAIT1, "burst_direction": 1}
+CLOSE_NOTIFY = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 9, "pause_ns": 7 * SECOND_NS}
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
         ({"burst_bytes": 129}, "peer", "fin", 0),
         ({"burst_ns": 18 * SECOND_NS}, "peer", "fin", 0),
         ({"first_state": ESTABLISHED_TO_FIN_WAIT1, "error": errno.ECONNRESET}, "local", "rst_received", 7),
-        ({**HEARD, "received_ns": 20 * SECOND_NS - 9}, "peer", "fin", 7),
-        ({**HEARD, "received_ns": 19_400_000_000, "burst_ns": 19_400_000_000}, "local", "fin", 0.6),
-        ({**HEARD, "owner_exiting": 1}, "local", "fin", 0),
+        ({**RECEIVED, "received_ns": 20 * SECOND_NS - 9}, "peer", "fin", 7),
+        ({**RECEIVED, "received_ns": 19_400_000_000, "burst_ns": 19_400_000_000}, "local", "fin", 0.6),
+        ({**RECEIVED, "owner_exiting": 1}, "local", "fin", 0),
         ({"first_state": ESTABLISHED_TO_CLOSE, "error": errno.ECONNRESET}, "peer", "rst_received", 0),
         ({"first_state": ESTABLISHED_TO_CLOSE}, "local", "rst_sent", 7),
         ({"first_state": ESTABLISHED_TO_CLOSE, "burst_direction": 1}, "local", "rst_sent", 0),
@@ -137,13 +137,15 @@ FAREWELL = {**IDLE, "sent_ns": 20 * SECOND_NS - 5, "burst_ns": 20 * SECOND_NS - 
         "the process was killed",
     ],
 )  # fmt: skip
-def test_who_says_goodbye_by_tls_closes(changes: dict[str, int], closed_by: str, how: str, silence_s: float) -> None:
-    end = {**FAREWELL, "burst_bytes": 48, "first_state": ESTABLISHED_TO_CLOSE_WAIT, **changes}
+def test_the_end_that_sends_close_notify_closes(
+    changes: dict[str, int], closed_by: str, how: str, silence_s: float
+) -> None:
+    end = {**CLOSE_NOTIFY, "burst_bytes": 48, "first_state": ESTABLISHED_TO_CLOSE_WAIT, **changes}
     facts = read_close(closed(**end)[0], tls=True)
     assert (facts["closed_by"], facts["how"]) == (closed_by, how)
     assert facts["silence_us"] == pytest.approx(silence_s * 1e6, abs=1)
 
 
-def test_without_tls_there_is_no_goodbye() -> None:
-    facts = read_close(closed(**FAREWELL, burst_bytes=48, first_state=ESTABLISHED_TO_CLOSE_WAIT)[0])
+def test_without_tls_there_is_no_close_notify() -> None:
+    facts = read_close(closed(**CLOSE_NOTIFY, burst_bytes=48, first_state=ESTABLISHED_TO_CLOSE_WAIT)[0])
     assert (facts["closed_by"], facts["silence_us"]) == ("peer", 0)
