@@ -43,8 +43,8 @@ lint: setup-tests ## check formats, style, types, imports and words; change noth
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror {bpf,tests/lab/classifier}/*.[ch]
-	$(BIN)/python scripts/words.py $$(find agent bpf pipeline tests scripts vagrant ! -name '*words.py' \( -name '*.py' -o -name '*.[ch]' -o -name '*.sh' \)) \
-		*.md {tests,vagrant}/README.md $$(find docs -name '*.md')
+	$(BIN)/python scripts/words.py Makefile pyproject.toml *.md $$(find agent bpf docs pipeline tests scripts vagrant ! -name '*words.py' \
+		-regex '.*[.]\(py\|[ch]\|sh\|md\|ya?ml\|tpl\|toml\|service\|env\)\|.*/\(NOTES.txt\|Containerfile\|Vagrantfile\)')
 
 format: setup-tests ## format the code and fix what a machine can fix
 	$(BIN)/ruff check --fix

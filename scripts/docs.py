@@ -230,7 +230,13 @@ def cost_plots() -> str:
         )
         for line in connections
     )
-    head = ("open connections", "start in s", "agent in MB", "its maps in MB", "CPU in % when all are silent")
+    head = (
+        "open connections",
+        "s from start until all are reported, without a cache",
+        "agent in MB",
+        "its maps in MB",
+        "CPU in % when all are silent",
+    )
     memory = {f"{line['connections']:,}": (line["agent_bytes"] + line["kernel_bytes"]) / 1e6 for line in connections}
     cpu = {f"{line['requests_per_s']:,.0f}": line["cpu_percent"] for line in rates}
     charts = plot("Memory in MB by open connections", memory) + plot("CPU in % of a core by requests per second", cpu)
@@ -300,7 +306,8 @@ The flags of `kafka-probe-pipeline run`. Each is also a variable: `--events-topi
         "Events",
         """
 The agent writes one JSON object per line, and many lines per Kafka record. The key of the record is the `agent_id`,
-so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs.
+so the events of one agent stay in order. Any field may be null or absent. Times and durations are in µs, unless the
+name of the field ends in `_ms`.
 
 Latencies are counted in exponential buckets: bucket *i* holds (2^(*i*/8), 2^((*i*+1)/8)] seconds. Histograms of many
 agents can be added, and each latency is known within 4.4 %. *i* is the index at scale 3 of OpenTelemetry's

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a pod of Spark on Kubernetes starts with: Spark says by the first word which part the pod has, and the rest by
-# variables. Any other words are those of kafka-probe-pipeline.
+# Entry point of the pipeline's image. Spark passes `driver` or `executor` as the first argument, and sets variables for
+# the rest. Other arguments are passed to kafka-probe-pipeline.
 set -euo pipefail
 
 case "${1:-}" in

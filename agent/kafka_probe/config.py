@@ -211,7 +211,7 @@ class SinkConfig(BaseSettings):
     ssl_password: SecretStr | None = None
     """password of the private key"""
     ssl_check_hostname: bool | None = None
-    """require that a broker's certificate matches its host name"""
+    """require that a broker's certificate matches its host name; default: true"""
 
     @classmethod
     def settings_customise_sources(

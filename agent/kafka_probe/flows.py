@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.fetch_sessions import FETCHES, FetchSession, Group, Naming, Topic
+from kafka_probe.connections.fetch_sessions import FETCHES, FetchSession, NamedFrames, Naming, Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.topics import TopicNames
@@ -93,7 +93,7 @@ class _Flow:
 
 _Value = TypeVar("_Value")
 
-_Fetches = dict[tuple[int, int], tuple[FetchSession, list[Group]]]
+_Fetches = dict[tuple[int, int], tuple[FetchSession, list[NamedFrames]]]
 """Fetch sessions with their frames of a batch, by connection and API key."""
 
 _Asked = dict[tuple[int, int, int], dict[Topic, int]]

@@ -49,7 +49,7 @@ class _Suspects:
 class Loop:
     """Reads samples from the programs' buffer, and begins a report at the end of each interval.
 
-    Samples keep the order of the buffer. Those that arrive while a report is sent belong to the next interval.
+    Samples are read in the order of the buffer. Those that arrive while a report is sent belong to the next interval.
     """
 
     def __init__(
@@ -157,7 +157,8 @@ class Loop:
 
     def _end_interval(self) -> None:
         if len(self._reports) == _REPORTS:
-            _finish(self._reports.popleft())
+            for _ in self._reports.popleft():
+                self._drain(time.monotonic() + _TURN_S)
         self._reporter.read_kernel(self._programs)
         self._suspect_lost()
         now_ns = time.monotonic_ns()

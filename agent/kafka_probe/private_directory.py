@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_MOST_LINKS = 40  # as in the kernel: MAXSYMLINKS of include/linux/namei.h
 
 
 class NotPrivateError(OSError):
@@ -37,8 +38,7 @@ def open_directory(directory: Path) -> int:
     for one in reversed(missing):
         one.mkdir(0o755, exist_ok=True)
     directory.mkdir(0o700, exist_ok=True)
-    target, me = directory.resolve(), os.geteuid()
-    _require_own_path(directory)
+    target, me = _require_own_path(directory), os.geteuid()
     # Open the path that was checked: a link to it may point elsewhere by now.
     opened = os.open(target, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     if (owner := os.fstat(opened).st_uid) != me:
@@ -48,25 +48,40 @@ def open_directory(directory: Path) -> int:
     return opened
 
 
-def _require_own_path(directory: Path) -> None:
-    """Raise `NotPrivateError` if another user could replace the directory, which may be absent."""
-    for above in _above(directory, directory.resolve()):
-        found = above.lstat()
+def _require_own_path(directory: Path) -> Path:
+    """Return the path of a directory without links; the directory itself may be absent.
+
+    Raises `NotPrivateError` if another user could replace the directory, and `OSError` if it has too many links.
+    """
+    target, above = _followed(directory)
+    for one in above:
+        found = one.lstat()
         if found.st_uid not in (0, os.geteuid()):
-            reason = f"user {found.st_uid} owns {above} and can replace its contents"
+            reason = f"user {found.st_uid} owns {one} and can replace its contents"
             raise NotPrivateError(reason, "name a directory whose parents belong to root or to the agent's user")
         if stat.S_ISDIR(found.st_mode) and found.st_mode & _OTHERS_WRITE and not found.st_mode & stat.S_ISVTX:
-            raise NotPrivateError(
-                f"other users can write to {above}", f"`chmod go-w {above}`, or name another directory"
-            )
+            raise NotPrivateError(f"other users can write to {one}", f"`chmod go-w {one}`, or name another directory")
+    return target
 
 
-def _above(directory: Path, target: Path) -> Iterator[Path]:
-    """Yield the paths whose writers could replace the directory: parents of it and of its target, and a link itself."""
-    yield from directory.parents
-    yield from target.parents
-    if directory.is_symlink():
-        yield directory
+def _followed(directory: Path) -> tuple[Path, list[Path]]:
+    """Follow the links of an absolute path; return where it leads, and all links and directories on the way there."""
+    here, names, passed, links = Path("/"), [*reversed(directory.parts[1:])], list[Path](), 0
+    while names:
+        name = names.pop()
+        passed.append(here)
+        if name == "..":
+            here = here.parent
+        elif not (step := here / name).is_symlink():
+            here = step
+        elif (links := links + 1) > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        else:
+            passed.append(step)
+            followed = Path(os.readlink(step))
+            names += reversed(followed.parts[1:] if followed.is_absolute() else followed.parts)
+            here = Path("/") if followed.is_absolute() else here
+    return here, passed
 
 
 def make_private(opened: int, expected: Callable[[str], bool]) -> None:

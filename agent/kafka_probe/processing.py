@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
 
-import numpy.typing as npt
-
-from kafka_probe.capture.sample import SampleKind
+from kafka_probe.capture.sample import SampleKind, Samples
 from kafka_probe.config import Config, RequestEvents
 from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
@@ -25,8 +22,6 @@ from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.sending import Sender
 from kafka_probe.workloads import WorkloadResolver
-
-Samples = npt.NDArray[Any]
 
 
 class Processor:
@@ -50,7 +45,10 @@ class Processor:
         self._look_closely()
 
     def consume(self, samples: Samples) -> None:
-        """Process samples of any kind, in the order in which the buffer has them."""
+        """Process samples of any kind, in portions, which have the order of the buffer.
+
+        Inside a portion frames follow samples of other kinds and precede ends.
+        """
         for portion in portions(samples, DECODED_AT_ONCE):
             self._consume_portion(portion)
 

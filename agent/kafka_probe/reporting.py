@@ -7,13 +7,14 @@ import resource
 import time
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from typing import NamedTuple
 
 import psutil
 
 import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
-from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, TopicsEvent, WallClock
+from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenGroup, TopicsEvent, WallClock
 from kafka_probe.processing import Processor
 from kafka_probe.sending import Sender
 from kafka_probe.workloads.kubernetes import PodWatch
@@ -22,6 +23,14 @@ _TOPICS_PER_EVENT = 1000
 # Losses that may have been closes or resets; events that the destination lost may have been, too.
 _MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
 _ENDS_LIMITED = ("close_limit", "reset_limit")
+
+
+class _Counts(NamedTuple):
+    """Counts at the end of an interval, as in the `agent` event."""
+
+    connections: int
+    open: list[OpenGroup]
+    other: dict[str, int]
 
 
 class Reporter:
@@ -53,20 +62,22 @@ class Reporter:
         """End the interval and return an iterator that sends the interval's events in parts.
 
         The order is: opens, resets and closes; topic names; flows; and last the `agent` event, so that `complete_until`
-        is true when it arrives. Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an
-        interval. settled_ns: closes up to this time are settled, see pending_closes.py.
+        is true when it arrives. Losses and costs are those of the moment when it is sent; all else is of the interval.
+        Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval.
+        settled_ns: closes up to this time are settled, see pending_closes.py.
         """
-        processor, clock = self._processor, WallClock.now()
+        processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
         interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
         flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics)
-        processor.tracker.settle(settled_ns)
+        tracker.settle(settled_ns)
         processor.spend(self._cpu_share())
-        ends, topics = processor.tracker.report(clock), list(_named_topics(processor.names.report(), interval))
-        other = processor.tracker.other()
+        ends, topics = tracker.report(clock), list(_named_topics(processor.names.report(), interval))
+        counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
-            self._note_hidden(interval.until_us)
-            yield self._state(interval, clock.epoch_us(settled_ns), other)
+            # By now, not by the end of the interval: what was lost meanwhile may have ended later.
+            self._note_hidden(clock.epoch_us(time.monotonic_ns()))
+            yield self._agent_event(interval, clock.epoch_us(settled_ns), counts)
 
         return self._sender.parts(chain[Event](ends, topics, flows, last()))
 
@@ -86,17 +97,16 @@ class Reporter:
         if hidden > self._hidden:
             self._hidden, self._complete_since = hidden, now_us
 
-    def _state(self, interval: Interval, complete_until: int, other: dict[str, int]) -> AgentEvent:
+    def _agent_event(self, interval: Interval, complete_until: int, counts: _Counts) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        tracker = self._processor.tracker
         return {
             "kind": "agent",
             "since": interval.since_us,
             "complete_since": self._complete_since,
             "complete_until": complete_until,
-            "other": other,
-            "connections": len(tracker),
-            "open": tracker.open_now(),
+            "other": counts.other,
+            "connections": counts.connections,
+            "open": counts.open,
             "losses": self.losses(),
             "counters": self.counters(),
             "shed": self._processor.load_shedding.shed,

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
+from kafka_probe import server
 from kafka_probe.events import SCHEMA_VERSION, Event, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
 from kafka_probe.sinks import LocalSink, Sink
@@ -50,8 +51,9 @@ class Sender:
         return sum(self._sink.losses().values())
 
     def losses(self) -> dict[str, int]:
-        """Return the losses of all sinks by reason."""
-        return {reason: count for sink in (*self._local, self._sink) for reason, count in sink.losses().items()}
+        """Return the losses of all sinks by reason, those of an HTTP server also without one."""
+        absent = dict.fromkeys(server.LOSSES, 0)
+        return absent | {reason: n for sink in (*self._local, self._sink) for reason, n in sink.losses().items()}
 
     def counters(self) -> dict[str, int]:
         """Return the number of events, and the counters of the destination."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 
 from kafka_probe import check
-from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.options import KernelRule, Options
 from kafka_probe.capture.programs import Programs
 from kafka_probe.config import Config
 from kafka_probe.connections.listing import Listing
@@ -69,12 +69,12 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
     log.info("detached")
 
 
-def rules() -> Iterator[Rule]:
+def rules() -> Iterator[KernelRule]:
     """Yield the limits for copying frames of each API version, in the form that the BPF programs read."""
     for rule in copy_rules():
         flags = 1 | rule.flexible << 1
         limits = rule.request_limit_bytes, rule.response_limit_bytes
-        yield Rule(rule.api_key, rule.api_version, *limits, flags, rule.request_program, rule.response_program)
+        yield KernelRule(rule.api_key, rule.api_version, *limits, flags, rule.request_program, rule.response_program)
 
 
 def _needed(config: Config) -> Iterator[Capability]:

@@ -49,7 +49,7 @@ class RowKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class TopRow:
     """Sums over the observed time. `bytes` counts frames, or record sets if frames name several topics."""
 
     requests: int = 0
@@ -76,7 +76,7 @@ class TrafficTable:
     """
 
     def __init__(self, *, internal: bool = False) -> None:
-        self.rows: dict[RowKey, Row] = {}
+        self.rows: dict[RowKey, TopRow] = {}
         self.seconds = 0.0
         self.lost = 0
         self.left_out = 0
@@ -114,14 +114,14 @@ class TrafficTable:
             if key not in self.rows and len(self.rows) >= ROWS_KEPT:
                 self.excess_requests += requests
                 continue
-            row = self.rows.setdefault(key, Row())
+            row = self.rows.setdefault(key, TopRow())
             row.requests += requests
             row.bytes += size_bytes
             row.records += topic["records"] if topic else 0
             row.errors += sum(errors.values())
             row.latency.update({int(bucket): count for bucket, count in flow["latency"].items()})
 
-    def busiest(self) -> list[tuple[RowKey, Row]]:
+    def busiest(self) -> list[tuple[RowKey, TopRow]]:
         """Return all rows, most requests first."""
         return sorted(self.rows.items(), key=lambda item: (-item[1].requests, -item[1].bytes, str(item[0])))
 
@@ -173,7 +173,7 @@ COLUMNS = (
 WIDE = 140
 
 
-def cells(key: RowKey, row: Row, seconds: float) -> list[str]:
+def cells(key: RowKey, row: TopRow, seconds: float) -> list[str]:
     """Return a row as texts, one cell per column."""
     p50, p99 = row.quantile_us(0.5), row.quantile_us(0.99)
     version = "" if key.api_version is None else f" v{key.api_version}"

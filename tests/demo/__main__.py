@@ -1,9 +1,9 @@
-"""Runs `make demo`: which clients use Kafka, for which topics, and why their connections close. All is real.
+"""Runs `make demo`: prints which clients use Kafka, for which topics, and why their connections close.
 
-Clients of three libraries, a gateway that hides them behind one address and forgets who is silent, a broker, an agent
-on either side, and the pipeline. With KEEP=1 clients, network, broker and agents go on afterwards until Ctrl-C.
-BOOTSTRAP=host:port takes a broker that is there already: then nobody is hidden, and nothing is forgotten. Exit status:
-0 all was seen, 1 something is missing (it says what), 3 this machine cannot run the agent.
+It starts a broker, clients of three libraries, a gateway between them, an agent on each side, and the pipeline. The
+gateway hides the clients behind one address, and drops the state of idle connections. With KEEP=1 clients, network,
+broker and agents continue until Ctrl-C. BOOTSTRAP=host:port uses an existing broker, without the gateway. Exit status:
+0 everything was reported, 1 something is missing (the output names it), 3 this machine cannot run the agent.
 """
 
 from __future__ import annotations

@@ -58,12 +58,13 @@ def shell(image: str, script: str, *flags: str) -> str:
     return podman("run", "--rm", "--network=none", "--entrypoint=/bin/bash", *flags, image, "-c", script)
 
 
-def test_the_documented_command_builds_the_agent(agent_image: str) -> None:
-    commands = re.findall(r"^podman build (.+) \.$", GUIDE + (ROOT / "README.md").read_text(), re.MULTILINE)
-    (command,) = set(commands)
-    file, _, tagged = command.replace("--file ", "").partition(" --tag ")
-    podman("build", "--file", ROOT / file, "--tag", tagged, *here(), ROOT)
-    assert image_id(tagged) == image_id(agent_image)
+@pytest.mark.parametrize("target", ["agent", "pipeline"])
+def test_the_documented_command_builds_it(target: str) -> None:
+    commands = set(re.findall(r"^podman build (.+) \.$", GUIDE + (ROOT / "README.md").read_text(), re.MULTILINE))
+    (command,) = (command for command in commands if ("--target pipeline" in command) == (target == "pipeline"))
+    *words, tagged = command.replace("--file ", f"--file {ROOT}/").split()
+    podman("build", *words, tagged, *here(), ROOT)
+    assert image_id(tagged) == image_id(built(target))
 
 
 def image_id(name: str) -> str:

@@ -28,13 +28,10 @@ pytestmark = pytest.mark.root
 
 UNIT = ROOT / "agent/deploy/systemd/kafka-probe.service"
 MACHINE = "localhost/machine"
-((INSTALLATION, REMOVAL),) = re.findall(
-    r"^# Run it as a service\n.*?^```sh\n(.*?)^```.*?^```sh\n(.*?)^```",
-    (ROOT / "docs/guide/service.md").read_text(),
-    re.MULTILINE | re.DOTALL,
-)
-*INSTALL, START = [line.removeprefix("sudo ") for line in INSTALLATION.splitlines()]
-REMOVE = [line.removeprefix("sudo ") for line in REMOVAL.splitlines()]
+GUIDE = (ROOT / "docs/guide/service.md").read_text()
+BLOCKS = re.findall(r"^```sh\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+(*INSTALL, START), OPERATE, UPGRADE, REMOVE = (block.replace("sudo ", "").splitlines() for block in BLOCKS)
+STATUS, JOURNAL, RELOAD, RESTART = OPERATE
 PRODUCED = ("shop", "Produce")
 TO_ATTACH = {Capability.BPF, Capability.PERFMON}
 TO_NAME = {Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH}
@@ -171,9 +168,26 @@ def test_it_cannot_write_but_where_its_spool_and_its_cache_are(machine: Machine)
 
 def test_a_reload_reads_the_settings_again(machine: Machine) -> None:
     before = machine.show("MainPID")
-    machine.run("echo 'requests = \"errors\"' >>/etc/kafka-probe/kafka-probe.toml; systemctl reload kafka-probe")
+    machine.run("echo 'requests = \"errors\"' >>/etc/kafka-probe/kafka-probe.toml")
+    machine.run(RELOAD)
     wait_until(lambda: "Settings reloaded: requests changed" in machine.log(), "the service to read them")
     assert machine.show("MainPID") == before
+
+
+def test_its_status_and_its_log_are_shown(machine: Machine) -> None:
+    assert "active (running)" in machine.run(STATUS)
+    assert "attached by" in machine.run(JOURNAL)
+
+
+def test_an_upgrade_repeats_lines_of_the_installation_and_starts_it_anew(machine: Machine) -> None:
+    before = machine.show("MainPID")
+    *repeated, reload_units, restart = UPGRADE
+    assert set(repeated) <= set(INSTALL)
+    assert restart == RESTART
+    machine.run(reload_units)
+    machine.run(restart)
+    assert machine.show("MainPID") != before
+    machine.wait_attached()
 
 
 def test_it_is_started_again_when_it_is_killed(machine: Machine) -> None:

@@ -178,6 +178,20 @@ def test_a_long_report_is_handed_on_in_parts_and_what_comes_meanwhile_is_of_the_
     assert [event["requests"] for event in fed.events("flow")] == [1, 2]
 
 
+def test_ends_that_are_lost_while_a_report_is_sent_are_not_lost_before_its_interval_ended() -> None:
+    fed = Fed()
+    fed.see(*(opened(conn) for conn in range(4000)))
+    now = time.monotonic_ns()
+    parts = fed.reporter.report(now - SECOND_NS, now, now)
+    next(parts)
+    time.sleep(0.001)
+    lost_us = time.time_ns() // 1000
+    fed.reporter._kernel["ring_full"] = 1  # as the kernel counts
+    deque(parts, maxlen=0)
+    (agent,) = fed.events("agent")
+    assert agent["ts"] < lost_us <= agent["complete_since"]
+
+
 def test_two_reports_at_the_same_time_each_have_their_own_ends() -> None:
     fed = Fed()
     now = time.monotonic_ns()

@@ -58,6 +58,15 @@ def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str
     assert {line.partition("==")[0] for line in lines} == needed("kafka-probe", *extras) - {"kafka-probe"}
 
 
+@pytest.mark.parametrize("document", ["docs/guide/kubernetes.md", "docs/guide/disconnects.md"])
+def test_the_packages_of_an_extra_that_a_guide_installs_are_pinned(document: str) -> None:
+    command = re.compile(r"^\.venv/bin/pip install --constraint (\S+) '\.\[(\w+)\]'$", re.MULTILINE)
+    ((constraints, extra),) = command.findall((ROOT / document).read_text())
+    pinned = {re.split("[=;]", line)[0] for line in (ROOT / constraints).read_text().splitlines()}
+    assert f"extra == '{extra}'" in " ".join(requires("kafka-probe") or ()).replace('"', "'")
+    assert needed("kafka-probe", extra) - {"kafka-probe"} - pinned == set()
+
+
 def needed(name: str, *extras: str, python: str = "3.11") -> set[str]:
     """A package and all that it requires in an image, by what is installed here."""
     found, wanted = {name}, [(name, extras)]

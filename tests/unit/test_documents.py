@@ -74,10 +74,11 @@ def test_every_make_target_that_is_named_exists(path: Path) -> None:
     assert set(re.findall(r"`make ([a-z-]+)", path.read_text())) - targets == set()
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs/explain").glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_source_file_that_is_named_exists(path: Path) -> None:
-    sources = [str(source) for folder in ("agent", "bpf", "pipeline") for source in (ROOT / folder).rglob("*.*")]
-    named = re.findall(r"`([\w/]+\.(?:py|c|h))`", path.read_text())
+    folders = ("agent", "bpf", "pipeline", "scripts", "tests", "vagrant")
+    sources = [str(source) for folder in folders for source in (ROOT / folder).rglob("*.*")]
+    named = re.findall(r"`([\w/]+\.(?:py|c|h|sh))`", path.read_text())
     assert [name for name in named if not any(source.endswith(f"/{name}") for source in sources)] == []
 
 

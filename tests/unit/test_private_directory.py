@@ -102,6 +102,18 @@ def test_a_link_is_followed_only_if_nobody_else_can_exchange_it(tmp_path: Path) 
 
 
 @pytest.mark.root
+def test_every_link_on_the_way_is_one_that_nobody_else_can_exchange(tmp_path: Path) -> None:
+    for name in ("target", "theirs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "theirs" / "hop").symlink_to(tmp_path / "target")
+    (tmp_path / "link").symlink_to("theirs/hop")
+    Spool(tmp_path / "link", MIB).close()
+    os.chown(tmp_path / "theirs", STRANGER, STRANGER)
+    assert f"user {STRANGER} owns {tmp_path}/theirs" in refusal(tmp_path / "link")
+    assert f"user {STRANGER} owns {tmp_path}/theirs" in refusal(tmp_path / "link" / "spool")
+
+
+@pytest.mark.root
 def test_nothing_is_made_where_a_link_of_another_user_leads(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     link = tmp_path / "link"

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import distribution
 from pathlib import Path
@@ -120,6 +121,17 @@ def test_no_tracked_file_names_a_package_registry(tracked: list[Path]) -> None:
 def test_no_binary_is_tracked(tracked: list[Path]) -> None:
     pictures = {".png", ".svg"}
     assert [path for path in tracked if path.suffix not in pictures and b"\0" in path.read_bytes()] == []
+
+
+SAME_MEANING = {"Config", "StartError", "UsageError"}  # classes that both packages have on purpose
+
+
+def test_no_class_name_occurs_twice_in_the_distribution(tracked: list[Path]) -> None:
+    packages = ROOT / "agent" / "kafka_probe", ROOT / "pipeline" / "kafka_probe_pipeline"
+    modules = [path for path in tracked if path.suffix == ".py" and set(packages) & set(path.parents)]
+    nodes = (node for path in modules for node in ast.walk(ast.parse(path.read_text())))
+    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == SAME_MEANING
 
 
 SHARED = ("builders", "lab", "programs")  # each imports from those before it, all other folders from all of them

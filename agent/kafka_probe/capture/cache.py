@@ -32,7 +32,7 @@ class Cache:
         if directory:
             try:
                 self._opened = _open(directory)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # ValueError: a path with a NUL
                 self._note("is not used", error)
 
     def read(self, key: str) -> str | None:
@@ -79,9 +79,9 @@ class Cache:
     def _at(self, name: str, flags: int) -> int:
         return os.open(name, flags, mode=0o600, dir_fd=self._opened)
 
-    def _note(self, what: str, error: OSError | None = None) -> None:
+    def _note(self, what: str, error: OSError | ValueError | None = None) -> None:
         remedy = f"; {error.remedy}" if isinstance(error, NotPrivateError) else ""
-        reason = f": {error.strerror}{remedy}" if error else ""
+        reason = f": {getattr(error, 'strerror', error)}{remedy}" if error else ""
         self.problems.append(f"The cache {self._directory} {what}{reason}.")
 
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import re
 import resource
 import socket
 import struct
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import astuple, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Compiled, Map, compile_programs, origin
 from kafka_probe.capture.link import EVENTS, link
-from kafka_probe.capture.options import Options, Rule, map_contents
+from kafka_probe.capture.options import KernelRule, Options, map_contents
 from kafka_probe.errors import StartError
 
 # Maps whose descriptors the agent needs, besides those of programs and links: see programs.py.
@@ -85,48 +86,66 @@ class Kernel:
         value = self._cache.read(key)
         if value is None:
             value = make()
-            self._cache.write(key, value)
+            if origin(read_btf()) == self._origin:  # else an upgrade has replaced the sources meanwhile
+                self._cache.write(key, value)
         return value
 
 
-def load(backend: str, options: Options, rules: Iterable[Rule], kernel: Kernel) -> Loaded:
+def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Kernel) -> Loaded:
     """Load and attach the programs of a backend.
 
     Raises:
         RefusedError: the kernel refuses a program.
         StartError: the programs cannot be compiled, or a map cannot be created.
     """
-    compiled = kernel.programs(backend, options)
-    created = {number: (name, create_map(name, facts)) for number, (name, facts) in compiled.maps.items()}
-    maps = dict(created.values())
-    for name, place, value in map_contents(rules):
-        bpf.write_map(maps[name], struct.pack("<I", place), value)
-    for cpu, fd in options.perf_buffers.items():
-        bpf.write_map(maps["events"], struct.pack("<I", cpu), struct.pack("<I", fd))
-    descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
-    hooks, functions, ids = BACKENDS[backend], compiled.functions, kernel.type_ids
+    compiled, ids = kernel.programs(backend, options), kernel.type_ids
+    hooks, functions = BACKENDS[backend], compiled.functions
+    with ExitStack() as unless_loaded:
 
-    def load_one(hook: Hook) -> bpf.Program:
-        linked = link(functions[hook.program], functions, descriptors, options.agent_tgid)
-        return load_program(hook, linked, ids)
+        def held(fd: int) -> int:
+            unless_loaded.callback(os.close, fd)
+            return fd
 
-    # The verifier takes most of a start with compiled programs; it checks several programs at the same time.
-    with ThreadPoolExecutor(len(hooks)) as threads:
-        programs = list(threads.map(load_one, hooks))
-    links = [attach(hook, program) for hook, program in zip(hooks, programs, strict=True)]
+        def load_one(hook: Hook) -> bpf.Program:
+            linked = link(functions[hook.program], functions, descriptors, options.agent_tgid)
+            program = load_program(hook, linked, ids)
+            held(program.fd)
+            return program
+
+        created = {n: (name, held(create_map(name, facts, options))) for n, (name, facts) in compiled.maps.items()}
+        maps = dict(created.values())
+        fill_maps(maps, options, rules)
+        descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
+        # The verifier takes most of a start with compiled programs; it checks several programs at the same time.
+        with ThreadPoolExecutor(len(hooks)) as threads:
+            programs = list(threads.map(load_one, hooks))
+        links = [held(attach(hook, program)) for hook, program in zip(hooks, programs, strict=True)]
+        unless_loaded.pop_all()
     instructions = {hook.program: program.instructions for hook, program in zip(hooks, programs, strict=True)}
     return Loaded([maps[name] for name in MAPS], [program.fd for program in programs], links, instructions)
 
 
-def create_map(name: str, facts: Map) -> int:
+def create_map(name: str, facts: Map, options: Options) -> int:
+    # The compiler gives `events` an entry per possible CPU of its own host, which may have had fewer.
+    cpus = max(options.perf_buffers, default=-1) + 1 if name == "events" else 0
     try:
-        return bpf.create_map(name, *astuple(facts))
+        return bpf.create_map(name, *astuple(replace(facts, entries=max(facts.entries, cpus))))
     except OSError as error:
         memory = "; before kernel 5.11 maps are locked memory: raise `ulimit -l`, or set a smaller --ring-size-bytes"
         raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None
 
 
-def load_first(backends: Iterable[str], options: Options, rules: list[Rule], cache: Cache) -> tuple[str, Loaded]:
+def fill_maps(maps: Mapping[str, int], options: Options, rules: Iterable[KernelRule]) -> None:
+    """Write the rules, and the perf buffers if there are any, into the maps by name."""
+    buffers = (("events", cpu, struct.pack("<I", fd)) for cpu, fd in options.perf_buffers.items())
+    for name, index, value in (*map_contents(rules), *buffers):
+        try:
+            bpf.write_map(maps[name], struct.pack("<I", index), value)
+        except OSError as error:
+            raise StartError(f"map {name}, index {index}: {error.strerror}") from None
+
+
+def load_first(backends: Iterable[str], options: Options, rules: list[KernelRule], cache: Cache) -> tuple[str, Loaded]:
     """Return the answer (JSON) and the programs of the first backend that works; StartError if none does."""
     kernel = Kernel(cache)
     refused: dict[str, str] = {}
@@ -157,7 +176,7 @@ def main() -> None:
     given = request["options"]
     buffers = {int(cpu): fd for cpu, fd in given["perf_buffers"].items()}
     options = Options(**{**given, "ports": tuple(given["ports"]), "perf_buffers": buffers})
-    rules = [Rule(**rule) for rule in request["rules"]]
+    rules = [KernelRule(**rule) for rule in request["rules"]]
     cache = Cache(Path(request["cache_dir"]) if request["cache_dir"] else None)
     # Only kernels before 5.11 count maps and programs as locked memory.
     with suppress(ValueError):  # not permitted

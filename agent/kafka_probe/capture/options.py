@@ -17,8 +17,8 @@ _RULE = struct.Struct("<IIIHH")  # struct rule of bpf/maps.h
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """The limits in bytes for copying requests and responses of one API version to user space.
+class KernelRule:
+    """A rule of protocol/copy_rules.py in the form of the kernel's map. Limits are in bytes.
 
     flags: enum rule_flag of bpf/maps.h. request_program, response_program: copy programs of ops of enum op; empty if
     the body is copied unchanged.
@@ -33,7 +33,7 @@ class Rule:
     response_program: tuple[int, ...]
 
 
-def map_contents(rules: Iterable[Rule]) -> Iterator[tuple[str, int, bytes]]:
+def map_contents(rules: Iterable[KernelRule]) -> Iterator[tuple[str, int, bytes]]:
     """Yield the contents of the maps `rules` and `copy_programs` as (map, index, value).
 
     Equal copy programs are written once.

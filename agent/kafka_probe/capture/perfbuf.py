@@ -18,8 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture import bpf
-from kafka_probe.capture.ringbuf import Samples
-from kafka_probe.capture.sample import PERF_SAMPLE
+from kafka_probe.capture.sample import PERF_SAMPLE, Samples
 
 _PAGE = mmap.PAGESIZE
 _LEAST_BYTES = 1 << 16

@@ -26,7 +26,7 @@ import numpy as np
 from kafka_probe.capture import bpf, sample
 from kafka_probe.capture.backends import BACKENDS
 from kafka_probe.capture.btf import VMLINUX
-from kafka_probe.capture.options import Options, Rule
+from kafka_probe.capture.options import KernelRule, Options
 from kafka_probe.capture.perfbuf import PerfBuffers
 from kafka_probe.capture.ringbuf import RingBuffer
 from kafka_probe.errors import StartError
@@ -64,7 +64,7 @@ class Programs:
 
     @classmethod
     def load(
-        cls, backend: str, buffer: str, options: Options, rules: Iterable[Rule], cache_dir: Path | None = None
+        cls, backend: str, buffer: str, options: Options, rules: Iterable[KernelRule], cache_dir: Path | None = None
     ) -> Self:
         """Compile and attach the programs of a backend; auto: of the first that works.
 
@@ -131,7 +131,7 @@ class Programs:
 
 
 def _attach(
-    backend: str, options: Options, rules: Iterable[Rule], cache_dir: Path | None
+    backend: str, options: Options, rules: Iterable[KernelRule], cache_dir: Path | None
 ) -> tuple[dict[str, Any], list[int]]:
     """Run the loader process; return its answer and the descriptors of maps, programs and links.
 
@@ -149,7 +149,8 @@ def _attach(
     with ours, theirs:
         try:
             loader = subprocess.run(
-                [sys.executable, "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
+                # -P: no module is imported from the working directory, which may be another user's.
+                [sys.executable, "-P", "-m", "kafka_probe.capture.loader", str(theirs.fileno())],
                 input=json.dumps(request).encode(),
                 pass_fds=[theirs.fileno(), *options.perf_buffers.values()],
                 capture_output=True,

@@ -9,14 +9,10 @@ from __future__ import annotations
 
 import mmap
 import select
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kafka_probe.capture.sample import SLOT
-
-Samples = npt.NDArray[Any]
+from kafka_probe.capture.sample import SLOT, Samples
 
 _BUSY = np.uint32(1 << 31)
 _DISCARDED = np.uint32(1 << 30)

@@ -106,7 +106,13 @@ CLOSE_DATA = np.dtype(
 )
 
 
-def unpack(sample: npt.NDArray[Any], layout: np.dtype[Any]) -> dict[str, Any]:
+Samples = npt.NDArray[Any]
+"""Any number of samples: an array of SAMPLE."""
+Sample = npt.NDArray[Any]
+"""One element of such an array."""
+
+
+def unpack(sample: Sample, layout: np.dtype[Any]) -> dict[str, Any]:
     """Return the fields of a sample's data as Python values: single NumPy values are slow."""
     return dict(zip(layout.names or (), np.frombuffer(sample["data"].tobytes(), layout, 1).item(), strict=True))
 

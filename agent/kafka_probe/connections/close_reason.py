@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import errno
-from typing import Any
 
-import numpy.typing as npt
-
-from kafka_probe.capture.sample import ALERTS_BYTES, BURST_NS, CLOSE_DATA, unpack
+from kafka_probe.capture.sample import ALERTS_BYTES, BURST_NS, CLOSE_DATA, Sample, unpack
 from kafka_probe.events import CloseFacts
 from kafka_probe.protocol.schemas import apis
-
-Sample = npt.NDArray[Any]
 
 _JUST_NS = 1_000_000_000
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h

@@ -67,7 +67,7 @@ def naming(facts: Facts) -> Naming | None:
     return Naming(role, facts.api_version, complete, _partitions(facts.topics), _partitions(facts.forgotten))
 
 
-Group = tuple[Naming, Frames, npt.NDArray[np.intp]]
+NamedFrames = tuple[Naming, Frames, npt.NDArray[np.intp]]
 """A naming, the frames of its shape, and the indices in them of those of one connection."""
 
 
@@ -120,7 +120,7 @@ class FetchSession:
     def __del__(self) -> None:
         self._place.give_back(self._bytes)
 
-    def see(self, groups: list[Group]) -> None:
+    def see(self, groups: list[NamedFrames]) -> None:
         """Count the frames of one batch, and apply their changes to the session."""
         if all(self._stays(frame) for frame, _, _ in groups):
             for frame, _, members in groups:
@@ -224,7 +224,7 @@ class FetchSession:
         self._place.give_back(size)
 
 
-def _in_order(groups: list[Group]) -> Iterator[Naming]:
+def _in_order(groups: list[NamedFrames]) -> Iterator[Naming]:
     """Yield the naming of each frame, in the order of the frames.
 
     Frames of several samples are in a batch of their own, so only their times compare with those of other frames.

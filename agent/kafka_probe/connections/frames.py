@@ -14,15 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kafka_probe.capture.sample import DATA_BYTES, Flag
+from kafka_probe.capture.sample import DATA_BYTES, Flag, Samples
 from kafka_probe.connections import reassembly
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.protocol.decoder import Readers
 from kafka_probe.protocol.facts import MeasureKind, Shape, Status
 from kafka_probe.protocol.measures import Bytes, Integers
 from kafka_probe.protocol.shapes import Codes, ShapeTable, code_of, decode_code
-
-Samples = npt.NDArray[Any]
 
 LOSSES = {
     **reassembly.LOSSES,

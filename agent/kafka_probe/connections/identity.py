@@ -6,14 +6,9 @@ import ipaddress
 import socket
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-import numpy.typing as npt
-
-from kafka_probe.capture.sample import OPEN_DATA, unpack
+from kafka_probe.capture.sample import OPEN_DATA, Sample, unpack
 from kafka_probe.workloads import Owner
-
-Sample = npt.NDArray[Any]
 
 _SHARED = 1024
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2

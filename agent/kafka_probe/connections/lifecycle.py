@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy.typing as npt
-
+from kafka_probe.capture.sample import Sample
 from kafka_probe.connections.close_reason import closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.connections.pending_closes import PendingClose
 from kafka_probe.events import CloseEvent, Nat, OpenEvent, ResetEvent, WallClock
-
-Sample = npt.NDArray[Any]
 
 
 def open_event(connection: Connection, nat: Nat | None, clock: WallClock) -> OpenEvent:

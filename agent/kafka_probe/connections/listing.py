@@ -44,7 +44,8 @@ class Listing:
         of = [] if netns is None else [str(netns)]
         wanted = [str(most), ",".join(map(str, ports)), side, str(agent_tgid), *of]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "kafka_probe.connections.listing_program", *wanted],
+            # -P: no module is imported from the working directory, which may be another user's.
+            [sys.executable, "-P", "-m", "kafka_probe.connections.listing_program", *wanted],
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._errors,

@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kafka_probe.capture.sample import SAMPLE, Flag
+from kafka_probe.capture.sample import SAMPLE, Flag, Sample
 from kafka_probe.connections.close_reason import closing_ns
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
-
-Sample = npt.NDArray[Any]
 
 SETTLED_NS = 1_000_000_000
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses

@@ -12,14 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind
+from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind, Samples
 from kafka_probe.memory import DEFAULT
-
-Samples = npt.NDArray[Any]
-Integers = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
+from kafka_probe.protocol.measures import Bytes, Integers
 
 LOSSES = {
     "frame_incomplete": "frames of which a sample was lost; not counted: see ring_full",

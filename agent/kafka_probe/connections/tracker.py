@@ -8,11 +8,8 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
-from typing import Any
 
-import numpy.typing as npt
-
-from kafka_probe.capture.sample import Protocol, SampleKind
+from kafka_probe.capture.sample import Protocol, Sample, SampleKind
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
@@ -28,8 +25,6 @@ from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
-
-Sample = npt.NDArray[Any]
 
 LOSSES = {
     **conntrack.LOSSES,

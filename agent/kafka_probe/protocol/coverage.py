@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
-from kafka_probe.protocol.plan import Step, plan_for
+from kafka_probe.protocol.plan import PlanStep, plan_for
 from kafka_probe.protocol.roles import Part
 from kafka_probe.protocol.schemas import Api, apis
 
@@ -64,7 +64,7 @@ def _facts(api: Api, *, response: bool) -> list[str]:
     return [f"{role.value} ({_OF_RECORDS})" if role is Part.RECORDS else role.value for role in roles]
 
 
-def _roles(steps: list[Step]) -> Iterator[Part | Fact | MeasureKind]:
+def _roles(steps: list[PlanStep]) -> Iterator[Part | Fact | MeasureKind]:
     for step in steps:
         if step.role is not None:
             # The table shows a list of topic names and the name inside a topic as the same fact.

@@ -31,7 +31,7 @@ class Form(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlanStep:
     """One field. `size` is its width (FIXED) or the width of its length (0: compact), in bytes.
 
     `opens` contains the scopes that a struct opens; `inner` contains the fields of a struct, the one step for all
@@ -45,7 +45,7 @@ class Step:
     role: Role | None = None
     scope: Scope = Scope.FRAME
     opens: tuple[Scope, ...] = ()
-    inner: tuple[Step, ...] = ()
+    inner: tuple[PlanStep, ...] = ()
     tag: int | None = None
 
 
@@ -53,7 +53,7 @@ class Step:
 class Plan:
     """The steps of a frame, and its status after the last one."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[PlanStep, ...]
     done: Status
 
     def only(self, kinds: Collection[MeasureKind]) -> Plan:
@@ -64,13 +64,13 @@ class Plan:
 _LENGTH_WIDTHS = {"string": 2, "bytes": 4, "records": 4, "[]": 4}
 
 # Flexible headers do not encode the client id compactly, so that any broker can read any ApiVersions request.
-_CLIENT_ID = Step("ClientId", Form.STRING, 2, role=Fact.CLIENT_ID)
-_TAGS = Step("TaggedFields", Form.TAGS)
+_CLIENT_ID = PlanStep("ClientId", Form.STRING, 2, role=Fact.CLIENT_ID)
+_TAGS = PlanStep("TaggedFields", Form.TAGS)
 _CONTROLLED_SHUTDOWN_0 = (ApiKey.CONTROLLED_SHUTDOWN, 0)  # the only request whose header has no client id
 _UNSUPPORTED_VERSION = b"\x00\x23"
 
 
-_ERROR = Step("ErrorCode", Form.FIXED, 2, role=Part.ERROR)
+_ERROR = PlanStep("ErrorCode", Form.FIXED, 2, role=Part.ERROR)
 
 
 def answered_version(api_key: int, api_version: int, data: bytes) -> int:
@@ -101,7 +101,7 @@ def full_plan(response: bool, api: Api, api_version: int) -> Plan:
     return Plan(_until_last_role(_header(response, api, api_version) + body), Status.COMPLETE)
 
 
-def _header(response: bool, api: Api, api_version: int) -> tuple[Step, ...]:
+def _header(response: bool, api: Api, api_version: int) -> tuple[PlanStep, ...]:
     if response:
         return (_TAGS,) if api.flexible_response_header(api_version) else ()
     if (api.key, api_version) == _CONTROLLED_SHUTDOWN_0:
@@ -119,39 +119,41 @@ class _Within:
     scope: Scope = Scope.FRAME
 
 
-def _steps(fields: tuple[SchemaField, ...], within: _Within) -> tuple[Step, ...]:
+def _steps(fields: tuple[SchemaField, ...], within: _Within) -> tuple[PlanStep, ...]:
     present = [field for field in fields if _holds(field.versions, within.version)]
     tagged = [field for field in present if _holds(field.tagged, within.version)]
     steps = tuple(_step(field, within) for field in present if field not in tagged)
     if not within.flexible:
         return steps
-    return (*steps, Step("TaggedFields", Form.TAGS, inner=tuple(_step(field, within) for field in tagged)))
+    return (*steps, PlanStep("TaggedFields", Form.TAGS, inner=tuple(_step(field, within) for field in tagged)))
 
 
-def _step(field: SchemaField, within: _Within) -> Step:
+def _step(field: SchemaField, within: _Within) -> PlanStep:
     kind = field.type.removeprefix("[]")
     nullable = _holds(field.nullable, within.version)
     tag = field.tag if _holds(field.tagged, within.version) else None
     if field.type.startswith("[]"):
         element = _plain(kind, field, within)
-        return Step(field.name, Form.ARRAY, 0 if within.flexible else _LENGTH_WIDTHS["[]"], inner=(element,), tag=tag)
+        return PlanStep(
+            field.name, Form.ARRAY, 0 if within.flexible else _LENGTH_WIDTHS["[]"], inner=(element,), tag=tag
+        )
     if kind == "struct" and nullable:
-        return Step(field.name, Form.NULLABLE_STRUCT, 1, inner=(_plain(kind, field, within),), tag=tag)
+        return PlanStep(field.name, Form.NULLABLE_STRUCT, 1, inner=(_plain(kind, field, within),), tag=tag)
     return _plain(kind, field, within, tag)
 
 
-def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = None) -> Step:
+def _plain(kind: str, field: SchemaField, within: _Within, tag: int | None = None) -> PlanStep:
     if kind == "struct":
         members = frozenset(member.name for member in field.fields if _holds(member.versions, within.version))
         opens = scopes_inside(field.name, members, within.scope)
         scope = opens[-1] if opens else within.scope
         inner = _steps(field.fields, _Within(within.version, within.flexible, field.name, scope))
-        return Step(field.name, Form.STRUCT, opens=opens, inner=inner, tag=tag)
+        return PlanStep(field.name, Form.STRUCT, opens=opens, inner=inner, tag=tag)
     role = role_of(field.name, within.parent, within.scope)
     if kind in WIDTHS:
-        return Step(field.name, Form.FIXED, WIDTHS[kind], not kind.startswith("u"), role, within.scope, tag=tag)
+        return PlanStep(field.name, Form.FIXED, WIDTHS[kind], not kind.startswith("u"), role, within.scope, tag=tag)
     form = Form.RECORDS if kind == "records" else Form.STRING
-    return Step(
+    return PlanStep(
         field.name, form, 0 if within.flexible else _LENGTH_WIDTHS[kind], role=role, scope=within.scope, tag=tag
     )
 
@@ -160,16 +162,16 @@ def _holds(versions: tuple[int, int] | None, version: int) -> bool:
     return versions is not None and versions[0] <= version <= versions[1]
 
 
-def _only(kinds: Collection[MeasureKind], step: Step) -> Step:
+def _only(kinds: Collection[MeasureKind], step: PlanStep) -> PlanStep:
     wanted = not isinstance(step.role, MeasureKind) or step.role in kinds
     inner = tuple(_only(kinds, each) for each in step.inner)
     return replace(step, role=step.role if wanted else None, inner=inner)
 
 
-def _until_last_role(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+def _until_last_role(steps: tuple[PlanStep, ...]) -> tuple[PlanStep, ...]:
     end = max((index for index, step in enumerate(steps, 1) if _has_role(step)), default=0)
     return steps[:end]
 
 
-def _has_role(step: Step) -> bool:
+def _has_role(step: PlanStep) -> bool:
     return step.role is not None or any(map(_has_role, step.inner))

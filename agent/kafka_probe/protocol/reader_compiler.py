@@ -30,7 +30,7 @@ from kafka_probe.protocol.facts import (
     TopicFacts,
     cut,
 )
-from kafka_probe.protocol.plan import Form, Step
+from kafka_probe.protocol.plan import Form, PlanStep
 from kafka_probe.protocol.roles import Part, Scope
 
 
@@ -58,7 +58,7 @@ class Position(NamedTuple):
 Reader = Callable[[bytes, int], tuple[int, Position | None, bool, Contents, list[Located], list[Skipped]]]
 
 
-def compiled(steps: tuple[Step, ...], kinds: Collection[MeasureKind] = frozenset(MeasureKind)) -> Reader:
+def compiled(steps: tuple[PlanStep, ...], kinds: Collection[MeasureKind] = frozenset(MeasureKind)) -> Reader:
     """Return the reader for a plan's steps; from record sets it reads RECORD_BYTES and measures of these kinds."""
     writer = _Writer(kinds)
     writer.steps(steps)
@@ -119,7 +119,7 @@ class _Writer:
         self._depth = 2
         self._error_waits = False  # True between an error code and the partition index behind it
 
-    def steps(self, steps: Sequence[Step]) -> None:
+    def steps(self, steps: Sequence[PlanStep]) -> None:
         for skipped, run in groupby(steps, lambda step: step.form is Form.FIXED and step.role is None):
             if skipped:
                 self._skip(*[(step.name, step.size) for step in run])
@@ -128,7 +128,7 @@ class _Writer:
                 with self._inside(step.name):
                     _WRITERS[step.form](self, step)
 
-    def fixed(self, step: Step) -> None:
+    def fixed(self, step: PlanStep) -> None:
         match step.role:
             case MeasureKind.SESSION_EPOCH:
                 self._session_epoch()
@@ -152,7 +152,7 @@ class _Writer:
                 self._number("n", step)
                 self._line(f"values.append((F_{step.role.name}, n))")
 
-    def string(self, step: Step) -> None:
+    def string(self, step: PlanStep) -> None:
         self._length(step.size)
         text = f"kept(data[at : at + (n if n < {TEXT_CHARACTERS} else {TEXT_CHARACTERS})])"
         match step.role:
@@ -170,7 +170,7 @@ class _Writer:
             self._line(use)
             self._line("at += n")
 
-    def records(self, step: Step) -> None:
+    def records(self, step: PlanStep) -> None:
         self._line("start = at")
         self._length(step.size)
         with self._block("if n > 0:"):
@@ -196,7 +196,7 @@ class _Writer:
     def _of_stub(self, fields: dict[MeasureKind, str]) -> tuple[tuple[MeasureKind, int, int], ...]:
         return tuple((kind, *wire.STUB_FIELDS[name]) for kind, name in fields.items() if kind in self._kinds)
 
-    def array(self, step: Step) -> None:
+    def array(self, step: PlanStep) -> None:
         (element,) = step.inner
         self._length(step.size)
         if element.form is Form.FIXED and element.role is None:
@@ -209,7 +209,7 @@ class _Writer:
             self._line(f"{remaining} -= 1")
             _WRITERS[element.form](self, element)
 
-    def struct(self, step: Step) -> None:
+    def struct(self, step: PlanStep) -> None:
         if Scope.TOPIC in step.opens:
             self._line(f"into = topics; {_BEGIN_TOPIC}; t += 1")
         elif Scope.FORGOTTEN in step.opens:
@@ -222,12 +222,12 @@ class _Writer:
         if Scope.TOPIC in step.opens or Scope.FORGOTTEN in step.opens:
             self._line(_END_TOPIC)
 
-    def nullable_struct(self, step: Step) -> None:
+    def nullable_struct(self, step: PlanStep) -> None:
         self._line("n = data[at]; at += 1")
         with self._block("if n < 128:"):
             self.struct(step.inner[0])
 
-    def tags(self, step: Step) -> None:
+    def tags(self, step: PlanStep) -> None:
         if not step.inner:
             self._line("if data[at]: at = skip_tags(data, at, skipped)")
             self._line("else: at += 1")
@@ -286,14 +286,14 @@ class _Writer:
             self._line(f"n, = int_{_CODES[size, True]}(data, at); at += {size}")
             self._line("if n < -1: raise ValueError")
 
-    def _number(self, name: str, step: Step) -> None:
+    def _number(self, name: str, step: PlanStep) -> None:
         self._line(f"{name}, = int_{_CODES[step.size, step.signed]}(data, at); at += {step.size}")
 
     def _uuid(self) -> None:
         self._line("if at + 16 > end: raise IndexError")
         self._line("raw = data[at : at + 16]; at += 16")
 
-    def _error(self, step: Step) -> None:
+    def _error(self, step: PlanStep) -> None:
         self._number("n", step)
         match step.scope:
             case Scope.FRAME:
@@ -304,7 +304,7 @@ class _Writer:
                 partition = "p" if scope is Scope.PARTITION else "-1"
                 self._line(f"if n: errors.append(n); topic_errors.append(({partition}, n))")
 
-    def _measure(self, step: Step, kind: MeasureKind) -> None:
+    def _measure(self, step: PlanStep, kind: MeasureKind) -> None:
         topic, partition = ("t", "p") if step.scope is Scope.PARTITION else ("-1", "-1")
         self._line(f"if at + {step.size} > end: raise IndexError", decides=False)
         block = self._constant(Block(kind, Encoding.SIGNED))
@@ -322,7 +322,7 @@ class _Writer:
         self._line("at += 4")
 
 
-_WRITERS: dict[Form, Callable[[_Writer, Step], None]] = {
+_WRITERS: dict[Form, Callable[[_Writer, PlanStep], None]] = {
     Form.FIXED: _Writer.fixed,
     Form.STRING: _Writer.string,
     Form.RECORDS: _Writer.records,

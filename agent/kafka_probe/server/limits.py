@@ -45,8 +45,10 @@ class PacedSelector(EpollSelector):
     def uncounted(self) -> Iterator[None]:
         """Leave the CPU time of the block out of the clients' share. For the loop's thread only."""
         self._account()
-        yield
-        self.cpu_s = time.thread_time()
+        try:
+            yield
+        finally:
+            self.cpu_s = time.thread_time()
 
     def _account(self) -> float:
         cpu_s, now_s = time.thread_time(), time.monotonic()

@@ -16,10 +16,10 @@ from kafka_probe.server.view import View
 
 PREFIX = "kafka_probe_"
 
-Samples = Iterable[tuple[Labels, Any]]
+MetricSamples = Iterable[tuple[Labels, Any]]
 """Pairs of label values and a value: a number, or a Histogram for a metric of that kind."""
 
-Rows = Callable[[Traffic], Samples]
+Rows = Callable[[Traffic], MetricSamples]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Metric:
     kind: Literal["counter", "gauge", "histogram"]
     labels: tuple[str, ...]
     doc: str
-    read: Callable[[View], Samples]
+    read: Callable[[View], MetricSamples]
 
 
 def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, str]) -> Iterator[Metric]:
@@ -38,69 +38,69 @@ def sums(prefix: str, labels: tuple[str, ...], rows: Rows, fields: Mapping[str, 
     for name, doc in fields.items():
         yield Metric(f"{prefix}{name}_total", "counter", labels, doc, each(rows, name))
 
-    def errors(view: View) -> Samples:
+    def errors(view: View) -> MetricSamples:
         return (((*labels, name), n) for labels, row in rows(view.traffic) for name, n in row.errors.items())
 
     doc = "errors in responses by Kafka's name, over all levels of the responses"
     yield Metric(f"{prefix}errors_total", "counter", (*labels, "error"), doc, errors)
 
 
-def each(rows: Rows, name: str, per: int = 1) -> Callable[[View], Samples]:
+def each(rows: Rows, name: str, per: int = 1) -> Callable[[View], MetricSamples]:
     """Return a function that reads one field of the rows. per: units of the field per unit of the metric."""
     return lambda view: ((labels, getattr(row, name) / per) for labels, row in rows(view.traffic))
 
 
-def histogram(name: str) -> Callable[[View], Samples]:
+def histogram(name: str) -> Callable[[View], MetricSamples]:
     """Return a function that reads a histogram of each workload and API, without empty ones."""
 
-    def read(view: View) -> Samples:
+    def read(view: View) -> MetricSamples:
         found = ((labels, getattr(row, name)) for labels, row in view.traffic.workloads)
         return ((labels, histogram) for labels, histogram in found if any(histogram.counts))
 
     return read
 
 
-def reported(name: str, per: int = 1) -> Callable[[View], Samples]:
+def reported(name: str, per: int = 1) -> Callable[[View], MetricSamples]:
     """Return a function that reads a number of the last `agent` event; a null gives no sample."""
 
-    def read(view: View) -> Samples:
+    def read(view: View) -> MetricSamples:
         value = view.traffic.agent.get(name)
         return () if value is None else [((), value / per)]
 
     return read
 
 
-def counted(name: str) -> Callable[[View], Samples]:
+def counted(name: str) -> Callable[[View], MetricSamples]:
     """Return a function that reads a counter of the last `agent` event; a counter absent there gives no sample."""
 
-    def read(view: View) -> Samples:
+    def read(view: View) -> MetricSamples:
         counters = view.traffic.agent.get("counters", {})
         return [((), counters[name])] if name in counters else ()
 
     return read
 
 
-def build(view: View) -> Samples:
+def build(view: View) -> MetricSamples:
     agent = view.traffic.agent
     return (
         [((agent["version"], platform.python_version(), agent["kernel"], agent["backend"] or ""), 1)] if agent else ()
     )
 
 
-def label_sets(view: View) -> Samples:
+def label_sets(view: View) -> MetricSamples:
     tables = {name: getattr(view.traffic, name) for name in ("workloads", "topics", "closes")}
     return (((name,), len(table)) for name, table in tables.items())
 
 
-def apis(traffic: Traffic) -> Samples:
+def apis(traffic: Traffic) -> MetricSamples:
     return traffic.apis.items()
 
 
-def workloads(traffic: Traffic) -> Samples:
+def workloads(traffic: Traffic) -> MetricSamples:
     return traffic.workloads
 
 
-def topics(traffic: Traffic) -> Samples:
+def topics(traffic: Traffic) -> MetricSamples:
     return traffic.topics
 
 

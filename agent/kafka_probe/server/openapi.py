@@ -17,7 +17,7 @@ SCALARS: dict[Scalar, str] = {"string": "string", "long": "integer", "boolean": 
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
+class TextPage:
     """A path whose response is text.
 
     failing: the status may be 503, with the reason as text; open: the path needs neither token nor certificate.
@@ -30,9 +30,9 @@ class Text:
 
 
 TEXTS = (
-    Text("/healthz", "Check that the capture loop runs.", failing=True, open=True),
-    Text("/readyz", "Check that the agent is attached and its sink takes events.", failing=True, open=True),
-    Text("/metrics", "Return the metrics in the format of Prometheus."),
+    TextPage("/healthz", "Check that the capture loop runs.", failing=True, open=True),
+    TextPage("/readyz", "Check that the agent is attached and its sink takes events.", failing=True, open=True),
+    TextPage("/metrics", "Return the metrics in the format of Prometheus."),
 )
 OPEN = frozenset(text.path for text in TEXTS if text.open)
 """Paths that need neither token nor certificate, because their responses contain nothing about the traffic."""
@@ -50,7 +50,7 @@ def document(*, token: bool) -> Schema:
     }
 
 
-def _text(text: Text, guarded: bool) -> Schema:
+def _text(text: TextPage, guarded: bool) -> Schema:
     words = {"content": {"text/plain": {"schema": {"type": "string"}}}}
     failing = {"503": {"description": "no; the text is the reason", **words}} if text.failing else {}
     return _get(text.doc, {"200": {"description": "yes", **words}, **failing}, guarded)

@@ -28,7 +28,7 @@ FILTERS = 100
 PAGE_BYTES = 1 << 20
 """Most bytes of the rows in a page; a page contains one row in any case."""
 
-Row = Mapping[str, Any]
+JsonRow = Mapping[str, Any]
 
 
 class BadQueryError(Exception):
@@ -43,7 +43,7 @@ class Resource:
     doc: str
     fields: tuple[Field, ...]
     items: Callable[[View], Sequence[Any]]
-    row: Callable[[Any], Row]
+    row: Callable[[Any], JsonRow]
     is_own: Callable[[Any], bool] = lambda _: False
     """Test for kafka-probe's own items, which are left out unless the request contains `internal=true`."""
 
@@ -69,10 +69,10 @@ class Query:
     offset: int = 0
     internal: bool = False
 
-    def fits(self, row: Row) -> bool:
+    def fits(self, row: JsonRow) -> bool:
         return all(any(value in given for value in _values(row, path)) for path, given in self.wanted.items())
 
-    def sort_key(self, row: Row) -> tuple[bool, Any]:
+    def sort_key(self, row: JsonRow) -> tuple[bool, Any]:
         """Return the sort key of a row. Rows without a value come last in both directions."""
         value = next(_values(row, self.sort or ()), None)
         return (value is None) != self.descending, value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -16,10 +15,11 @@ from kafka_probe.events import (
     FlowTopic,
     ListOf,
     Struct,
+    WallClock,
     fields_of,
 )
 from kafka_probe.server.client_table import ClientEntry, ClientKey
-from kafka_probe.server.query import Resource, Row
+from kafka_probe.server.query import JsonRow, Resource
 from kafka_probe.server.traffic import Labels, Named
 from kafka_probe.server.view import View
 
@@ -29,14 +29,13 @@ def _named(fields: Iterable[Field], *names: str) -> tuple[Field, ...]:
     return tuple(by_name[name] for name in names)
 
 
-def _connection(connection: Connection) -> Row:
-    opened_ns = connection.opened_ns + time.time_ns() - time.monotonic_ns()
+def _connection(connection: Connection) -> JsonRow:
     identity = connection.identity
     more = {"found": connection.found, "handshake_us": identity.handshake_us, "cookie": identity.cookie}
-    return {"since": opened_ns // 1000, **connection.facts(), **more}
+    return {"since": WallClock.now().epoch_us(connection.opened_ns), **connection.facts(), **more}
 
 
-def _client(item: tuple[ClientKey, ClientEntry]) -> Row:
+def _client(item: tuple[ClientKey, ClientEntry]) -> JsonRow:
     key, client = item
     return {
         "since": client.since,
@@ -63,7 +62,7 @@ def _topics(view: View) -> Sequence[tuple[Labels, list[tuple[Labels, Named]]]]:
     return list(found.items())
 
 
-def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> Row:
+def _topic(item: tuple[Labels, list[tuple[Labels, Named]]]) -> JsonRow:
     (side, topic, api), used = item
     rows = [named for _, named in used]
     return {

@@ -120,9 +120,12 @@ class Server:
         if self._waiting and sum(self._waiting) + size > SERVER_WAITING_BYTES:
             self._losses["server_behind"] += len(events)
         elif self._running:
-            with suppress(RuntimeError):  # the loop has ended, which `_run` has logged; the capture goes on
-                self._waiting.append(size)
+            self._waiting.append(size)
+            try:
                 self._running.loop.call_soon_threadsafe(self._add, self._running.view, events)
+            except RuntimeError:  # the loop has ended, which `_run` has logged; the capture goes on
+                self._waiting.pop()
+                self._losses["server_behind"] += len(events)
 
     def losses(self) -> Mapping[str, int]:
         return self._losses
@@ -149,9 +152,11 @@ class Server:
         self._socket.close()
 
     def _add(self, view: View, events: Sequence[Event]) -> None:
-        with self._pace.uncounted():
-            view.add(events)
-        self._waiting.popleft()
+        try:
+            with self._pace.uncounted():
+                view.add(events)
+        finally:
+            self._waiting.popleft()
 
     def _run(self, server: _Uvicorn, loop: asyncio.AbstractEventLoop) -> None:
         try:

@@ -33,7 +33,7 @@ ENDS = tuple(
 BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 Labels = tuple[str, ...]
-Row = TypeVar("Row")
+LabelRow = TypeVar("LabelRow")
 
 
 class OwnerLabels(NamedTuple):
@@ -140,17 +140,17 @@ def _count_errors(names: Counter[str], codes: Mapping[str, int]) -> None:
         names[ERROR_NAMES.get(int(code), "unknown")] += count
 
 
-class Table(Generic[Row]):
+class LabelTable(Generic[LabelRow]):
     """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER."""
 
-    def __init__(self, make: Callable[[], Row], limit: int) -> None:
+    def __init__(self, make: Callable[[], LabelRow], limit: int) -> None:
         self._make = make
         self._limit = limit
         self._size = 0
-        self._rows: dict[OwnerLabels, dict[Labels, Row]] = {}
-        self._others: dict[Labels, Row] = defaultdict(make)
+        self._rows: dict[OwnerLabels, dict[Labels, LabelRow]] = {}
+        self._others: dict[Labels, LabelRow] = defaultdict(make)
 
-    def row(self, owner: OwnerLabels, labels: Labels, others: Labels) -> Row:
+    def row(self, owner: OwnerLabels, labels: Labels, others: Labels) -> LabelRow:
         """Return the row of the labels; if the table is full, that of the workload OTHER with the labels `others`."""
         rows = self._rows.get(owner)
         if rows and (row := rows.get(labels)):
@@ -166,7 +166,7 @@ class Table(Generic[Row]):
     def forget(self, owner: OwnerLabels) -> None:
         self._size -= len(self._rows.pop(owner, ()))
 
-    def keep(self, wanted: Callable[[Row], bool]) -> None:
+    def keep(self, wanted: Callable[[LabelRow], bool]) -> None:
         """Drop all rows that are not wanted, except those of OTHER."""
         for owner, rows in list(self._rows.items()):
             kept = {labels: row for labels, row in rows.items() if wanted(row)}
@@ -184,7 +184,7 @@ class Table(Generic[Row]):
     def __len__(self) -> int:
         return self._size
 
-    def __iter__(self) -> Iterator[tuple[Labels, Row]]:
+    def __iter__(self) -> Iterator[tuple[Labels, LabelRow]]:
         for owner, rows in self._rows.items():
             yield from (((*owner, *labels), row) for labels, row in rows.items())
         yield from self._others.items()
@@ -198,9 +198,9 @@ class Traffic:
         self.limit = limit
         self.agent: Mapping[str, Any] = {}
         self.apis: dict[Labels, Exchanged] = {}  # by side and API
-        self.workloads = Table(Timed, limit)  # by workload and API
-        self.topics = Table(Named, limit)  # by workload, API and topic
-        self.closes = Table(CloseTotals, limit)  # by workload, `how` and `closed_by`
+        self.workloads = LabelTable(Timed, limit)  # by workload and API
+        self.topics = LabelTable(Named, limit)  # by workload, API and topic
+        self.closes = LabelTable(CloseTotals, limit)  # by workload, `how` and `closed_by`
         # From 0: if a counter's first sample is its first increase, Prometheus does not see that increase.
         self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
@@ -271,7 +271,7 @@ class Traffic:
                     self.resets += count
 
     def _forget_ended(self, there: AbstractSet[OwnerLabels]) -> None:
-        tables: Iterable[Table[Any]] = (self.workloads, self.topics, self.closes)
+        tables: Iterable[LabelTable[Any]] = (self.workloads, self.topics, self.closes)
         absent = set[OwnerLabels]().union(*(table.owners for table in tables)) - there
         self._absent = {owner: self._absent.get(owner, self._passed_us) for owner in absent}
         for owner, since_us in self._absent.items():

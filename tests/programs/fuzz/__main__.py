@@ -18,7 +18,7 @@ import atheris
 with atheris.instrument_imports(include=["kafka_probe.protocol"]):
     from kafka_probe.protocol import decoder
     from kafka_probe.protocol.facts import MeasureKind, Shape, measure_values
-    from kafka_probe.protocol.plan import Step
+    from kafka_probe.protocol.plan import PlanStep
     from kafka_probe.protocol.reader_compiler import Reader, compiled
 
 from tests.builders.recordings import exchanges, names, read
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 @cache
-def instrumented(steps: tuple[Step, ...], kinds: frozenset[MeasureKind]) -> Reader:
+def instrumented(steps: tuple[PlanStep, ...], kinds: frozenset[MeasureKind]) -> Reader:
     """Return a plan's reader that reports its branches to the fuzzer."""
     reader: Reader = atheris.instrument_func(compiled(steps, kinds))
     return reader

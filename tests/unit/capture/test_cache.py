@@ -259,11 +259,22 @@ def test_a_full_disk_leaves_the_old_value_and_no_part_of_the_new(
     assert cache.read(KEY) == VALUE
 
 
-def test_a_directory_that_cannot_be_made_is_a_problem_and_no_failure() -> None:
-    cache = Cache(Path("/proc/kafka-probe/cache"))
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("/proc/kafka-probe/cache", "No such file or directory"),
+        ("loop", "Too many levels of symbolic links"),
+        ("a\0b", "embedded null byte"),
+    ],
+    ids=ascii,
+)
+def test_a_directory_that_cannot_be_made_is_a_problem_and_no_failure(tmp_path: Path, name: str, reason: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    directory = tmp_path / name
+    cache = Cache(directory)
     cache.write(KEY, VALUE)
     assert cache.read(KEY) is None
-    assert cache.problems == ["The cache /proc/kafka-probe/cache is not used: No such file or directory."]
+    assert cache.problems == [f"The cache {directory} is not used: {reason}."]
 
 
 def test_another_setting_has_other_programs_but_not_another_start() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from contextlib import closing
@@ -10,14 +11,18 @@ from pathlib import Path
 
 import pytest
 
+import kafka_probe
 from kafka_probe.capture import programs as programs_module
+from kafka_probe.capture.backends import RefusedError
 from kafka_probe.capture.btf import Btf, read_btf
 from kafka_probe.capture.cache import Cache, key_of
 from kafka_probe.capture.compiler import Map, compile_programs, origin
-from kafka_probe.capture.loader import create_map
+from kafka_probe.capture.loader import Kernel, create_map, load
 from kafka_probe.capture.options import Options
 from kafka_probe.capture.programs import ORDER, Programs
+from kafka_probe.connections.listing import Listing
 from kafka_probe.errors import StartError
+from tests.lab.processes import wait_until
 
 pytestmark = pytest.mark.root
 
@@ -53,7 +58,39 @@ def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(cache
 )
 def test_a_map_that_the_kernel_refuses_is_named_with_what_to_do(entries: int, said: str) -> None:
     with pytest.raises(StartError, match=re.escape(said)):
-        create_map("rules", Map(ARRAY, key_bytes=4, value_bytes=76, entries=entries, flags=0))
+        create_map("rules", Map(ARRAY, key_bytes=4, value_bytes=76, entries=entries, flags=0), OPTIONS)
+
+
+def test_programs_that_were_compiled_where_there_were_fewer_cpus_fit_this_host(tmp_path: Path) -> None:
+    with_buffers = replace(OPTIONS, perf_buffers={0: 0})  # that there are any is all that the compiler asks
+    compiled = compile_programs("tracepoint", with_buffers, Btf())
+    maps = {
+        number: (name, replace(facts, entries=1) if name == "events" else facts)
+        for number, (name, facts) in compiled.maps.items()
+    }
+    key = key_of(origin(read_btf()), "tracepoint", with_buffers.compiled_in())
+    Cache(tmp_path).write(key, replace(compiled, maps=maps).to_json())
+    with closing(Programs.load("tracepoint", "perf", OPTIONS, [], tmp_path)) as programs:
+        assert programs.backend == "tracepoint"
+
+
+def test_a_backend_that_fails_keeps_nothing_in_the_kernel(cache_dir: Path) -> None:
+    kernel, before = Kernel(Cache(cache_dir)), os.listdir("/proc/self/fd")
+    with pytest.raises(RefusedError, match="R0 !read_ok"):
+        load("tracepoint", OPTIONS, [], kernel)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_no_module_is_imported_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("resource", "tempfile", "ctypes", "struct"):
+        (tmp_path / f"{module}.py").write_text("from pathlib import Path; Path('planted').touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(kafka_probe.__file__).parents[1]))
+    with pytest.raises(StartError), closing(Programs.load("none", "ring", OPTIONS, [])):
+        pass
+    with closing(Listing((9,), "both", Path("/proc/self/ns/net"), 0)) as listing:
+        wait_until(lambda: listing.take(1) is not None, "the list")
+    assert not (tmp_path / "planted").exists()
 
 
 def test_a_start_with_compiled_programs_in_the_cache_maps_no_bcc(

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kafka_probe.capture.sample import SAMPLE
-from kafka_probe.connections.fetch_sessions import FetchSession, Group, naming
+from kafka_probe.connections.fetch_sessions import FetchSession, NamedFrames, naming
 from kafka_probe.connections.frames import Frames
 from kafka_probe.memory import MIB
 from kafka_probe.peer_limits import SharedBudget
@@ -39,7 +39,7 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
     return tuple(TopicFacts(name, None, partitions, ()) for name, partitions in (named or {}).items())
 
 
-def grouped(batch: list[Facts], now: int = 0) -> list[Group]:
+def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
     """Frames of equal facts are one group, as shapes are."""
     records = np.zeros(len(batch), SAMPLE)
     # A clock that cannot tell one from the next.

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import Fact, Facts, MeasureKind, SetStatus, Status, TopicFacts, measure_values
-from kafka_probe.protocol.plan import Form, Step, full_plan
+from kafka_probe.protocol.plan import Form, PlanStep, full_plan
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.messages import CASES, CLIENT_ID, TOPIC, TOPIC_ID, Case, case
 from tests.builders.trees import Records, generated, message_of
@@ -53,7 +53,7 @@ def test_a_frame_is_complete_once_its_facts_are() -> None:
 
 
 def test_every_element_of_an_array_takes_bytes() -> None:
-    def narrow(step: Step) -> bool:
+    def narrow(step: PlanStep) -> bool:
         empty = step.form is Form.STRUCT and not step.inner
         return empty or any(map(narrow, step.inner))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kafka_probe.protocol.plan import Form, Step, full_plan
+from kafka_probe.protocol.plan import Form, PlanStep, full_plan
 from kafka_probe.protocol.schemas import Api, SchemaField, apis, fields_of
 
 # The names of what we report, as Kafka writes them.
@@ -52,7 +52,7 @@ def named(fields: tuple[SchemaField, ...], version: int, path: str = "") -> Iter
             yield from named(field.fields, version, f"{path}{field.name}.")
 
 
-def kept(steps: tuple[Step, ...], path: str = "") -> Iterator[tuple[str, object]]:
+def kept(steps: tuple[PlanStep, ...], path: str = "") -> Iterator[tuple[str, object]]:
     for step in steps:
         inner = step.inner
         here = f"{path}{step.name}"

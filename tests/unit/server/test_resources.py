@@ -14,7 +14,7 @@ from jsonschema import Draft202012Validator
 from kafka_probe.events import INTERNAL_CLIENT, Field
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.server import openapi
-from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, Resource, Row, page, read
+from kafka_probe.server.query import FILTERS, MOST, PAGE_BYTES, SORTED, BadQueryError, JsonRow, Resource, page, read
 from kafka_probe.server.resources import RESOURCES
 from tests.builders.events import NOW_US, SECOND_US, flow, topic, view, workload
 from tests.builders.fed_agent import Fed
@@ -115,7 +115,7 @@ def test_rows_are_filtered_sorted_and_cut(parameters: list[tuple[str, str]], fou
     assert names(ask(CLIENTS, view(*CLIENT_FLOWS), *parameters)) == found
 
 
-def numbers_of(items: Sequence[int], row: Callable[[int], Row]) -> Resource:
+def numbers_of(items: Sequence[int], row: Callable[[int], JsonRow]) -> Resource:
     return Resource("/", "", (Field("n", "long", ""),), lambda _: items, row)
 
 

@@ -119,6 +119,14 @@ def test_events_beyond_what_may_wait_for_the_server_are_not_taken(monkeypatch: p
         busy.set()
 
 
+def test_events_for_a_server_whose_thread_has_ended_are_counted() -> None:
+    with serving() as served:
+        served.server.close()
+        for _ in range(3):
+            served.server.send([flow()])
+        assert served.server.losses() == {"server_behind": 3}
+
+
 def test_an_agent_is_healthy_while_its_loop_turns() -> None:
     with serving() as served:
         served.agent.turned_s = time.monotonic() - STALLED_S + 5
