@@ -38,7 +38,7 @@ class Alertmanager:
         self.url = url.rstrip("/")
         self._alerts: dict[str, Alert] = {}
         self._due: dict[str, float] = {}  # by alert id, monotonic
-        self._untold: set[str] = set()
+        self._unsent: set[str] = set()
         self._changed = Condition()
         self._stopping = self._failing = False
         self._thread = Thread(target=self._run, name="alertmanager", daemon=True)
@@ -53,13 +53,13 @@ class Alertmanager:
             self._changed.notify()
         self._thread.join(STOP_WITHIN_S)
 
-    def tell(self, alerts: Iterable[Alert]) -> None:
-        """Take the newest word on some alerts, and return at once."""
+    def send(self, alerts: Iterable[Alert]) -> None:
+        """Take the newest state of some alerts for delivery, and return at once."""
         with self._changed:
             for alert in alerts:
                 self._alerts[alert.id] = alert
                 self._due[alert.id] = 0
-                self._untold.add(alert.id)
+                self._unsent.add(alert.id)
             self._changed.notify()
 
     def _run(self) -> None:
@@ -71,7 +71,7 @@ class Alertmanager:
                 stopping, now = self._stopping, time.monotonic()
                 due = [self._alerts[name] for name, at in self._due.items() if at <= now]
                 if stopping:
-                    due = [self._alerts[name] for name in self._untold]
+                    due = [self._alerts[name] for name in self._unsent]
             if due:
                 self._settle(due, self._post(due))
 
@@ -84,10 +84,10 @@ class Alertmanager:
         with self._changed:
             for alert in sent:
                 if self._alerts[alert.id] is not alert:
-                    continue  # there is a newer word on it by now
+                    continue  # a newer state came meanwhile
                 self._due[alert.id] = again
                 if failure is None:
-                    self._untold.discard(alert.id)
+                    self._unsent.discard(alert.id)
                     if alert.resolved:
                         del self._alerts[alert.id], self._due[alert.id]
         if failure and not self._failing:
@@ -106,7 +106,7 @@ class Alertmanager:
             return f"no complete response within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
             return printable(error)
-        except Exception as error:  # without this thread nobody would get alerts any more
+        except Exception as error:  # without this thread no alert would be sent any more
             if not self._failing:
                 log.exception("Sending alerts to %s failed", self.url)
             return printable(repr(error))
