@@ -104,12 +104,12 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 3
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The last lines of a log, for the text of an error."""
+    """Return the last lines of a log, for the text of an error."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listened on a moment ago, and that no client is given before somebody does."""
+    """Return a TCP port without a listener, which the kernel does not assign to clients."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         for port in random.sample(_FOR_SERVERS, _TRIES):
             with suppress(OSError):

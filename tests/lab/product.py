@@ -112,7 +112,7 @@ class Watched:
         interval_s: float | None = 0.3,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """interval_s: None leaves it to the other settings."""
+        """Create an agent that is not started yet; `interval_s` None leaves the interval to the other settings."""
         interval = () if interval_s is None else ("--interval-s", str(interval_s))
         given = ("--sink", "stdout", "--ports", str(port), *interval, *flags)
         self.agent = Agent(directory, *given, environment=environment)
@@ -146,7 +146,7 @@ def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS, timeo
 
 
 def shown(directory: Path, table: str) -> list[dict[str, Any]]:
-    """A table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
+    """Return a table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
     command = (*_PIPELINE, "show", "--json", "--output", str(directory), "--table", table)
     said = subprocess.run(command, capture_output=True, text=True, timeout=120 * PATIENCE)
     if said.returncode:

@@ -32,7 +32,7 @@ class Held:
 
     @property
     def known_version(self) -> bool:
-        """franz-go asks in a version of ApiVersions that the broker does not know."""
+        """Return True if the broker supports the version: franz-go sends an ApiVersions request that it does not."""
         return self.recorded.api_version in apis()[self.recorded.api_key].versions
 
     @property

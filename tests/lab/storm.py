@@ -53,7 +53,7 @@ class Herd:
         }
 
     def victims(self) -> list[Victim]:
-        """Its processes with their open connections."""
+        """Return its processes with their open connections."""
         return [Victim(fleet.pid, of, frozenset(fleet.connections())) for of, fleet in self.fleets]
 
     def stop(self) -> None:
@@ -84,7 +84,7 @@ def herd(
     cgroups: int = 5,
     request_timeout_ms: int = 5000,
 ) -> Iterator[Herd]:
-    """A herd at work, spread over the networks' clients and the brokers; on the way out it is killed."""
+    """Run a herd, spread over the network's clients and the brokers; kill it at the end."""
     with ExitStack() as stack:
         directories = [stack.enter_context(cgroup(f"herd-{number}")) for number in range(cgroups)]
         fleets = []

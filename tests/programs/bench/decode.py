@@ -1,4 +1,4 @@
-"""Measures decoding per frame: by shape, one by one, and by kafka-python and kio, on the same frames in one run.
+"""Measures decoding per frame on the same frames: by shape, one by one, and by kafka-python and kio.
 
     python -m tests.programs.bench.decode
 

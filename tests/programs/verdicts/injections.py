@@ -39,7 +39,7 @@ class Open:
 
 
 def now_us() -> int:
-    """µs since epoch."""
+    """Return the time in µs since epoch."""
     return time.time_ns() // 1000
 
 
@@ -82,7 +82,7 @@ def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Ope
 
 
 def oversize(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """A record batch above the broker's limit, by producers that want no acknowledgment: all it can do is close."""
+    """Send a record batch above the broker's limit with acks=0: the broker can only close."""
     with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
         fleet.send()
         used = Open.of(fleet)
@@ -104,7 +104,7 @@ def unsupported_version(lab: Lab, library: Library, security: Security, count: i
 
 
 def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them."""
+    """Run clients with a wrong password. They close too quickly to be listed, so the gateway's table is read."""
     with lab.knocking:
         before, since_us = lab.network.tracked(), now_us()
 
