@@ -40,8 +40,8 @@ class Event:
 class ApiServer:
     """`with ApiServer(directory) as server:` runs it; `stop` and `start` may be called in between, port and pods stay.
 
-    refuses: the status with which it answers everybody. gone: how it tells that a version is too old, as the event of a
-    watch that was accepted, or by refusing the watch.
+    refuses: the status with which it answers everybody. gone: how it reports that a version is too old, as the event of
+    a watch that was accepted, or by refusing the watch.
     """
 
     def __init__(self, directory: Path, token: str = "first") -> None:

@@ -152,7 +152,7 @@ class Capture:
         ends = self.ends_of(talk)
         assert [end.identity.server_side for end in ends] == [False, True]
         for end in ends:
-            assert end.frames == talk.said, self.lost()
+            assert end.frames == talk.sent, self.lost()
             assert end.pids == {os.getpid()}
         assert ends[0].identity.flow_id == ends[1].identity.flow_id
         lost = self.lost().keys() - may_lose
@@ -164,8 +164,8 @@ class Capture:
         exchange(talk, range(10, 20))
         for end in self.ends_of(talk):
             assert not end.identity.from_start
-            assert end.frames == talk.said[-len(end.frames) :]
-            assert len(end.frames) >= len(talk.said) - 4
+            assert end.frames == talk.sent[-len(end.frames) :]
+            assert len(end.frames) >= len(talk.sent) - 4
         return True
 
     def entries(self, map_name: str) -> int:

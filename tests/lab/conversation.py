@@ -115,7 +115,7 @@ class Conversation:
     client: socket.socket
     server: socket.socket
     names: tuple[str, str]
-    said: list[Seen] = field(default_factory=list)
+    sent: list[Seen] = field(default_factory=list)
 
     def widen(self) -> None:
         """Widen the buffers between the sockets to a mebibyte."""
@@ -126,11 +126,11 @@ class Conversation:
     def ask(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
         """Send requests, all of them before the first is read."""
         transfer(self.client, self.server, joined(frames), write, read)
-        self.said += [frame.seen for frame in frames]
+        self.sent += [frame.seen for frame in frames]
 
     def answer(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
         transfer(self.server, self.client, joined(frames), write, read)
-        self.said += [frame.seen for frame in frames]
+        self.sent += [frame.seen for frame in frames]
 
 
 @contextmanager
@@ -164,7 +164,7 @@ def accepted_by(
 
 @contextmanager
 def kafka(port: int, **ends: str) -> Iterator[Conversation]:
-    """Open a conversation whose first exchange proves that it is Kafka; `said` contains that exchange."""
+    """Open a conversation whose first exchange proves that it is Kafka; `sent` contains that exchange."""
     with conversation(port, **ends) as talk:
         exchange(talk, [0])
         yield talk
@@ -182,7 +182,7 @@ def raw_token(talk: Conversation, token: bytes) -> None:
     frame = Frame(len(token).to_bytes(4, "big") + token, Seen(Facts(False, 0, 0, Status.COMPLETE), 0, 0))
     talk.ask(frame)
     talk.answer(frame)
-    del talk.said[-2:]
+    del talk.sent[-2:]
 
 
 def _name(sock: socket.socket) -> str:

@@ -39,12 +39,12 @@ def start(
     stdout: Path | None = None,
     cwd: Path | None = None,
     inside: Path | None = None,
-    told: bool = False,
+    piped_input: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process with standard error appended to `log`, and standard output too or to `stdout`.
 
-    `inside` is the directory of a cgroup: the process enters it before its program starts. `told`: its standard input
-    is a pipe to write to; else it has none.
+    `inside` is the directory of a cgroup: the process enters it before its program starts. `piped_input`: its standard
+    input is a pipe to write to; else it has none.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -56,7 +56,7 @@ def start(
     with log.open("ab") as errors, (stdout or log).open("ab") as output:
         return subprocess.Popen(
             [str(arg) for arg in argv],
-            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if piped_input else subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
             env={**os.environ, **(env or {})},

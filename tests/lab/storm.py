@@ -38,7 +38,7 @@ class Herd:
     def send(self) -> None:
         """Let every producer of every process send a record at about the same time; return when each arrived."""
         for _, fleet in self.fleets:
-            fleet.tell("send 100")
+            fleet.order("send 100")
         for _, fleet in self.fleets:
             fleet.wait_done()
 
@@ -59,7 +59,7 @@ class Herd:
     def stop(self) -> None:
         """Stop every client in order, all at about the same time."""
         for _, fleet in self.fleets:
-            fleet.tell("stop")
+            fleet.order("stop")
         for _, fleet in self.fleets:
             fleet.wait_ended()
 
@@ -122,7 +122,7 @@ def storm(of: Herd) -> Storm:
     )
     silences = of.silences_ms()
     for _, fleet in of.fleets:
-        fleet.tell("send 100")
+        fleet.order("send 100")
     wait_until(
         lambda: connections.isdisjoint(of.silences_ms()),
         f"{len(connections)} connections to be given up",

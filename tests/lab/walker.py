@@ -34,7 +34,7 @@ _NO_SESSION = -1
 _PARTITION_INDEX = ("partition", "partition_index", "index")
 _CONTROL = 0x20  # of a batch's attributes
 _NO_PRODUCER = b"\xff" * 8
-_HEADER_BYTES = 8  # size, and correlation id of an answer: what a program must have seen to tell of a frame
+_HEADER_BYTES = 8  # size, and correlation id of an answer: what a program must have seen to report a frame
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _Topic = str | uuid.UUID
 

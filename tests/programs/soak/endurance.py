@@ -98,7 +98,7 @@ class Soak:
         said = self._directory / "visitors.log"
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
         command = [sys.executable, "-m", "tests.programs.soak.visitors", *map(str, where)]
-        visitors = start(command, log=said, cwd=ROOT, told=True)
+        visitors = start(command, log=said, cwd=ROOT, piped_input=True)
         try:
             with ThreadPoolExecutor(2) as pool:
                 programs, scrapes = pool.submit(self._programs), pool.submit(self._scrape)

@@ -74,7 +74,7 @@ def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Ope
         fleet.send()
         idle = Open.of(fleet)
         lab.wait_forgotten(idle.connections)
-        fleet.tell("send 100")
+        fleet.order("send 100")
         ended = _given_up(fleet, idle.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
@@ -86,7 +86,7 @@ def oversize(lab: Lab, library: Library, security: Security, count: int) -> Open
     with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
         fleet.send()
         used = Open.of(fleet)
-        fleet.tell(f"send {2 * MAX_BYTES}")
+        fleet.order(f"send {2 * MAX_BYTES}")
         ended = _given_up(fleet, used.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
@@ -115,7 +115,7 @@ def wrong_password(lab: Lab, library: Library, security: Security, count: int) -
 
         wishes = Wishes(password="wrong", request_timeout_ms=_GIVES_UP_MS)
         with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
-            fleet.tell("send 100")
+            fleet.order("send 100")
             wait_until(lambda: len(refused()) >= count, f"{count} of {fleet.name} to be refused", timeout_s=60)
             return Open(refused(), since_us)
 
