@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from threading import Condition, Thread
 from typing import Any, Self
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
-
 from kafka_probe.text import printable
 from kafka_probe_pipeline.alerts import Alert
+from kafka_probe_pipeline.errors import StartError
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -32,9 +32,18 @@ LOGGED_BYTES = 200  # of an answer that refuses
 
 
 class Alertmanager:
-    """`with Alertmanager(url) as receiver:` delivers alerts from a thread; its end tries once more."""
+    """`with Alertmanager(url) as receiver:` delivers alerts from a thread; its end tries once more.
+
+    Raises `StartError` if aiohttp, the package of the extra `alertmanager`, is not installed.
+    """
 
     def __init__(self, url: str) -> None:
+        # Imported where it is used: aiohttp is optional.
+        if find_spec("aiohttp") is None:
+            raise StartError(
+                "--alertmanager-url needs the Python package aiohttp: "
+                "pip install '.[alertmanager]' in kafka-probe's clone, or leave the flag out"
+            )
         self.url = url.rstrip("/")
         self._alerts: dict[str, Alert] = {}
         self._due: dict[str, float] = {}  # by alert id, monotonic
@@ -98,6 +107,8 @@ class Alertmanager:
 
     def _post(self, alerts: list[Alert]) -> str | None:
         """Send them; returns why it failed, None if it did not."""
+        from aiohttp import ClientError
+
         try:
             body = json.dumps([_payload(one) for one in alerts])
             with asyncio.Runner(loop_factory=_Loop) as runner:
@@ -135,6 +146,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 async def _posted(url: str, body: str) -> str | None:
     """Post JSON; return None if it was taken, else the answer. Raises TimeoutError, OSError or ClientError."""
+    from aiohttp import ClientSession, ClientTimeout
+
     limit = ClientTimeout(total=REQUEST_WITHIN_S)
     headers = {"Content-Type": "application/json"}
     async with (

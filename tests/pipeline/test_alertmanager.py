@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from pyspark.sql import Row
 from kafka_probe_pipeline import alertmanager
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
+from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.storms import SCHEMA
 from tests.lab.alertmanager import Receiver
 from tests.lab.processes import wait_until
@@ -48,6 +50,12 @@ def resolved(one: Alert) -> Alert:
 
 def named(receiver: Receiver) -> list[str]:
     return sorted(one["labels"]["storm"] for one in receiver.alerts())
+
+
+def test_without_its_package_the_job_does_not_start_and_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(StartError, match=r"pip install '\.\[alertmanager\]'"):
+        Alertmanager("http://127.0.0.1:9093")
 
 
 def test_an_alert_stands_there_with_its_cause_and_remedy_until_it_is_resolved(tmp_path: Path) -> None:
