@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 LOCKED = {
     "build": ("hatchling", "setuptools==84.2.1"),
     "agent": (".[conntrack,kubernetes]",),
-    "pipeline": (".[pipeline]",),
+    "pipeline": (".[alertmanager,pipeline]",),
 }
 HEADING = (
     "# By scripts/lock.py from constraints.txt, for Python 3.11 on x86-64: all packages that an image is made with.\n"

@@ -14,13 +14,13 @@ import time
 from collections.abc import Iterable
 from concurrent.futures import Future
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from threading import Condition, Thread
 from typing import Any, Self
 
-from aiohttp import ClientError, ClientSession, ClientTimeout
-
 from kafka_probe.text import printable
 from kafka_probe_pipeline.alerts import Alert
+from kafka_probe_pipeline.errors import StartError
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -32,13 +32,22 @@ LOGGED_BYTES = 200  # of an answer that refuses
 
 
 class Alertmanager:
-    """`with Alertmanager(url) as receiver:` delivers alerts from a thread; its end tries once more."""
+    """`with Alertmanager(url) as receiver:` delivers alerts from a thread; its end tries once more.
+
+    Raises `StartError` if aiohttp, the package of the extra `alertmanager`, is not installed.
+    """
 
     def __init__(self, url: str) -> None:
+        # Imported where it is used: aiohttp is optional.
+        if find_spec("aiohttp") is None:
+            raise StartError(
+                "--alertmanager-url needs the Python package aiohttp: "
+                "pip install '.[alertmanager]' in kafka-probe's clone, or leave the flag out"
+            )
         self.url = url.rstrip("/")
         self._alerts: dict[str, Alert] = {}
         self._due: dict[str, float] = {}  # by alert id, monotonic
-        self._untold: set[str] = set()
+        self._unsent: set[str] = set()
         self._changed = Condition()
         self._stopping = self._failing = False
         self._thread = Thread(target=self._run, name="alertmanager", daemon=True)
@@ -53,13 +62,13 @@ class Alertmanager:
             self._changed.notify()
         self._thread.join(STOP_WITHIN_S)
 
-    def tell(self, alerts: Iterable[Alert]) -> None:
-        """Take the newest word on some alerts, and return at once."""
+    def send(self, alerts: Iterable[Alert]) -> None:
+        """Take the newest state of some alerts for delivery, and return at once."""
         with self._changed:
             for alert in alerts:
                 self._alerts[alert.id] = alert
                 self._due[alert.id] = 0
-                self._untold.add(alert.id)
+                self._unsent.add(alert.id)
             self._changed.notify()
 
     def _run(self) -> None:
@@ -71,7 +80,7 @@ class Alertmanager:
                 stopping, now = self._stopping, time.monotonic()
                 due = [self._alerts[name] for name, at in self._due.items() if at <= now]
                 if stopping:
-                    due = [self._alerts[name] for name in self._untold]
+                    due = [self._alerts[name] for name in self._unsent]
             if due:
                 self._settle(due, self._post(due))
 
@@ -84,10 +93,10 @@ class Alertmanager:
         with self._changed:
             for alert in sent:
                 if self._alerts[alert.id] is not alert:
-                    continue  # there is a newer word on it by now
+                    continue  # a newer state came meanwhile
                 self._due[alert.id] = again
                 if failure is None:
-                    self._untold.discard(alert.id)
+                    self._unsent.discard(alert.id)
                     if alert.resolved:
                         del self._alerts[alert.id], self._due[alert.id]
         if failure and not self._failing:
@@ -98,6 +107,8 @@ class Alertmanager:
 
     def _post(self, alerts: list[Alert]) -> str | None:
         """Send them; returns why it failed, None if it did not."""
+        from aiohttp import ClientError
+
         try:
             body = json.dumps([_payload(one) for one in alerts])
             with asyncio.Runner(loop_factory=_Loop) as runner:
@@ -106,7 +117,7 @@ class Alertmanager:
             return f"no complete response within {REQUEST_WITHIN_S:g} s"
         except (OSError, ClientError) as error:
             return printable(error)
-        except Exception as error:  # without this thread nobody would get alerts any more
+        except Exception as error:  # without this thread no alert would be sent any more
             if not self._failing:
                 log.exception("Sending alerts to %s failed", self.url)
             return printable(repr(error))
@@ -135,6 +146,8 @@ class _Loop(asyncio.SelectorEventLoop):
 
 async def _posted(url: str, body: str) -> str | None:
     """Post JSON; return None if it was taken, else the answer. Raises TimeoutError, OSError or ClientError."""
+    from aiohttp import ClientSession, ClientTimeout
+
     limit = ClientTimeout(total=REQUEST_WITHIN_S)
     headers = {"Content-Type": "application/json"}
     async with (

@@ -94,8 +94,8 @@ class Alert:
         """Return the value of its record in the topic of alerts."""
         times = {name: _time(self.storm[f"{name}_us"]) for name in ("opened", "updated", "resolved")}
         kept = ("id", "kind", "subject", "state", "change", "cause", "count", "population", "share", "scope")
-        said = ("idle_us", "both_ends", "evidence", "workloads", "brokers", "networks")
-        fields = {name: self.storm[name] for name in (*kept, *said)}
+        details = ("idle_us", "both_ends", "evidence", "workloads", "brokers", "networks")
+        fields = {name: self.storm[name] for name in (*kept, *details)}
         return json.dumps({**fields, **times, "summary": self.summary, "remedy": self.remedy})
 
     def labels(self) -> dict[str, str]:
@@ -110,7 +110,7 @@ class Alert:
         }
 
     def annotations(self) -> dict[str, str]:
-        """What it says, as texts."""
+        """Return its annotations in Alertmanager: sentences and lists of names."""
         hit = {name: _listed(self.storm[name]) for name in ("workloads", "brokers", "networks")}
         evidence = printable(self.storm["evidence"] or "", EVIDENCE_LIMIT)
         texts = {"summary": self.summary, "remedy": self.remedy, "evidence": evidence, **hit}

@@ -123,47 +123,47 @@ class Config(BaseSettings):
 
     @property
     def table(self) -> str:
-        """Where the Parquet table is."""
+        """Return the folder of the table of traffic."""
         return f"{self.output}/traffic"
 
     @property
     def names(self) -> str:
-        """Where the Parquet table of the topics' names is."""
+        """Return the folder of the table of the topics' names."""
         return f"{self.output}/topic_names"
 
     @property
     def checkpoint(self) -> str:
-        """Where the query of the traffic keeps its offsets."""
+        """Return the folder of the offsets of the traffic query."""
         return f"{self.output}/checkpoint"
 
     @property
     def seen_events(self) -> str:
-        """Return the path of the ranges of events that were counted, by agent; it belongs to the offsets."""
+        """Return the folder of the ranges of events that were counted, by agent; it belongs to the offsets."""
         return f"{self.checkpoint}/agents"
 
     @property
     def agents(self) -> str:
-        """Return the path of the newest version of the agents' state."""
+        """Return the folder of the newest versions of the agents' state."""
         return f"{self.output}/agents"
 
     @property
     def connections(self) -> str:
-        """Where the newest version of the connections is."""
+        """Return the folder of the newest versions of the connections."""
         return f"{self.output}/connections"
 
     @property
     def verdicts(self) -> str:
-        """Where the verdicts are, each once."""
+        """Return the folder of the verdicts, each once."""
         return f"{self.output}/verdicts"
 
     @property
     def storms(self) -> str:
-        """Where the newest version of the storms is."""
+        """Return the folder of the newest versions of the storms."""
         return f"{self.output}/storms"
 
     @property
     def connections_checkpoint(self) -> str:
-        """Where the query of the connections keeps its offsets."""
+        """Return the folder of the offsets of the connections query."""
         return f"{self.output}/connections_checkpoint"
 
     @property

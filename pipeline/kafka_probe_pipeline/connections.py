@@ -132,7 +132,7 @@ def ends(connections: DataFrame) -> DataFrame:
 
 
 def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
-    """One row per end: of each fact the newest word; what flows counted added up, each flow once.
+    """Return one row per end: the newest value of each fact, and the sums of the flows, each counted once.
 
     An agent that retries writes some events twice.
     """

@@ -76,23 +76,23 @@ class Diagnosis:
             parsed.unpersist()
 
     def resume(self, spark: SparkSession) -> None:
-        """Tell the receivers of the alerts that a job before this one may not have delivered."""
+        """Send the receivers the alerts that a job before this one may not have delivered."""
         known = Tables.of(spark, self.config).storms.newest()
-        self._tell([alert(row) for row in known.collect()] if known else [])
+        self._notify([alert(row) for row in known.collect()] if known else [])
 
     def _look(self, events: DataFrame, news: bool, clock: source.Clock, tables: Tables) -> None:
-        """Bring the tables up to date, and tell of what changed. `news`: some events are about connections."""
+        """Bring the tables up to date, and send alerts on changes. `news`: some events are about connections."""
         batch_id = clock.batch_id
         agents_before = tables.agents.before(batch_id)
         if not tables.agents.exists(batch_id):
             tables.agents.write(agents.agents(events, agents_before, clock, self.config), batch_id)
-        said = tables.agents.batch(batch_id)
+        agents_now = tables.agents.batch(batch_id)
         if not tables.connections.exists(batch_id):
             known = tables.connections.before(batch_id)
             if news:
                 # What an executor held of it that is lost Spark works out again, as it would not with a checkpoint.
                 known = connections.connections(events, known, agents_before, clock, self.config).persist()
-            rows = verdicts.verdicts(known, said, clock, self.config)
+            rows = verdicts.verdicts(known, agents_now, clock, self.config)
             if news or rows is not known:
                 tables.connections.write(rows, batch_id)
             known.unpersist()
@@ -106,7 +106,7 @@ class Diagnosis:
             before_now = tables.storms.rows_before(batch_id)
             if storms.due(before_now, new, recent, clock, self.config):
                 now = (
-                    storms.storms(rows, said, before_now, clock, self.config)
+                    storms.storms(rows, agents_now, before_now, clock, self.config)
                     if new
                     else storms.without_new(tables.storms.spark, before_now, clock, self.config)
                 )
@@ -125,8 +125,8 @@ class Diagnosis:
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("alert %s %s: %s", one.id, one.change, one.summary)
-        self._tell(alerts)
+        self._notify(alerts)
 
-    def _tell(self, alerts: list[Alert]) -> None:
+    def _notify(self, alerts: list[Alert]) -> None:
         for receiver in self.receivers:
-            receiver.tell(alerts)
+            receiver.send(alerts)

@@ -165,7 +165,7 @@ class End:
 
     @property
     def silent(self) -> bool:
-        """Its agent gave no word for so long that nobody expects one."""
+        """Return True if its agent has not reported for so long that no report is expected."""
         return self.agent is not None and self.now_us - self.agent.last_seen_us >= self.config.agent_silent * SECOND_US
 
     def reported_until(self, until_us: float) -> bool:

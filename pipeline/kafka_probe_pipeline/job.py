@@ -247,6 +247,7 @@ def run(**given: object) -> None:
     config = load(given)
     if not config.bootstrap_servers:
         raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
+    receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
     stopping = Event()
     spark = session.start(config.master, config.jars_dir)
     # After the session: it sets a handler of its own.
@@ -258,9 +259,9 @@ def run(**given: object) -> None:
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)
         step = Step.of(spark, config)
-        urls = filter(None, config.alertmanager_url.split(","))
         with ExitStack() as stack:
-            receivers = tuple(stack.enter_context(Alertmanager(url)) for url in urls)
+            for receiver in receivers:
+                stack.enter_context(receiver)
             diagnosis = Diagnosis(config, receivers)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))

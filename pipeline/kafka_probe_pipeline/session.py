@@ -29,7 +29,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
-    # Else each function of a column tells the JVM first where it was called: most of the time that a plan takes here.
+    # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }
 # A local session is one JVM for one small job: no page on port 4040, nothing listening beyond loopback, and only the

@@ -104,7 +104,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)
     open_by_scope = populations(connections, reporting, current, config) if current else {}
     for storm in current:
-        storm.tell(open_by_scope, config)
+        storm.describe(open_by_scope, config)
     large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
     return _kept(connections.sparkSession, (*known, *large), clock, config)
 
@@ -153,7 +153,7 @@ class Storm:
         named = ((of["scope"], of["name"]) for one in self.members for of in one.scopes)
         return Counter((scope, name) for scope, name in named if name is not None)
 
-    def tell(self, populations: Mapping[tuple[str, Scope], int], config: Config) -> None:
+    def describe(self, populations: Mapping[tuple[str, Scope], int], config: Config) -> None:
         """Update what its members have in common; it stays as it was once the members are dropped."""
         if not self.members:
             return
@@ -299,9 +299,9 @@ def populations(
         counts.append(F.count_if(was_open & closed).alias(f"closed_{number}"))
     found = each.where(F.col("of.name").isin(names)).groupBy("of").agg(*counts).collect()
     counted = {(row["of"]["scope"], row["of"]["name"]): row for row in found}
-    said = {(row["scope"], row["name"]): row["open_reported"] for row in agents.transform(open_by_agents).collect()}
+    reported = {(row["scope"], row["name"]): row["open_reported"] for row in agents.transform(open_by_agents).collect()}
     return {
-        (storm.now["id"], scope): max(row[f"open_{number}"] if row else 0, said.get(scope, 0))
+        (storm.now["id"], scope): max(row[f"open_{number}"] if row else 0, reported.get(scope, 0))
         + (row[f"closed_{number}"] if row else 0)
         for number, storm in enumerate(storms)
         for scope in storm.hits
@@ -320,7 +320,7 @@ def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:
 
 
 def _earliest_us(since_us: int, config: Config) -> float:
-    """The first close that can be part of a storm. Agents tell at different times: later ones of closes before."""
+    """Return the time of the earliest close that can join a storm: agents do not report closes in order of time."""
     return since_us - config.storm_window * SECOND_US
 
 

@@ -45,7 +45,9 @@ def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
 
 
 def has_times_of_writers(spark: SparkSession, config: Config) -> bool:
-    """Whether records of the events topic have the times that their writers name, as far as the brokers tell.
+    """Return True if records of the events topic have the times that their writers set.
+
+    False if the brokers do not allow to read the topic's settings.
 
     Raises:
         StartError: no broker answers.

@@ -55,10 +55,10 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     of_concern = concerned.collect()
     if all(row["verdict"] for row in of_concern):
         return connections
-    said = Agents.of(
+    reports = Agents.of(
         agents.drop("node", "seen", "open", "resets").collect(), agents.transform(resets_between, concerned).collect()
     )
-    new = [*judged([row.asDict(recursive=True) for row in of_concern], said, clock, config)]
+    new = [*judged([row.asDict(recursive=True) for row in of_concern], reports, clock, config)]
     if not new:
         return connections
     found = session.rows(connections.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)

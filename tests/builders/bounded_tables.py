@@ -28,7 +28,7 @@ FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
 
 
 def grown_by(make: Callable[[], object], times: int) -> float:
-    """Bytes that Python allocates for each of so many, while they are kept."""
+    """Return the bytes that Python allocates per object while `times` objects are kept."""
     gc.collect()
     tracemalloc.start()
     try:
@@ -66,7 +66,7 @@ class Watched:
 
 
 def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
-    """Accepted connections, each of an address of its own, with a place of this size, and one for all counts."""
+    """Return connections from one address each, with a bound on what is learned and one on all counts."""
     watched = Watched(0, replace(DEFAULT, learned_bytes=learned_bytes))
     watched.flows._place_bytes = 100 * MIB
     watched.flows._shares = Shares(100 * MIB)

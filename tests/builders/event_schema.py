@@ -21,7 +21,7 @@ def assert_body_valid(event: Mapping[str, object]) -> None:
 
 
 def misfits(event: Mapping[str, object]) -> Iterable[str]:
-    """Paths of undeclared keys and of values of another type than declared; any field may be null or absent."""
+    """Yield the paths of undeclared keys and of values of undeclared types; any field may be null or absent."""
     kind = event.get("kind")
     if kind not in KINDS:
         yield f"kind {kind!r}"

@@ -19,7 +19,7 @@ INTERVAL = Interval(NOW_US - 5 * SECOND_US, NOW_US)
 
 
 def event(**fields: object) -> Any:
-    """An event for a sink that does not look into it."""
+    """Return an event for a sink that does not read its fields."""
     return fields
 
 
@@ -87,7 +87,7 @@ def request(**fields: object) -> Any:
 
 
 def partition(index: int | None = None, name: str | None = "orders", **fields: object) -> Any:
-    """An entry of a request's topics."""
+    """Return an entry of a request's topics."""
     return {"topic": name, "topic_id": None, "partition": index, "error": 0, **fields}
 
 
@@ -120,7 +120,7 @@ def agent(ts: int = NOW_US, **fields: object) -> Any:
 
 
 def passed(us: int, until_us: int = NOW_US, **fields: object) -> Any:
-    """The end of an interval of that length, by the wall clock's time."""
+    """Return the `agent` event at the end of an interval of this length, by the wall clock."""
     return agent(until_us, since=until_us - us, **fields)
 
 

@@ -79,7 +79,7 @@ def record_sets(body: Any) -> list[bytes]:
 
 
 def batches(record_set: bytes) -> Iterator[Batch]:
-    """The batches of a record set, all of magic 2 and whole."""
+    """Return the batches of a record set, all of magic 2 and complete."""
     at = 0
     while at < len(record_set):
         _, size, _, magic, _, attributes, _, _, _, producer_id, epoch, _, records = _BATCH.unpack_from(record_set, at)

@@ -63,7 +63,7 @@ def read(name: str) -> Iterator[Frame]:
 
 
 def exchanges(frames: Iterable[Frame]) -> list[Request]:
-    """The requests of a conversation, each with its response: Kafka answers in order and repeats the correlation id."""
+    """Return the requests with their responses: Kafka responds in order and repeats the correlation id."""
     responses: dict[tuple[int, int], Frame] = {}
     requests: list[Frame] = []
     for frame in frames:

@@ -22,7 +22,7 @@ _ids = itertools.count(1)
 
 
 def frame(conn: int = 1, *, data: bytes = b"", sample_bytes: int = DATA_BYTES, **fields: int) -> Samples:
-    """The samples of one frame, each with `sample_bytes` of its data at most; `fields` are those of SAMPLE."""
+    """Return the samples of one frame, each with at most `sample_bytes` of its data; `fields` are those of SAMPLE."""
     pieces = [data[at : at + sample_bytes] for at in range(0, len(data), sample_bytes)] or [b""]
     samples = np.zeros(len(pieces), SAMPLE)
     samples["conn"], samples["kind"] = conn, SampleKind.FRAME
@@ -38,7 +38,7 @@ def frame(conn: int = 1, *, data: bytes = b"", sample_bytes: int = DATA_BYTES, *
 
 
 def message(whole: Case, conn: int = 1, *, flags: int = 0, **fields: int) -> Samples:
-    """The samples of a message of messages.py."""
+    """Return the samples of a message of messages.py."""
     facts = whole.facts
     return frame(
         conn,
@@ -51,7 +51,7 @@ def message(whole: Case, conn: int = 1, *, flags: int = 0, **fields: int) -> Sam
 
 
 def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIENT_ID, **fields: int) -> Samples:
-    """A request of messages.py, in the name of the client."""
+    """Return a request of messages.py, with the client's id."""
     whole = case(api_key, version, response=False)
     name = client_id.encode()
     data = len(name).to_bytes(2, "big") + name + whole.data[2 + len(CLIENT_ID) :]
@@ -59,19 +59,19 @@ def request(api_key: int, version: int, conn: int = 1, *, client_id: str = CLIEN
 
 
 def response(api_key: int, version: int, conn: int = 1, **fields: int) -> Samples:
-    """A response of messages.py."""
+    """Return a response of messages.py."""
     return message(case(api_key, version, response=True), conn, **fields)
 
 
 def by_hand(name: str, version: int, tree: Tree, conn: int = 1, *, answer: bool = False, **fields: Any) -> Samples:
-    """A message with the named fields and no others, see trees.py."""
+    """Return a message with the named fields and no others, see trees.py."""
     whole = message_of(name, answer, version, tree)
     flags = Flag.RESPONSE if answer else 0
     return frame(conn, data=whole.data, api_key=whole.api.key, api_version=version, flags=flags, **fields)
 
 
 def fetch(epoch: int, named: tuple[str, ...] = (), forgotten: tuple[str, ...] = (), **fields: Any) -> Samples:
-    """A Fetch request (version 12) of a session, for a partition of each topic."""
+    """Return a Fetch request (version 12) of a session, for a partition of each topic."""
     topics, leaving = (
         [{"Topic": topic, "Partitions": partitions} for topic in named_or_not]
         for named_or_not, partitions in ((named, [{"Partition": 0}]), (forgotten, [0]))
@@ -85,14 +85,14 @@ def fetch(epoch: int, named: tuple[str, ...] = (), forgotten: tuple[str, ...] = 
 
 
 def fetched_nothing(conn: int = 1, **fields: int) -> Samples:
-    """A Fetch response (version 12) whose wait ended without data: an incremental one that names no partition."""
+    """Return an incremental Fetch response (version 12) without partitions: its wait ended without data."""
     header_and_tags, throttle, error, session, no_topics, tags = b"\0", bytes(4), bytes(2), bytes(4), b"\1", b"\0"
     data = header_and_tags + throttle + error + session + no_topics + tags
     return frame(conn, data=data, api_key=1, api_version=12, flags=Flag.RESPONSE, **fields)
 
 
 def produced_without_acks(conn: int = 1, **fields: int) -> Samples:
-    """A Produce request (version 2) with acks=0 and no topics: nobody answers it."""
+    """Return a Produce request (version 2) with acks=0 and no topics, which has no response."""
     client_id, acks, timeout, no_topics = b"\xff\xff", bytes(2), bytes(4), bytes(4)
     return frame(conn, data=client_id + acks + timeout + no_topics, api_key=0, api_version=2, **fields)
 
@@ -107,7 +107,7 @@ def opened(
     ts_ns: int = 0,
     **data: object,
 ) -> Samples:
-    """The sample of a connection's first sight; `data` are fields of OPEN_DATA."""
+    """Return the first sample of a connection; `data` are fields of OPEN_DATA."""
     content = np.zeros(1, OPEN_DATA)
     content["server_side"], content["from_start"] = server_side, True
     for end, (address, port) in (("local", local), ("peer", peer)):
@@ -121,7 +121,7 @@ def opened(
 
 
 def closed(conn: int = 1, *, ts_ns: int = 0, **data: int) -> Samples:
-    """The sample of a connection's end; `data` are fields of CLOSE_DATA. What was received may still be read."""
+    """Return the sample of a connection's close; `data` are fields of CLOSE_DATA. Received data may still be read."""
     content = np.zeros(1, CLOSE_DATA)
     content["first_state"] = ESTABLISHED_TO_FIN_WAIT1
     for name, value in data.items():
@@ -130,29 +130,29 @@ def closed(conn: int = 1, *, ts_ns: int = 0, **data: int) -> Samples:
 
 
 def gone(conn: int = 1) -> Samples:
-    """The last sample of a connection."""
+    """Return the last sample of a connection."""
     return _sample(conn, SampleKind.GONE, np.zeros(0, np.uint8))
 
 
 def ended(conn: int = 1, **fields: int) -> Samples:
-    """The samples of a connection's end, and that nothing more follows."""
+    """Return the sample of a connection's close and its last sample."""
     return stream(closed(conn, **fields), gone(conn))
 
 
 def listener(*, closed: bool, local: tuple[str, int] = ("10.0.0.1", 9092), netns: int = 0, ts_ns: int = 0) -> Samples:
-    """The sample of a listening socket that was opened or closed."""
+    """Return the sample of a listening socket that was opened or closed."""
     sample = opened(0, local=local, peer=local, kind=SampleKind.LISTEN, netns=netns, ts_ns=ts_ns)
     sample["flags"] = Flag.CLOSED if closed else 0
     return sample
 
 
 def rejected(conn: int = 1, protocol: Protocol = Protocol.TLS) -> Samples:
-    """The sample of a connection that does not speak plain Kafka."""
+    """Return the sample of a connection whose protocol is not plain Kafka."""
     return _sample(conn, SampleKind.REJECT, np.zeros(0, np.uint8), api_key=protocol)
 
 
 def stream(*samples: Samples) -> Samples:
-    """Samples after one another, as one read of the ring gives them."""
+    """Join samples as one read of the ring returns them."""
     return np.concatenate(samples)
 
 

@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 def flow(seq: int | None = 0, **fields: object) -> Event:
-    """A flow event of one Produce request at noon; `fields` replace or add."""
+    """Return a flow event of one Produce request at noon; `fields` replace or add."""
     return {
         "v": SCHEMA_VERSION,
         "kind": "flow",
@@ -39,7 +39,7 @@ def flow(seq: int | None = 0, **fields: object) -> Event:
 
 
 def lines(*events: Event) -> str:
-    """Events as the value of one Kafka record."""
+    """Return events as the value of one Kafka record."""
     return "".join(json.dumps(event) + "\n" for event in events)
 
 
@@ -51,7 +51,7 @@ def records(spark: SparkSession, *values: str) -> DataFrame:
 
 
 def events(spark: SparkSession, *events: Event) -> DataFrame:
-    """Events as the transformations get them, without the time at which Kafka got them."""
+    """Return events as the transformations receive them, without the time at which Kafka received them."""
     parsed = records(spark, lines(*events)).transform(source.parsed).persist()
     return source.received(parsed).drop("received_us")
 
@@ -62,7 +62,10 @@ _seqs = count()
 
 
 def at_end(agent: str, kind: str, connection: int = 1, **fields: object) -> Event:
-    """An event of an agent about its end of the connection with a number; `seq` counts up over all of them."""
+    """Return an event of an agent about its end of a numbered connection.
+
+    `seq` counts up over the events of all connections.
+    """
     near, far = f"10.0.1.1:{40_000 + connection}", "10.0.0.9:9092"
     client = agent == CLIENT
     return {
@@ -84,13 +87,16 @@ def at_end(agent: str, kind: str, connection: int = 1, **fields: object) -> Even
 
 
 def opened(agent: str, connection: int = 1, **fields: Any) -> Event:
-    """An end that was seen an hour ago."""
+    """Return the event of an end that was first seen an hour ago."""
     facts: Event = {"ts": NOON_US - 60 * MINUTE_US, "found": "start"}
     return at_end(agent, "open", connection, **facts | fields)
 
 
 def closed(agent: str, connection: int = 1, **fields: Any) -> Event:
-    """An end that closed at noon after 30 s of silence, both ways by FIN; by default the other end was first."""
+    """Return the event of an end that closed at noon after 30 s of silence.
+
+    By default it closed by FIN, after the other end.
+    """
     facts: Event = {
         "found": "start",
         "closing_ts": NOON_US,

@@ -90,7 +90,7 @@ class Message:
 
     @property
     def data(self) -> bytes:
-        """From the client id on, or from behind the correlation id, with a stub per record set."""
+        """Return the frame from its client id, or a response's after its correlation id, with a stub per record set."""
         return self._data(replace(self._form, leaves=True))
 
     @property
@@ -118,21 +118,24 @@ class Message:
 
 
 def generated(api: Api, response: bool, version: int, seed: int) -> Message:
-    """A message with arbitrary values, some of them null or empty."""
+    """Return a message with arbitrary values, some of them null or empty."""
     chosen = Random(f"{api.key} {response} {version} {seed}")
     fields = fields_of(api, response=response, version=version)
     return Message(api, response, version, _generated(fields, version, chosen))
 
 
 def message_of(name: str, response: bool, version: int, tree: Tree) -> Message:
-    """A message by hand: fields that the version does not have are left out, those not given are null, 0 or empty."""
+    """Return a message with the given values.
+
+    Fields that the version does not have are left out; those not given are null, 0 or empty.
+    """
     api = next(api for api in apis().values() if api.name == name)
     fields = fields_of(api, response=response, version=version)
     return Message(api, response, version, _completed(fields, version, tree))
 
 
 def present(fields: tuple[SchemaField, ...], version: int) -> Iterator[SchemaField]:
-    """The fields of a version: tagged ones last, as they stand on the wire."""
+    """Yield the fields of a version in the order of the wire: tagged ones last."""
     held = [field for field in fields if field.versions[0] <= version <= field.versions[1]]
     yield from (field for field in held if not _tagged(field, version))
     yield from sorted((field for field in held if _tagged(field, version)), key=lambda field: field.tag or 0)
@@ -263,6 +266,6 @@ def _text(value: str | None, *, compact: bool) -> bytes:
 
 
 def uvarint(value: int) -> bytes:
-    """An unsigned varint."""
+    """Return the bytes of an unsigned varint."""
     groups = [value >> shift & 0x7F for shift in range(0, max(value.bit_length(), 1), 7)]
     return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

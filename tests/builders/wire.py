@@ -87,7 +87,7 @@ def answer(api_key: int, version: int, correlation_id: int, body: bytes) -> Fram
 
 
 def unmatched(correlation_id: int, body: bytes = bytes(6)) -> Frame:
-    """A response to a request that was not seen; by its length that to an ApiVersions request of version 0."""
+    """Return a response to a request that was not seen; it is as long as that to ApiVersions version 0."""
     wire = framed(struct.pack(">i", correlation_id) + body)
     return Frame(wire, Seen(Facts(True, NO_API, 0, Status.UNKNOWN_API), correlation_id, len(wire)))
 
@@ -96,7 +96,10 @@ TRANSACTIONAL, CONTROL = 0x10, 0x20  # of a batch's attributes
 
 
 def batch(records: int, *, magic: int = 2, codec: int = 0, value: bytes = MARKER, attributes: int = 0) -> bytes:
-    """One record batch of magic 2, or a message set of magic 0 or 1; every record has MARKER wherever it can."""
+    """Return a record batch of magic 2, or a message set of magic 0 or 1.
+
+    Every record contains MARKER wherever it can.
+    """
     builder = MemoryRecordsBuilder(magic=magic, compression_type=codec, batch_size=1 << 24)
     for _ in range(records):
         builder.append(1_700_000_000_000, MARKER, value, [(MARKER.decode(), MARKER)] if magic == 2 else [])
@@ -131,7 +134,7 @@ class Set:
         return Records(self.data, self.records or 0, len(batches), magic, codec, status, flags, *producer)
 
     def _batches(self) -> Iterator[bytes]:
-        """The batches, or messages, that are whole."""
+        """Return the complete batches or messages."""
         at = 0
         while at + 12 <= len(self.data):
             size = 12 + int.from_bytes(self.data[at + 8 : at + 12], "big")
@@ -141,7 +144,7 @@ class Set:
 
 
 def records_of(*counts: int, magic: int = 2) -> Set:
-    """A set of one batch per count."""
+    """Return a record set of one batch per count."""
     return Set(b"".join(batch(count, magic=magic) for count in counts), sum(counts))
 
 
@@ -154,7 +157,7 @@ Topics = Mapping[str, Mapping[int, Set | None]]
 
 
 def produce(version: int, topics: Topics, *, correlation_id: int = 1, acks: int = 1) -> Frame:
-    """A Produce request by topic and partition."""
+    """Return a Produce request with these record sets, by topic and partition."""
     data = [
         {
             **_named(name),
@@ -167,7 +170,7 @@ def produce(version: int, topics: Topics, *, correlation_id: int = 1, acks: int 
 
 
 def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: int = 0) -> Frame:
-    """A Fetch response by topic and partition, every partition with so many aborted transactions."""
+    """Return a Fetch response with these record sets, and `aborted` aborted transactions per partition."""
     transactions = [{"ProducerId": 5, "FirstOffset": n} for n in range(aborted)]
     responses = [
         {
@@ -183,7 +186,7 @@ def fetched(version: int, topics: Topics, *, correlation_id: int = 1, aborted: i
 
 
 def share_fetch(version: int, correlation_id: int = 1) -> Frame:
-    """A ShareFetch request of an open session."""
+    """Return a ShareFetch request of an open session."""
     partitions = [{"PartitionIndex": index} for index in (0, 4)]
     topics = [{**_named("orders"), "Partitions": partitions}]
     tree = {"GroupId": "tills", "MemberId": "me", "ShareSessionEpoch": 2, "Topics": topics}
@@ -193,7 +196,7 @@ def share_fetch(version: int, correlation_id: int = 1) -> Frame:
 def shared(
     version: int, topics: Topics, *, correlation_id: int = 1, acquired: int = 1, error: str | None = None
 ) -> Frame:
-    """A ShareFetch response by topic and partition, every partition with so many acquired ranges and that error."""
+    """Return a ShareFetch response, each of whose partitions has so many acquired ranges and this error."""
     partition = {
         "ErrorCode": 29 if error else 0,
         "ErrorMessage": error,
@@ -253,7 +256,7 @@ def _stub(records: Set | None) -> Records | None:
 
 
 def frame_of(message: Message, correlation_id: int) -> Frame:
-    """A message of the decoder's tests."""
+    """Return a message of the decoder's tests."""
     wire, found = message.frame(correlation_id), expected(message)
     return Frame(wire, Seen(found.facts(message), correlation_id, len(wire), tuple(found.measured)))
 

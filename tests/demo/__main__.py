@@ -27,7 +27,17 @@ from tests.demo.stage import BROKER, CLIENTS, Stage, own_stage
 from tests.lab.clients import ROOT, Client, RunningClient, clients, running, topics
 from tests.lab.network import Network
 from tests.lab.processes import LabError, listens, wait_until
-from tests.lab.product import ALERTS, EVENTS, TRAFFIC, Report, read_events, report, run_pipeline, shown, told_until_us
+from tests.lab.product import (
+    ALERTS,
+    EVENTS,
+    TRAFFIC,
+    Report,
+    read_events,
+    report,
+    reported_until_us,
+    run_pipeline,
+    shown,
+)
 from tests.lab.storm import Herd, Storm, herd, storm
 from tests.lab.topics import create_topics, existing, read_topic
 
@@ -87,12 +97,12 @@ def demo(stage: Stage, *, keep: bool) -> int:
         run_pipeline(stage.bootstrap, DIRECTORY / "pipeline")
         seen = report(stage.bootstrap)
         alerts = [json.loads(value) for value in dict(read_topic(stage.bootstrap, ALERTS)).values()]
-    missing = tell_traffic(seen, lab, started)
-    told: dict[str, Any] = {"clients": tables.traffic(seen, topics(lab)), "losses": seen.losses, "alerts": alerts}
+    missing = print_traffic(seen, lab, started)
+    result: dict[str, Any] = {"clients": tables.traffic(seen, topics(lab)), "losses": seen.losses, "alerts": alerts}
     if stage.network and forgotten:
-        told["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "connections"), started)
-        missing += tell_behind(told["behind"], started, stage.network) + tell_alerts(alerts, forgotten)
-    RESULT.write_text(json.dumps(told, indent=2) + "\n")
+        result["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "connections"), started)
+        missing += print_behind(result["behind"], started, stage.network) + print_alerts(alerts, forgotten)
+    RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nThe same as JSON: {named(RESULT)}; raw events: {named(export_events(seen))}")
     print(f"Tables: .venv/bin/kafka-probe-pipeline show --output {named(DIRECTORY / 'pipeline')} --table verdicts")
     for sentence in missing:
@@ -165,12 +175,15 @@ def speak_again(stage: Stage, crowd: Herd) -> Storm:
     until_us = time.time_ns() // 1000 + _LATER_US
     with stage.at(BROKER):
         wait_until(
-            lambda: told_until_us(read_events(stage.bootstrap)) > until_us, "the agents' word", timeout_s=60, every_s=1
+            lambda: reported_until_us(read_events(stage.bootstrap)) > until_us,
+            "the agents' reports",
+            timeout_s=60,
+            every_s=1,
         )
     return forgotten
 
 
-def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
+def print_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningClient]) -> list[str]:
     """Print the traffic by client and topic; return what is missing."""
     lines, losses = tables.traffic(seen, topics(lab)), seen.losses
     # A client that closes a connection before it reads the first answer has proven nothing at its own end.
@@ -183,21 +196,21 @@ def tell_traffic(seen: Report, lab: Sequence[Client], started: Sequence[RunningC
     return tables.missing_traffic(lines, started, RECORDS) + lost
 
 
-def tell_behind(lines: Sequence[tables.Line], started: Sequence[RunningClient], network: Network) -> list[str]:
+def print_behind(lines: Sequence[tables.Line], started: Sequence[RunningClient], network: Network) -> list[str]:
     """Print the clients behind the gateway; return what is missing."""
     print(f"\nOn the broker all of them come from {network.gateway_address}. Who they are:\n")
     print(tables.text(lines, tables.BEHIND_COLUMNS))
     return tables.missing_behind(lines, started)
 
 
-def tell_alerts(alerts: Sequence[dict[str, Any]], forgotten: Storm) -> list[str]:
+def print_alerts(alerts: Sequence[dict[str, Any]], forgotten: Storm) -> list[str]:
     """Print the alerts; return what is missing."""
     for alert in alerts:
         print(f"\nAlert {alert['id']}: {alert['summary']}.\n{alert['remedy']}\nEvidence: {alert['evidence']}.")
     count = sum(len(victim.connections) for victim in forgotten.victims)
-    said = [(alert["kind"], alert["cause"], alert["count"]) for alert in alerts]
+    found = [(alert["kind"], alert["cause"], alert["count"]) for alert in alerts]
     expected = [("idle_disconnects", "middlebox_reset", count)]
-    return [] if said == expected else [f"the alerts are {said} instead of {expected}"]
+    return [] if found == expected else [f"the alerts are {found} instead of {expected}"]
 
 
 def export_events(seen: Report) -> Path:

@@ -42,7 +42,7 @@ def test_a_pod_that_is_made_known_while_its_client_is_connected_is_named_when_it
                 return [event["workload"] for event in events if event["kind"] == kind]
 
             command = (sys.executable, "-c", CLIENT.format(port))
-            with start(command, log=tmp_path / "client.log", inside=inside, told=True):
+            with start(command, log=tmp_path / "client.log", inside=inside, piped_input=True):
                 wait_until(lambda: bool(told("open")), "the connection")
                 server.put(pod(container, app="orders"))
                 wait_until(lambda: bool(server.watches()), "the watch")

@@ -31,7 +31,7 @@ def older(port: int) -> Iterator[Conversation]:
 
 @pytest.fixture(scope="session")
 def attached(port: int, older: Conversation) -> Iterator[Capture]:
-    assert older.said == []
+    assert older.sent == []
     with closing(Capture(port)) as capture:
         yield capture
 

@@ -62,8 +62,8 @@ def produced(version: int, topics: int) -> Frame:
 
 @pytest.fixture(scope="module")
 def attached_to_all(older: Conversation, reversible: Conversation) -> Iterator[Capture]:
-    assert older.said
-    assert not reversible.said
+    assert older.sent
+    assert not reversible.sent
     with closing(Capture()) as capture:
         yield capture
 
@@ -82,16 +82,16 @@ def test_kafka_is_found_by_who_asks(any_port: Capture, backwards: bool) -> None:
         exchange(talk)
     client, server = any_port.ends_of(talk)
     assert (client.identity.server_side, server.identity.server_side) == (False, True)
-    assert (client.frames, server.frames) == (talk.said, talk.said)
+    assert (client.frames, server.frames) == (talk.sent, talk.sent)
 
 
 def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port: Capture, older: Conversation) -> None:
-    older.said.clear()
+    older.sent.clear()
     for correlation_id in (103, 104, 105):
         older.answer(response(METADATA, 12, correlation_id))
     exchange(older, range(106, 120))
     for end in any_port.ends_of(older):
-        assert end.frames == older.said[-len(end.frames) :]
+        assert end.frames == older.sent[-len(end.frames) :]
         assert len(end.frames) > 20
 
 
@@ -109,7 +109,7 @@ def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
     assert all(not frame.facts.topics for end in any_port.ends_of(reversible) for frame in end.frames)
     exchange(reversible, range(METADATA_1 + 100, METADATA_1 + 110))
     for end in any_port.ends_of(reversible):
-        assert end.frames[-12:] == reversible.said[-12:]
+        assert end.frames[-12:] == reversible.sent[-12:]
 
 
 @pytest.mark.parametrize("protocol", FIRST_WORDS)
@@ -136,13 +136,13 @@ def test_good_connections_are_found_beside_them(any_port: Capture) -> None:
     with conversation(free_port()) as talk:
         talk.ask(request(METADATA, 12, 1))
         talk.answer(response(METADATA, 12, 1))
-    assert [end.frames for end in any_port.ends_of(talk)] == [talk.said, talk.said]
+    assert [end.frames for end in any_port.ends_of(talk)] == [talk.sent, talk.sent]
 
 
 def test_what_comes_before_the_first_answer_is_counted(any_port: Capture) -> None:
     with conversation(free_port()) as talk:
         talk.ask(*(request(METADATA, 12, correlation_id) for correlation_id in (1, 2, 3)))
         talk.answer(*(response(METADATA, 12, correlation_id) for correlation_id in (1, 2, 3)))
-    first, *_, one, two, three = talk.said
+    first, *_, one, two, three = talk.sent
     assert [end.frames for end in any_port.ends_of(talk)] == [[first, one, two, three]] * 2
     assert any_port.lost()["before_proof"] >= 4  # two at either end; others may talk here, too

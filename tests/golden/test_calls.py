@@ -172,8 +172,8 @@ def test_record_sets_sent_from_a_file_count_by_their_length(capture: Capture, po
         talk.answer(batch, write=send)
         talk.answer(response(METADATA, 12, 6))
     client, server = capture.ends_of(talk)
-    assert client.frames == talk.said
-    assert server.frames == [*talk.said[:2], uncounted(batch.seen), talk.said[3]]
+    assert client.frames == talk.sent
+    assert server.frames == [*talk.sent[:2], uncounted(batch.seen), talk.sent[3]]
     assert capture.lost() == {}
 
 
@@ -202,8 +202,8 @@ def test_many_topics_are_exact_between_record_sets_sent_from_files(capture: Capt
             talk.ask(share_fetch(version, 20 + version))
             talk.answer(shared(version, {"orders": topics["orders"]}, correlation_id=20 + version), write=send)
     client, server = capture.ends_of(talk)
-    assert client.frames == talk.said
-    assert server.frames == [uncounted(seen) if seen.facts.response else seen for seen in talk.said]
+    assert client.frames == talk.sent
+    assert server.frames == [uncounted(seen) if seen.facts.response else seen for seen in talk.sent]
     assert capture.lost() == {}
 
 
@@ -221,7 +221,7 @@ def test_record_sets_received_into_a_pipe_count_by_their_length(capture: Capture
         talk.ask(frame, read=receive)
         talk.ask(request(METADATA, 12, 6))
     client, server = capture.ends_of(talk)
-    assert client.frames == talk.said
+    assert client.frames == talk.sent
     assert server.frames[0] == uncounted(frame.seen, 0)
-    assert server.frames[1:] == talk.said[1:]
+    assert server.frames[1:] == talk.sent[1:]
     assert capture.lost() == {}

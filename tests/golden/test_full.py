@@ -53,7 +53,7 @@ def test_with_their_next_frame(small: tuple[Capture, int]) -> None:
         exchange(second, [2])
         ends = capture.ends_of(second)
         assert [end.identity.from_start for end in ends] == [True, True]
-        assert [end.frames for end in ends] == [second.said[2:], second.said[2:]]
+        assert [end.frames for end in ends] == [second.sent[2:], second.sent[2:]]
     assert capture.lost().keys() & {"ring_full", "peer_limited"}
 
 
@@ -80,7 +80,7 @@ def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest()
         talk.ask(frame, write=send_pieces(at), read=receive_pieces(at))
         talk.answer(response(METADATA, 12))
         transfer(waiting.client, waiting.server, frame.wire[at:])
-        assert [end.frames for end in capture.ends_of(waiting)] == [[*waiting.said, frame.seen]] * 2
+        assert [end.frames for end in capture.ends_of(waiting)] == [[*waiting.sent, frame.seen]] * 2
         for end in capture.ends_of(talk):
             *_, asked, answered = end.frames
             assert (asked.facts.api_key, asked.facts.status, asked.facts.stopped_at) == (
@@ -88,7 +88,7 @@ def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest()
                 Status.TRUNCATED,
                 "ClientId",
             )
-            assert answered == talk.said[-1]
+            assert answered == talk.sent[-1]
         lost = capture.lost()
         lost.pop("before_proof", None)  # of the two places for first requests another processor may have the free one
         assert lost == {"limit_reached": 2, "frame_truncated": 2}

@@ -137,8 +137,8 @@ def test_io_uring(capture: Capture, port: int, ring: Ring) -> None:
     # It finds buffers in the registers of the system call, which are others here: a frame lost, the next one in doubt.
     assert capture.lost()["buffer_unreadable"] == 4
     for end in capture.ends_of(talk):
-        assert [frame for frame in end.frames if frame not in talk.said] == []
-        assert end.frames[-4:] == talk.said[-4:]
+        assert [frame for frame in end.frames if frame not in talk.sent] == []
+        assert end.frames[-4:] == talk.sent[-4:]
 
 
 BLOCKED = 64  # many more than a kretprobe has instances
@@ -200,8 +200,8 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
     # Its returns are missed while others wait: counted, and found again in the sequence numbers.
     assert capture.lost()["gap"]
     for end in capture.ends_of(talk):
-        assert [frame for frame in end.frames if frame not in talk.said] == []
-        assert end.frames[-4:] == talk.said[-4:]
+        assert [frame for frame in end.frames if frame not in talk.sent] == []
+        assert end.frames[-4:] == talk.sent[-4:]
 
 
 @pytest.mark.long

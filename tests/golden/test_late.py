@@ -69,9 +69,9 @@ def late() -> Iterator[Late]:
         between.ask(request(METADATA, 12, 1))
         inside.client.sendall(FIFTY_RECORDS.wire[:200])
         receive_all(inside.server, 100)
-        between.said.clear()
+        between.sent.clear()
         asked.ask(request(METADATA, 12, 5))
-        asked.said.clear()
+        asked.sent.clear()
         others = {name: stack.enter_context(conversation(port)) for name in (*READS, "half closed")}
         with closing(Capture(port)) as capture:
             yield Late(capture, between, inside, asked, others)
@@ -100,10 +100,10 @@ def test_correlation_ids_that_fall_cast_no_doubt_once_requests_and_answers_are_f
     late.capture.begin()
     transfer(late.asked.server, late.asked.client, response(METADATA, 12, 5).wire)
     exchange(late.asked, range(6, 12))
-    late.asked.said.clear()
+    late.asked.sent.clear()
     exchange(late.asked, (13, 12, 14, 15))
     for end in late.capture.ends_of(late.asked):
-        assert end.frames[-8:] == late.asked.said
+        assert end.frames[-8:] == late.asked.sent
 
 
 @pytest.mark.parametrize("read", READS)
@@ -137,7 +137,7 @@ def test_who_half_closes_is_the_owner_not_who_answers(late: Late) -> None:
 def lose_the_position(talk: Conversation) -> None:
     transfer(talk.client, talk.server, b"\xff" * 20)
     transfer(talk.server, talk.client, b"\xff" * 20)
-    talk.said.clear()
+    talk.sent.clear()
 
 
 @pytest.mark.parametrize("in_flight", [1, 5, 30])
@@ -149,13 +149,13 @@ def test_a_client_that_does_not_wait_for_answers_is_found_again(capture: Capture
             talk.answer(response(METADATA, 12, number))
             talk.ask(request(METADATA, 12, number + in_flight))
     for end in capture.ends_of(talk):
-        assert end.frames[2:] == [frame for frame in talk.said if frame.correlation_id >= 10 + 2 * in_flight]
+        assert end.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 10 + 2 * in_flight]
     assert capture.lost().keys() <= {"malformed", "resync", "response_unmatched"}
 
 
 def test_a_client_that_asks_for_no_answers_is_not_found_and_counted(capture: Capture, port: int) -> None:
     with kafka(port) as talk:
-        before = talk.said.copy()
+        before = talk.sent.copy()
         lose_the_position(talk)
         for number in range(10, 20):
             talk.ask(produce(9, {"orders": {0: records_of(1)}}, correlation_id=number, acks=0))

@@ -49,7 +49,7 @@ def connection(server: socket.socket, source: str) -> AbstractContextManager[Con
 
 
 def saw_all(capture: Capture, talk: Conversation) -> bool:
-    return any(end.frames == talk.said and end.closed and end.gone for end in capture.ends_of(talk))
+    return any(end.frames == talk.sent and end.closed and end.gone for end in capture.ends_of(talk))
 
 
 @pytest.mark.parametrize("connections", [1, FLOOD])
@@ -71,7 +71,7 @@ def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket
         exchange(flood, range(FLOOD))
         exchange(talk, HONEST)
         (end,) = small.ends_of(talk)
-        assert end.frames == talk.said[: 2 * len(HONEST)]
+        assert end.frames == talk.sent[: 2 * len(HONEST)]
         assert small.lost()["peer_limited"] > 2 * len(HONEST)
 
 
@@ -81,7 +81,7 @@ def test_what_is_read_gives_room_again(small: Capture, server: socket.socket) ->
         read = len(small.ends_of(talk)[0].frames)
         assert read < 2 * FLOOD
         exchange(talk, HONEST)
-        assert small.ends_of(talk)[0].frames[read:] == talk.said[2 * FLOOD :]
+        assert small.ends_of(talk)[0].frames[read:] == talk.sent[2 * FLOOD :]
 
 
 def test_a_ring_below_half_is_open_to_one_peer_alone(small: Capture, server: socket.socket) -> None:

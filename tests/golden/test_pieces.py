@@ -88,7 +88,7 @@ def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: R
         for correlation_id, asked in enumerate(asked for asked in facts if not asked.response):
             talk.ask(frame_like(asked, correlation_id), read=read)
             talk.answer(frame_like(answers[asked.api_key, asked.api_version], correlation_id), read=read)
-    assert len(talk.said) > 200
+    assert len(talk.sent) > 200
     assert capture.saw(talk)
 
 
@@ -139,7 +139,7 @@ def test_a_request_newer_than_we_know_is_counted_by_its_header(
         talk.answer(Frame(answer(api_key, version, 3, body).wire, Seen(Facts(True, api_key, version, status), 3, 48)))
         exchange(talk, [4])
     ends = capture.ends_of(talk)
-    assert [end.frames for end in ends] == [talk.said] * 2
+    assert [end.frames for end in ends] == [talk.sent] * 2
     assert capture.lost() == {"unknown_version": 2}
 
 
@@ -153,7 +153,7 @@ def test_a_request_whose_api_no_record_can_name_is_skipped_by_its_length(
         transfer(talk.client, talk.server, header_only(api_key, version, 3, body).wire, read=receive_pieces(40, 30))
         talk.answer(unmatched(3))
         exchange(talk, [6, 7])
-    assert [end.frames for end in capture.ends_of(talk)] == [talk.said] * 2
+    assert [end.frames for end in capture.ends_of(talk)] == [talk.sent] * 2
     assert capture.lost() == {"unknown_version": 2, "response_unmatched": 2}
 
 
@@ -207,11 +207,11 @@ def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
         transfer(sender, receiver, last.wire[100:])
         answers = [] if by_server else [unmatched(n) for n in (*ids, ids.stop)]
         transfer(talk.server, talk.client, joined(answers), send_at_once, receive_at_once)
-        talk.said.clear()
+        talk.sent.clear()
         exchange(talk, range(ids.stop + 1, ids.stop + 4))
     hopped = 0
     for end in capture.ends_of(talk):
-        assert end.frames[-6:] == talk.said
+        assert end.frames[-6:] == talk.sent
         shown = [frame.facts.status for frame in end.frames[4:-6]]
         hopped += HOPPED + 1 + len(answers) - len(shown) + shown.count(Status.TRUNCATED)
     assert capture.lost()["limit_reached"] == hopped

@@ -129,7 +129,7 @@ def move_plants(talk: Conversation, of: Carrier, by_server: bool, aligned: bool,
     transfer(*ends(talk, by_server), of.wire[of.start :], send_pieces(*sizes), receive_pieces(*sizes))
     if answered and not by_server:
         transfer(talk.server, talk.client, answer(0, 2, CARRIER, bytes(8)).wire)
-    talk.said.clear()
+    talk.sent.clear()
     exchange(talk, range(CARRIER + 1, CARRIER + 8))
 
 
@@ -139,7 +139,7 @@ def assert_found(capture: Capture, talk: Conversation) -> None:
     assert len(seen) == 2
     for end in seen:
         after = [frame for frame in end.frames if frame.correlation_id > CARRIER + 3]
-        assert after == talk.said[-len(after) :]
+        assert after == talk.sent[-len(after) :]
         assert len(after) >= 6
 
 

@@ -167,8 +167,8 @@ def test_more_partitions_than_one_call_can_show(capture: Capture, port: int) -> 
     shown, following = client.frames[2:]
     assert (shown.facts.status, shown.frame_bytes) == (Status.TRUNCATED, len(many))
     assert shown.values == many.seen.values[: len(shown.values)]
-    assert following == talk.said[-1]
-    assert server.frames == talk.said
+    assert following == talk.sent[-1]
+    assert server.frames == talk.sent
     assert capture.lost() == {"frame_truncated": 1, "limit_reached": 1}
 
 

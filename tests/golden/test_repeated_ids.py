@@ -205,12 +205,12 @@ def test_answers_behind_those_in_doubt_are_told_apart_by_their_ids(capture: Capt
         for unknown in range(2):
             transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, ID + unknown, bytes(4)).wire)
         talk.answer(unmatched(ID))
-        talk.said.clear()
+        talk.sent.clear()
         exchange(talk, range(ID + 2, ID + 6))
     for end in capture.ends_of(talk):
         shown = [frame.facts.api_key for frame in end.frames[-8:]]
         assert shown == [METADATA, 255, *6 * [METADATA]]
-        assert end.frames[-6:] == talk.said[2:]
+        assert end.frames[-6:] == talk.sent[2:]
     assert capture.lost() == {"unknown_version": 4, "response_unmatched": 4, "request_unanswered": 2}
 
 

@@ -90,8 +90,8 @@ def test_records_that_are_dropped_by_their_reader_count_by_their_length(capture:
         talk.ask(frame, read=receive)
         talk.ask(request(METADATA, 12, 2))
     client, server = capture.ends_of(talk)
-    assert client.frames == talk.said
-    assert server.frames == [uncounted(frame.seen), talk.said[1]]
+    assert client.frames == talk.sent
+    assert server.frames == [uncounted(frame.seen), talk.sent[1]]
     assert capture.lost() == {}
 
 
@@ -174,7 +174,7 @@ def test_a_reset_that_comes_while_the_call_runs(capture: Capture, port: int) -> 
         talk.client.close()  # it refuses the answer: over loopback before the sender's call is back
         talk.server.sendall(response(METADATA, 12, 1).wire)
     client, server = capture.wait_closed(talk)
-    assert (client.frames, server.frames) == (talk.said, [*talk.said, response(METADATA, 12, 1).seen])
+    assert (client.frames, server.frames) == (talk.sent, [*talk.sent, response(METADATA, 12, 1).seen])
     assert capture.lost() == {}
 
 
@@ -184,7 +184,7 @@ def test_a_connection_that_ends_inside_a_header(capture: Capture, port: int) -> 
         talk.ask(request(METADATA, 12, 1))
         talk.client.sendall(request(METADATA, 12, 2).wire[:9])
         receive_all(talk.server, 9)
-    assert [end.frames for end in capture.wait_closed(talk)] == [talk.said, talk.said]
+    assert [end.frames for end in capture.wait_closed(talk)] == [talk.sent, talk.sent]
     assert capture.lost() == {"header_incomplete": 2}
 
 
@@ -205,8 +205,8 @@ def test_a_frame_of_a_hundred_megabytes(capture: Capture, port: int) -> None:
             talk.ask(frame, write=send)
             talk.ask(request(METADATA, 12, 2))
     client, server = capture.ends_of(talk)
-    assert client.frames == [uncounted(frame.seen), talk.said[1]]
-    assert server.frames == talk.said
+    assert client.frames == [uncounted(frame.seen), talk.sent[1]]
+    assert server.frames == talk.sent
     assert capture.lost() == {}
 
 
@@ -235,7 +235,7 @@ def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
     # cut it short or mix its records: what is missing is counted, whatever the reason. One loss is a pair of frames at
     # most, and the pairs after it until the stream is found again.
     sure = [frame for frame in client.frames if frame.facts.status is Status.COMPLETE and not frame.facts.response]
-    assert all(frame in talk.said for frame in sure)
+    assert all(frame in talk.sent for frame in sure)
     assert 402 - len(sure) <= 4 * sum(capture.lost().values())
     assert len(sure) > 10
 
@@ -260,7 +260,7 @@ def test_a_connection_with_urgent_data_is_not_believed(
         transfer(sender, receiver, frame[600 + len(planted) :])
         exchange(talk, [3, 4])
     ends = capture.ends_of(talk)
-    assert [end.frames[:2] for end in ends] == [talk.said[:2]] * 2
+    assert [end.frames[:2] for end in ends] == [talk.sent[:2]] * 2
     assert [len(end.frames) <= 3 and end.opaque for end in ends] == [Protocol.UNKNOWN] * 2
     assert capture.lost()["urgent_data"] == 2
     capture.begin()  # how much of the frame is shown differs

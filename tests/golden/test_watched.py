@@ -58,7 +58,7 @@ def test_one_side_only_and_not_the_agents_own_sockets() -> None:
         agent.communicate()
         wait_until(lambda: capture.entries("agent_socks") == 0, "the agent's connection to be forgotten")
         (end,) = capture.ends
-    assert (end.identity.server_side, end.frames, end.pids) == (True, talk.said, {os.getpid()})
+    assert (end.identity.server_side, end.frames, end.pids) == (True, talk.sent, {os.getpid()})
 
 
 @pytest.mark.kernel

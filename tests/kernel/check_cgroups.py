@@ -44,6 +44,6 @@ def test_owners_are_found_in_their_containers(layout: str, series: str) -> None:
     outcome = run(found, root_disk(), job, log, timeout_s=TIMEOUT_S)
     report = outcome.results.get(f"{BACKEND}-{BUFFER}.json")
     assert report, log.read_text()
-    said = json.loads(report)
-    assert (said["failures"], outcome.status) == ({}, 0)
-    assert len(said["tests"]) == 10
+    result = json.loads(report)
+    assert (result["failures"], outcome.status) == ({}, 0)
+    assert len(result["tests"]) == 10

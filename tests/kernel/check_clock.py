@@ -69,7 +69,7 @@ truth = {{"lasted_s": lasted_s, "slept_s": slept_s() - before_s, "woken_s": woke
 """
 
 
-def told(what: str) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
+def run_with(what: str) -> tuple[dict[str, float], dict[str, list[dict[str, Any]]]]:
     """Return facts of a guest in which this was done while an agent watched, and the agent's events by kind."""
     write = 'Path("/results/truth.json").write_text(json.dumps(truth))'
     script = f"""
@@ -96,7 +96,7 @@ wait $agent
 
 
 def test_steps_of_the_wall_clock_move_no_duration() -> None:
-    truth, events = told(STEP)
+    truth, events = run_with(STEP)
     assert [close["age_us"] / 1e6 for close in events["close"]] == [pytest.approx(truth["lasted_s"], abs=2)] * 2
     for side in ("client", "server"):
         assert sum(flow["requests"] for flow in events["flow"] if flow["side"] == side) == 2 * len(STEPS_S)
@@ -107,7 +107,7 @@ def test_steps_of_the_wall_clock_move_no_duration() -> None:
 
 
 def test_what_a_host_slept_is_in_no_duration_and_times_are_right_after_it() -> None:
-    truth, events = told(SLEEP)
+    truth, events = run_with(SLEEP)
     assert truth["slept_s"] == pytest.approx(SLEEP_S, abs=5)
     assert [close["age_us"] / 1e6 for close in events["close"]] == [pytest.approx(truth["lasted_s"], abs=2)] * 2
     for side in ("client", "server"):

@@ -53,10 +53,10 @@ def test_the_demo_shows_all_clients_on_debian_12(tmp_path: Path) -> None:
             job, log = Job(FILES, script), LOGS / "demo.log"
             outcome = run(found, disk, job, log, timeout_s=3600, tap=TAP, memory_mb=MEMORY_MB)
     assert outcome.status == 0, log.read_text()
-    said = json.loads(outcome.results["demo.json"])
-    assert {row["client_id"] for row in said["clients"]} == CLIENTS
-    assert said["losses"]
-    assert not any(said["losses"].values())
+    result = json.loads(outcome.results["demo.json"])
+    assert {row["client_id"] for row in result["clients"]} == CLIENTS
+    assert result["losses"]
+    assert not any(result["losses"].values())
 
 
 def java_runtime() -> tuple[Path, str]:

@@ -64,9 +64,9 @@ def events(output: bytes) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 
 
-def opened(told: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def opened(events: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the ends of connections among the events, by flow id."""
-    return {event["flow_id"]: event for event in told if event["kind"] == "open"}
+    return {event["flow_id"]: event for event in events if event["kind"] == "open"}
 
 
 def host(endpoint: str) -> str:

@@ -78,11 +78,11 @@ class Recorder:
         if capture:
             self._instructions = capture.instructions
             if not item.get_closest_marker("racing"):
-                self._seen[item.nodeid] = _told(capture)
+                self._seen[item.nodeid] = _reported(capture)
         return result
 
 
-def _told(capture: Capture) -> dict[str, object]:
+def _reported(capture: Capture) -> dict[str, object]:
     """Return what was seen of a conversation at its ends, client first, without times and addresses, and the losses."""
     ends = sorted(capture.ends, key=lambda end: end.identity.server_side)
     seen = [[end.identity.server_side, str(end.opaque), *map(repr, end.frames)] for end in ends]

@@ -78,10 +78,10 @@ def run(
         finally:
             stop(process)
         found = _read_results(disks[2])
-    said = int(found.pop("status", b"-1"))
-    if exit_status != said << 1 | 1:  # what isa-debug-exit makes of the byte that it gets
+    status = int(found.pop("status", b"-1"))
+    if exit_status != status << 1 | 1:  # what isa-debug-exit makes of the byte that it gets
         raise LabError(f"{kernel.release}: the guest did not end in order (QEMU {exit_status}):\n{tail(log)}")
-    return Outcome(said, found)
+    return Outcome(status, found)
 
 
 def _arguments(kernel: Path, first: Path, disks: list[Path], tap: str | None, memory_mb: int) -> list[str]:

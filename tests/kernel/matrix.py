@@ -154,11 +154,11 @@ def _absence(found: Kernel, backend: str) -> str:
 def _read(backend: str, buffer: str, report: bytes | None, log: Path) -> Seen:
     if report is None:
         return Seen(Run(backend, buffer, "failed", f"it ended without a report, see {log}"))
-    said = json.loads(report)
-    failures = [f"{name}:\n{text}" for name, text in said["failures"].items()]
-    result = "failed" if said["status"] or failures else "passed"
-    facts = len(said["tests"]), said["seconds"], said["instructions"]
-    return Seen(Run(backend, buffer, result, "\n".join(failures), *facts), said["seen"])
+    results = json.loads(report)
+    failures = [f"{name}:\n{text}" for name, text in results["failures"].items()]
+    result = "failed" if results["status"] or failures else "passed"
+    facts = len(results["tests"]), results["seconds"], results["instructions"]
+    return Seen(Run(backend, buffer, result, "\n".join(failures), *facts), results["seen"])
 
 
 def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
@@ -170,8 +170,8 @@ def _tried(found: Kernel, lanes: Iterable[list[Seen]]) -> Tried:
 def differences(runs: Sequence[Seen]) -> Iterator[str]:
     """Return the conversations that runs report differently without having counted a loss."""
     for name in sorted({name for seen in runs for name in seen.seen}):
-        told = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
-        whole = {run: what for run, what in told.items() if _UNREADABLE.isdisjoint(what["lost"])}
+        reports = {f"{seen.run.backend}-{seen.run.buffer}": seen.seen[name] for seen in runs if name in seen.seen}
+        whole = {run: what for run, what in reports.items() if _UNREADABLE.isdisjoint(what["lost"])}
         first, *others = whole or [""]
         for other in others:
             if whole[other] != whole[first]:

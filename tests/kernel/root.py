@@ -1,5 +1,7 @@
-"""The root disks of guests: this machine's Debian packages around python3-bpfcc, and the Python packages of .venv that
-the agent and the golden conversations need, or more. Nothing of this project is in it: that comes with each job.
+"""Builds the root disks of guests from installed packages.
+
+A disk contains this machine's Debian packages around python3-bpfcc, and the Python packages of .venv that the agent and
+the golden conversations need, or more. It contains nothing of this project: each job brings that with it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _SOURCE = Path(__file__)
 
 
 def root_disk(name: str = "root", *, debian: Sequence[str] = (), python: Sequence[str] = ()) -> Path:
-    """An ext4 image, made anew when a package in it has changed. `debian`, `python`: packages beyond the usual ones.
+    """Return the path of an ext4 image, which is rebuilt when a package in it has changed.
+
+    `debian`, `python`: packages beyond the usual ones.
 
     Raises:
         LabError: a package or mke2fs is missing.
@@ -53,7 +57,7 @@ def root_disk(name: str = "root", *, debian: Sequence[str] = (), python: Sequenc
 
 
 def _closure(names: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Installed Debian packages and what they depend on, with versions."""
+    """Yield the names and versions of installed Debian packages and of those that they depend on."""
     if not shutil.which("dpkg-query"):
         raise LabError("dpkg-query is missing: the guests' root is made of Debian packages")
     form = r"${Package}\t${Version}\t${Pre-Depends}, ${Depends}\t${Provides}\n"
@@ -74,12 +78,12 @@ def _closure(names: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _names(relations: str) -> Iterator[str]:
-    """Package names in a relation field, versions and architectures dropped."""
+    """Yield the package names in a relation field, without versions and architectures."""
     yield from (part.split()[0].partition(":")[0] for part in re.split(r"[,|]", relations) if part.strip())
 
 
 def _distributions(names: Iterable[str]) -> Iterator[Distribution]:
-    """Installed Python packages and what they require, without this project itself."""
+    """Yield installed Python packages and those that they require, without this project itself."""
     wanted, seen = [Requirement(name) for name in names], set[str]()
     while wanted:
         requirement = wanted.pop()

@@ -33,9 +33,9 @@ def seen(backend: str, *frames: str, **lost: int) -> Seen:
 def test_backends_that_see_something_else_are_named() -> None:
     alike = [seen("fentry", "a", "b"), seen("kprobe", "a", "b")]
     assert list(differences(alike)) == []
-    (told,) = differences([*alike, seen("tracepoint", "a")])
-    assert told.startswith("test_split: tracepoint-ring saw 1 of [False, 'a'] (lost: {}), ")
-    assert told.endswith("fentry-ring saw 1 of [False, 'a', 'b'] (lost: {})")
+    (difference,) = differences([*alike, seen("tracepoint", "a")])
+    assert difference.startswith("test_split: tracepoint-ring saw 1 of [False, 'a'] (lost: {}), ")
+    assert difference.endswith("fentry-ring saw 1 of [False, 'a', 'b'] (lost: {})")
     assert list(differences([*alike, seen("tracepoint", "a", malformed=1)])) != []
 
 

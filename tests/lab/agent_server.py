@@ -32,14 +32,14 @@ class Served:
         return get(self.url + path, token=token, tls=tls, accept=accept)
 
     def connect(self) -> socket.socket:
-        """A connection of plain TCP."""
+        """Return a plain TCP connection to the server."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), timeout=10)
 
 
 @contextmanager
 def serving(host: str = "127.0.0.1", connections: tuple[Connection, ...] = (), **settings: Any) -> Iterator[Served]:
-    """A server of these settings, and of an agent with these connections."""
+    """Run a server with these settings for an agent with these connections."""
     address = Address(host, free_port(host))
     config = Config(listen=address, **settings)
     server = Server(config, address)

@@ -47,7 +47,7 @@ class Receiver:
             stop(self._process)
 
     def alerts(self) -> list[dict[str, Any]]:
-        """The alerts that are not resolved."""
+        """Return the alerts that are not resolved."""
         with urllib.request.urlopen(f"{self.url}/api/v2/alerts", timeout=10) as answer:
             alerts: list[dict[str, Any]] = json.load(answer)
         return alerts

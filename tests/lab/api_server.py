@@ -1,4 +1,4 @@
-"""Stands in for a Kubernetes API server, which tests cannot have: the part of it that a watch on pods needs.
+"""Simulates the part of a Kubernetes API server that a watch on pods needs.
 
 Over TLS on loopback, for one bearer token, it lists pods and streams what happens to them, from any version that it has
 not compacted away, with bookmarks, and answers 401, 403 and 410 as the real one does. Every query is kept in `asked`.
@@ -40,8 +40,8 @@ class Event:
 class ApiServer:
     """`with ApiServer(directory) as server:` runs it; `stop` and `start` may be called in between, port and pods stay.
 
-    refuses: the status with which it answers everybody. gone: how it tells that a version is too old, as the event of a
-    watch that was accepted, or by refusing the watch.
+    refuses: the status with which it answers everybody. gone: how it reports that a version is too old, as the event of
+    a watch that was accepted, or by refusing the watch.
     """
 
     def __init__(self, directory: Path, token: str = "first") -> None:
@@ -256,7 +256,7 @@ def _handler(server: ApiServer) -> type[BaseHTTPRequestHandler]:
 
 
 def pod(*containers: str, name: str = "orders-0", node: str = "node-1", **labels: str) -> Object:
-    """A pod with containers of these ids, as the server has it."""
+    """Return a pod with containers of these ids, as the server represents it."""
     statuses = [{"name": "main", "containerID": f"containerd://{each}"} for each in containers]
     return {
         "kind": "Pod",

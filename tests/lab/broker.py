@@ -80,11 +80,11 @@ class Broker:
 
     @property
     def bootstrap(self) -> str:
-        """host:port, as clients take it."""
+        """Return host:port for the option bootstrap.servers."""
         return self._at(self.port)
 
     def address(self, protocol: str) -> str:
-        """host:port of one of the further listeners."""
+        """Return host:port of one of the further listeners."""
         return self._at(self._listeners[protocol])
 
     @property
@@ -127,7 +127,7 @@ class Broker:
         self._end(signal.SIGKILL)
 
     def request_counts(self) -> RequestCounts:
-        """Requests answered since the start per (API name, version), from the broker's own metrics over JMX.
+        """Return the number of answered requests per (API name, version), from the broker's metrics over JMX.
 
         A request counts once its response has been sent: wait for clients to be done before reading. APIs that only
         brokers and controllers speak are left out; what else goes to the controller's port at start is in the count.
@@ -146,7 +146,9 @@ class Broker:
         return counts
 
     def settled_request_counts(self) -> RequestCounts:
-        """`request_counts` once they no longer change: a consumer's last poll is answered after its connection is gone.
+        """Wait until `request_counts` are constant, and return them.
+
+        The broker answers a consumer's last poll after its connection is closed.
 
         Requires that nobody sends requests any more.
         """

@@ -93,7 +93,7 @@ class Capture:
 
     @property
     def links(self) -> list[int]:
-        """File descriptors of what holds the programs attached."""
+        """Return the file descriptors of the links that keep the programs attached."""
         return self._programs._links
 
     @property
@@ -108,7 +108,7 @@ class Capture:
 
     @property
     def ends(self) -> list[End]:
-        """Every end seen, in the order of first sight. Nothing of MARKER may be in any sample, or in a few together."""
+        """Return every end in the order of first sight; no sample and no sequence of samples may contain MARKER."""
         while len(samples := self._programs.buffer.take(1 << 20)):
             assert MARKER not in samples.tobytes()
             assert MARKER not in samples["data"][np.arange(DATA_BYTES) < samples["size"][:, np.newaxis]].tobytes()
@@ -152,7 +152,7 @@ class Capture:
         ends = self.ends_of(talk)
         assert [end.identity.server_side for end in ends] == [False, True]
         for end in ends:
-            assert end.frames == talk.said, self.lost()
+            assert end.frames == talk.sent, self.lost()
             assert end.pids == {os.getpid()}
         assert ends[0].identity.flow_id == ends[1].identity.flow_id
         lost = self.lost().keys() - may_lose
@@ -164,12 +164,12 @@ class Capture:
         exchange(talk, range(10, 20))
         for end in self.ends_of(talk):
             assert not end.identity.from_start
-            assert end.frames == talk.said[-len(end.frames) :]
-            assert len(end.frames) >= len(talk.said) - 4
+            assert end.frames == talk.sent[-len(end.frames) :]
+            assert len(end.frames) >= len(talk.sent) - 4
         return True
 
     def entries(self, map_name: str) -> int:
-        """Entries of a map of the attached programs, as bpftool counts them."""
+        """Return the number of entries of a map of the attached programs, as bpftool counts them."""
         information = Path(f"/proc/self/fdinfo/{self.links[0]}").read_text()
         (program_id,) = re.findall(r"^prog_id:\s*(\d+)$", information, re.MULTILINE)
         maps = [
@@ -207,7 +207,7 @@ class Capture:
                 self.sockets.append((kind, bool(sample["flags"] & Flag.CLOSED), read_open(sample)[0]))
 
     def _take_frames(self, samples: Samples) -> None:
-        """Frames, in the order of their samples; of long ones, one sample at a time."""
+        """Take frames in the order of their samples, and of a long frame one sample at a time."""
         seen = [found for frames in self._reader.read(samples) for found in _seen(frames)]
         for _, conn, frame in sorted(seen, key=itemgetter(0)):
             end = self._ends.get(conn)

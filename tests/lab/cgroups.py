@@ -16,7 +16,7 @@ _MEMORY_V1 = Path("/sys/fs/cgroup/memory")
 
 @contextmanager
 def cgroup(name: str) -> Iterator[Path]:
-    """The directory of an empty cgroup `kafka-probe-lab/<name>`; it is removed once its processes have ended.
+    """Yield the directory of an empty cgroup `kafka-probe-lab/<name>`; remove it once its processes have ended.
 
     Raises:
         LabError: no cgroup v2 hierarchy is mounted.
@@ -76,7 +76,7 @@ def _made(directory: Path) -> Iterator[Path]:
 
 
 def path_of(directory: Path) -> str:
-    """The path of a cgroup as the kernel names it: below the mount point."""
+    """Return the path of a cgroup below the mount point, as the kernel names it."""
     return f"/{directory.relative_to(mount())}"
 
 

@@ -79,7 +79,7 @@ class RunningClient:
 
 
 def clients(bootstrap: str, directory: Path, *, records: int, rate: float) -> list[Client]:
-    """Producer and consumer of kafka-python, librdkafka and Java; `records` per topic at `rate` records per second.
+    """Yield a producer and a consumer of each library, which send `records` per topic at `rate` per second.
 
     The librdkafka consumer reads the topics of two producers; the Java consumer uses the protocol of KIP-848.
     """

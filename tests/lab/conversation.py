@@ -115,7 +115,7 @@ class Conversation:
     client: socket.socket
     server: socket.socket
     names: tuple[str, str]
-    said: list[Seen] = field(default_factory=list)
+    sent: list[Seen] = field(default_factory=list)
 
     def widen(self) -> None:
         """Widen the buffers between the sockets to a mebibyte."""
@@ -126,16 +126,16 @@ class Conversation:
     def ask(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
         """Send requests, all of them before the first is read."""
         transfer(self.client, self.server, joined(frames), write, read)
-        self.said += [frame.seen for frame in frames]
+        self.sent += [frame.seen for frame in frames]
 
     def answer(self, *frames: Frame, write: Write = send_all, read: Read = receive_all) -> None:
         transfer(self.server, self.client, joined(frames), write, read)
-        self.said += [frame.seen for frame in frames]
+        self.sent += [frame.seen for frame in frames]
 
 
 @contextmanager
 def conversation(port: int, *, server: str = "127.0.0.1", client: str | None = None) -> Iterator[Conversation]:
-    """A new connection to a listener of our own; both ends are closed at the end, the client's first."""
+    """Open a connection to a new listener; at the end close both ends, the client's first."""
     family = socket.AF_INET6 if ":" in server else socket.AF_INET
     with (
         socket.create_server((server, port), family=family, dualstack_ipv6=server == "::") as listener,
@@ -148,7 +148,7 @@ def conversation(port: int, *, server: str = "127.0.0.1", client: str | None = N
 def accepted_by(
     listener: socket.socket, server: str, *, source: str = "", then_close: bool = False
 ) -> Iterator[Conversation]:
-    """A new connection to this listener; server: its address for the client, source: the client's own."""
+    """Open a connection to this listener; server: its address for the client, source: the client's own."""
     listener.settimeout(TIMEOUT_S)
     with socket.create_connection((server, listener.getsockname()[1]), TIMEOUT_S, (source, 0)) as connected:
         accepted, _ = listener.accept()
@@ -164,7 +164,7 @@ def accepted_by(
 
 @contextmanager
 def kafka(port: int, **ends: str) -> Iterator[Conversation]:
-    """A conversation whose first exchange has proven that it is Kafka; that exchange is the first one."""
+    """Open a conversation whose first exchange proves that it is Kafka; `sent` contains that exchange."""
     with conversation(port, **ends) as talk:
         exchange(talk, [0])
         yield talk
@@ -178,11 +178,11 @@ def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> Non
 
 
 def raw_token(talk: Conversation, token: bytes) -> None:
-    """A SASL token without a Kafka header, and the server's answer to it: neither may be seen."""
+    """Send a SASL token without a Kafka header, and the server's answer: neither may be reported."""
     frame = Frame(len(token).to_bytes(4, "big") + token, Seen(Facts(False, 0, 0, Status.COMPLETE), 0, 0))
     talk.ask(frame)
     talk.answer(frame)
-    del talk.said[-2:]
+    del talk.sent[-2:]
 
 
 def _name(sock: socket.socket) -> str:

@@ -40,7 +40,7 @@ class Crowd:
         self._namespace = namespace
         self._port = port
         self._log = directory / "crowd.log"
-        self._said = directory / "crowd.out"
+        self._answers = directory / "crowd.out"
         self._orders = 0
         self._processes: list[subprocess.Popen[bytes]] = []
 
@@ -51,9 +51,9 @@ class Crowd:
 
     def speak(self) -> None:
         """Let every client send a request and its server answer; return when all have."""
-        self._tell("speak")
+        self._order("speak")
 
-    def _tell(self, order: str) -> None:
+    def _order(self, order: str) -> None:
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{order}\n".encode())
@@ -64,16 +64,18 @@ class Crowd:
     def _is_done(self) -> bool:
         if any(process.poll() is not None for process in self._processes):
             raise LabError(f"a part of the crowd ended:\n{tail(self._log)}")
-        return self._said.read_text().count("done") >= self._orders * len(self._processes)
+        return self._answers.read_text().count("done") >= self._orders * len(self._processes)
 
     def __enter__(self) -> Self:
-        self._said.write_text("")
+        self._answers.write_text("")
         try:
             with self._namespace.inside():
                 for number, count in enumerate(self._counts, 1):
                     command = [sys.executable, "-m", __name__, f"127.0.1.{number}", str(self._port), str(count)]
-                    self._processes.append(start(command, log=self._log, stdout=self._said, cwd=ROOT, told=True))
-            self._tell("open")
+                    self._processes.append(
+                        start(command, log=self._log, stdout=self._answers, cwd=ROOT, piped_input=True)
+                    )
+            self._order("open")
         except BaseException:
             self._end()
             raise

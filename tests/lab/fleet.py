@@ -57,7 +57,7 @@ class Fleet:
         """Process id."""
         return self._running.pid
 
-    def tell(self, order: str) -> None:
+    def order(self, order: str) -> None:
         """Send a command, and return at once."""
         orders = self._running.stdin
         assert orders is not None
@@ -71,7 +71,7 @@ class Fleet:
 
     def send(self, size: int = 100) -> None:
         """Let every producer send a record of that size; return when each was delivered or given up."""
-        self.tell(f"send {size}")
+        self.order(f"send {size}")
         self.wait_done()
 
     def connections(self) -> set[Connection]:
@@ -80,7 +80,7 @@ class Fleet:
 
     def end(self, order: Literal["stop", "leave"]) -> None:
         """Send a command that ends it, and return when it has ended."""
-        self.tell(order)
+        self.order(order)
         self.wait_ended()
 
     def wait_ended(self) -> None:
@@ -96,7 +96,7 @@ class Fleet:
             leftover.unlink(missing_ok=True)
         with self._namespace.inside():
             self._process = start(
-                self._command, log=self.log, stdout=self._answers, cwd=ROOT, inside=self._inside, told=True
+                self._command, log=self.log, stdout=self._answers, cwd=ROOT, inside=self._inside, piped_input=True
             )
         self._orders = 1
         return self

@@ -1,4 +1,4 @@
-"""Runs an HTTP server in a thread of the test, for requests of the product or of the tools around it."""
+"""Runs an HTTP server in a thread of the test, for requests of the product or its tools."""
 
 from __future__ import annotations
 

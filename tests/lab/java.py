@@ -38,7 +38,7 @@ def java(main_class: str, *arguments: str | Path, heap_mb: int = 128, options: t
 
 @cache
 def client_apis() -> frozenset[str]:
-    """The APIs that clients may send to a broker, by Kafka's own message definitions.
+    """Return the APIs that clients may send to a broker, by Kafka's own message definitions.
 
     The others are spoken between a broker and its controller, or are names of metrics only (FetchConsumer).
     """

@@ -30,7 +30,7 @@ _TIMEOUT_S = 60
 
 @contextmanager
 def early(bootstrap: str, topic: str, directory: Path) -> Iterator[None]:
-    """Run a producer and a consumer that use the topic by its id only, from before the block to after it."""
+    """Run a producer and a consumer that use the topic by its id only, for longer than the block."""
     flags = ("--bootstrap-server", bootstrap, "--topic", topic, "--num-records", "100000", "--payload-monotonic")
     pace = ("--throughput", "20", "--command-property", "client.id=early-producer")
     consumer = Consumer({"bootstrap.servers": bootstrap, "client.id": "early-consumer", "group.id": "early"})
@@ -43,7 +43,7 @@ def early(bootstrap: str, topic: str, directory: Path) -> Iterator[None]:
 
 
 def write_to_many(bootstrap: str, topics: Sequence[str], partitions: int, rounds: int) -> Counts:
-    """Two producers that write a record to every partition of every topic in each round: all to one broker."""
+    """Write a record to every partition of every topic in each round, with two producers, to one broker."""
     python = KafkaProducer(bootstrap_servers=bootstrap, client_id="many-python", linger_ms=50)
     librdkafka = Producer({"bootstrap.servers": bootstrap, "client.id": "many-librdkafka", "linger.ms": 50})
     for number in range(rounds):
@@ -58,7 +58,7 @@ def write_to_many(bootstrap: str, topics: Sequence[str], partitions: int, rounds
 
 
 def idle(bootstrap: str, topic: str, polls: int) -> Counts:
-    """A consumer polls in vain so often, loses its fetch session, makes a new one, and then gets a record.
+    """Let a consumer poll without result `polls` times, lose its fetch session, make a new one, and receive a record.
 
     Its session is closed from another connection: the broker keeps sessions by their id, for any client.
     """
@@ -125,7 +125,7 @@ def reborn(bootstrap: str, topic: str, records: int) -> Counts:
 
 
 def transactions(bootstrap: str, source: str, target: str, records: int, directory: Path) -> Counts:
-    """Records written in transactions, read by a share group and by a group of KIP-848, and copied in transactions."""
+    """Write records in transactions, read them in a share group and a KIP-848 group, and copy them in transactions."""
     source_flags = ("--bootstrap-server", bootstrap, "--topic", source)
     perf_flags = (*source_flags, "--num-records", str(records), "--print-metrics")
     modern = _tool(

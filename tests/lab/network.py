@@ -107,7 +107,7 @@ class Network:
 
 @contextmanager
 def nat(*, clients: int = 1, idle_s: int = 60, forgotten: Answer = "drop") -> Iterator[Network]:
-    """A lab whose firewall forgets a connection after `idle_s` seconds of silence.
+    """Yield a network whose firewall drops the state of a connection after `idle_s` seconds of silence.
 
     Raises:
         LabError: this machine cannot make it; the text says which command failed.
@@ -131,7 +131,7 @@ def nat(*, clients: int = 1, idle_s: int = 60, forgotten: Answer = "drop") -> It
 
 
 def _wire(gateway: Namespace, name: str, address: IPv4Interface, members: Sequence[Namespace]) -> None:
-    """A network: a bridge in the gateway, with its address, and a cable to each member."""
+    """Make a network: a bridge with an address in the gateway, and a pair of interfaces to each member."""
     gateway.run("ip", "link", "add", name, "type", "bridge")
     gateway.run("ip", "address", "add", str(address), "dev", name)
     gateway.run("ip", "link", "set", name, "up")

@@ -18,7 +18,7 @@ def event(seq: int, padding: int = 100, agent: str = AGENT) -> Any:
 
 
 def read_all(bootstrap: str, topic: str, agent: str = AGENT) -> list[int]:
-    """The sequence numbers of an agent in the topic, in the order of the one partition that holds its key."""
+    """Return an agent's sequence numbers in the topic, in the order of the partition of its key."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
     try:
         partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]

@@ -60,7 +60,7 @@ class Run:
         }
 
     def send(self, records: int) -> None:
-        """Records of two agents, each with three events, one of them twice, and a line that is no event."""
+        """Send records of two agents, with three events each, one of them twice, and a malformed line."""
         producer = KafkaProducer(bootstrap_servers=self.broker.bootstrap)
         for _ in range(records):
             for agent in ("agent-1", "agent-2"):
@@ -81,7 +81,7 @@ class Run:
         producer.close()
 
     def send_events(self, *events: Event, at_ms: int | None = None) -> None:
-        """One record, which may be larger than what a broker takes uncompressed."""
+        """Send one record, which may be larger than a broker accepts uncompressed."""
         producer = KafkaProducer(
             bootstrap_servers=self.broker.bootstrap, compression_type="gzip", max_request_size=64 << 20
         )
@@ -135,7 +135,7 @@ class Run:
         assert process.poll() is None, tail(self.log)
 
     def commits(self) -> int:
-        """Micro-batches that Spark regards as done."""
+        """Return the number of micro-batches that Spark regards as done."""
         return len([*(self.output / "checkpoint" / "commits").glob("[0-9]*")])
 
     def received(self, topic: str) -> list[tuple[str, dict[str, object]]]:

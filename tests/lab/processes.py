@@ -39,12 +39,12 @@ def start(
     stdout: Path | None = None,
     cwd: Path | None = None,
     inside: Path | None = None,
-    told: bool = False,
+    piped_input: bool = False,
 ) -> subprocess.Popen[bytes]:
     """Start a process with standard error appended to `log`, and standard output too or to `stdout`.
 
-    `inside` is the directory of a cgroup: the process enters it before its program starts. `told`: its standard input
-    is a pipe to write to; else it has none.
+    `inside` is the directory of a cgroup: the process enters it before its program starts. `piped_input`: its standard
+    input is a pipe to write to; else it has none.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
 
@@ -56,7 +56,7 @@ def start(
     with log.open("ab") as errors, (stdout or log).open("ab") as output:
         return subprocess.Popen(
             [str(arg) for arg in argv],
-            stdin=subprocess.PIPE if told else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if piped_input else subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
             env={**os.environ, **(env or {})},
@@ -104,12 +104,12 @@ def wait_until(condition: Callable[[], bool], what: str, *, timeout_s: float = 3
 
 
 def tail(log: Path, lines: int = 30) -> str:
-    """The last lines of a log, for the text of an error."""
+    """Return the last lines of a log, for the text of an error."""
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.exists() else "(no log)"
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listened on a moment ago, and that no client is given before somebody does."""
+    """Return a TCP port without a listener, which the kernel does not assign to clients."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         for port in random.sample(_FOR_SERVERS, _TRIES):
             with suppress(OSError):

@@ -112,7 +112,7 @@ class Watched:
         interval_s: float | None = 0.3,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """interval_s: None leaves it to the other settings."""
+        """Create an agent that is not started yet; `interval_s` None leaves the interval to the other settings."""
         interval = () if interval_s is None else ("--interval-s", str(interval_s))
         given = ("--sink", "stdout", "--ports", str(port), *interval, *flags)
         self.agent = Agent(directory, *given, environment=environment)
@@ -120,8 +120,8 @@ class Watched:
     def events(self, **equal: object) -> list[dict[str, Any]]:
         """Return the events with these values, the client's before the server's."""
         *whole, _ = self.agent.output.read_text().split("\n")
-        told = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
-        return sorted(told, key=lambda event: event.get("side") or "neither")
+        found = [event for event in map(json.loads, whole) if all(event[name] == equal[name] for name in equal)]
+        return sorted(found, key=lambda event: event.get("side") or "neither")
 
     def wait_for(self, count: int, what: str, **equal: object) -> list[dict[str, Any]]:
         wait_until(lambda: len(self.events(**equal)) >= count, what, timeout_s=30)
@@ -146,12 +146,12 @@ def run_pipeline(bootstrap: str, directory: Path, *, events: str = EVENTS, timeo
 
 
 def shown(directory: Path, table: str) -> list[dict[str, Any]]:
-    """A table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
+    """Return a table of the pipeline below its directory, as `kafka-probe-pipeline show` prints it."""
     command = (*_PIPELINE, "show", "--json", "--output", str(directory), "--table", table)
-    said = subprocess.run(command, capture_output=True, text=True, timeout=120 * PATIENCE)
-    if said.returncode:
-        raise LabError(f"the pipeline shows no {table}: {said.stderr}")
-    return [json.loads(line) for line in said.stdout.splitlines()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120 * PATIENCE)
+    if answer.returncode:
+        raise LabError(f"the pipeline shows no {table}: {answer.stderr}")
+    return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ def losses_by_agent(events: Sequence[dict[str, Any]]) -> dict[str, dict[str, int
     return {event["agent_id"]: event["losses"] for event in events if event["kind"] == "agent"}
 
 
-def told_until_us(events: Iterable[Mapping[str, Any]]) -> int:
+def reported_until_us(events: Iterable[Mapping[str, Any]]) -> int:
     """Return the time up to which every agent has reported all closes; 0 if there is no agent."""
     last = {event["agent_id"]: event["complete_until"] for event in events if event["kind"] == "agent"}
     return min(last.values(), default=0)

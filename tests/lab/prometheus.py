@@ -39,7 +39,7 @@ class Prometheus:
         }
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples of an instant query."""
+        """Return the samples of an instant query."""
         answer = get(f"http://{self._address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}").json()
         if answer["status"] != "success":
             raise LabError(f"Prometheus refuses {expression}: {answer['error']}")

@@ -32,7 +32,7 @@ class Held:
 
     @property
     def known_version(self) -> bool:
-        """franz-go asks in a version of ApiVersions that the broker does not know."""
+        """Return True if the broker supports the version: franz-go sends an ApiVersions request that it does not."""
         return self.recorded.api_version in apis()[self.recorded.api_key].versions
 
     @property
@@ -57,31 +57,31 @@ def replay(capture: Capture, port: int, name: str) -> Replay:
     capture.begin()
     frames = list(read(name))
     seen: dict[Frame, Seen] = {}
-    with said_again(frames, port) as talks:
-        said = defaultdict(list)
+    with replaying(frames, port) as talks:
+        sent = defaultdict(list)
         for frame in frames:
-            said[frame.connection].append(frame)
+            sent[frame.connection].append(frame)
         ends = {(end.identity.local, end.identity.peer): end.frames for end in capture.ends}
         for connection, talk in talks.items():
             assert ends[talk.names] == ends[talk.names[::-1]]
-            seen.update(zip(said[connection], ends[talk.names], strict=True))
+            seen.update(zip(sent[connection], ends[talk.names], strict=True))
     held = [Held(each, seen[each.frame], seen[each.response] if each.response else None) for each in exchanges(frames)]
     return Replay(held, capture.lost())
 
 
 @contextmanager
-def said_again(frames: Iterable[Frame], port: int) -> Iterator[dict[int, Conversation]]:
+def replaying(frames: Iterable[Frame], port: int) -> Iterator[dict[int, Conversation]]:
     """Yield the conversations that send the frames, by number of the connection, before their ends are closed."""
     with ExitStack() as stack:
         talks: dict[int, Conversation] = {}
         for frame in frames:
             if frame.connection not in talks:
                 talks[frame.connection] = stack.enter_context(conversation(port))
-            _say(talks[frame.connection], frame)
+            _send(talks[frame.connection], frame)
         yield talks
 
 
-def _say(talk: Conversation, frame: Frame) -> None:
+def _send(talk: Conversation, frame: Frame) -> None:
     sender, receiver = (talk.server, talk.client) if frame.response else (talk.client, talk.server)
     wire = struct.pack(">i", len(frame.data)) + frame.data
     sender.sendall(wire)

@@ -21,7 +21,7 @@ _SYS_CLONE3 = 435  # on every architecture
 
 
 def live(name: str, host: str, port: int, words: bytes) -> None:
-    """Be one of the processes."""
+    """Run as one of the processes: take its name, send `words`, and print the connection."""
     Path("/proc/self/comm").write_text(name)
     with socket.create_connection((host, port)) as sock:
         sock.sendall(words)
@@ -49,7 +49,11 @@ class _CloneArgs(ctypes.Structure):
 
 
 def fork_as(pid: int) -> int:
-    """Fork a process of this pid (clone3 with set_tid, Linux 5.5); returns as `os.fork`; OSError if it is taken."""
+    """Fork a process with this pid (clone3 with set_tid, Linux 5.5), and return as `os.fork` does.
+
+    Raises:
+        OSError: the pid is taken.
+    """
     set_tid = ctypes.c_int(pid)
     args = _CloneArgs(exit_signal=signal.SIGCHLD, set_tid=ctypes.addressof(set_tid), set_tid_size=1)
     libc = ctypes.PyDLL(None, use_errno=True)
@@ -61,7 +65,7 @@ def fork_as(pid: int) -> int:
 
 
 def live_as(pid: int, name: str, host: str, port: int, words: bytes) -> None:
-    """Be a process of this pid."""
+    """Run as a process with this pid."""
     if not fork_as(pid):
         live(name, host, port, words)
         os._exit(0)

@@ -27,7 +27,7 @@ class Socket:
 
 
 def sockets(namespace: Namespace) -> list[Socket]:
-    """The connections that clients in the namespace have or had, until nothing is left to be sent."""
+    """Return the sockets of clients in the namespace, also closed ones that still send."""
     return [one for line in namespace.run("ss", "-HOtanpi").splitlines() if (one := _read(line)).state not in _NONE]
 
 

@@ -38,7 +38,7 @@ class Herd:
     def send(self) -> None:
         """Let every producer of every process send a record at about the same time; return when each arrived."""
         for _, fleet in self.fleets:
-            fleet.tell("send 100")
+            fleet.order("send 100")
         for _, fleet in self.fleets:
             fleet.wait_done()
 
@@ -53,13 +53,13 @@ class Herd:
         }
 
     def victims(self) -> list[Victim]:
-        """Its processes with their open connections."""
+        """Return its processes with their open connections."""
         return [Victim(fleet.pid, of, frozenset(fleet.connections())) for of, fleet in self.fleets]
 
     def stop(self) -> None:
         """Stop every client in order, all at about the same time."""
         for _, fleet in self.fleets:
-            fleet.tell("stop")
+            fleet.order("stop")
         for _, fleet in self.fleets:
             fleet.wait_ended()
 
@@ -84,7 +84,7 @@ def herd(
     cgroups: int = 5,
     request_timeout_ms: int = 5000,
 ) -> Iterator[Herd]:
-    """A herd at work, spread over the networks' clients and the brokers; on the way out it is killed."""
+    """Run a herd, spread over the network's clients and the brokers; kill it at the end."""
     with ExitStack() as stack:
         directories = [stack.enter_context(cgroup(f"herd-{number}")) for number in range(cgroups)]
         fleets = []
@@ -122,7 +122,7 @@ def storm(of: Herd) -> Storm:
     )
     silences = of.silences_ms()
     for _, fleet in of.fleets:
-        fleet.tell("send 100")
+        fleet.order("send 100")
     wait_until(
         lambda: connections.isdisjoint(of.silences_ms()),
         f"{len(connections)} connections to be given up",

@@ -26,9 +26,10 @@ _DROPPED = re.compile(r"(\d+) packets? dropped by kernel")
 
 
 class Segment(NamedTuple):
-    """One TCP segment; `restarts` is true for a SYN, whose payload starts at `sequence`, `ends` for a FIN or an RST.
+    """One TCP segment of a capture file.
 
-    time_us: when it was captured, since epoch.
+    restarts: it is a SYN, and its payload starts at `sequence`. ends: it is a FIN or an RST. time_us: when it was
+    captured, since epoch.
     """
 
     source: Address
@@ -94,7 +95,7 @@ class Capture:
 
 
 def segments(pcap: Path) -> Iterator[Segment]:
-    """The TCP segments of a capture file, in order; a packet that is not whole in the file yet ends it."""
+    """Yield the TCP segments of a capture file in order, up to the first incomplete packet."""
     with _Packets(pcap) as packets:
         yield from (_segment(*each) for each in packets)
 
@@ -150,7 +151,7 @@ class Stream:
     _early: dict[int, bytes] = field(default_factory=dict)
 
     def feed(self, segment: Segment) -> bytes:
-        """The bytes that this segment makes available, each byte of the stream once."""
+        """Return the bytes that this segment makes available, each byte of the stream once."""
         if self._next is None:
             self._next = segment.sequence
         self._early[segment.sequence] = max(self._early.get(segment.sequence, b""), segment.payload, key=len)
@@ -163,6 +164,6 @@ class Stream:
         return bytes(ready)
 
     def _ahead(self, sequence: int) -> int:
-        """Distance from the next expected byte, as a signed 32-bit difference."""
+        """Return the distance from the next expected byte, as a signed 32-bit difference."""
         assert self._next is not None
         return ((sequence - self._next + 0x80000000) & 0xFFFFFFFF) - 0x80000000

@@ -12,9 +12,11 @@ _Way = tuple[Address, Address]
 
 @dataclass(slots=True)
 class Times:
-    """µs since epoch, by flow id: requests (and by correlation id) and their answers, if they had any; and the first
-    and the last word of an end. `asked`: API key and version of the requests. `broken_off`: of frames that were never
-    whole, as of an answer to a client that has closed, when the last of them came.
+    """The times of exchanges and closes by flow id, µs since epoch.
+
+    exchanges: of a request and of its response or None, also by correlation id. ends: of the first and the last FIN or
+    RST. asked: API key and version of the requests. broken_off: of the last bytes of incomplete frames, such as
+    responses to a client that has closed.
     """
 
     exchanges: dict[tuple[str, int], tuple[int, int | None]] = field(default_factory=dict)
@@ -24,7 +26,7 @@ class Times:
     _firsts: dict[_Way, int] = field(default_factory=dict)
 
     def see(self, segment: Segment, *, asks: bool) -> None:
-        """A segment, in the order of the capture; asks: it goes to the broker."""
+        """Take a segment, in the order of the capture; asks: it goes to the broker."""
         if segment.restarts:
             self._firsts[segment.source, segment.target] = segment.sequence % (1 << 32)
         if segment.ends:
@@ -32,7 +34,7 @@ class Times:
             self.ends[flow_id] = (self.ends.get(flow_id, (segment.time_us, 0))[0], segment.time_us)
 
     def add(self, segment: Segment, frame: bytes, *, asks: bool) -> None:
-        """A frame that a segment completed."""
+        """Add a frame that a segment completed."""
         (correlation_id,) = struct.unpack_from(">i", frame, 4 if asks else 0)
         key = self._flow_id(segment, asks), correlation_id
         if asks:

@@ -28,9 +28,9 @@ def create_topics(
 
 
 def warm_up(bootstrap: str) -> None:
-    """Make the broker do now what it does once over connections to its controller: own topics, a block of producer ids.
+    """Make the broker create its own topics and reserve a block of producer ids, which it does once.
 
-    JMX cannot tell the requests of those connections from those of clients.
+    It sends requests to its controller for that, and JMX counts them like those of clients.
     """
     create_topics(bootstrap, ["warm-up"], partitions=1)
     producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="warm-up")
@@ -53,7 +53,7 @@ def existing(bootstrap: str, names: Iterable[str]) -> list[str]:
 
 
 def read_topic(bootstrap: str, topic: str) -> Iterator[tuple[bytes | None, bytes]]:
-    """Key and value of every record that is in the topic now, partition by partition."""
+    """Return key and value of every record that is in the topic now, partition by partition."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, client_id="lab", enable_auto_commit=False)
     try:
         for number in sorted(consumer.partitions_for_topic(topic) or ()):

@@ -34,15 +34,17 @@ _NO_SESSION = -1
 _PARTITION_INDEX = ("partition", "partition_index", "index")
 _CONTROL = 0x20  # of a batch's attributes
 _NO_PRODUCER = b"\xff" * 8
-_HEADER_BYTES = 8  # size, and correlation id of an answer: what a program must have seen to tell of a frame
+_HEADER_BYTES = 8  # size, and correlation id of an answer: what a program must have seen to report a frame
 _BATCH_OVERHEAD = 12  # base offset and length, before the bytes that the length counts
 _Topic = str | uuid.UUID
 
 
 @dataclass(slots=True)
 class TopicTraffic:
-    """What one client did to one topic: requests that name it, or ask for it by their session, and the record sets
-    sent or, by Fetch and ShareFetch, received.
+    """The requests of one client about one topic, and the record sets that it sent or received.
+
+    A request counts if it names the topic, or asks for it by its session. Record sets are received by Fetch and
+    ShareFetch.
 
     `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance, a
     producer sends again what the broker refused for the moment.
@@ -99,7 +101,7 @@ class Frames:
         return [self._fed_us] if len(self._buffer) >= _HEADER_BYTES else []
 
     def feed(self, data: bytes, time_us: int = 0) -> Iterator[bytes]:
-        """The frames that `data`, of that time, makes whole."""
+        """Yield the frames that `data`, captured at that time, completes."""
         self._fed_us = time_us if data else self._fed_us
         self._buffer += data
         while len(self._buffer) >= 4 and len(self._buffer) >= (end := 4 + int.from_bytes(self._buffer[:4], "big")):
@@ -249,7 +251,7 @@ def _index(partition: Any) -> int:
 
 
 def _groups(body: Any) -> set[str]:
-    """OffsetFetch 8 and newer may ask for many."""
+    """Return the group ids of a request: OffsetFetch 8 and newer may have many."""
     return {group.group_id for group in body.groups} if hasattr(body, "groups") else {body.group_id}
 
 
@@ -263,7 +265,7 @@ class _Batch(NamedTuple):
 
 
 def _batches(partition: Any) -> Iterator[_Batch]:
-    """The whole batches of a record set: the last one may be cut."""
+    """Yield the complete batches of a record set: the last one may be cut."""
     record_set = bytes(partition.records or b"")
     start = 0
     while start + _BATCH_OVERHEAD <= len(record_set):

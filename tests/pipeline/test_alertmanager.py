@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from pyspark.sql import Row
 from kafka_probe_pipeline import alertmanager
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
+from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.storms import SCHEMA
 from tests.lab.alertmanager import Receiver
 from tests.lab.processes import wait_until
@@ -50,17 +52,23 @@ def named(receiver: Receiver) -> list[str]:
     return sorted(one["labels"]["storm"] for one in receiver.alerts())
 
 
+def test_without_its_package_the_job_does_not_start_and_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(StartError, match=r"pip install '\.\[alertmanager\]'"):
+        Alertmanager("http://127.0.0.1:9093")
+
+
 def test_an_alert_stands_there_with_its_cause_and_remedy_until_it_is_resolved(tmp_path: Path) -> None:
     one = storm("a")
-    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as told:
-        told.tell([one])
+    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as sender:
+        sender.send([one])
         wait_until(lambda: named(receiver) == ["a"], "the alert")
         (there,) = receiver.alerts()
         assert there["labels"]["alertname"] == "KafkaIdleDisconnectStorm"
         assert there["annotations"]["summary"].startswith("300 connections closed after 30.0 s of silence")
         assert "connections.max.idle.ms of at most 24000" in there["annotations"]["remedy"]
         assert there["annotations"]["workloads"] == "java team/orders-1 (200)"
-        told.tell([resolved(one)])
+        sender.send([resolved(one)])
         wait_until(lambda: named(receiver) == [], "its end")
 
 
@@ -69,34 +77,34 @@ def test_what_could_not_be_delivered_arrives_when_the_receiver_is_there(
 ) -> None:
     receiver = Receiver(tmp_path / "am")
     one, other = storm("a"), storm("b")
-    with Alertmanager(receiver.url) as told, caplog.at_level("INFO"):
-        told.tell([one, other])
+    with Alertmanager(receiver.url) as sender, caplog.at_level("INFO"):
+        sender.send([one, other])
         wait_until(lambda: "does not accept alerts" in caplog.text, "the first attempt")
-        told.tell([resolved(other)])
+        sender.send([resolved(other)])
         with receiver:
             wait_until(lambda: named(receiver) == ["a"], "the alert that is not over")
             wait_until(lambda: "accepts alerts again" in caplog.text, "the word that it goes on")
     own = [record.message for record in caplog.records if record.name == "kafka_probe_pipeline"]  # not py4j's
-    said = ["accepts alerts again" in message for message in own]
-    assert said == [bool(number % 2) for number in range(len(said))]
+    accepts = ["accepts alerts again" in message for message in own]
+    assert accepts == [bool(number % 2) for number in range(len(accepts))]
 
 
-def test_one_that_forgot_is_told_again_before_the_alert_would_end(
+def test_one_that_forgot_is_notified_again_before_the_alert_would_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(alertmanager, "RENEW_S", 0.2)
-    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as told:
-        told.tell([storm("a")])
+    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as sender:
+        sender.send([storm("a")])
         wait_until(lambda: named(receiver) == ["a"], "the alert")
         receiver.stop()
         receiver.start()
         wait_until(lambda: named(receiver) == ["a"], "the alert once more")
 
 
-def test_the_end_of_the_job_delivers_what_was_told_last(tmp_path: Path) -> None:
+def test_the_end_of_the_job_delivers_the_last_alerts(tmp_path: Path) -> None:
     with Receiver(tmp_path / "am") as receiver:
-        with Alertmanager(receiver.url) as told:
-            told.tell([storm("a")])
+        with Alertmanager(receiver.url) as sender:
+            sender.send([storm("a")])
         assert named(receiver) == ["a"]
 
 
@@ -144,8 +152,8 @@ def test_a_receiver_that_answers_a_byte_at_a_time_holds_up_neither_the_alerts_no
     monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 0.3)
     monkeypatch.setattr(alertmanager, "RETRY_S", 0.1)
     with trickling(beginning) as slow:
-        with Alertmanager(slow.url) as told:
-            told.tell([storm("a")])
+        with Alertmanager(slow.url) as sender:
+            sender.send([storm("a")])
             wait_until(lambda: slow.requests >= 2, "the second attempt")
         assert not slow.ended.is_set()
     assert f"{slow.url} does not accept alerts (no complete response within 0.3 s)" in caplog.text
@@ -177,10 +185,10 @@ def test_a_resolver_that_hangs_holds_up_neither_the_alerts_nor_the_stop_nor_the_
     monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 0.3)
     monkeypatch.setattr(alertmanager, "RETRY_S", 0.1)
     with hanging_resolver(monkeypatch) as asking:
-        with Alertmanager("http://alertmanager.example:9093") as told:
-            told.tell([storm("a")])
+        with Alertmanager("http://alertmanager.example:9093") as sender:
+            sender.send([storm("a")])
             wait_until(lambda: len(asking) >= 2, "the second attempt", timeout_s=10)
-        assert not told._thread.is_alive()
+        assert not sender._thread.is_alive()
         assert all(thread.daemon for thread in asking)  # the interpreter does not wait for them
     assert "does not accept alerts (no complete response within 0.3 s)" in caplog.text
 
@@ -197,8 +205,8 @@ def test_an_error_that_nobody_expected_is_logged_once_and_the_alerts_are_sent_ag
         return payload(one)
 
     monkeypatch.setattr(alertmanager, "_payload", failing_twice)
-    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as told:
-        told.tell([storm("a")])
+    with Receiver(tmp_path / "am") as receiver, Alertmanager(receiver.url) as sender:
+        sender.send([storm("a")])
         wait_until(lambda: named(receiver) == ["a"], "the alert")
     assert caplog.text.count("Traceback") == 1
 
@@ -207,16 +215,16 @@ def test_the_stop_is_bounded_where_a_request_is_not(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(alertmanager, "REQUEST_WITHIN_S", 3600)
     monkeypatch.setattr(alertmanager, "STOP_WITHIN_S", 0.1)
     with trickling(b"") as slow:
-        with Alertmanager(slow.url) as told:
-            told.tell([storm("a")])
+        with Alertmanager(slow.url) as sender:
+            sender.send([storm("a")])
             wait_until(lambda: slow.requests > 0, "the request")
         assert not slow.ended.is_set()
 
 
 def test_what_a_receiver_answers_is_text_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     answer = b"HTTP/1.1 400 no\r\nContent-Length: 9999\r\n\r\n\x1b[2J\nFAKE LOG LINE\r"
-    with trickling(answer) as rude, Alertmanager(rude.url) as told:
-        told.tell([storm("a")])
+    with trickling(answer) as rude, Alertmanager(rude.url) as sender:
+        sender.send([storm("a")])
         wait_until(lambda: "does not accept alerts" in caplog.text, "the failure")
         assert r"(HTTP 400: \x1b[2J\nFAKE LOG LINE\r)" in caplog.messages[0]
         assert not any(ord(character) < 32 for message in caplog.messages for character in message)

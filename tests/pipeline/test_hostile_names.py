@@ -68,8 +68,8 @@ def test_console_show_log_and_alerts_have_names_as_text(
     assert not [line for line in lines if "\n" in line or unsafe(line)]
 
     storms = [alert(row) for row in spark.read.parquet(str(run.output / "storms")).collect()]
-    with Receiver(tmp_path / "alertmanager") as receiver, Alertmanager(receiver.url) as told:
-        told.tell(storms)
+    with Receiver(tmp_path / "alertmanager") as receiver, Alertmanager(receiver.url) as sender:
+        sender.send(storms)
         wait_until(lambda: len(receiver.alerts()) == len(SENT), "the alerts")
         for one in receiver.alerts():
             values = [*one["labels"].values(), *one["annotations"].values()]

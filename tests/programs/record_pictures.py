@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def steady_interval(events: Iterable[Mapping[str, Any]], clients: set[str]) -> list[Mapping[str, Any]]:
-    """Return the flows of the last interval in which all clients were at work, and the `agent` event that ends it."""
+    """Return the flows of the last interval in which all clients were active, and its `agent` event."""
     intervals: list[list[Mapping[str, Any]]] = [[]]
     for event in events:
         if event["kind"] == "agent":
@@ -66,7 +66,7 @@ def at_work(interval: Iterable[Mapping[str, Any]]) -> set[str]:
 
 
 def first_requests(events: Iterable[Mapping[str, Any]], clients: set[str]) -> list[Mapping[str, Any]]:
-    """Return the first request of each client and API that names topics or has errors, in the order of their times."""
+    """Return the first request of each client and API that has topics or errors, by time."""
     requests = [event for event in events if event["kind"] == "request" and event["client"]["id"] in clients]
     requests = [event for event in requests if event["topics"] or event["error_names"]]
     requests.sort(key=lambda event: int(event["ts"]))

@@ -112,9 +112,9 @@ class Scene:
             return min(words, default=0) > now_us and not any(row["state"] == "closed" for row in open_cases)
 
         wait_until(judged, "the job to judge all", timeout_s=120, every_s=2)
-        self.wait_told()
+        self.wait_reported()
 
-    def wait_told(self) -> None:
+    def wait_reported(self) -> None:
         """Return when the job has reported what its tables contain now: alerts are sent after them."""
         commits = self.run.output / "connections_checkpoint" / "commits"
 
@@ -209,24 +209,24 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
     with forgotten_soon(scene, "drop", processes=PROCESSES, each=EACH, cgroups=CGROUPS) as crowd:
         forgotten = storm(crowd)
         wait_until(
-            lambda: any(told["count"] == PROCESSES * EACH for _, told in idle_alerts(scene)),
+            lambda: any(alert["count"] == PROCESSES * EACH for _, alert in idle_alerts(scene)),
             "the alert",
             timeout_s=60,
             every_s=1,
         )
         alerts = idle_alerts(scene)
         assert len({alert["id"] for _, alert in alerts}) == 1
-        _, told = alerts[-1]
-        assert (told["cause"], told["count"], told["both_ends"]) == (
+        _, last = alerts[-1]
+        assert (last["cause"], last["count"], last["both_ends"]) == (
             "middlebox_silent_drop", PROCESSES * EACH, PROCESSES * EACH,
         )  # fmt: skip
-        assert told["idle_us"] == pytest.approx(1000 * median(forgotten.silences_ms), rel=0.1)
+        assert last["idle_us"] == pytest.approx(1000 * median(forgotten.silences_ms), rel=0.1)
         hit = Counter({victim.cgroup: 0 for victim in forgotten.victims})
         for victim in forgotten.victims:
             hit[victim.cgroup] += len(victim.connections)
-        assert {of["name"].partition(" ")[2]: of["count"] for of in told["workloads"]} == hit
+        assert {of["name"].partition(" ")[2]: of["count"] for of in last["workloads"]} == hit
         assert [alert["labels"]["storm"] for alert in scene.receiver.alerts() if alert["labels"]["kind"] == IDLE] == [
-            told["id"]
+            last["id"]
         ]
         sent_s, opened = alerts[0]
         assert opened["change"] == "opened"
@@ -235,7 +235,7 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
     wait_until(
         lambda: idle_alerts(scene)[-1][1]["state"] == "resolved", "the storm to be over", timeout_s=180, every_s=5
     )
-    assert idle_alerts(scene)[-1][1]["id"] == told["id"]
+    assert idle_alerts(scene)[-1][1]["id"] == last["id"]
     wait_until(
         lambda: IDLE not in {alert["labels"]["kind"] for alert in scene.receiver.alerts()},
         "the Alertmanager to hear that it is over",
@@ -295,7 +295,7 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         scene.agents["brokers"].kill()
         doubtful = judged(after)
         assert {verdict["cause"] for verdict in doubtful} == {"unknown"}
-        said = "the agent at the broker has not reported since"
-        assert [verdict["evidence"] for verdict in doubtful if said not in verdict["evidence"]] == []
-        scene.wait_told()
+        silent = "the agent at the broker has not reported since"
+        assert [verdict["evidence"] for verdict in doubtful if silent not in verdict["evidence"]] == []
+        scene.wait_reported()
         assert {alert["id"] for _, alert in idle_alerts(scene)} == known

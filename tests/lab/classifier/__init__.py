@@ -21,7 +21,7 @@ from kafka_probe.capture.sample import COUNTERS, LOSSES, SAMPLE
 from kafka_probe.startup import rules
 
 _HERE = Path(__file__).parent
-# The functions that tell conversations, in their order; and all but Kafka's.
+# The functions that make conversations, in their order; and all but Kafka's.
 _PROTOCOLS = re.findall(r"\w+", (_HERE / "protocols.h").read_text().rpartition("PROTOCOLS[])(void) = {")[2])
 OTHERS = [protocol for protocol in _PROTOCOLS if protocol != "kafka"]
 _WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Werror")

@@ -1,4 +1,4 @@
-"""Measures decoding per frame: by shape, one by one, and by kafka-python and kio, on the same frames in one run.
+"""Measures decoding per frame on the same frames: by shape, one by one, and by kafka-python and kio.
 
     python -m tests.programs.bench.decode
 
@@ -38,7 +38,7 @@ from tests.builders.recordings import names, read
 from tests.builders.trees import Records, message_of
 from tests.lab.capture import Capture
 from tests.lab.processes import free_port
-from tests.lab.replay import said_again
+from tests.lab.replay import replaying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -221,7 +221,7 @@ def recorded_frames() -> None:
     port = free_port()
     with closing(Capture(port)) as capture:
         for name in names():
-            with said_again(read(name), port):
+            with replaying(read(name), port):
                 pass
         records = capture.samples()
     frames = records[records["kind"] == SampleKind.FRAME]

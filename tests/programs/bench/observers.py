@@ -37,17 +37,17 @@ class Observer:
 
     @property
     def cpu_us(self) -> int:
-        """CPU time of its processes since they started, in µs."""
+        """Return the CPU time of its processes since they started, in µs."""
         return _number("usage_usec", self.cgroup / "cpu.stat")
 
     @property
     def peak_rss_mb(self) -> float:
-        """Peak resident memory of its processes, added up, in MiB."""
+        """Return the sum of the peak resident memory of its processes, in MiB."""
         return sum(_number("VmHWM:", Path("/proc", pid, "status")) for pid in self._pids) / 1024
 
     @property
     def rss_bytes(self) -> int:
-        """Resident memory of its processes, added up."""
+        """Return the sum of the resident memory of its processes, in bytes."""
         return sum(_number("VmRSS:", Path("/proc", pid, "status")) for pid in self._pids) * 1024
 
     @property

@@ -34,8 +34,11 @@ Figures = dict[str, float]
 
 
 def with_connections(count: int, directory: Path) -> Figures:
-    """start_s, memory in bytes of the kernel's maps and of the agent, CPU in percent of a core when all are silent, and
-    how many connections its API shows then."""
+    """Measure an agent with this number of connections.
+
+    Return start_s, the bytes of the kernel's maps and of the agent, and when all connections are silent the CPU in
+    percent of a core and the number of connections in the agent's API.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     with closing(Namespace()) as inside:
         inside.run("sysctl", "-qw", "net.ipv4.tcp_max_tw_buckets=0")  # nobody waits for a hundred thousand ports

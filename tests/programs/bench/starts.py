@@ -1,4 +1,4 @@
-"""Measures the time from the start of an agent to its first event, without and with compiled programs in its cache."""
+"""Measures the time from an agent's start to its first event, with an empty and with a filled cache."""
 
 from __future__ import annotations
 

@@ -145,8 +145,11 @@ def account_flood(kept: Account, told: Sequence[Told], sent: int) -> None:
 
 
 def never_read(times: Times) -> frozenset[tuple[str, int]]:
-    """The requests without an answer behind one that was answered when the client had closed, or never: a broker reads
-    a connection's next request when it has answered the one before (Kafka's Selector mutes the channel)."""
+    """Return the requests that no broker read because the client had closed.
+
+    A broker reads a connection's next request when it has answered the one before: Kafka's Selector mutes the channel.
+    So these have no response, and the request before was answered after the client's close, or never.
+    """
     found, before = set(), dict[str, int | None]()
     for (flow_id, correlation_id), (_, answered_us) in times.exchanges.items():
         last_us = before.get(flow_id, 0)
@@ -171,8 +174,10 @@ def before_found(times: Times, attached_us: Sequence[int]) -> frozenset[tuple[st
 
 
 def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], killed_us: Sequence[int]) -> Account:
-    """All agents, the last of which was stopped in order. attached_us: when each was attached for sure; killed_us: when
-    each but the last was killed."""
+    """Compare the reports of all agents with the times on the wire; the last agent was stopped in order.
+
+    attached_us: when each was attached for sure. killed_us: when each but the last was killed.
+    """
     kept = Account()
     answered = {
         key: (asked_us, answered_us or times.ends[key[0]][1])

@@ -98,7 +98,7 @@ class Soak:
         said = self._directory / "visitors.log"
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
         command = [sys.executable, "-m", "tests.programs.soak.visitors", *map(str, where)]
-        visitors = start(command, log=said, cwd=ROOT, told=True)
+        visitors = start(command, log=said, cwd=ROOT, piped_input=True)
         try:
             with ThreadPoolExecutor(2) as pool:
                 programs, scrapes = pool.submit(self._programs), pool.submit(self._scrape)
@@ -185,26 +185,26 @@ class Soak:
         return start(command, log=self._directory / "pipeline.log")
 
     def _kill_agent(self) -> None:
-        """The agent is killed, and started again."""
+        """Kill the agent, and start it again."""
         self._agent.kill()
         self.killed_us.append(time.time_ns() // 1000)
         self._agent = self._new_agent()
 
     def _kill_pipeline(self) -> None:
-        """The pipeline is killed, and started again."""
+        """Kill the pipeline, and start it again."""
         self._require_pipeline()
         wait_until(lambda: self._commits() > self._committed, "the pipeline to count something", timeout_s=_CATCH_UP_S)
         kill_family(self._pipeline)
         self._pipeline = self._new_pipeline()
 
     def _stop_sink(self) -> None:
-        """The broker that takes the events stops for a while."""
+        """Stop the broker of the events for a while."""
         self._sink.stop()
         self._over.wait(min(LONGEST_OUTAGE_S, OUTAGE * self._seconds))
         self._sink.start()
 
     def _flood(self) -> None:
-        """Short connections flood the agent."""
+        """Flood the agent with short connections."""
         flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(FLOOD_S * FLOOD_RATE), FLOOD_S)
         command = (sys.executable, "-m", "tests.programs.attack.flood", *map(str, flood))
         log, output = self._directory / "flood.log", self._directory / "flood.out"
@@ -254,7 +254,7 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
 
 
 def in_table(bootstrap: str) -> Requests:
-    """Requests by API, version and client id: the last row of a key is right after any replay."""
+    """Return the requests by API, version and client id: the last row of a key is right after any replay."""
     counts: Requests = Counter()
     for row in map(json.loads, dict(read_topic(bootstrap, TRAFFIC)).values()):
         if row["level"] == "api":

@@ -26,7 +26,7 @@ _SEED = 7
 
 
 def words(client_id: str, topic: str) -> list[bytes]:
-    """Requests without their correlation ids: the first of a connection, and those that follow in any order."""
+    """Return requests without correlation ids: the first of a connection, and those that follow in any order."""
     partition = ProduceRequest.TopicProduceData.PartitionProduceData(index=0)
     partition.records = batch(2)
     produced = ProduceRequest.TopicProduceData(name=topic, partition_data=[partition])
@@ -53,7 +53,7 @@ class Visitors:
         self._random = random.Random(_SEED)
 
     async def visit(self, count: int) -> None:
-        """Be `count` clients, one after the other each, until the end of standard input."""
+        """Run `count` clients at a time, each replaced when it leaves, until the end of standard input."""
         loop = asyncio.get_running_loop()
         async with asyncio.TaskGroup() as group:
             for number in range(count):

@@ -25,7 +25,7 @@ from kafka_probe.check import require_capture
 from tests.lab.fleet import ROOT
 from tests.lab.network import Namespace
 from tests.lab.processes import LabError, wait_until
-from tests.lab.product import Agent, told_until_us
+from tests.lab.product import Agent, reported_until_us
 from tests.programs.verdicts.answers import answers
 from tests.programs.verdicts.causes import CAUSES, Cell, Ended
 from tests.programs.verdicts.lab import PORTS, Lab, lab
@@ -65,7 +65,7 @@ def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -
     with lab(directory / "lab") as made, watching(made, directory) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
-        wait_until(lambda: all(told_until_us(said(one)) > end_us for one in outputs), "the last word", every_s=1)
+        wait_until(lambda: all(reported_until_us(said(one)) > end_us for one in outputs), "the last word", every_s=1)
     kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
     (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")

@@ -62,7 +62,7 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
 
 
 def _feed(bootstrap: str, topic: str, outputs: Iterable[Path]) -> None:
-    """Write what agents wrote to files as they write it to a topic: many lines to a record, by the agent's id.
+    """Write the agents' files to a topic as agents do: many lines per record, keyed by agent id.
 
     Kafka has each record from when it was written, as if it had come then: the pipeline reckons how long it waits.
     """

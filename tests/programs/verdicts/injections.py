@@ -39,7 +39,7 @@ class Open:
 
 
 def now_us() -> int:
-    """µs since epoch."""
+    """Return the time in µs since epoch."""
     return time.time_ns() // 1000
 
 
@@ -74,7 +74,7 @@ def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Ope
         fleet.send()
         idle = Open.of(fleet)
         lab.wait_forgotten(idle.connections)
-        fleet.tell("send 100")
+        fleet.order("send 100")
         ended = _given_up(fleet, idle.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
@@ -82,11 +82,11 @@ def middlebox(lab: Lab, library: Library, security: Security, count: int) -> Ope
 
 
 def oversize(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """A record batch above the broker's limit, by producers that want no acknowledgment: all it can do is close."""
+    """Send a record batch above the broker's limit with acks=0: the broker can only close."""
     with lab.fleet(lab.patient, library, security, count, "oversize", acks="0") as fleet:
         fleet.send()
         used = Open.of(fleet)
-        fleet.tell(f"send {2 * MAX_BYTES}")
+        fleet.order(f"send {2 * MAX_BYTES}")
         ended = _given_up(fleet, used.connections)
         lab.wait_closed(ended)
         _live_on(lab, fleet)
@@ -104,7 +104,7 @@ def unsupported_version(lab: Lab, library: Library, security: Security, count: i
 
 
 def wrong_password(lab: Lab, library: Library, security: Security, count: int) -> Open:
-    """Clients that the broker does not let in. They go too quickly to be listed: the gateway remembers them."""
+    """Run clients with a wrong password. They close too quickly to be listed, so the gateway's table is read."""
     with lab.knocking:
         before, since_us = lab.network.tracked(), now_us()
 
@@ -115,7 +115,7 @@ def wrong_password(lab: Lab, library: Library, security: Security, count: int) -
 
         wishes = Wishes(password="wrong", request_timeout_ms=_GIVES_UP_MS)
         with lab.fleet(lab.patient, library, security, count, "wrong-password", **wishes) as fleet:
-            fleet.tell("send 100")
+            fleet.order("send 100")
             wait_until(lambda: len(refused()) >= count, f"{count} of {fleet.name} to be refused", timeout_s=60)
             return Open(refused(), since_us)
 

@@ -96,7 +96,7 @@ class Lab:
     def fleet(
         self, broker: Broker, library: Library, security: Security, count: int, name: str, **wishes: Unpack[Wishes]
     ) -> Fleet:
-        """Producers at a broker of the lab, still to be started; those with a password go to the SASL port."""
+        """Return producers of a broker of the lab, not started yet; those with a password use the SASL port."""
         bootstrap, certificate = broker.bootstrap, None
         if "password" in wishes:
             bootstrap = broker.address("SASL_PLAINTEXT")
@@ -108,7 +108,7 @@ class Lab:
 
     @contextmanager
     def doomed_broker(self, name: str) -> Iterator[Broker]:
-        """A broker for one cell, which may end it."""
+        """Run a broker for one cell, which may stop it."""
         with _broker(self.network, self.directory / name, self._doomed_ports.pop(), self.key.properties) as broker:
             yield broker
 
@@ -142,7 +142,7 @@ class Lab:
 
 @contextmanager
 def lab(directory: Path) -> Iterator[Lab]:
-    """The lab, from up to gone.
+    """Run the lab for the duration of the block.
 
     Raises:
         LabError: this machine cannot make it; the text says which part.

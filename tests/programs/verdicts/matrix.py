@@ -38,7 +38,7 @@ class Judged:
 
 
 def flows(truth: Truth, answers: Iterable[Answer]) -> Flows:
-    """The ids of the connections that the cells ended, by what was concluded with the clients watched."""
+    """Return the flow ids of the connections that the cells ended, from the verdicts with the clients watched."""
     by_connection: dict[Connection | None, list[Answer]] = {}
     # Of several in the time of a cell it is the first: it was open when that began.
     for one in sorted(answers, key=lambda one: one.closed_us, reverse=True):
@@ -53,7 +53,7 @@ def flows(truth: Truth, answers: Iterable[Answer]) -> Flows:
 
 
 def judged(truth: Truth, flow_ids: Flows, answers: Iterable[Answer]) -> list[Judged]:
-    """Every connection that a cell ended, with the verdict on it: they are joined by the id that both ends have."""
+    """Return every connection that a cell ended, with the verdict on it, joined by flow id."""
     given = {one.flow_id: (one.verdict, one.evidence) for one in answers if one.flow_id}
     return [
         Judged(cell, connection, *given.get(flow_ids.get((cell, connection), ""), (MISSING, "")))
@@ -63,7 +63,7 @@ def judged(truth: Truth, flow_ids: Flows, answers: Iterable[Answer]) -> list[Jud
 
 
 def matrix(of: Sequence[Judged]) -> Matrix:
-    """Expected verdict to given verdict to count."""
+    """Return the counts by expected and given verdict."""
     counts: dict[str, Counter[str]] = {}
     for one in of:
         counts.setdefault(one.cell.cause.verdict, Counter())[one.given] += 1

@@ -173,7 +173,7 @@ IS = redaction._IS
 
 
 def hidden_plainly(line: bytes) -> bytes:
-    """The rules in patterns that may look at a byte any number of times."""
+    """Apply the rules by patterns that may read a byte any number of times."""
     shown, hidden = [], False
     for argument in line.rstrip(b"\0").split(b"\0"):
         text = re.sub(rb"(://[^\s/:\[]*:)\S*(?=@)", rb"\1***", argument)
@@ -205,6 +205,6 @@ def test_what_is_hidden_is_what_the_rules_in_plain_patterns_hide(line: str) -> N
     "piece", ["://", "://:", "://auth:1.", "auth", "-token", '"-token', "token%22", "token ", "- "]
 )
 def test_a_long_command_line_is_looked_through_once(piece: str, end: str) -> None:
-    """By patterns that start anew at every piece this takes minutes."""
+    """Patterns that start again at every piece take minutes."""
     line = piece * (2**18 // len(piece)) + end
     assert redacted(line.encode()).startswith(piece[:3].encode())
