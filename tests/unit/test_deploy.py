@@ -52,7 +52,9 @@ def test_an_image_is_made_of_packages_with_hashes_at_the_versions_that_are_teste
 
 
 @pytest.mark.pinned
-@pytest.mark.parametrize(("name", "extras"), [("agent", ("conntrack", "kubernetes")), ("pipeline", ("pipeline",))])
+@pytest.mark.parametrize(
+    ("name", "extras"), [("agent", ("conntrack", "kubernetes")), ("pipeline", ("pipeline", "alertmanager"))]
+)
 def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str, extras: tuple[str, ...]) -> None:
     lines = (DEPLOY / f"requirements-{name}.txt").read_text().splitlines()[1:]
     assert {line.partition("==")[0] for line in lines} == needed("kafka-probe", *extras) - {"kafka-probe"}
