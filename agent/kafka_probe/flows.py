@@ -109,8 +109,8 @@ class Flows:
         self._learner = learner
         self._limit_bytes = bounds.counts_bytes // 2  # the other half belongs to the interval being reported
         self._held_bytes = 0
-        self._place_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
-        self._shares = Shares(self._place_bytes)
+        self._budget_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
+        self._shares = Shares(self._budget_bytes)
         self._counts: dict[tuple[int, int], _Count] = {}  # by connection and number of the shape
         self._shapes: set[int] = set()  # numbers of the shapes of the counts
         self._other: dict[tuple[str, int], _Flow] = {}
@@ -172,7 +172,7 @@ class Flows:
     def _take(self, connection: Connection, needed: int) -> bool:
         """Take bytes for a count from the connection's peer; return False if they do not fit."""
         held = self._held_bytes
-        fits = held + needed <= self._place_bytes and self._shares.take(connection.sharing_peer, needed, held)
+        fits = held + needed <= self._budget_bytes and self._shares.take(connection.sharing_peer, needed, held)
         self._held_bytes += needed * fits
         return fits
 
@@ -200,8 +200,8 @@ class Flows:
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
         self._shapes, self._held_bytes = set(), 0
-        self._place_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
-        self._shares = Shares(self._place_bytes)
+        self._budget_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
+        self._shares = Shares(self._budget_bytes)
         asked: _Asked = {}
         for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items():
             for api_key, version, topics in self._tracker.take_fetches(connection):

@@ -40,7 +40,7 @@ def grown_by(make: Callable[[], object], times: int) -> float:
 
 
 class Watched:
-    """Connections with a place for few counts."""
+    """Connections with a budget for few counts."""
 
     def __init__(self, connections: int, bounds: Bounds = SOME) -> None:
         self.tracker = Tracker(RESOLVER, bounds=bounds)
@@ -65,10 +65,10 @@ class Watched:
         return connection.sessions
 
 
-def with_place(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
+def with_budget(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
     """Return connections from one address each, with a bound on what is learned and one on all counts."""
     watched = Watched(0, replace(DEFAULT, learned_bytes=learned_bytes))
-    watched.flows._place_bytes = 100 * MIB
+    watched.flows._budget_bytes = 100 * MIB
     watched.flows._shares = Shares(100 * MIB)
     for conn in range(1, 1 + connections):
         watched.tracker.take(opened(conn, server_side=True, peer=(f"10.0.1.{conn}", 1), local=("10.0.0.7", 9092))[0])

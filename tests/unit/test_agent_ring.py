@@ -27,7 +27,7 @@ RING_BYTES = 8 << 20
 
 
 class LateRing:
-    """A ring into which a connection's end is written in the moment after each reading, for the next one to find."""
+    """A ring into which a connection's end is written right after each reading, for the next one to find."""
 
     def __init__(self, readings: int, then: Callable[[], None]) -> None:
         self._readings = readings
@@ -254,7 +254,7 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
 def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
     """Each connection holds back the last record of a frame that names many topics."""
     fed = Fed()
-    fed.processor.flows._place_bytes = 0
+    fed.processor.flows._budget_bytes = 0
     topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"
     frames = [frame(conn, data=b"\0\4%04d" % conn + topics, api_key=METADATA, api_version=4) for conn in range(1, 33)]
     for conn, records in enumerate(frames, 1):

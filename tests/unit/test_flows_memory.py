@@ -12,7 +12,7 @@ from kafka_probe.memory import MIB, event_bytes
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks.outbox import encode
-from tests.builders.bounded_tables import Watched, grown_by, with_place
+from tests.builders.bounded_tables import Watched, grown_by, with_budget
 from tests.builders.events import INTERVAL
 from tests.builders.samples import by_hand, fetch, opened, request, response
 
@@ -43,9 +43,9 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
 
 
-def test_latencies_find_no_place_beyond_the_bound() -> None:
+def test_latencies_stay_within_the_budget() -> None:
     watched = Watched(2)
-    watched.flows._place_bytes = 10_000
+    watched.flows._budget_bytes = 10_000
     watched.flows._shares = Shares(10_000)
     watched.see(fetch(0, ("orders",)), response(FETCH, 12))
     latencies = [int(1.2**n) for n in range(120)]
@@ -64,7 +64,7 @@ def test_latencies_find_no_place_beyond_the_bound() -> None:
 
 
 @pytest.mark.parametrize("flood", ["address", "network", "process"])
-def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
+def test_connections_of_one_peer_leave_budget_to_others(flood: str) -> None:
     watched = Watched(0)
     for conn in range(2, 200):
         server_side, address = flood != "process", f"2001:db8::{conn:x}" if flood == "network" else "10.0.0.1"
@@ -79,7 +79,7 @@ def test_connections_of_one_peer_leave_a_place_to_others(flood: str) -> None:
 
 def test_what_a_fetch_session_keeps_of_a_count_is_reckoned() -> None:
     watched = Watched(60)
-    watched.flows._place_bytes = 100 * MIB
+    watched.flows._budget_bytes = 100 * MIB
     watched.flows._shares = Shares(100 * MIB)
     names = tuple(f"topic-{n}" for n in range(300))
     requests = [fetch(3, names, conn=conn) for conn in range(1, 42)]
@@ -94,7 +94,7 @@ def test_what_a_fetch_session_keeps_of_a_count_is_reckoned() -> None:
     assert grown_by(see_all, 1) < watched.flows._held_bytes - before < 20 * MIB
 
 
-def test_the_next_interval_has_the_place_again() -> None:
+def test_the_next_interval_has_the_whole_budget_again() -> None:
     watched = Watched(2)
     for _ in range(20):
         watched.see(request(METADATA, 12, 1), request(METADATA, 11, 2))
@@ -103,7 +103,7 @@ def test_the_next_interval_has_the_place_again() -> None:
 
 def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
     watched = Watched(1)
-    watched.flows._place_bytes = 100 * MIB
+    watched.flows._budget_bytes = 100 * MIB
     names = [f"topic-{n}" for n in range(TOPICS + 10)]
     watched.see(by_hand("Metadata", 4, {"Topics": [{"Name": name} for name in names]}))
     (event,) = watched.report()
@@ -115,7 +115,7 @@ def test_topics_beyond_those_of_one_event_are_counted_in_one_row() -> None:
 
 
 def test_long_names_beyond_those_of_one_event_are_counted_in_one_row() -> None:
-    watched = with_place(1)
+    watched = with_budget(1)
     names = [f"{n:0256}" for n in range(CHARACTERS // 256 + 10)]
     for start in range(0, len(names), 200):
         watched.see(by_hand("Metadata", 4, {"Topics": [{"Name": name} for name in names[start : start + 200]]}))
@@ -129,7 +129,7 @@ def test_long_names_beyond_those_of_one_event_are_counted_in_one_row() -> None:
 
 @pytest.mark.parametrize(("topics", "answers"), [(0, 0), (1, 0), (500, 0), (1, 200)])
 def test_an_event_takes_no_more_than_was_reckoned(topics: int, answers: int) -> None:
-    watched = with_place(40)
+    watched = with_budget(40)
     for conn in range(1, 41):
         asked = {"Topics": [{"Name": f"topic-{n}"} for n in range(topics)]}
         answered = (response(METADATA, 12, conn, latency_us=int(1.1**n)) for n in range(answers))

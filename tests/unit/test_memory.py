@@ -19,7 +19,7 @@ def limited(**fields: object) -> Config:
     return Config(node="node-1", **fields)  # type: ignore[arg-type]  # read by pydantic
 
 
-def test_the_default_limit_has_a_place_for_a_hundred_thousand_connections() -> None:
+def test_the_default_limit_has_slots_for_a_hundred_thousand_connections() -> None:
     assert bounds_of(limited()).connections >= 100_000
     assert bounds_of(limited(memory_limit="1GiB")).connections > 200_000
 

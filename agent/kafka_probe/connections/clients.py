@@ -33,21 +33,21 @@ class Client:
     When deleted, it gives back the bytes taken for itself and its groups.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_groups", "_place")
+    __slots__ = ("__weakref__", "_budget", "_bytes", "_groups")
 
-    def __init__(self, place: SharedBudget, size: int) -> None:
-        self._place = place
+    def __init__(self, budget: SharedBudget, size: int) -> None:
+        self._budget = budget
         self._bytes = size
         self._groups: frozenset[str] = frozenset()
 
     def __del__(self) -> None:
-        self._place.give_back(self._bytes)
+        self._budget.give_back(self._bytes)
 
     def add(self, group: str, peer: str) -> None:
         # Two are enough: with more than one group, the group of a fetch is unknown.
         if len(self._groups) < 2 and group not in self._groups:
             size = text_bytes(group)
-            if self._place.take(peer, size, "text_limit"):
+            if self._budget.take(peer, size, "text_limit"):
                 self._bytes += size
                 self._groups |= {group}
 
@@ -60,8 +60,8 @@ class Client:
 class Clients:
     """Clients by the key that identifies them. Connections refer to their client; it is deleted with the last one."""
 
-    def __init__(self, place: SharedBudget) -> None:
-        self._place = place
+    def __init__(self, budget: SharedBudget) -> None:
+        self._budget = budget
         self._clients: WeakValueDictionary[ClientKey, Client] = WeakValueDictionary()
 
     def learn(self, key: ClientKey, facts: Facts, peer: str) -> Client | None:
@@ -76,7 +76,7 @@ class Clients:
 
     def _new(self, key: ClientKey, peer: str) -> Client | None:
         size = _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
-        if not self._place.take(peer, size, "text_limit"):
+        if not self._budget.take(peer, size, "text_limit"):
             return None
-        client = self._clients[key] = Client(self._place, size)
+        client = self._clients[key] = Client(self._budget, size)
         return client

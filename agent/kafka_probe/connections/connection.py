@@ -30,7 +30,7 @@ class Connection:
     workload: Workload
     opened_ns: int
     conn_id: int  # in events: the first id of the connection, that of the list if it was listed
-    place: SharedBudget  # memory budget of its texts and sessions
+    budget: SharedBudget  # memory budget of its texts and sessions
     client_id: str | None = None
     software_name: str | None = None
     software_version: str | None = None
@@ -44,7 +44,7 @@ class Connection:
     text_bytes: int = 0
 
     def __del__(self) -> None:
-        self.place.give_back(self.text_bytes)
+        self.budget.give_back(self.text_bytes)
 
     @property
     def side(self) -> str:
@@ -101,8 +101,8 @@ class Connection:
 
     def _take(self, size: int) -> bool:
         if size < 0:
-            self.place.give_back(-size)
-        elif not self.place.take(self.sharing_peer, size, "text_limit"):
+            self.budget.give_back(-size)
+        elif not self.budget.take(self.sharing_peer, size, "text_limit"):
             return False
         self.text_bytes += size
         return True
@@ -118,9 +118,9 @@ class Connection:
         named = naming(facts)
         if named and all(session.api_key != facts.api_key for session in self.sessions):
             peer = self.sharing_peer
-            if not self.place.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, named.added.values()))):
+            if not self.budget.take(peer, SESSION_BYTES, "partition_limit", sum(map(len, named.added.values()))):
                 return None
-            self.sessions += (FetchSession(facts.api_key, self.place, peer),)
+            self.sessions += (FetchSession(facts.api_key, self.budget, peer),)
         return named
 
     def facts(self) -> ConnectionFacts:

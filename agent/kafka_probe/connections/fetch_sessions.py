@@ -91,12 +91,12 @@ class FetchSession:
     """
 
     __slots__ = (
+        "_budget",
         "_bytes",
         "_held",
         "_known",
         "_left",
         "_peer",
-        "_place",
         "_reported_bytes",
         "_requests",
         "_size",
@@ -104,9 +104,9 @@ class FetchSession:
         "api_key",
     )
 
-    def __init__(self, api_key: int, place: SharedBudget, peer: str) -> None:
+    def __init__(self, api_key: int, budget: SharedBudget, peer: str) -> None:
         self.api_key = api_key
-        self._place = place
+        self._budget = budget
         self._peer = peer
         self._bytes = SESSION_BYTES
         self._held: dict[Topic, _Held] = {}
@@ -118,7 +118,7 @@ class FetchSession:
         self._reported_bytes = 0  # of topics removed before the last report, which may be unsent
 
     def __del__(self) -> None:
-        self._place.give_back(self._bytes)
+        self._budget.give_back(self._bytes)
 
     def see(self, groups: list[NamedFrames]) -> None:
         """Count the frames of one batch, and apply their changes to the session."""
@@ -196,7 +196,7 @@ class FetchSession:
         held = self._held.get(topic)
         new = len(partitions - held.partitions if held else partitions)
         size = _PARTITION_BYTES * new + (0 if held or topic in self._left else _topic_bytes(topic))
-        if size and not self._place.take(self._peer, size, "partition_limit", max(new, 1)):
+        if size and not self._budget.take(self._peer, size, "partition_limit", max(new, 1)):
             return
         if held is None:
             held = self._held[topic] = _Held(set(), self._left.pop(topic, 0) - self._requests)
@@ -221,7 +221,7 @@ class FetchSession:
 
     def _free(self, size: int) -> None:
         self._bytes -= size
-        self._place.give_back(size)
+        self._budget.give_back(size)
 
 
 def _in_order(groups: list[NamedFrames]) -> Iterator[Naming]:

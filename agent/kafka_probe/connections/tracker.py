@@ -50,10 +50,10 @@ class Tracker:
         """nat: source of this host's NAT translations of new connections; None: they are not queried."""
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self.place = SharedBudget(bounds.learned_bytes, self.losses)
+        self.budget = SharedBudget(bounds.learned_bytes, self.losses)
         self._resolver = resolver
         self._nat = nat
-        self._clients = Clients(self.place)
+        self._clients = Clients(self.budget)
         self._connections: dict[int, Connection] = {}
         # Listed connections without a sample yet, by namespace and ends; and until the list ends, those with samples.
         self._listed: dict[_Ends, Connection] = {}
@@ -128,7 +128,7 @@ class Tracker:
             case SampleKind.LISTEN:
                 self._pending_closes.listen(sample)
             case SampleKind.RESET:
-                if self._has_place():
+                if self._has_slot_for_end():
                     self._resets.append(sample.copy())
                 else:
                     self._leave_out("reset_limit", "reset")
@@ -145,7 +145,7 @@ class Tracker:
                 continue
             identity, owner = one
             ends = identity.netns, identity.local, identity.peer
-            if ends not in seen and self._has_place_for_connection():
+            if ends not in seen and self._has_slot_for_connection():
                 self._listed[ends] = added = self._add(identity, self._workload(identity, owner), now_ns)
                 self._unreported[added.conn_id] = added
 
@@ -160,7 +160,7 @@ class Tracker:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
-        if self._has_place():
+        if self._has_slot_for_end():
             self._pending_closes.add(connection, sample)
         else:
             facts = read_close(sample, tls=connection.opaque == "tls")
@@ -235,12 +235,12 @@ class Tracker:
         # Connections whose close was lost are kept for their open event only.
         return self._bounds.connections - max(kept, opened) - resets
 
-    def _has_place_for_connection(self) -> bool:
+    def _has_slot_for_connection(self) -> bool:
         if self.full:
             self.losses["connection_limit"] += 1
         return not self.full
 
-    def _has_place(self) -> bool:
+    def _has_slot_for_end(self) -> bool:
         """Return True if one more close or reset can wait for the report. They may use what connections leave free."""
         return self.free + self._bounds.ends > 0
 
@@ -272,7 +272,7 @@ class Tracker:
             connection.identity = identity
             connection.workload = connection.workload if workload is NOBODY else workload
             self._count(connection)
-        elif self._has_place_for_connection():
+        elif self._has_slot_for_connection():
             connection = self._add(identity, workload, int(sample["ts_ns"]))
         else:
             return
@@ -284,14 +284,14 @@ class Tracker:
 
     def _add(self, identity: Identity, workload: Workload, opened_ns: int) -> Connection:
         self._open += 1
-        connection = Connection(identity, workload, opened_ns, identity.conn, self.place)
+        connection = Connection(identity, workload, opened_ns, identity.conn, self.budget)
         self._count(connection)
         return connection
 
     def _lose(self, connection: Connection) -> None:
         self._end(connection)
         self.losses["close_unknown"] += 1
-        if not self._has_place():
+        if not self._has_slot_for_end():
             self._drop_open(connection)
 
     def _drop_open(self, connection: Connection) -> None:

@@ -51,7 +51,7 @@ class WorkloadResolver:
     ) -> None:
         """command_lines: if False, `cmdline` is always null."""
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self.place = SharedBudget(limit_bytes, self.losses)
+        self.budget = SharedBudget(limit_bytes, self.losses)
         self._kept_bytes = limit_bytes // 2
         self.cgroups = Cgroups(proc)
         self._proc = proc
@@ -92,13 +92,13 @@ class WorkloadResolver:
 
     def _new(self, owner: Owner, peer: str) -> Workload | None:
         """Return a new workload for an owner that has none; None if the budget has no memory for it."""
-        while self._recent and self.place.used_bytes > self._kept_bytes:
+        while self._recent and self.budget.used_bytes > self._kept_bytes:
             self._recent.popitem(last=False)
         facts = cut_texts(self._resolve(owner))
         size = workload_bytes(facts)
-        if not self.place.take(peer, size, "workload_limit"):
+        if not self.budget.take(peer, size, "workload_limit"):
             return None
-        workload = self._held[owner] = Workload(owner, facts, self._pods, self.place, size)
+        workload = self._held[owner] = Workload(owner, facts, self._pods, self.budget, size)
         return workload
 
     def _resolve(self, owner: Owner) -> ProcessFacts:

@@ -24,18 +24,18 @@ class Workload:
     When deleted, it gives back the bytes taken for it.
     """
 
-    __slots__ = ("__weakref__", "_bytes", "_facts", "_owner", "_place", "_pods")
+    __slots__ = ("__weakref__", "_budget", "_bytes", "_facts", "_owner", "_pods")
 
-    def __init__(self, owner: Owner, facts: ProcessFacts, pods: Pods, place: SharedBudget, taken_bytes: int) -> None:
+    def __init__(self, owner: Owner, facts: ProcessFacts, pods: Pods, budget: SharedBudget, taken_bytes: int) -> None:
         """facts: of the owner's process. pods: the source of the names of its pod."""
         self._owner = owner
         self._facts: WorkloadFacts = {**facts, **NAMELESS}
         self._pods = pods
-        self._place = place
+        self._budget = budget
         self._bytes = taken_bytes
 
     def __del__(self) -> None:
-        self._place.give_back(self._bytes)
+        self._budget.give_back(self._bytes)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Workload) and self._owner == other._owner

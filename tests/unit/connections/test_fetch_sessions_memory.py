@@ -9,14 +9,14 @@ import pytest
 
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
-from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_place
+from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_budget
 from tests.builders.events import INTERVAL
 from tests.builders.samples import Samples, by_hand, fetch
 
 
 @pytest.mark.parametrize(("topics", "partitions"), [(0, 0), (1, 1), (1, 4), (1, 5), (1, 90), (8, 1), (200, 1)])
 def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, partitions: int) -> None:
-    watched = with_place(40)
+    watched = with_budget(40)
 
     def asked(conn: int) -> Samples:
         named = [
@@ -26,7 +26,7 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
         return by_hand("Fetch", 12, {"SessionEpoch": 0, "Topics": named}, conn)
 
     requests = [asked(conn) for conn in range(1, 41)]
-    place = watched.tracker.place
+    budget = watched.tracker.budget
 
     def ask(some: list[Samples]) -> bool:
         for one in some:
@@ -36,10 +36,10 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
         return True
 
     ask(requests[:1])
-    before = place.used_bytes
-    assert grown_by(lambda: ask(requests[1:]), 1) < place.used_bytes - before
+    before = budget.used_bytes
+    assert grown_by(lambda: ask(requests[1:]), 1) < budget.used_bytes - before
     let_all_go(watched, 40)
-    assert place.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 def ask_in_all_versions(watched: Watched, names: tuple[str, ...]) -> None:
@@ -63,13 +63,13 @@ def hold_none_and_all_again(watched: Watched, names: tuple[str, ...]) -> None:
 def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
     ask: Callable[[Watched, tuple[str, ...]], None],
 ) -> None:
-    watched = with_place(1)
+    watched = with_budget(1)
     names = tuple(f"{n:0200}" for n in range(500))
     watched.see(fetch(0))
     (session,) = watched.sessions(1)
     list(watched.flows.report(INTERVAL))
-    place = watched.tracker.place
-    before = place.used_bytes
+    budget = watched.tracker.budget
+    before = budget.used_bytes
 
     def take() -> object:
         ask(watched, names)
@@ -78,25 +78,25 @@ def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
         watched.reader = FrameReader(SUMMED)
         return taken
 
-    assert grown_by(take, 1) < place.used_bytes - before
+    assert grown_by(take, 1) < budget.used_bytes - before
     session.forget()
     for _ in range(2):
         session.take()
-    assert place.used_bytes == before
+    assert budget.used_bytes == before
 
 
-def test_topics_that_are_asked_for_one_after_the_other_find_no_place_beyond_the_bound() -> None:
-    watched = with_place(1, 20_000)
+def test_topics_that_are_asked_for_one_after_the_other_stay_within_the_budget() -> None:
+    watched = with_budget(1, 20_000)
     ask_for_one_after_the_other(watched, tuple(f"topic-{n}" for n in range(100)))
     assert watched.tracker.losses["partition_limit"] > 50
-    assert watched.tracker.place.used_bytes < 20_000
+    assert watched.tracker.budget.used_bytes < 20_000
 
 
 def test_partitions_of_fetch_sessions_beyond_the_bound_are_counted() -> None:
-    watched = with_place(4, 10_000)
+    watched = with_budget(4, 10_000)
     for conn in range(1, 5):
         watched.see(fetch(0, ("a", "b", "c", "d"), conn=conn))
     assert 0 < watched.tracker.losses["partition_limit"] < 16
     watched.report()
     let_all_go(watched, 4)
-    assert watched.tracker.place.used_bytes == 0
+    assert watched.tracker.budget.used_bytes == 0

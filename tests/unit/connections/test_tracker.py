@@ -306,7 +306,7 @@ def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracke
     assert len(tracker) == 0
 
 
-def test_a_connection_that_the_list_has_no_place_for_is_counted(tracker: Tracker) -> None:
+def test_a_listed_connection_without_a_free_slot_is_counted(tracker: Tracker) -> None:
     tracker.add_listed([None, identity(opened(9)), None], 0)
     assert (len(tracker), tracker.losses["connection_limit"]) == (1, 2)
 

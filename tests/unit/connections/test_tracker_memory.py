@@ -14,7 +14,7 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
-from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_place
+from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_budget
 from tests.builders.events import INTERVAL, SINCE_BOOT
 from tests.builders.fed_agent import Fed
 from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
@@ -81,7 +81,7 @@ def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
 
 @pytest.mark.parametrize("char", ["x", "\u00e9", "\N{PILE OF POO}"])
 def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str) -> None:
-    watched = with_place(60)
+    watched = with_budget(60)
 
     def text(kind: str, conn: int) -> str:
         return f"{kind}{conn:04}" + char * 250
@@ -99,7 +99,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         )
         for conn in range(1, 61)
     ]
-    place = watched.tracker.place
+    budget = watched.tracker.budget
 
     def say(some: Sequence[tuple[Samples, ...]]) -> bool:
         for records in some:
@@ -110,15 +110,15 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         return True
 
     say(said[:1])
-    before = place.used_bytes
+    before = budget.used_bytes
     grown = grown_by(lambda: say(said[1:]), 1)
-    assert grown < place.used_bytes - before < 59 * 6000
+    assert grown < budget.used_bytes - before < 59 * 6000
     let_all_go(watched, 60)
-    assert place.used_bytes == 0
+    assert budget.used_bytes == 0
 
 
 def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kept() -> None:
-    watched = with_place(0, 20_000)
+    watched = with_budget(0, 20_000)
     for conn in range(1, 100):
         watched.tracker.take(opened(conn, server_side=True, peer=("10.0.0.1", conn), local=("10.0.0.7", 9092))[0])
         watched.see(request(METADATA, 12, conn, client_id=f"{conn:0200}"))
@@ -129,17 +129,17 @@ def test_texts_beyond_the_bound_are_null_and_counted_and_those_of_others_are_kep
     assert 0 < len(unknown) < 99
     assert len(unknown) == watched.tracker.losses["text_limit"]
     assert events[-1]["client"]["id"] is not None
-    assert watched.tracker.place.used_bytes <= 20_000
+    assert watched.tracker.budget.used_bytes <= 20_000
 
 
 def test_kafka_probe_knows_its_own_connections_also_beyond_the_bound() -> None:
-    watched = with_place(1, 0)
+    watched = with_budget(1, 0)
     for _ in range(2):
         watched.see(request(METADATA, 12, 1, client_id="kafka-probe-agent-node-1"))
         (event,) = watched.report()
         assert event["internal"]
     let_all_go(watched, 1)
-    assert watched.tracker.place.used_bytes == 0
+    assert watched.tracker.budget.used_bytes == 0
 
 
 def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:

@@ -143,7 +143,7 @@ def test_a_process_that_gets_names_has_them_in_all_its_clients_and_leaves_no_byt
     assert found.held_bytes == 0
 
 
-def test_flows_that_found_no_place_are_no_client() -> None:
+def test_flows_beyond_the_budget_are_no_client() -> None:
     assert list(clients(flow(conn_id=None, local=None, peer=None))) == []
 
 

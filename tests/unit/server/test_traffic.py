@@ -37,7 +37,7 @@ def test_flows_add_up_by_side_and_api() -> None:
     assert summed.apis.keys() == {("client", "Produce"), ("server", "Produce"), ("client", "Fetch")}
 
 
-def test_what_found_no_place_in_the_agent_is_counted_under_other() -> None:
+def test_what_exceeds_the_budgets_of_the_agent_is_counted_under_other() -> None:
     nowhere: dict[str, Any] = {"conn_id": None, "local": None, "peer": None}
     summed = traffic(
         flow(**nowhere, topics=[topic(None, requests=7)]),

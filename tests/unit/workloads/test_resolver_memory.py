@@ -50,17 +50,17 @@ def test_what_workloads_take_is_reckoned_and_given_back_by_the_last_who_holds_th
         orjson.dumps([one.named() for one in found])  # it leaves the UTF-8 with each text
         return found
 
-    assert grown_by(resolve_all, 1) < resolver.place.used_bytes < 300 * 16 * 1024
+    assert grown_by(resolve_all, 1) < resolver.budget.used_bytes < 300 * 16 * 1024
     held = resolve_all()
-    taken = resolver.place.used_bytes
+    taken = resolver.budget.used_bytes
     assert {one.named()["pod"] for one in held} == {"x" * 253}
     resolver._recent.clear()
-    assert resolver.place.used_bytes == taken
+    assert resolver.budget.used_bytes == taken
     held.clear()
-    assert resolver.place.used_bytes == 0
+    assert resolver.budget.used_bytes == 0
 
 
-def test_connections_whose_process_has_no_place_have_no_workload_and_are_counted() -> None:
+def test_connections_whose_process_exceeds_the_budget_have_no_workload_and_are_counted() -> None:
     resolver = Named("x", 1000, 100_000)
     tracker = Tracker(resolver)
     for record in of_processes(*range(1, 51)):
@@ -68,17 +68,17 @@ def test_connections_whose_process_has_no_place_have_no_workload_and_are_counted
     workloads = [event["workload"] for event in opens(tracker)]
     nobody = [event for event in workloads if event["pid"] is None]
     assert 0 < len(nobody) == resolver.losses["workload_limit"] < 50
-    assert resolver.place.used_bytes <= 100_000
+    assert resolver.budget.used_bytes <= 100_000
     workloads.clear()
     for pid in range(1, 51):
         tracker.gone(pid)
     tracker.take(of_processes(51)[0][0])
     (event,) = opens(tracker)
     assert event["workload"]["pid"] == 1051
-    assert resolver.place.used_bytes < 50_000
+    assert resolver.budget.used_bytes < 50_000
 
 
-def test_a_process_that_renames_itself_leaves_a_place_to_others() -> None:
+def test_a_process_that_renames_itself_leaves_budget_to_others() -> None:
     resolver = Named("x", 100, 100_000)
     tracker = Tracker(resolver)
     for conn in range(1, 101):
@@ -89,13 +89,13 @@ def test_a_process_that_renames_itself_leaves_a_place_to_others() -> None:
     assert [event["workload"]["pid"] for event in opens(tracker)][-5:] == [1101, 1102, 1103, 1104, 1105]
 
 
-def test_a_process_that_nobody_holds_is_remembered_while_half_of_the_place_is_free() -> None:
+def test_a_process_that_nobody_holds_is_remembered_while_half_of_the_budget_is_free() -> None:
     resolver = Named("x", 0, 100_000)
     first, *others = (Owner(pid, 0, b"", 0, 0, 0, 0, b"") for pid in range(1, 100))
     assert resolver.resolve(first) is resolver.resolve(first)
     for owner in others:
         resolver.resolve(owner)
-    assert 40_000 < resolver.place.used_bytes < 60_000
+    assert 40_000 < resolver.budget.used_bytes < 60_000
     assert first not in resolver._held
     assert others[-1] in resolver._held
     assert not any(resolver.losses.values())
