@@ -1,8 +1,9 @@
-"""Reports words that the prose of this project does not use, in docstrings, comments and texts, outside of backticks.
+"""Reports words that the prose of this project does not use, and docstrings whose first sentence is too long.
 
     words.py FILE...
 
-Exit status 1 if there are any. CONTRIBUTING.md says how to write instead.
+Words are looked for in docstrings, comments and texts, outside of backticks. Exit status 1 if anything is reported.
+CONTRIBUTING.md says how to write instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 REFUSED = re.compile(r"\b(told|said|heard|whoever|rooms?|house|no word of its own)\b", re.IGNORECASE)
+FIRST_SENTENCE_WORDS = 20
 _QUOTED = re.compile(r"`[^`]*`")
+_SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\n")
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
@@ -36,13 +39,35 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.partition("//")[2] if path.suffix in (".c", ".h") else line
 
 
+def docstrings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield line numbers and docstrings of Python, without those of tests, whose names are sentences."""
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        is_test = not isinstance(node, ast.Module) and node.name.startswith("test_")
+        if (docstring := ast.get_docstring(node)) and not is_test:
+            yield node.body[0].lineno, docstring
+
+
+def words_of_first_sentence(docstring: str) -> int:
+    """Return the number of words; a text in backticks is one."""
+    return len(_SENTENCE_END.split(_QUOTED.sub("quoted", docstring))[0].split())
+
+
+def findings(path: Path) -> Iterator[str]:
+    """Yield a line per line with a refused word and per docstring whose first sentence is too long."""
+    for number, text in prose(path):
+        if refused := REFUSED.search(_QUOTED.sub("", text)):
+            yield f"{path}:{number}: {refused[0]!r}: {text.strip()}"
+    for number, docstring in docstrings(path):
+        if (words := words_of_first_sentence(docstring)) > FIRST_SENTENCE_WORDS:
+            yield f"{path}:{number}: {words} words before the first full stop: {docstring.splitlines()[0]}"
+
+
 def main() -> int:
-    found = [
-        f"{path}:{number}: {refused[0]!r}: {text.strip()}"
-        for path in map(Path, sys.argv[1:])
-        for number, text in prose(path)
-        if (refused := REFUSED.search(_QUOTED.sub("", text)))
-    ]
+    found = [finding for path in map(Path, sys.argv[1:]) for finding in findings(path)]
     print(*found, sep="\n", end="\n" * bool(found))
     return int(bool(found))
 

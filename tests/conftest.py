@@ -1,4 +1,4 @@
-"""Skip tests marked `root` for other users, and end the output with their number per folder and how to run them."""
+"""Skips tests marked `root` for other users, and reports at the end how many and how to run them."""
 
 from __future__ import annotations
 

@@ -233,9 +233,9 @@ def _watch(
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
 ) -> None:
-    """Run an agent with this sink until a signal or the sink stops it; then report losses and counters by `report`.
+    """Run an agent with this sink until a signal or the sink stops it.
 
-    again: reloads the settings on SIGHUP.
+    report: gets the losses and counters at the end; again: reloads the settings on SIGHUP.
     """
     from kafka_probe.agent import Agent
     from kafka_probe.memory import bounds_of

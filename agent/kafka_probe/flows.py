@@ -153,7 +153,7 @@ class Flows:
                 self._count_other(count)
 
     def _count(self, connection: Connection, key: tuple[int, int], shape: Shape, latency: Counter[int]) -> _Count:
-        """Return the count of a shape on a connection; a new one that is not kept if the budget is exhausted."""
+        """Return the count of a shape on a connection. A new one is not kept if the budget is exhausted."""
         known = self._counts.get(key)
         count = known or _Count.of(connection, shape)
         needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())

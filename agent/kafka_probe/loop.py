@@ -83,7 +83,7 @@ class Loop:
         _finish(self._reporter.report(self._since_ns, self._since_ns, self._since_ns))
 
     def turn(self) -> None:
-        """Wait at most a second for samples, read them, and send a part of the reports for as long as reading took."""
+        """Wait at most a second for samples, read them, and send reports for as long as reading took."""
         pause_s = 0.0 if self._unread else _PAUSE_S if self._reports else _BATCH_S
         self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
         began_s = time.monotonic()

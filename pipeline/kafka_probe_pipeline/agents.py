@@ -42,7 +42,7 @@ def _believed(time: str) -> Column:
 
 
 def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """The rows `before`, brought up to date by the events of a batch, of the agents that reported last and lately."""
+    """Return the rows `before`, updated by the events of a batch, of the agents that reported last and lately."""
     is_reset = (F.col("kind") == "reset") & _believed("ts").isNotNull()
     new = events.select(
         "agent_id",

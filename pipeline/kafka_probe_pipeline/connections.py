@@ -168,7 +168,7 @@ def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
 
 
 def identified(ends: DataFrame) -> DataFrame:
-    """The ends; those without a flow id with that of the open end that their node had between the same addresses."""
+    """Fill in missing flow ids, from the open end that the same node had between the same addresses."""
     same = Window.partitionBy("node", "netns", "side", "local", "peer")
     known_us = F.when(F.col("flow_id").isNotNull() & F.col("close").isNull(), F.col("last_seen_us"))
     return ends.withColumn("flow_id", F.coalesce("flow_id", F.max_by("flow_id", known_us).over(same)))

@@ -173,7 +173,7 @@ class End:
         return self.agent is not None and self.agent.complete_until >= until_us
 
     def lost_since(self, since_us: float) -> bool:
-        """Its agent has lost something since then, by the clock of its host, that may have been a close or a reset."""
+        """Return True if its agent lost what may be a close or a reset since then, by its host's clock."""
         return self.agent is not None and self.agent.complete_since > since_us
 
     def resets_dropped_since(self, since_us: float) -> bool:

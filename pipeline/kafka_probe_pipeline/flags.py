@@ -15,7 +15,7 @@ Command = Callable[..., None]
 
 
 def flags(*names: str) -> Callable[[Command], Command]:
-    """Give a command the flags of the named fields, of all fields if none is named; absent ones arrive as None."""
+    """Give a command the flags of the named fields, of all fields if none is named. Absent ones arrive as None."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names or tuple(Config.model_fields)):

@@ -1,4 +1,4 @@
-"""Names topics: the name of an id, from any agent, applies to the rows of all agents, also to earlier rows.
+"""Names topics by their ids. A name from any agent applies to the rows of all agents, also to earlier rows.
 
 Pure functions of DataFrames; pairs are rows of `topic_id` and `name`, one per id. This module never reads or writes.
 """

@@ -1,4 +1,4 @@
-"""Scopes: what connections have in common, as a broker, a network of peers, a workload, and how many of them there are.
+"""Groups and counts connections by scope: what they have in common, as a broker, a network of peers, a workload.
 
 Pure functions of DataFrames; this module never reads or writes.
 """

@@ -98,7 +98,7 @@ def received(parsed: DataFrame) -> DataFrame:
 
 
 def once(events: DataFrame, seen_before: DataFrame) -> DataFrame:
-    """Drop the flows that an earlier batch had: an agent that starts again may send some once more, and flows add up.
+    """Drop the flows that an earlier batch had. An agent that starts again may send some once more, and flows add up.
 
     `seen_before`: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
     """
@@ -291,7 +291,7 @@ def _type(kind: schema.Type) -> T.DataType:
 
 
 def _merged(one: T.DataType | None, other: T.DataType, name: str) -> T.DataType:
-    """The type that holds a field of the same name of two kinds: equal, or lists of objects with all fields of both."""
+    """Return the type of a field of two kinds: theirs if equal, or a list of objects with all fields."""
     match one, other:
         case None, _:
             return other

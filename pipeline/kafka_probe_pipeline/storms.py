@@ -260,7 +260,7 @@ def begun(incidents: Iterable[Incident], clock: Clock, config: Config) -> list[S
 
 
 def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
-    """The most that closed within a window at the same idle age, by level; of as many those of the latest window."""
+    """Return the most that closed within a window at the same idle age. Of as many, those of the latest window."""
     length_us, span = config.storm_window * SECOND_US, _span(config)
     windows: dict[int, list[Incident]] = defaultdict(list)
     for one in incidents:
@@ -320,7 +320,7 @@ def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:
 
 
 def _earliest_us(since_us: int, config: Config) -> float:
-    """Return the time of the earliest close that can join a storm: agents do not report closes in order of time."""
+    """Return the time of the earliest close that can join a storm. Agents do not report closes in order of time."""
     return since_us - config.storm_window * SECOND_US
 
 

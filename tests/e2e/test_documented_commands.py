@@ -1,4 +1,4 @@
-"""Every documented command is run: here, beside a real broker with a client at work, or by the test named below.
+"""Every documented command is run: here, beside a real broker with a client, or by the test named below.
 
 Commands are the lines of `sh` blocks in README.md and docs/, and the answers in README's table of questions.
 """

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.broker, pytest.mark.filterwarnings("ignore:unclosed <s
 
 @pytest.fixture(autouse=True)
 def _threads_and_sockets_end_here() -> Iterator[None]:
-    """A client that lives on would log into the next test, and leave the sockets of its attempts to any test."""
+    """Wait for the threads of clients: one that lives on would log into the next test. Collect their sockets."""
     before = set(threading.enumerate())
     yield
     for thread in set(threading.enumerate()) - before:

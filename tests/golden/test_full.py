@@ -1,4 +1,4 @@
-"""Full kernel maps: samples that cannot be sent at once are sent later, and what cannot be kept is reported in part."""
+"""Full kernel maps: samples that cannot be sent at once are sent later. What cannot be kept is reported in part."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_thousand_frames_in_one_call(capture: Capture, port: int, walked: bool
 
 
 def stretched(frame: Frame, size: int) -> Frame:
-    """A frame whose record set, its last bytes, is this long: its wire stops behind the header of the record batch."""
+    """Return the frame with a record set of this size. Its wire stops behind the header of the record batch."""
     (sample_bytes, *others) = frame.seen.values
     assert sample_bytes[0] is MeasureKind.RECORD_BYTES
     wire = bytearray(frame.wire)

@@ -100,7 +100,7 @@ def behind_an_unknown_version(talk: Conversation) -> None:
 
 
 def behind_a_produce_that_is_cut(talk: Conversation) -> None:
-    """The acks of a Produce before the Fetch cannot be read at the client's end: the file that is sent holds them."""
+    """The client's end cannot read the acks of a Produce before the Fetch, since a file contains them."""
     frame = produce(8, {"orders": {0: records_of(1)}}, correlation_id=ID)
     in_file = frame.wire.index(CLIENT_ID.encode()) + len(CLIENT_ID)
     transfer(talk.client, talk.server, frame.wire[:in_file])

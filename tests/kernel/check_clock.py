@@ -1,4 +1,4 @@
-"""An agent keeps correct times while a guest's wall clock jumps an hour ahead and two back, and while it sleeps.
+"""An agent keeps correct times while a guest sleeps and its wall clock jumps an hour ahead and two back.
 
 Part of `make test-kernels`, not of `make test`: nobody does that to the machine that the tests run on.
 """

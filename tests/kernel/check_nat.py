@@ -1,4 +1,4 @@
-"""Agents at both ends agree on a client in a guest behind a real NAT and a real broker on the host.
+"""Agents at both ends agree on a guest's client behind a real NAT and the host's real broker.
 
 Part of `make test-kernels`, not of `make test`: the agent compiles its programs in the guest, where that takes minutes.
 """

@@ -1,7 +1,6 @@
-"""The chart in the hands of Helm: what it renders is valid Kubernetes, grants no more than asked for, and wrong values
-are refused with a reason.
+"""Helm renders valid manifests that grant no more than asked for, and refuses wrong values with a reason.
 
-No API server can be had here: what one would say of these manifests is asked of its schemas (kubernetes-validate).
+There is no API server here: kubernetes-validate checks the manifests against its schemas.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def succeeds(container: str, probe: Manifest) -> bool:
 
 
 def a_pods_client(image: str, bootstrap: str, directory: Path) -> tuple[str, str]:
-    """A real producer from start to end in a container where a kubelet would put it; its id, and the uid of its pod."""
+    """Run a real producer in a container in a pod's cgroup. Return the ids of container and pod."""
     pod_uid = str(uuid.uuid4())
     report = directory / "report"
     report.mkdir()

@@ -1,4 +1,4 @@
-"""Brokers that are away for an hour: what a busy node tells in that time waits on disk and is delivered once, in order.
+"""Brokers out of reach for an hour: a busy node's events wait on disk and are delivered once, in order.
 
 The hour's events pass as fast as the disk takes them. Part of `make test-nodes`: they are two gigabytes.
 """

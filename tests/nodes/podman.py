@@ -70,7 +70,7 @@ def running(image: str, flags: Sequence[str], *arguments: str) -> Iterator[str]:
 
 @contextmanager
 def pods_cgroup(uid: str) -> Iterator[str]:
-    """The path of the cgroup of a pod as a kubelet makes it; Podman leaves it in every hierarchy, and it goes here."""
+    """Yield the path of a pod's cgroup, named as by a kubelet. Remove it at the end, since Podman does not."""
     path = f"/kubepods/burstable/pod{uid}"
     try:
         yield path

@@ -110,7 +110,7 @@ def test_the_end_of_the_job_delivers_the_last_alerts(tmp_path: Path) -> None:
 
 @dataclass(slots=True)
 class Trickle:
-    """A TCP server that sends the beginning of an answer at once, and then a byte every 50 ms without end."""
+    """A TCP server that sends the beginning of an answer, then a byte every 50 ms without end."""
 
     beginning: bytes
     requests: int = 0

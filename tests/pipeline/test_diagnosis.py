@@ -1,4 +1,4 @@
-"""A storm through the job as a process, a real broker and a real Alertmanager, with the job killed in its middle."""
+"""A storm through a real broker, the job as a process and a real Alertmanager. The job is killed in its middle."""
 
 from __future__ import annotations
 

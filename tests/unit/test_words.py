@@ -1,4 +1,4 @@
-"""scripts/words.py: which prose it reads, and which words it refuses."""
+"""scripts/words.py: which prose it reads, which words it refuses, and how long a first sentence may be."""
 
 from __future__ import annotations
 
@@ -35,3 +35,25 @@ def lint(path: Path, text: str) -> tuple[int, list[str]]:
 )
 def test_prose_is_linted_and_code_is_not(tmp_path: Path, name: str, text: str, reported: list[str]) -> None:
     assert lint(tmp_path / name, text) == (int(bool(reported)), reported)
+
+
+TWENTY = "Return " + "a " * 19
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        (f'"""{TWENTY}."""\n', []),
+        (f'"""{TWENTY}b."""\n', ["1 21 words before the first full stop"]),
+        (f'"""{TWENTY}\n\nb."""\n', []),
+        (f'"""{TWENTY}. b"""\n', []),
+        ('"""Return `""" + "a " * 30 + """`."""\n', []),
+        (
+            f'class A:\n    """A."""\n\n    async def b(self):\n        """{TWENTY}\n        b."""\n',
+            ["5 21 words before the first full stop"],
+        ),
+        (f'def test_a():\n    """{TWENTY}b."""\n', []),
+    ],
+)
+def test_a_first_sentence_of_more_than_twenty_words_is_reported(tmp_path: Path, text: str, reported: list[str]) -> None:
+    assert lint(tmp_path / "a.py", text) == (int(bool(reported)), reported)

@@ -195,7 +195,7 @@ def truth(victims: Sequence[Victim]) -> dict[Connection, tuple[int, str]]:
 
 @contextmanager
 def forgotten_soon(scene: Scene, answer: Answer, *, processes: int, each: int, cgroups: int) -> Iterator[Herd]:
-    """A herd that has just sent, all at once, through a gateway that forgets it in IDLE_S if it is silent."""
+    """Yield a herd that has just sent all at once, through a gateway that forgets it after IDLE_S of silence."""
     scene.network.run_gateway(HOUR_S)
     with herd(
         scene.network, scene.bootstraps, scene.directory, topic=TOPIC, processes=processes, each=each, cgroups=cgroups

@@ -1,4 +1,4 @@
-"""Links a program with its maps and the global functions that it calls, and builds the BTF that the kernel requires.
+"""Links a program with its maps and global functions, and builds the BTF that the kernel requires.
 
 The kernel (5.6) verifies a global function once, for any argument, and not again at each call: so a program can call
 the cursor's steps a thousand times. BCC compiles functions one by one and does not support calls between them. In C

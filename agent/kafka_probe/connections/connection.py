@@ -114,7 +114,7 @@ class Connection:
         return next(iter(named)) if len(named) == 1 else None
 
     def fetch(self, facts: Facts) -> Naming | None:
-        """Return the naming of a frame for its session, which may be new; None without a session or memory for it."""
+        """Return the naming of a frame for its session, which may be new. None without a session or memory for it."""
         named = naming(facts)
         if named and all(session.api_key != facts.api_key for session in self.sessions):
             peer = self.sharing_peer

@@ -84,5 +84,5 @@ CONNECTION = tuple(field for field in fields_of(ConnectionFacts) if field not in
 
 
 def own_fields(kind: str) -> tuple[Field, ...]:
-    """Return the fields of a kind of event without those of all events, and those of all events about a connection."""
+    """Return the fields of a kind of event without those that all events, or all about a connection, have."""
     return tuple(field for field in KINDS[kind] if field not in COMMON + CONNECTION)

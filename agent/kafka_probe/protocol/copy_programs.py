@@ -139,7 +139,7 @@ class _Program:
 
     @contextmanager
     def _passed_over(self, op: Op, operand: int = 0) -> Iterator[None]:
-        """Append an op and the ops inside it; add the number of all of them to its operand, for skipping them."""
+        """Append an op and the ops inside it. Their number is added to its operand, for skipping them."""
         start = len(self.ops)
         self.append(op, operand)
         yield

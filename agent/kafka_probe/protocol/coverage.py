@@ -1,4 +1,4 @@
-"""Lists the decoded APIs as a table: per API its versions, and the facts that are kept of its requests and responses.
+"""Lists the decoded APIs in a table, with their versions and the facts kept of their requests and responses.
 
     python -m kafka_probe.protocol.coverage [--json build/protocol.json]
 

@@ -76,10 +76,11 @@ class ShapeTable:
         self._masks, self._mask_starts = bytearray(), array("q")  # of each layout, padded to its width
 
     def match(self, codes: Codes, data: Bytes, starts: Integers, lengths: Integers) -> Iterator[Matched]:
-        """Yield every shape of the frames with its number, which no other shape ever gets, and the frames that have it.
+        """Yield every shape of the frames with its number and the frames that have it.
 
-        codes: (n,) uint64, see `code_of`; data: uint8, which contains the data of each frame; starts, lengths: offset
-        and length of each frame's data, (n,). During a call the table may exceed its limit by that call's frames.
+        No other shape ever gets the number. codes: (n,) uint64, see `code_of`; data: uint8, which contains the data of
+        each frame; starts, lengths: offset and length of each frame's data, (n,). During a call the table may exceed
+        its limit by that call's frames.
         """
         if self._held_bytes >= self._limit_bytes:
             self.start_anew(self._decode)

@@ -43,7 +43,7 @@ class LocalSink(Sink, Protocol):
 
 @runtime_checkable
 class EndingSink(Protocol):
-    """A sink that can end by itself, as when its reader closes a pipe; it calls `on_closed` then, in any thread."""
+    """A sink that can end by itself, as when its reader closes a pipe. It calls `on_closed` then, in any thread."""
 
     on_closed: Callable[[], None]
 

@@ -81,7 +81,7 @@ class WorkloadResolver:
                 yield from stored_topics(live)
 
     def ended(self, process: tuple[int, int] | None) -> bool | None:
-        """Return True if a process, by pid and start in µs since epoch, has ended; None if it is not known."""
+        """Return True if a process has ended, None if that is not known. process: pid and start in µs since epoch."""
         if process is None:
             return None
         pid, start_time_us = process

@@ -1,4 +1,4 @@
-"""A cache that is damaged, of another user, or that others could have written is not used, and rebuilt if possible."""
+"""A cache that is damaged, or that other users own or can write, is not used, and rebuilt if possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The C sources as BCC compiles them: a header needs no other before it, and a wrong member does not compile."""
+"""The C sources as BCC compiles them: headers include what they use, and wrong members do not compile."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Host:
         pid: int | None = None,
         nobody: bool = False,
     ) -> None:
-        """A Fetch of the topic on a connection of a process, or of none that is known, and a step of reading."""
+        """Feed a Fetch of the topic on a connection of a process, or of nobody, and read one step on."""
         connection = self._connection(pid or os.getpid(), server_side)
         if nobody:
             connection.workload = NOBODY

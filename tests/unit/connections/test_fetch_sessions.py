@@ -141,7 +141,7 @@ def test_requests_in_several_versions_count_for_the_newest() -> None:
 
 
 class Name(str):
-    """A name of a topic that counts how often any is looked up, added to a table or removed from it."""
+    """A topic's name. The class counts how often any is looked up, added to a table or removed from it."""
 
     __slots__ = ()
     looked_up = 0

@@ -1,4 +1,4 @@
-"""What may leave the kernel: the list is closed, and no field on it can contain a record or a credential."""
+"""Fields that may leave the kernel: the list is closed, and none can contain a record or a credential."""
 
 from __future__ import annotations
 
