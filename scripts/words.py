@@ -57,7 +57,7 @@ def words_of_first_sentence(docstring: str) -> int:
 
 
 def findings(path: Path) -> Iterator[str]:
-    """Yield a line per line with a refused word and per docstring whose first sentence is too long."""
+    """Yield a report of each line with a refused word, and of each docstring whose first sentence is too long."""
     for number, text in prose(path):
         if refused := REFUSED.search(_QUOTED.sub("", text)):
             yield f"{path}:{number}: {refused[0]!r}: {text.strip()}"

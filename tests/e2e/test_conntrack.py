@@ -42,7 +42,7 @@ def identity(ends: tuple[str, str], *, server_side: bool) -> Identity:
     return Identity(1, server_side, True, "0" * 16, local, peer, "", 1, None, None)
 
 
-def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: Path) -> None:
+def test_each_end_of_a_masqueraded_connection_is_given_the_other_side(tmp_path: Path) -> None:
     with nat() as network:
         client, broker = connect(network)
         with client, broker:
@@ -54,13 +54,13 @@ def test_each_end_of_a_masqueraded_connection_is_told_the_other_side(tmp_path: P
                 client.sendall(b"data")
                 assert broker.recv(4) == b"data"
 
-                def told() -> dict[str, Any]:
+                def reported() -> dict[str, Any]:
                     lines = agent.output.read_text().splitlines()
                     events = [json.loads(line) for line in lines if '"kind":"open"' in line]
                     return {event["side"]: event["nat"] for event in events if event["flow_id"]}
 
-                wait_until(lambda: len(told()) == 2, "both ends to be reported", timeout_s=30)
-    assert told() == {
+                wait_until(lambda: len(reported()) == 2, "both ends to be reported", timeout_s=30)
+    assert reported() == {
         "client": {"local": seen_by_broker[1], "peer": seen_by_broker[0]},
         "server": {"local": seen_by_client[1], "peer": seen_by_client[0]},
     }
@@ -111,5 +111,5 @@ def test_a_kernel_that_refuses_is_asked_once(
     one = identity(("10.57.1.99:1", "10.57.1.98:2"), server_side=False)
     assert asked.translations([one, one]) + asked.translations([one]) == [None, None, None]
     assert Refusing.asked == 1
-    (said,) = caplog.messages
-    assert "Connection tracking does not answer" in said
+    (message,) = caplog.messages
+    assert "Connection tracking does not answer" in message

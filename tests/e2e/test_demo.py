@@ -40,14 +40,14 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
         )
         assert demo.stdout
         try:
-            said = ""
-            while not said.endswith("Ctrl-C ends.\n"):
+            output = ""
+            while not output.endswith("Ctrl-C ends.\n"):
                 line = demo.stdout.readline()
-                assert line, said + errors.read()
-                said += line
+                assert line, output + errors.read()
+                output += line
             errors.seek(0)
             assert errors.read() == ""
-            yield demo, said
+            yield demo, output
         finally:
             if demo.poll() is None:
                 os.killpg(demo.pid, signal.SIGINT)
@@ -57,12 +57,12 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.
 
 
 def test_one_command_shows_who_talks_to_whom(kept: tuple[subprocess.Popen[str], str]) -> None:
-    _, said = kept
+    _, output = kept
     result = json.loads((ROOT / "build" / "demo.json").read_text())
     assert {row["client_id"] for row in result["clients"]} == CLIENT_IDS
     for row in result["clients"]:
         assert row["cgroup"] == f"/kafka-probe-lab/{row['client_id']}"
-        assert f"process {row['pid']} in {row['cgroup']}" in said
+        assert f"process {row['pid']} in {row['cgroup']}" in output
         assert row["software_name"]
         assert row["software_version"]
         assert row["requests"] > 0
@@ -70,7 +70,7 @@ def test_one_command_shows_who_talks_to_whom(kept: tuple[subprocess.Popen[str], 
         assert row["records"] >= 600
     assert result["losses"]
     assert not any(count for reason, count in result["losses"].items() if reason != "before_proof")
-    assert "Lost: nothing" in said
+    assert "Lost: nothing" in output
     assert (ROOT / "build" / "demo" / "events.ndjson").stat().st_size
     assert [*(ROOT / "build" / "demo" / "pipeline" / "traffic").glob("batch_id=*/*.parquet")]
 

@@ -31,6 +31,7 @@ def test_connections_whose_ends_found_no_room_are_open_no_more(tmp_path: Path) -
             crowd.speak()
             until_they_end.close()
             wait_until(lambda: connections() == 0, "all to be forgotten")
-    told = watched.events(kind="agent")[-1]
-    assert 0 < told["losses"]["close_unknown"] <= 2 * CONNECTIONS
-    assert 0 < told["counters"]["connections"] < 2 * CONNECTIONS  # others were listed, and their first record was lost
+    report = watched.events(kind="agent")[-1]
+    assert 0 < report["losses"]["close_unknown"] <= 2 * CONNECTIONS
+    # Others were listed, and their first record was lost.
+    assert 0 < report["counters"]["connections"] < 2 * CONNECTIONS

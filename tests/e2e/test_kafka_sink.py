@@ -200,11 +200,11 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
     broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kafka_probe")
-    spool, said = tmp_path / "spool", tmp_path / "said"
+    spool, output = tmp_path / "spool", tmp_path / "output"
     broker.stop()
     command = [sys.executable, "-c", KILLED, broker.bootstrap, str(spool)]
-    killed = start(command, log=tmp_path / "log", stdout=said, env={"PYTHONPATH": ":".join(sys.path)})
-    wait_until(lambda: said.exists() and said.read_text() == "0\n", "all events of the first agent on disk")
+    killed = start(command, log=tmp_path / "log", stdout=output, env={"PYTHONPATH": ":".join(sys.path)})
+    wait_until(lambda: output.exists() and output.read_text() == "0\n", "all events of the first agent on disk")
     killed.send_signal(signal.SIGKILL)
     killed.wait()
 
@@ -327,7 +327,7 @@ def test_describe_and_write_are_enough_where_the_topic_is_there(
     sink.send([event(7)])
     sink.close(30)
     assert sink.counters()["sink_events"] == 1
-    assert not [said.getMessage() for said in caplog.records if said.name.startswith("kafka_probe")]
+    assert not [record.getMessage() for record in caplog.records if record.name.startswith("kafka_probe")]
 
 
 def test_events_travel_over_tls_to_a_broker_whose_certificate_is_trusted(guarded: Guarded) -> None:
@@ -351,7 +351,7 @@ def test_a_certificate_that_is_not_trusted_is_named(guarded: Guarded, monkeypatc
         reach(Config(bootstrap_servers=guarded.tls, security_protocol="SSL"))
 
 
-def test_a_topic_that_may_not_be_written_is_said_once_and_counted(
+def test_a_topic_that_may_not_be_written_is_logged_once_and_counted(
     guarded: Guarded, caplog: pytest.LogCaptureFixture
 ) -> None:
     sink = KafkaSink(credentials(guarded.sasl, "guest", "right"))

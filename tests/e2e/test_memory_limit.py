@@ -63,10 +63,10 @@ def test_a_flood_of_connections_with_names_of_their_own_stays_below_the_limit(tm
     with closing(Namespace()) as inside, memory_cgroup("agent-memory") as (group, peak):
         with Agent(tmp_path, *flags, "--netns", inside.path, *server, inside=group), inside.inside():
             flood = (sys.executable, "-m", "tests.programs.attack.flood", "connections", "127.0.0.7", "9092")
-            said = subprocess.check_output([*flood, str(CONNECTIONS), str(SECONDS)], cwd=ROOT)
+            output = subprocess.check_output([*flood, str(CONNECTIONS), str(SECONDS)], cwd=ROOT)
         assert peak.read() < LIMIT_MIB * MIB
     events.join()
-    done = json.loads(said)["done"]
+    done = json.loads(output)["done"]
     losses, counters = events.agents[-1]["losses"], events.agents[-1]["counters"]
     # Which bound comes first depends on the machine: that of the counts, or the share of the ring of one peer.
     assert events.requests["other"] + losses["peer_limited"] > 0

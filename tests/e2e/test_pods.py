@@ -37,16 +37,16 @@ def test_a_pod_that_is_made_known_while_its_client_is_connected_is_named_when_it
         flags = ("--sink", "stdout", "--ports", str(port), "--side", "client", "--interval-s", "0.3")
         with Agent(tmp_path, *flags, "--kubernetes", "on", "--node", "node-1") as agent:
 
-            def told(kind: str) -> list[dict[str, Any]]:
+            def workloads(kind: str) -> list[dict[str, Any]]:
                 events = [json.loads(line) for line in agent.output.read_text().splitlines()]
                 return [event["workload"] for event in events if event["kind"] == kind]
 
             command = (sys.executable, "-c", CLIENT.format(port))
             with start(command, log=tmp_path / "client.log", inside=inside, piped_input=True):
-                wait_until(lambda: bool(told("open")), "the connection")
+                wait_until(lambda: bool(workloads("open")), "the connection")
                 server.put(pod(container, app="orders"))
                 wait_until(lambda: bool(server.watches()), "the watch")
-            wait_until(lambda: bool(told("close")), "its end")
-    opened, closed = told("open")[0], told("close")[0]
+            wait_until(lambda: bool(workloads("close")), "its end")
+    opened, closed = workloads("open")[0], workloads("close")[0]
     assert (opened["container_id"], opened["pod"]) == (container, None)
     assert (closed["container_id"], closed["pod"], closed["labels"]) == (container, "orders-0", {"app": "orders"})

@@ -107,7 +107,7 @@ def _of_clients(row: Mapping[str, Any]) -> bool:
     return row["client"]["id"] in ("shop", "billing")
 
 
-def told(metrics: Samples, name: str, *labels: str) -> Counter[Labels]:
+def counted(metrics: Samples, name: str, *labels: str) -> Counter[Labels]:
     """Return a metric by some of its labels, without the agent's own traffic, which continues."""
     found: Counter[Labels] = Counter()
     for (sample, pairs), value in metrics.items():
@@ -130,9 +130,9 @@ def test_sums_of_traffic_are_those_of_the_events(seen: Seen, field: str) -> None
     flows = [event for event in seen.events if event["kind"] == "flow" and not event["internal"]]
     by_api = summed(((flow["side"], flow["api"]), flow[field]) for flow in flows)
     assert by_api[("client", "Produce")] > 0
-    assert told(seen.metrics, f"{field}_total", "side", "api") == by_api
+    assert counted(seen.metrics, f"{field}_total", "side", "api") == by_api
     by_workload = summed(((flow["side"], flow["workload"]["comm"], flow["api"]), flow[field]) for flow in flows)
-    assert told(seen.metrics, f"workload_{field}_total", "side", "comm", "api") == by_workload
+    assert counted(seen.metrics, f"workload_{field}_total", "side", "comm", "api") == by_workload
 
 
 @pytest.mark.parametrize("field", ["requests", "records", "bytes", "uncounted_bytes"])
@@ -141,7 +141,7 @@ def test_sums_of_topics_are_those_of_the_events(seen: Seen, field: str) -> None:
     by_topic = summed(
         ((flow["side"], flow["api"], topic["topic"]), topic[field]) for flow in flows for topic in flow["topics"]
     )
-    assert told(seen.metrics, f"topic_{field}_total", "side", "api", "topic") == by_topic
+    assert counted(seen.metrics, f"topic_{field}_total", "side", "api", "topic") == by_topic
     if field == "records":
         assert by_topic["client", "Produce", "orders"] == by_topic["client", "Fetch", "orders"] == RECORDS
 
@@ -149,16 +149,16 @@ def test_sums_of_topics_are_those_of_the_events(seen: Seen, field: str) -> None:
 def test_errors_latencies_and_ends_are_those_of_the_events(seen: Seen) -> None:
     flows = [event for event in seen.events if event["kind"] == "flow" and not event["internal"]]
     errors = summed(((f["side"], ERROR_NAMES[int(code)]), n) for f in flows for code, n in f["errors"].items())
-    assert told(seen.metrics, "errors_total", "side", "error") == errors
+    assert counted(seen.metrics, "errors_total", "side", "error") == errors
     latencies = summed(((f["side"], f["api"]), sum(f["latency"].values())) for f in flows if f["latency"])
-    assert told(seen.metrics, "workload_latency_seconds_count", "side", "api") == latencies
+    assert counted(seen.metrics, "workload_latency_seconds_count", "side", "api") == latencies
     closes = summed(((e["side"], e["how"], e["closed_by"]), 1) for e in seen.events if e["kind"] == "close")
-    assert told(seen.metrics, "connections_closed_total", "side", "how", "closed_by") == closes
+    assert counted(seen.metrics, "connections_closed_total", "side", "how", "closed_by") == closes
 
 
 def test_losses_and_the_agents_own_cost_are_those_of_its_last_event(seen: Seen) -> None:
     last = [event for event in seen.events if event["kind"] == "agent"][-1]
-    assert told(seen.metrics, "lost_total", "reason") == {(reason,): n for reason, n in last["losses"].items()}
+    assert counted(seen.metrics, "lost_total", "reason") == {(reason,): n for reason, n in last["losses"].items()}
     plain = {name.removeprefix("kafka_probe_"): value for (name, labels), value in seen.metrics.items() if not labels}
     assert plain["cpu_seconds_total"] == last["cpu_us"] / 1e6
     assert plain["kernel_seconds_total"] == last["kernel_us"] / 1e6
@@ -167,7 +167,7 @@ def test_losses_and_the_agents_own_cost_are_those_of_its_last_event(seen: Seen) 
     assert plain["events_total"] == last["counters"]["events"]
 
 
-def test_clients_are_told_with_what_they_do(seen: Seen) -> None:
+def test_clients_are_shown_with_what_they_do(seen: Seen) -> None:
     rows = {(row["client"]["id"], row["side"]): row for row in seen.clients if _of_clients(row)}
     for side in ("client", "server"):
         shop, billing = rows["shop", side], rows["billing", side]
@@ -184,7 +184,7 @@ def test_the_agent_itself_is_one_internal_client(seen: Seen) -> None:
     assert {row["type"] for row in own} == {"internal"}
 
 
-def test_open_connections_are_told_with_both_ends(seen: Seen, lab: Lab) -> None:
+def test_open_connections_are_shown_with_both_ends(seen: Seen, lab: Lab) -> None:
     ends = {(row["side"], row["flow_id"]) for row in seen.connections if row["client"]["id"] == "billing"}
     flows = {flow_id for _, flow_id in ends}
     assert flows
@@ -192,7 +192,7 @@ def test_open_connections_are_told_with_both_ends(seen: Seen, lab: Lab) -> None:
     assert {row["peer"] for row in seen.connections if row["side"] == "client"} == {lab.broker.bootstrap}
 
 
-def test_topics_are_told_by_side_and_api(seen: Seen) -> None:
+def test_topics_are_shown_by_side_and_api(seen: Seen) -> None:
     keyed = {(row["side"], row["api"], row["topic"]): row for row in seen.topics}
     row = keyed["server", "Produce", "orders"]
     assert row["requests"] == row["records"] == RECORDS
@@ -215,7 +215,7 @@ def test_all_that_rules_and_dashboards_ask_for_is_exposed(lab: Lab) -> None:
     assert {metric for _, expression in expressions() for metric in metrics(expression)} <= exposed
 
 
-def test_without_the_token_only_health_is_told(lab: Lab) -> None:
+def test_without_the_token_only_health_is_shown(lab: Lab) -> None:
     assert get(f"{lab.url}/metrics").status == get(f"{lab.url}/api/v1/clients", token="wrong").status == 401
     assert get(f"{lab.url}/healthz").status == get(f"{lab.url}/readyz").status == 200
 

@@ -48,7 +48,7 @@ def asking(port: int, pause_s: float = 0.02) -> Iterator[None]:
         thread.join()
 
 
-def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_more(tmp_path: Path) -> None:
+def test_above_its_limit_of_cpu_it_reports_counts_only_until_the_limit_is_lifted(tmp_path: Path) -> None:
     port, file = free_port(), tmp_path / "settings.toml"
     address = f"127.0.0.1:{free_port()}"
     watched = Watched(tmp_path, port, "--config", str(file), "--listen", address)
@@ -57,10 +57,10 @@ def test_above_its_limit_of_cpu_it_tells_counts_only_until_it_is_told_to_take_mo
         watched.wait_for(1, "topics to be left out", kind="agent", shed="topics")
         assert shed(address) == {"requests": 1, "topics": 1}
         poor = len(watched.wait_for(2, "flows without topics", kind="flow", topics=[]))
-        told = len(watched.events(kind="request"))
+        reported = len(watched.events(kind="request"))
         file.write_text('requests = "all"\nnode = "elsewhere"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
-        watched.wait_for(told + 1, "requests to be reported again", kind="request")
+        watched.wait_for(reported + 1, "requests to be reported again", kind="request")
         wait_until(lambda: watched.events(kind="flow")[-1]["topics"] != [], "flows with topics again")
         wait_until(lambda: shed(address) == {"requests": 0, "topics": 0}, "the metrics to say so")
     last = watched.events(kind="agent")[-1]
@@ -90,14 +90,14 @@ def test_no_detail_is_left_out_for_those_who_ask_for_pages(tmp_path: Path) -> No
             enough = Event()
             asking_pages = [busy.submit(ask_pages, address, enough) for _ in range(8)]
             try:
-                told = watched.wait_for(before + 5, "five intervals", kind="agent")[before:]
+                reported = watched.wait_for(before + 5, "five intervals", kind="agent")[before:]
             finally:
                 enough.set()
             statuses = sum((asked.result() for asked in asking_pages), Counter[int]())
-    assert [event["shed"] for event in told] == [None] * len(told)
+    assert [event["shed"] for event in reported] == [None] * len(reported)
     assert statuses.keys() == {HTTPStatus.OK, HTTPStatus.TOO_MANY_REQUESTS}
-    seconds = (told[-1]["ts"] - told[0]["ts"]) / 1e6
-    assert (told[-1]["cpu_us"] - told[0]["cpu_us"]) / 1e6 < CPU_BURST_S + (CPU_SHARE + 0.1) * seconds
+    seconds = (reported[-1]["ts"] - reported[0]["ts"]) / 1e6
+    assert (reported[-1]["cpu_us"] - reported[0]["cpu_us"]) / 1e6 < CPU_BURST_S + (CPU_SHARE + 0.1) * seconds
 
 
 def ask_pages(address: str, enough: Event) -> Counter[int]:
@@ -119,13 +119,13 @@ def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(tmp_path:
     watched = Watched(tmp_path, port, "--config", str(file), interval_s=None)
     file.write_text('interval_s = 3600\nlog_level = "error"\n')
     with watched.agent:
-        told = len(watched.wait_for(1, "it to be there", kind="agent"))
+        reported = len(watched.wait_for(1, "it to be there", kind="agent"))
         assert watched.agent.log.read_text() == ""
         file.write_text('interval_s = 0.1\nlog_level = "info"\nlog_format = "json"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
-        watched.wait_for(told + 5, "reports every tenth of a second", kind="agent")
-    (said, *_) = map(json.loads, watched.agent.log.read_text().splitlines())
-    assert (said["level"], said["message"]) == (
+        watched.wait_for(reported + 5, "reports every tenth of a second", kind="agent")
+    (message, *_) = map(json.loads, watched.agent.log.read_text().splitlines())
+    assert (message["level"], message["message"]) == (
         "info", "Settings reloaded: interval_s, log_format, log_level changed.",
     )  # fmt: skip
 
@@ -137,10 +137,10 @@ def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
     with asking(port), watched.agent:
         file.write_text('requests = "none"\n')
         os.kill(watched.agent.pid, signal.SIGHUP)
-        said = f"Settings not reloaded. requests in {file}: must be off, all, errors"
-        wait_until(lambda: said in watched.agent.log.read_text(), "the mistake to be named")
-        told = len(watched.events(kind="request"))
-        watched.wait_for(told + 1, "requests to be reported still", kind="request")
+        message = f"Settings not reloaded. requests in {file}: must be off, all, errors"
+        wait_until(lambda: message in watched.agent.log.read_text(), "the mistake to be named")
+        reported = len(watched.events(kind="request"))
+        watched.wait_for(reported + 1, "requests to be reported still", kind="request")
 
 
 STRANGER = """

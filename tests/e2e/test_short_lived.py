@@ -47,14 +47,14 @@ def server() -> Iterator[int]:
 def live(port: int, count: int, *pid: str) -> list[list[str]]:
     """Run the processes; return name, pid and address of each."""
     command = [sys.executable, "-m", "tests.lab.short_lived", HOST, str(port), ASKED.hex(), str(count), *pid]
-    said = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
-    return [line.rsplit(" ", 2) for line in said.splitlines()]
+    output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=120, check=True).stdout
+    return [line.rsplit(" ", 2) for line in output.splitlines()]
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Watched]]:
+def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Watched]]:
     with server() as port:
-        watched = Watched(tmp_path_factory.mktemp("told"), port, "--side", "client")
+        watched = Watched(tmp_path_factory.mktemp("watching"), port, "--side", "client")
         with watched.agent:
             yield port, watched
 
@@ -75,8 +75,8 @@ def owners(events: Iterable[dict[str, Any]]) -> list[list[str]]:
     return sorted([workload["comm"], str(workload["pid"]), local] for workload, local in owned)
 
 
-def test_every_connection_of_a_storm_of_forks_keeps_its_owner(told: tuple[int, Watched]) -> None:
-    port, watched = told
+def test_every_connection_of_a_storm_of_forks_keeps_its_owner(watching: tuple[int, Watched]) -> None:
+    port, watched = watching
     lived = live(port, FORKS)
     assert len({name for name, _, _ in lived}) == FORKS
     ends = ends_of(lived, watched)
@@ -84,8 +84,8 @@ def test_every_connection_of_a_storm_of_forks_keeps_its_owner(told: tuple[int, W
     assert {event["owner_ended"] for event in ends} == {True}
 
 
-def test_a_pid_that_is_given_again_is_another_process(told: tuple[int, Watched]) -> None:
-    port, watched = told
+def test_a_pid_that_is_given_again_is_another_process(watching: tuple[int, Watched]) -> None:
+    port, watched = watching
     ((_, pid, _),) = live(port, 1)
     lived = live(port, LIVES, pid)
     assert [(name, again) for name, again, _ in lived] == [(f"life {number}", pid) for number in range(LIVES)]

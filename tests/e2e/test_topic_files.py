@@ -29,7 +29,7 @@ def stored(broker: Broker) -> dict[str, str]:
     return {topic.topic_id: topic.name for topic in topics if topic and not topic.gone and topic.name[0] != "_"}
 
 
-def told(admin: KafkaAdminClient) -> dict[str, str]:
+def named_by_broker(admin: KafkaAdminClient) -> dict[str, str]:
     """Return the same from the broker."""
     return {UUID(topic["topic_id"]).hex: topic["name"] for topic in admin.describe_topics()}
 
@@ -39,11 +39,11 @@ def test_idle_topics_and_one_made_anew_have_their_names_and_ids(tmp_path: Path) 
         create_topics(broker.bootstrap, ["orders", "sales.eu-1", "idle"], partitions=3)
         admin = KafkaAdminClient(bootstrap_servers=broker.bootstrap)
         try:
-            described = told(admin)
+            described = named_by_broker(admin)
             wait_until(lambda: stored(broker) == described, "the broker's files to name its topics")
             admin.delete_topics(["orders"])
             create_topics(broker.bootstrap, ["orders"], partitions=1)
-            anew = told(admin)
+            anew = named_by_broker(admin)
         finally:
             admin.close()
         assert anew.keys() - described.keys()

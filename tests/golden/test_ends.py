@@ -42,20 +42,20 @@ def be_silent(seconds: float) -> None:
 def test_both_ends_say_how_long_nothing_passed(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         exchange(talk)
-        said = time.monotonic()
-        wait_until(lambda: time.monotonic() - said > 0.3, "a silence")
+        exchanged_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - exchanged_s > 0.3, "a silence")
         before_the_close = time.monotonic()
     closed = [end.closed for end in capture.wait_closed(talk)]
     for facts in closed:
         assert facts
         idle_s = facts["idle_us"] / 1e6
-        assert before_the_close - said <= idle_s <= time.monotonic() - said + 0.1
+        assert before_the_close - exchanged_s <= idle_s <= time.monotonic() - exchanged_s + 0.1
         assert facts["silence_us"] == facts["idle_us"]
         assert facts["owner_exiting"] is False
     assert [facts["closed_by"] for facts in closed if facts] == ["local", "peer"]
 
 
-def test_a_close_is_told_while_the_socket_is_still_held(capture: Capture, port: int) -> None:
+def test_a_close_is_reported_while_the_socket_is_still_held(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         exchange(talk)
         talk.server.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, LINGER_AND_RESET)
@@ -119,7 +119,7 @@ def test_a_close_notify_after_other_data_is_not_taken_for_an_answer_to_it(captur
 
 
 @pytest.mark.parametrize("acks", [0, -1])
-def test_a_produce_that_nobody_will_answer_is_told(capture: Capture, port: int, acks: int) -> None:
+def test_a_produce_that_nobody_will_answer_is_reported(capture: Capture, port: int, acks: int) -> None:
     last = produce(9, {"orders": {0: records_of(1)}}, acks=acks)
     with conversation(port) as talk:
         exchange(talk)
@@ -131,7 +131,7 @@ def test_a_produce_that_nobody_will_answer_is_told(capture: Capture, port: int, 
         assert end.closed["in_flight"] == (1 if acks else 0)
 
 
-def test_the_settings_of_the_socket_are_told(capture: Capture, port: int) -> None:
+def test_the_settings_of_the_socket_are_reported(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         talk.client.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, ON)
         talk.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
@@ -143,7 +143,7 @@ def test_the_settings_of_the_socket_are_told(capture: Capture, port: int) -> Non
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_a_reset_without_a_socket_is_told(capture: Capture, port: int, listens: bool) -> None:
+def test_a_reset_without_a_socket_is_reported(capture: Capture, port: int, listens: bool) -> None:
     with conversation(port) as talk:
         exchange(talk)
         for sock in (talk.client, talk.server):
@@ -171,7 +171,7 @@ def resets(capture: Capture) -> list[tuple[str, str]]:
     return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == SampleKind.RESET]
 
 
-def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture, port: int) -> None:
+def test_a_listening_socket_is_reported_from_its_first_to_its_last(capture: Capture, port: int) -> None:
     with (
         socket.create_server(("127.0.0.1", port)) as listener,
         socket.create_connection(("127.0.0.1", port)),
@@ -181,8 +181,8 @@ def test_a_listening_socket_is_told_from_its_first_to_its_last(capture: Capture,
     wait_until(lambda: len(capture.ends) == 2 and len(capture.sockets) == 2, "both to be reported")
     netns = os.stat("/proc/self/ns/net").st_ino
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
-    told = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
-    assert told == [(SampleKind.LISTEN, False, local, netns), (SampleKind.LISTEN, True, local, netns)]
+    listens = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
+    assert listens == [(SampleKind.LISTEN, False, local, netns), (SampleKind.LISTEN, True, local, netns)]
 
 
 LISTENER = """
@@ -194,7 +194,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))):
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_listening_socket_that_its_process_did_not_close_is_not_told_to_be(
+def test_a_listening_socket_that_its_process_did_not_close_is_not_reported_as_closed(
     capture: Capture, port: int, killed: bool
 ) -> None:
     with subprocess.Popen(
@@ -208,8 +208,8 @@ def test_a_listening_socket_that_its_process_did_not_close_is_not_told_to_be(
     with conversation(port) as talk:
         exchange(talk)
     capture.wait_closed(talk)
-    told = [closed for kind, closed, _ in capture.sockets if kind == SampleKind.LISTEN]
-    assert told == [False, *([] if killed else [True]), False, True]  # the last two are the conversation's own
+    listens = [closed for kind, closed, _ in capture.sockets if kind == SampleKind.LISTEN]
+    assert listens == [False, *([] if killed else [True]), False, True]  # the last two are the conversation's own
 
 
 def test_a_refused_attempt_to_connect_ends_nothing(capture: Capture, port: int) -> None:

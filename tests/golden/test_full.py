@@ -68,7 +68,7 @@ def test_with_their_end(small: tuple[Capture, int]) -> None:
     assert all(end.closed for end in capture.ends_of(second))
 
 
-def test_a_frame_that_finds_no_room_between_two_calls_is_told_without_its_rest() -> None:
+def test_a_frame_that_finds_no_slot_between_two_calls_is_reported_without_its_rest() -> None:
     port = free_port()
     frame, at = request(METADATA, 12), REQUEST_HEAD + 4
     with (

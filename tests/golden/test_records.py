@@ -102,7 +102,7 @@ def test_a_compressed_batch_says_its_count(capture: Capture, port: int) -> None:
 
 @pytest.mark.parametrize("attributes", [0, TRANSACTIONAL, CONTROL, TRANSACTIONAL | CONTROL])
 @pytest.mark.parametrize("marked", [0, 1])
-def test_batches_of_transactions_and_their_markers_are_told(
+def test_batches_of_transactions_and_their_markers_are_reported(
     capture: Capture, port: int, attributes: int, marked: int
 ) -> None:
     batches = [batch(2, attributes=attributes if place == marked else 0) for place in range(2)]

@@ -199,7 +199,7 @@ def test_a_request_that_is_skipped_during_a_search_stays_in_doubt(capture: Captu
     capture.begin()  # the losses of the two ends differ
 
 
-def test_answers_behind_those_in_doubt_are_told_apart_by_their_ids(capture: Capture, port: int) -> None:
+def test_answers_behind_those_in_doubt_are_distinguished_by_their_ids(capture: Capture, port: int) -> None:
     """One of the skipped requests is never answered."""
     with kafka(port) as talk:
         for unknown in range(2):

@@ -101,9 +101,9 @@ VALUES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", VALUES)
 def test_helm_finds_nothing_to_complain_about(name: str, tmp_path: Path) -> None:
-    said = helm("lint", "--strict", "--kube-version", NEWEST, CHART, "--values", values_file(VALUES[name], tmp_path))
-    assert "[WARNING]" not in said
-    assert "[ERROR]" not in said
+    output = helm("lint", "--strict", "--kube-version", NEWEST, CHART, "--values", values_file(VALUES[name], tmp_path))
+    assert "[WARNING]" not in output
+    assert "[ERROR]" not in output
 
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])

@@ -140,7 +140,7 @@ def of_host(host: int, event: Event) -> Event:
     return event | {name: f"{event[name]}-{host}" for name in ("agent_id", "node", "conn_id") if name in event}
 
 
-def told(host: int, end: str, number: int) -> list[Event]:
+def events_of_round(host: int, end: str, number: int) -> list[Event]:
     """Return an agent's events of a round: new connections, their traffic, the closes of the last round's.
 
     Both ends tell of each second one; the names of topics are known at the broker's end only.
@@ -172,7 +172,7 @@ def run(broker: Broker, directory: Path) -> Run:
     for number in range(ROUNDS):
         for host in range(HOSTS):
             for end in (CLIENT, BROKER):
-                events = [of_host(host, event) for event in told(host, end, number)]
+                events = [of_host(host, event) for event in events_of_round(host, end, number)]
                 key = events[0]["agent_id"].encode()
                 sent.append(producer.send(run.events, key=key, value=lines(*events).encode()))
     partitions = {one.get(10).partition for one in sent}

@@ -81,14 +81,14 @@ def test_there_is_nothing_to_build_with_and_nothing_that_everybody_may_write(tar
 @pytest.mark.parametrize("target", ["agent", "pipeline"])
 def test_it_is_as_small_as_documented(target: str) -> None:
     size = int(podman("image", "inspect", "--format", "{{.Size}}", built(target)))
-    (told,) = re.findall(rf"`{target}` has ([\d,]+) MB", GUIDE)
-    assert size / 1e6 == pytest.approx(int(told.replace(",", "")), rel=0.05)
+    (documented,) = re.findall(rf"`{target}` has ([\d,]+) MB", GUIDE)
+    assert size / 1e6 == pytest.approx(int(documented.replace(",", "")), rel=0.05)
 
 
 def test_the_charts_rights_are_all_that_the_agent_needs(agent_image: str, tmp_path: Path) -> None:
     rights, _ = as_charted({"sink": "stdout"}, tmp_path)
-    said = podman("run", "--rm", "--network=none", *rights, agent_image, "check")
-    assert [line for line in said.splitlines() if not line.startswith("ok ")] == []
+    output = podman("run", "--rm", "--network=none", *rights, agent_image, "check")
+    assert [line for line in output.splitlines() if not line.startswith("ok ")] == []
     status = shell(agent_image, "cat /proc/self/status; ! touch /opt/kafka-probe/new 2>/dev/null", *rights)
     (effective,) = re.findall(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
     given = (Capability.BPF, Capability.PERFMON, Capability.SYS_PTRACE, Capability.DAC_READ_SEARCH)
@@ -140,11 +140,11 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 # Else Podman's bridge has the address of one of its ports, and loses it when that container goes.
                 network.clients[0].run("ip", "link", "set", "podman0", "address", "02:00:00:00:00:01")
                 client, pod_uid = a_pods_client(agent_image, broker.bootstrap, directory)
-                told, status = logs(agent), Path(f"/proc/{pid_of(agent)}/status").read_text()
+                agents_log, status = logs(agent), Path(f"/proc/{pid_of(agent)}/status").read_text()
             brokers_agent.stop()
         with network.broker.inside():
             events = read_events(broker.bootstrap)
-        yield Scene(network, broker.bootstrap, client, pod_uid, told, status, events)
+        yield Scene(network, broker.bootstrap, client, pod_uid, agents_log, status, events)
 
 
 def pid_of(container: str) -> int:

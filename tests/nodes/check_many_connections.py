@@ -21,7 +21,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Figures:
     return with_connections(CONNECTIONS, tmp_path_factory.mktemp("many"))
 
 
-def test_all_are_told_within_30_seconds_of_the_start(many: Figures) -> None:
+def test_all_are_reported_within_30_seconds_of_the_start(many: Figures) -> None:
     assert many["start_s"] <= 30
     assert many["connections"] == CONNECTIONS
 

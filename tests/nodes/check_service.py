@@ -206,7 +206,7 @@ def test_it_is_not_started_again_with_settings_that_it_refuses(machine: Machine)
     machine.wait_attached()
 
 
-def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
+def test_what_it_sent_while_the_brokers_were_away_outlives_it_in_its_directory(
     machine: Machine, network: Namespace, broker: Broker
 ) -> None:
     machine.run(
@@ -214,7 +214,7 @@ def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
         f"echo KAFKA_PROBE_BOOTSTRAP_SERVERS={broker.bootstrap} >>/etc/kafka-probe/kafka-probe.env;"
         "systemctl restart kafka-probe"
     )
-    wait_until(lambda: bool(told_to(broker, network)), "its events to come to the broker", every_s=1)
+    wait_until(lambda: bool(numbers_by_agent(broker, network)), "its events to come to the broker", every_s=1)
     with network.inside():
         broker.stop()
     wait_until(lambda: "do not accept events" in machine.log(), "the service to notice that the broker is away")
@@ -225,19 +225,19 @@ def test_what_it_told_while_the_brokers_were_away_outlives_it_in_its_directory(
     with network.inside():
         broker.start()
     machine.run("systemctl start kafka-probe")
-    wait_until(lambda: len(told_to(broker, network)) > 1, "the next one to tell something", every_s=1)
+    wait_until(lambda: len(numbers_by_agent(broker, network)) > 1, "the next one to send something", every_s=1)
     wait_until(lambda: not machine.spooled(), "what was left to be sent")
-    for told in told_to(broker, network).values():
-        assert sorted(told) == [*range(len(told))]
+    for numbers in numbers_by_agent(broker, network).values():
+        assert sorted(numbers) == [*range(len(numbers))]
 
 
-def told_to(broker: Broker, network: Namespace) -> dict[str, list[int]]:
+def numbers_by_agent(broker: Broker, network: Namespace) -> dict[str, list[int]]:
     """Return the numbers of the events in the topic, by agent."""
-    told: dict[str, list[int]] = {}
+    numbers: dict[str, list[int]] = {}
     with network.inside():
         for event in read_events(broker.bootstrap):
-            told.setdefault(event["agent_id"], []).append(event["seq"])
-    return told
+            numbers.setdefault(event["agent_id"], []).append(event["seq"])
+    return numbers
 
 
 def test_stopped_it_sends_what_is_left_and_ends_well(machine: Machine) -> None:

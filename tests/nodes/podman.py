@@ -46,8 +46,8 @@ def podman(*arguments: str | Path, both: bool = False) -> str:
         timeout=_TIMEOUT_S,
     )
     if done.returncode:
-        said = (done.stdout + (done.stderr or ""))[-4000:]
-        raise LabError(f"podman {arguments[0]} ended with status {done.returncode}:\n{said}")
+        output = (done.stdout + (done.stderr or ""))[-4000:]
+        raise LabError(f"podman {arguments[0]} ended with status {done.returncode}:\n{output}")
     return done.stdout
 
 

@@ -28,10 +28,10 @@ class History:
         """Apply a batch; return the connections after it."""
         self.number += 1
         clock = self._clock(at_s)
-        told = events(self.spark, *of).withColumn("received_us", F.lit(clock.now_us)) if of else self._nothing()
+        reported = events(self.spark, *of).withColumn("received_us", F.lit(clock.now_us)) if of else self._nothing()
         before = self.agents
-        self.agents = _kept(agents.agents(told, before, clock, self.config))
-        rows = connections.connections(told, self.connections, before, clock, self.config)
+        self.agents = _kept(agents.agents(reported, before, clock, self.config))
+        rows = connections.connections(reported, self.connections, before, clock, self.config)
         self.connections = _kept(_kept(rows).transform(verdicts.verdicts, self.agents, clock, self.config))
         return self.connections.orderBy("key").collect()
 

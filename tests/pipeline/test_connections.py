@@ -79,7 +79,7 @@ def test_a_sum_that_overflowed_stays_unknown_whatever_is_added(spark: SparkSessi
     assert (end["request_bytes"], end["response_bytes"]) == (14, None)
 
 
-def test_of_many_topics_some_are_named_and_that_it_were_more_is_said_from_then_on(spark: SparkSession) -> None:
+def test_of_many_topics_some_are_named_and_that_it_were_more_is_reported_from_then_on(spark: SparkSession) -> None:
     history = History(spark, topics_kept=2)
     history.batch(flowed(CLIENT, 1, "c", "b", "a"))
     end = only(history.batch(flowed(CLIENT, 1, "a")))["client"]

@@ -42,12 +42,12 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
             run.send_events(*dropped(range(100, 300)), word(BROKER, until_s=101))
             run.wait_until(in_a_batch_of_the_storm, process)
         with run.job(*url):
-            wait_until(lambda: "300 connections closed" in said(receiver), "the whole storm", timeout_s=LIMIT_S)
+            wait_until(lambda: "300 connections closed" in summaries(receiver), "the whole storm", timeout_s=LIMIT_S)
             ((key, summary),) = {(key, str(message["summary"])) for key, message in run.received(run.alerts)[-1:]}
             wait_until(lambda: f"alert {key} updated: {summary}\n" in run.log.read_text(), "the log to say so")
         assert len(receiver.alerts()) == 1
     with Receiver(tmp_path / "another") as receiver, run.job("--alertmanager-url", receiver.url):
-        wait_until(lambda: "300 connections closed" in said(receiver), "the late one to get it", timeout_s=LIMIT_S)
+        wait_until(lambda: "300 connections closed" in summaries(receiver), "the late one to get it", timeout_s=LIMIT_S)
 
     messages = run.received(run.alerts)
     assert {key for key, _ in messages} == {key}
@@ -60,5 +60,5 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     assert "middlebox_reset" in run.shown(spark, "verdicts", as_json=False)
 
 
-def said(receiver: Receiver) -> str:
+def summaries(receiver: Receiver) -> str:
     return " ".join(alert["annotations"]["summary"] for alert in receiver.alerts())

@@ -222,7 +222,7 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
 
 
 @pytest.mark.parametrize(
-    ("said", "away"),
+    ("message", "away"),
     [
         ("java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: Timed out", True),
         ("java.util.concurrent.TimeoutException: Cannot fetch record for offset 7 in 120000 milliseconds", True),
@@ -231,8 +231,8 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
         ("org.apache.kafka.common.errors.TopicAuthorizationException: Not authorized", False),
     ],
 )
-def test_what_is_no_absence_of_brokers_ends_the_job(said: str, away: bool) -> None:
-    assert bool(job.OF_BROKERS_AWAY.search(said)) is away
+def test_what_is_no_absence_of_brokers_ends_the_job(message: str, away: bool) -> None:
+    assert bool(job.OF_BROKERS_AWAY.search(message)) is away
 
 
 def waiting_for_brokers(run: Run) -> bool:
@@ -295,7 +295,7 @@ def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run, spark: Sp
         run.once(spark)
 
 
-def test_what_a_micro_batch_fails_of_is_told_in_one_sentence(spark: SparkSession) -> None:
+def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSession) -> None:
     def fails(_rows: DataFrame, _batch_id: int) -> None:
         raise OutputError("The disk is full.")
 
@@ -305,7 +305,7 @@ def test_what_a_micro_batch_fails_of_is_told_in_one_sentence(spark: SparkSession
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "error"),
     [
         (("run",), 2, "Set --bootstrap-servers to"),
         (("run", "--windows", "5"), 2, "No such option"),
@@ -315,6 +315,6 @@ def test_what_a_micro_batch_fails_of_is_told_in_one_sentence(spark: SparkSession
         (("show", "--output", "/nowhere"), 3, "There is no table at /nowhere/traffic"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_one_sentence(arguments: tuple[str, ...], status: int, said: str) -> None:
+def test_what_cannot_be_done_is_reported_in_one_sentence(arguments: tuple[str, ...], status: int, error: str) -> None:
     ended = command_line(*arguments)
-    assert (ended.returncode, said in ended.stderr, "Traceback" in ended.stderr) == (status, True, False), ended.stderr
+    assert (ended.returncode, error in ended.stderr, "Traceback" in ended.stderr) == (status, True, False), ended.stderr

@@ -9,13 +9,13 @@ from kafka_probe_pipeline import session
 from kafka_probe_pipeline.errors import UsageError
 
 
-@pytest.mark.parametrize("told", [("local[4]", None), (None, Path("jars"))])
+@pytest.mark.parametrize("arguments", [("local[4]", None), (None, Path("jars"))])
 def test_a_program_of_spark_submit_does_not_choose_master_or_jars_anew(
-    told: tuple[str | None, Path | None], monkeypatch: pytest.MonkeyPatch
+    arguments: tuple[str | None, Path | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(UsageError, match="pass --master and --jars to spark-submit"):
-        session.start(*told)
+        session.start(*arguments)
 
 
 @pytest.mark.spark

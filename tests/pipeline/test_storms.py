@@ -74,16 +74,16 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
     later = dropped(range(60, 300), at_s=-1)
     grown = only(history.weather(*later, word(BROKER, until_s=9), at_s=9))
     assert (grown["id"], grown["change"], grown["count"], grown["population"]) == (storm["id"], "updated", 300, 266)
-    said = alert(grown)
-    assert said.summary.startswith("300 connections closed after 30.7 s of silence (middlebox_reset): ")
-    assert "75 % of the 266 connections of " in said.summary
-    assert "connections.max.idle.ms of at most 24560" in said.remedy
+    grown_alert = alert(grown)
+    assert grown_alert.summary.startswith("300 connections closed after 30.7 s of silence (middlebox_reset): ")
+    assert "75 % of the 266 connections of " in grown_alert.summary
+    assert "connections.max.idle.ms of at most 24560" in grown_alert.remedy
 
     still = only(history.weather(word(BROKER, until_s=40), at_s=40))
     assert (still["change"], still["state"], still["count"]) == (None, "active", 300)
     over = only(history.weather(word(BROKER, until_s=70), at_s=70))
     assert (over["id"], over["change"], over["state"], over["count"]) == (storm["id"], "resolved", "resolved", 300)
-    assert alert(over).labels() == said.labels()
+    assert alert(over).labels() == grown_alert.labels()
 
 
 def test_a_storm_that_goes_on_for_long_keeps_its_share_when_most_of_it_is_forgotten(spark: SparkSession) -> None:
@@ -136,11 +136,11 @@ def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_su
         brief = {"closed_by": "local", "silence_us": SECOND_US, "age_us": SECOND_US}
         return [closed(CLIENT, number, **brief, workload=workload(1)), closed(BROKER, number)]
 
-    told = [
+    reported = [
         *(event for n in range(25) for event in crash(n)),
         *(event for n in range(25, 130) for event in reconnect(n)),
     ]
-    crashes, reconnects = History(spark).weather(*told)
+    crashes, reconnects = History(spark).weather(*reported)
     assert (crashes["kind"], crashes["subject"], crashes["count"]) == (CRASHES, "java team/orders-2", 25)
     assert (reconnects["kind"], reconnects["subject"], reconnects["count"]) == (RECONNECTS, "java team/orders-1", 105)
     assert "processes of java team/orders-2" in alert(crashes).summary

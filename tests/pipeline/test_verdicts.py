@@ -32,12 +32,12 @@ class Case:
     resets: bool = False  # the broker's host answers the client with an RST, as it has no such socket any more
 
     def events(self, number: int) -> list[Event]:
-        told = [opened(end, number, opaque=self.opaque) for end in self.ends]
-        told += [closed(end, number, **facts) for end, facts in self.ends.items() if facts is not None]
+        reported = [opened(end, number, opaque=self.opaque) for end in self.ends]
+        reported += [closed(end, number, **facts) for end, facts in self.ends.items() if facts is not None]
         if self.resets:
             sent = at_end(BROKER, "reset", number, ts=NOON_US + SECOND_US, direction="sent", conn_id=None, flow_id=None)
-            told.append(sent)
-        return told
+            reported.append(sent)
+        return reported
 
 
 BY_ITSELF: Event = {"closed_by": "local"}
@@ -255,9 +255,9 @@ CASES = [
 @pytest.fixture(scope="module")
 def judged(spark: SparkSession) -> dict[str, Any]:
     """The verdict on each case by its name, all given in one batch."""
-    told = [event for number, case in enumerate(CASES) for event in case.events(number)]
+    reported = [event for number, case in enumerate(CASES) for event in case.events(number)]
     history = History(spark)
-    history.batch(*told, word(CLIENT), word(BROKER))
+    history.batch(*reported, word(CLIENT), word(BROKER))
     rows = history.batch(word(CLIENT), word(BROKER), at_s=LATE_S)
     return {case.name: row["verdict"] for case, row in zip(CASES, rows, strict=True)}
 

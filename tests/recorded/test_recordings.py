@@ -113,7 +113,7 @@ def test_the_fetch_session_is_right(conversation: list[Held]) -> None:
                     assert facts.incremental == (body.session_epoch > 0)
 
 
-def test_every_record_set_is_told_by_size_count_and_producer(conversation: list[Held]) -> None:
+def test_every_record_set_is_reported_by_size_count_and_producer(conversation: list[Held]) -> None:
     for held in conversation:
         if held.api == "Produce":
             check_records(held.asked, oracle.read_body(held.recorded, response=False))
@@ -171,7 +171,7 @@ def test_clients_say_which_library_they_are(everything: Conversations) -> None:
         for held in visible(conversation):
             if held.api == "ApiVersions" and held.recorded.api_version >= 3:
                 (facts, body), *_ = held.bodies
-                told = facts.software_name, facts.software_version
-                assert told == (body.client_software_name, body.client_software_version)
+                software = facts.software_name, facts.software_version
+                assert software == (body.client_software_name, body.client_software_version)
                 libraries.add(facts.software_name)
     assert libraries == {"kafka-python", "confluent-kafka-python", "apache-kafka-java", "kgo", "sarama"}

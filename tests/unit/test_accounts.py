@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.lab.times import Times
-from tests.programs.soak.accounts import Account, Told, account, account_flood
+from tests.programs.soak.accounts import Account, AgentReports, account, account_flood
 
 SECOND_US = 1_000_000
 FLOW = "ab"
@@ -19,37 +19,39 @@ def wire(*answered_us: int | None, ended_us: int = 60 * SECOND_US) -> Times:
     return Times(asked, {FLOW: (ended_us, ended_us + SECOND_US)})
 
 
-def told(*correlation_ids: int, closes: int = 1) -> Told:
+def reports(*correlation_ids: int, closes: int = 1) -> AgentReports:
     exchanges = Counter((FLOW, number) for number in correlation_ids)
     asked = Counter({FLOW: len(correlation_ids)})
     until_us = 90 * SECOND_US
-    return Told(exchanges, +Counter({FLOW: closes}), asked=asked, told_until_us=until_us, complete_until_us=until_us)
+    return AgentReports(
+        exchanges, +Counter({FLOW: closes}), asked=asked, reported_until_us=until_us, complete_until_us=until_us
+    )
 
 
 ANSWERED = (SECOND_US + 9, 2 * SECOND_US + 9, 3 * SECOND_US + 9)
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("agent", "words"),
     [
-        (told(1, 2, 3), []),
-        (told(1, 3), [f"requests: ('{FLOW}', 2) at (2000000, 2000009) was not reported"]),
-        (told(1, 2, 2, 3), [f"requests: ('{FLOW}', 2) was reported 2 times"]),
-        (told(1, 2, 3, 4), [f"requests: ('{FLOW}', 4) was reported, and never sent"]),
-        (told(1, 2, 3, closes=0), [f"ends: {FLOW} at (60000000, 61000000) was not reported"]),
+        (reports(1, 2, 3), []),
+        (reports(1, 3), [f"requests: ('{FLOW}', 2) at (2000000, 2000009) was not reported"]),
+        (reports(1, 2, 2, 3), [f"requests: ('{FLOW}', 2) was reported 2 times"]),
+        (reports(1, 2, 3, 4), [f"requests: ('{FLOW}', 4) was reported, and never sent"]),
+        (reports(1, 2, 3, closes=0), [f"ends: {FLOW} at (60000000, 61000000) was not reported"]),
     ],
     ids=["all", "missing", "doubled", "made up", "an end"],
 )
-def test_what_was_told_is_held_against_the_wire(said: Told, words: list[str]) -> None:
-    assert account(wire(*ANSWERED), [said], [0], []).unexplained == words
+def test_reports_are_compared_with_the_wire(agent: AgentReports, words: list[str]) -> None:
+    assert account(wire(*ANSWERED), [agent], [0], []).unexplained == words
 
 
 def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
     """An older connection is found again within three exchanges."""
-    first = told(1, closes=0)
-    first.told_until_us = first.complete_until_us = SECOND_US
+    first = reports(1, closes=0)
+    first.reported_until_us = first.complete_until_us = SECOND_US
     answered = (number * SECOND_US + 9 for number in range(1, 8))
-    kept = account(wire(*answered), [first, told(7)], [0, 2 * SECOND_US + SECOND_US // 2], [2 * SECOND_US])
+    kept = account(wire(*answered), [first, reports(7)], [0, 2 * SECOND_US + SECOND_US // 2], [2 * SECOND_US])
     assert kept.counts["requests while no agent watched"] == 1
     assert kept.counts["requests by which positions were found"] == 3
     assert kept.counts["requests that the broker did not read"] == 0
@@ -57,32 +59,34 @@ def test_what_passed_between_two_agents_is_excused_and_nothing_else() -> None:
 
 
 def test_an_agent_that_was_silent_for_long_before_it_was_killed_is_no_excuse() -> None:
-    first = told(1, closes=0)
-    first.told_until_us = first.complete_until_us = SECOND_US
-    kept = account(wire(*ANSWERED), [first, told(2, 3)], [0, 21 * SECOND_US], [20 * SECOND_US])
+    first = reports(1, closes=0)
+    first.reported_until_us = first.complete_until_us = SECOND_US
+    kept = account(wire(*ANSWERED), [first, reports(2, 3)], [0, 21 * SECOND_US], [20 * SECOND_US])
     assert [words.split(":")[0] for words in kept.unexplained] == ["agent 1"]
 
 
-def test_flows_count_the_requests_that_were_told_one_by_one() -> None:
-    said = told(1, 2, 3)
-    said.asked[FLOW] += 1
-    assert account(wire(*ANSWERED), [said], [0], []).unexplained == [f"requests in flows: 4 of {FLOW} instead of 3"]
+def test_flows_count_the_requests_that_were_reported_one_by_one() -> None:
+    agent = reports(1, 2, 3)
+    agent.asked[FLOW] += 1
+    assert account(wire(*ANSWERED), [agent], [0], []).unexplained == [f"requests in flows: 4 of {FLOW} instead of 3"]
 
 
 @pytest.mark.parametrize(("ended_us", "unexplained"), [(3 * SECOND_US, 0), (9 * SECOND_US, 1)])
 def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int) -> None:
-    kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [told(1, 2)], [0], [])
+    kept = account(wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=ended_us), [reports(1, 2)], [0], [])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
 
 
 @pytest.mark.parametrize(("broke_off_us", "unexplained"), [(9 * SECOND_US, 0), (21 * SECOND_US, 1)])
-def test_an_answer_that_broke_off_while_an_agent_watched_is_what_it_told(broke_off_us: int, unexplained: int) -> None:
+def test_an_answer_that_broke_off_while_an_agent_watched_is_explained_by_its_loss(
+    broke_off_us: int, unexplained: int
+) -> None:
     times = wire(*ANSWERED)
     times.broken_off.append(broke_off_us)
-    first = told(1, 2, 3)
+    first = reports(1, 2, 3)
     first.losses = {"frame_truncated": 1}
-    second = Told(told_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
+    second = AgentReports(reported_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
     kept = account(times, [first, second], [0, 20 * SECOND_US + 1], [20 * SECOND_US])
     assert len(kept.unexplained) == unexplained
     assert kept.counts["frames that broke off"] == 1
@@ -91,9 +95,9 @@ def test_an_answer_that_broke_off_while_an_agent_watched_is_what_it_told(broke_o
 FLOOD_PORT = 9999
 
 
-def flooded(requests: int, **losses: int) -> Told:
+def flooded(requests: int, **losses: int) -> AgentReports:
     """Return an agent's events after a flood of this many requests."""
-    found = Told(losses=losses, flood_port=FLOOD_PORT)
+    found = AgentReports(losses=losses, flood_port=FLOOD_PORT)
     shape = {"api": "Metadata", "api_version": 4, "client": {"id": "client-1"}, "responses": requests}
     found.take({"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "requests": requests, **shape})
     found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW})
@@ -110,7 +114,7 @@ def flooded(requests: int, **losses: int) -> Told:
     ],
     ids=["all", "counted", "missing", "made up"],
 )
-def test_a_flood_is_reported_or_counted(reported: Told, words: list[str]) -> None:
+def test_a_flood_is_reported_or_counted(reported: AgentReports, words: list[str]) -> None:
     kept = Account()
     account_flood(kept, [reported], 10)
     assert kept.unexplained == words

@@ -41,7 +41,7 @@ def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int =
     return records
 
 
-def test_an_interval_is_told_as_open_close_flow_and_agent() -> None:
+def test_an_interval_is_reported_as_open_close_flow_and_agent() -> None:
     fed = Fed()
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
@@ -58,14 +58,14 @@ def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> No
     assert not any(fed.events("agent")[0]["losses"].values())
 
 
-def test_names_that_were_learned_are_told_before_the_flows_once() -> None:
+def test_names_that_were_learned_are_reported_before_the_flows_once() -> None:
     fed = Fed()
     fed.see(opened(), response(METADATA, 12))
     fed.report()
     fed.see(response(METADATA, 12))
     fed.report()
-    (told,) = fed.events("topics")
-    assert told["topics"] == [{"topic": TOPIC, "topic_id": TOPIC_ID.hex}]
+    (reported,) = fed.events("topics")
+    assert reported["topics"] == [{"topic": TOPIC, "topic_id": TOPIC_ID.hex}]
     kinds = [event["kind"] for event in fed.events()]
     assert kinds.index("topics") < kinds.index("flow")
 
@@ -87,7 +87,7 @@ def test_other_threads_see_the_open_connections() -> None:
     assert [connection.conn_id for connection in fed.agent.connections()] == [1]
 
 
-def test_since_when_no_end_was_lost_is_told() -> None:
+def test_since_when_no_end_was_lost_is_reported() -> None:
     fed = Fed()
     fed.report()
     fed.reporter._kernel["ring_full"] = 3  # as the kernel counts
@@ -203,7 +203,7 @@ def test_another_owner_is_the_owner_of_the_flows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("requests", "told"),
+    ("requests", "reported"),
     [
         ("off", []),
         ("all", [0, 1, 2, 3, 4, 5]),
@@ -212,12 +212,12 @@ def test_another_owner_is_the_owner_of_the_flows() -> None:
         ("sample:3", [2, 5]),
     ],
 )
-def test_which_exchanges_are_told(requests: str, told: list[int]) -> None:
+def test_which_exchanges_are_reported(requests: str, reported: list[int]) -> None:
     fed = Fed(requests)
     exchanges = [exchange(n, latency_us=us) for n, us in enumerate((0, 1, 100, 1999, 2000, 9000))]
     exchanges[2] = exchange(2, api_key=OFFSET_COMMIT, version=8)
     fed.see(opened(), *exchanges)
-    assert [event["correlation_id"] for event in fed.events()] == told
+    assert [event["correlation_id"] for event in fed.events()] == reported
 
 
 def test_a_request_that_nobody_answered_is_not_slow() -> None:
@@ -249,7 +249,9 @@ class Clocks:
         return 0.0
 
 
-def told_by(clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]) -> tuple[dict[str, Any], ...]:
+def events_around(
+    clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]
+) -> tuple[dict[str, Any], ...]:
     """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
     monkeypatch.setattr("kafka_probe.reporting.time", clocks)
@@ -274,7 +276,7 @@ def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
     def step() -> None:
         clocks.wall_ns += step_s * SECOND_NS
 
-    opening, closing, flow, agent = told_by(clocks, monkeypatch, step)
+    opening, closing, flow, agent = events_around(clocks, monkeypatch, step)
     now_us = clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000
     assert (opening["ts"], closing["ts"]) == (now_us - 20_000_000, now_us)
@@ -289,6 +291,6 @@ def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.Monke
     def sleep() -> None:
         clocks.wall_ns += 8 * 3600 * SECOND_NS
 
-    opening, closing, *_ = told_by(clocks, monkeypatch, sleep)
+    opening, closing, *_ = events_around(clocks, monkeypatch, sleep)
     assert closing["ts"] == clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000 == closing["ts"] - opening["ts"]

@@ -118,8 +118,8 @@ def test_connections_whose_end_found_the_ring_full_are_forgotten() -> None:
     forget_lost(fed, ring)
     assert fed.processor.tracker.known() == {2, 1 << 20}
     fed.report()
-    (told,) = fed.events("agent")
-    assert (told["connections"], told["losses"]["close_unknown"]) == (2, 1)
+    (report,) = fed.events("agent")
+    assert (report["connections"], report["losses"]["close_unknown"]) == (2, 1)
 
 
 def test_an_end_that_the_ring_still_holds_is_not_lost() -> None:

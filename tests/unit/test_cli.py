@@ -217,8 +217,8 @@ def test_top_says_on_a_terminal_what_it_waits_for_before_it_attaches(
     monkeypatch.setattr("kafka_probe.startup.attached", attached)
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     cli.commands.main(["top", "--json", "--ports", "9092,9093", "--interval-s", "2"], standalone_mode=False)
-    told = "Attaching to the kernel, then watching ports 9092, 9093; first figures 2 s later ...\n"
-    assert before == [told if terminal else ""]
+    announced = "Attaching to the kernel, then watching ports 9092, 9093; first figures 2 s later ...\n"
+    assert before == [announced if terminal else ""]
 
 
 @pytest.mark.usefixtures("standstill")

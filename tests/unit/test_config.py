@@ -232,7 +232,7 @@ def test_a_bad_value_names_its_variable(monkeypatch: pytest.MonkeyPatch) -> None
         load({})
 
 
-def test_a_bad_value_names_its_key_and_file_and_every_mistake_is_told(toml: Path) -> None:
+def test_a_bad_value_names_its_key_and_file_and_every_mistake_is_reported(toml: Path) -> None:
     toml.write_text("interval_s = -1\nports = [0]\n")
     with pytest.raises(UsageError) as error:
         load({}, toml)

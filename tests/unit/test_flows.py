@@ -192,7 +192,7 @@ def test_a_share_consumer_has_a_session_too(watched: Watched) -> None:
     assert flow["group"] == "share"
 
 
-def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_told_later(watched: Watched) -> None:
+def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_reported_later(watched: Watched) -> None:
     watched.see(fetch(0, ("orders",)), *(fetch(epoch) for epoch in range(1, 10)))
     (shed,) = watched.flows.report(INTERVAL, with_topics=False)
     assert (shed["requests"], shed["topics"]) == (10, [])
@@ -216,12 +216,12 @@ def test_batches_codecs_acks_and_transactions_are_counted(watched: Watched) -> N
     assert (flow["acks"], flow["transactional_id"]) == (-1, "etl-1")
 
 
-def test_who_fetches_as_a_replica_is_told_and_a_consumer_is_none(watched: Watched) -> None:
-    told = []
+def test_who_fetches_as_a_replica_is_reported_and_a_consumer_is_none(watched: Watched) -> None:
+    replica_ids = []
     for version, says in ((12, {"ReplicaId": 2}), (12, {"ReplicaId": -1}), (15, {"ReplicaState": {"ReplicaId": 2}})):
         watched.see(by_hand("Fetch", version, says))
-        told.append(watched.flow()["replica_id"])
-    assert told == [2, None, 2]
+        replica_ids.append(watched.flow()["replica_id"])
+    assert replica_ids == [2, None, 2]
 
 
 def test_a_topic_id_has_its_name_once_a_metadata_response_was_seen(watched: Watched) -> None:

@@ -12,64 +12,64 @@ def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> LoadSheddi
     return LoadShedding(RequestEvents.parse(requests), cpu_limit)
 
 
-def after(told: LoadShedding, *shares: float) -> str | None:
+def after(shedding: LoadShedding, *shares: float) -> str | None:
     """Return what is left out after intervals with these shares of a core."""
     for share in shares:
-        told.spend(share)
-    return told.shed
+        shedding.spend(share)
+    return shedding.shed
 
 
 def test_without_a_limit_nothing_is_left_out() -> None:
-    told = detail(cpu_limit=None)
-    assert after(told, 5.0, 5.0) is None
-    assert (told.requests, told.topics) == (True, True)
+    shedding = detail(cpu_limit=None)
+    assert after(shedding, 5.0, 5.0) is None
+    assert (shedding.requests, shedding.topics) == (True, True)
 
 
 def test_requests_give_way_first_and_topics_next() -> None:
-    told = detail()
-    assert after(told, LIMIT) is None
-    assert after(told, 0.21) == "requests"
-    assert (told.requests, told.topics) == (False, True)
-    assert after(told, 0.21, 0.21) == "topics"
-    assert (told.requests, told.topics) == (False, False)
+    shedding = detail()
+    assert after(shedding, LIMIT) is None
+    assert after(shedding, 0.21) == "requests"
+    assert (shedding.requests, shedding.topics) == (False, True)
+    assert after(shedding, 0.21, 0.21) == "topics"
+    assert (shedding.requests, shedding.topics) == (False, False)
 
 
-def test_where_no_requests_are_told_topics_give_way_at_once() -> None:
+def test_where_no_requests_are_reported_topics_give_way_at_once() -> None:
     assert after(detail("off"), 0.21) == "topics"
 
 
 def test_detail_comes_back_step_by_step_after_three_calm_intervals_and_then_six() -> None:
-    told = detail()
-    assert after(told, 0.5, 0.5) == "topics"
-    assert after(told, 0.05, 0.05) == "topics"
-    assert after(told, 0.05) == "requests"
-    assert after(told, *[0.05] * 5) == "requests"
-    assert after(told, 0.05) is None
+    shedding = detail()
+    assert after(shedding, 0.5, 0.5) == "topics"
+    assert after(shedding, 0.05, 0.05) == "topics"
+    assert after(shedding, 0.05) == "requests"
+    assert after(shedding, *[0.05] * 5) == "requests"
+    assert after(shedding, 0.05) is None
 
 
 def test_what_is_below_the_limit_but_not_calm_changes_nothing() -> None:
-    told = detail()
-    assert after(told, 0.5, 0.05, 0.05, 0.15, 0.05, 0.05) == "requests"
-    assert after(told, 0.05) is None
+    shedding = detail()
+    assert after(shedding, 0.5, 0.05, 0.05, 0.15, 0.05, 0.05) == "requests"
+    assert after(shedding, 0.05) is None
 
 
 def test_a_load_that_stays_between_half_of_the_limit_and_the_limit_costs_no_detail_for_good() -> None:
-    told = detail("off")
-    assert after(told, 0.5, *[0.15] * 95) == "topics"
-    assert after(told, 0.15) is None
+    shedding = detail("off")
+    assert after(shedding, 0.5, *[0.15] * 95) == "topics"
+    assert after(shedding, 0.15) is None
 
 
 def test_each_return_makes_the_next_one_slower_until_all_was_calm() -> None:
-    told = detail("off")
-    assert after(told, 0.5, *[0.05] * 3) is None
-    assert after(told, 0.5, *[0.05] * 5) == "topics"
-    assert after(told, 0.05) is None
-    assert after(told, *[0.05] * 12) is None
-    assert after(told, 0.5, *[0.05] * 3) is None
+    shedding = detail("off")
+    assert after(shedding, 0.5, *[0.05] * 3) is None
+    assert after(shedding, 0.5, *[0.05] * 5) == "topics"
+    assert after(shedding, 0.05) is None
+    assert after(shedding, *[0.05] * 12) is None
+    assert after(shedding, 0.5, *[0.05] * 3) is None
 
 
 def test_other_settings_bring_all_detail_back() -> None:
-    told = detail()
-    assert after(told, 0.5, 0.5) == "topics"
-    told.reconfigure(RequestEvents.parse("errors"), None)
-    assert (told.requests, told.topics, told.shed) == (True, True, None)
+    shedding = detail()
+    assert after(shedding, 0.5, 0.5) == "topics"
+    shedding.reconfigure(RequestEvents.parse("errors"), None)
+    assert (shedding.requests, shedding.topics, shedding.shed) == (True, True, None)

@@ -251,10 +251,10 @@ def test_a_bomb_takes_no_more_memory_than_there_is_for_events_in_transit(tmp_pat
     spool.close()
     sources = str(Path(spool_module.__file__).parents[2])
     command = [sys.executable, "-c", BOMB, str(tmp_path / "spool")]
-    said = subprocess.run(
+    done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": sources}, capture_output=True, text=True, check=True
     )
-    events, grown_kib = map(int, re.findall(r"\d+", said.stdout))
+    events, grown_kib = map(int, re.findall(r"\d+", done.stdout))
     assert events == 0
     assert grown_kib << 10 < 3 * MAX_BATCH_BYTES < IN_TRANSIT_BYTES
 

@@ -30,8 +30,8 @@ subprocess.run(["cat", "/proc/self/status"])
 def after_giving_up_all_but(*kept: Capability) -> list[dict[str, int]]:
     """Return the capability sets of the thread that dropped them, of a later thread, and of an executed program."""
     command = [sys.executable, "-c", PROGRAM, *(capability.name for capability in kept)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    lines = [line.split(":\t") for line in said.splitlines() if line.startswith(("Cap", "NoNewPrivs"))]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    lines = [line.split(":\t") for line in output.splitlines() if line.startswith(("Cap", "NoNewPrivs"))]
     size = len(SETS) + 1
     return [{name: int(value, 16) for name, value in lines[at : at + size]} for at in range(0, len(lines), size)]
 

@@ -31,7 +31,7 @@ def test_a_line_says_who_asked_what_how_long_it_took_and_about_which_topic() -> 
     assert column(text, "LATENCY").split()[0] == "1.500ms"
 
 
-def test_errors_by_name_who_it_was_and_an_incomplete_decode_are_said() -> None:
+def test_errors_by_name_who_it_was_and_an_incomplete_decode_are_shown() -> None:
     text = line(request(error_names={"INVALID_TXN_STATE": 2}, group="etl", transactional_id="etl-1", acks=-1))
     assert text.endswith("orders-3@70 5 records, group=etl, txn=etl-1, acks=-1, INVALID_TXN_STATE x2\n")
     assert line(request(status="truncated")).endswith("orders-3@70 5 records, (truncated)\n")

@@ -88,11 +88,11 @@ def test_the_vagrantfile_says_all_that_a_script_requires(script: Path) -> None:
     assert required <= set(re.findall(r"\b([A-Z_]+)=", VAGRANTFILE))
 
 
-def test_what_to_do_next_is_told_by_the_readme_too() -> None:
+def test_what_to_do_next_is_in_the_readme_too() -> None:
     known = {"#{SCRIPTS}": "/kafka-probe/vagrant/scripts", "#{BOOTSTRAP}": "10.57.2.11:9092"}
-    told = re.findall(r"^ +(vagrant ssh \S+ -c '[^']+')", VAGRANTFILE, re.MULTILINE)
-    assert told
-    for command in told:
+    commands = re.findall(r"^ +(vagrant ssh \S+ -c '[^']+')", VAGRANTFILE, re.MULTILINE)
+    assert commands
+    for command in commands:
         for name, value in known.items():
             command = command.replace(name, value)
         assert command in COMMANDS

@@ -102,9 +102,9 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
     since_us = ends[max(0, bisect_right(ends, phase.began_us) - 1)]
     until_us = ends[bisect_right(ends, next_us) - 1]
     answered = [us for _, us in times.exchanges.values() if us is not None and since_us < us <= until_us]
-    told = [sum(n for us, n in reported.answered[side].items() if since_us < us <= until_us) for side in SIDES]
+    counts = [sum(n for us, n in reported.answered[side].items() if since_us < us <= until_us) for side in SIDES]
     meanwhile = sum(phase.began_us <= us <= phase.ended_us for us in answered)
-    missing = max(0, len(answered) - min(told))
+    missing = max(0, len(answered) - min(counts))
     lengths = [us for some in reported.intervals.values() for end, us, _ in some if since_us < end <= until_us]
     return {
         "flood": phase.name,

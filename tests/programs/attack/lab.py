@@ -214,14 +214,14 @@ class Lab:
         while not self._over.wait(_HEALTH_S):
             phase, asked_s = self._phase, time.monotonic()
             try:
-                said = str(get(f"http://127.0.0.1:{self._listen_port}/healthz").status)
+                outcome = str(get(f"http://127.0.0.1:{self._listen_port}/healthz").status)
             except (OSError, HTTPException) as error:
-                said = repr(error)
-            if said == str(HTTPStatus.OK.value):
+                outcome = repr(error)
+            if outcome == str(HTTPStatus.OK.value):
                 in_a_row = 0
             else:
                 in_a_row += 1
-                phase.unhealthy[said] += 1
+                phase.unhealthy[outcome] += 1
                 phase.unhealthy_in_a_row = max(phase.unhealthy_in_a_row, in_a_row)
             phase.slowest_health_s = max(phase.slowest_health_s, time.monotonic() - asked_s)
 

@@ -37,8 +37,8 @@ _OF_YOUTH = {"resync", "response_unmatched", "request_unanswered", "frame_trunca
 
 
 @dataclass(slots=True)
-class Told:
-    """The events of one agent. told_until_us: its last exchange's time; complete_until_us: the same for ends.
+class AgentReports:
+    """The events of one agent. reported_until_us: its last exchange's time; complete_until_us: the same for ends.
 
     flood_port: the broker's port of floods; `flooded` are requests to it, as flows count them.
     """
@@ -53,7 +53,7 @@ class Told:
     memory: list[tuple[int, int]] = field(default_factory=list)  # time, resident bytes
     losses: dict[str, int] = field(default_factory=dict)
     cpu_us: int = 0
-    told_until_us: int = 0
+    reported_until_us: int = 0
     complete_until_us: int = 0
     events: int = 0
     gaps: int = 0
@@ -74,7 +74,7 @@ class Told:
                 self.exchanges[event["flow_id"], event["correlation_id"]] += 1
                 if event["response_bytes"] is not None:
                     self.answered[event["flow_id"]] += 1
-                    self.told_until_us = max(self.told_until_us, event["ts"])
+                    self.reported_until_us = max(self.reported_until_us, event["ts"])
             case "flow":
                 self.responses[event["flow_id"]] += event["responses"]
                 self.asked[event["flow_id"]] += event["requests"]
@@ -91,12 +91,12 @@ class Told:
         return median(size for time_us, size in self.memory if start_us <= time_us <= end_us)
 
 
-def told_by_nodes(lines: Iterable[bytes], nodes: Iterable[str], flood_port: int) -> list[Told]:
+def reports_of_nodes(lines: Iterable[bytes], nodes: Iterable[str], flood_port: int) -> list[AgentReports]:
     """Return the events of each agent, by the name of its node: each node has one agent."""
-    told = {node: Told(flood_port=flood_port) for node in nodes}
+    agents = {node: AgentReports(flood_port=flood_port) for node in nodes}
     for event in map(json.loads, lines):
-        told[event["node"]].take(event)
-    return list(told.values())
+        agents[event["node"]].take(event)
+    return list(agents.values())
 
 
 @dataclass(slots=True)
@@ -112,12 +112,12 @@ class Account:
         self,
         what: str,
         wire: Mapping[Key, Interval],
-        told: Iterable[Counter[Key]],
+        reported: Iterable[Counter[Key]],
         unwatched: Sequence[Interval],
         unread: frozenset[Key] = frozenset(),
     ) -> None:
         """Compare each item, with its time on the wire, with how often it was reported."""
-        times = sum(told, Counter[Key]())
+        times = sum(reported, Counter[Key]())
         silent = {key for key in wire if key not in times}
         excused = {key for key in silent if any(a <= wire[key][1] and wire[key][0] <= b for a, b in unwatched)}
         self.counts |= {what: len(wire), f"{what} while no agent watched": len(excused)}
@@ -135,10 +135,10 @@ class Account:
         ]
 
 
-def account_flood(kept: Account, told: Sequence[Told], sent: int) -> None:
+def account_flood(kept: Account, agents: Sequence[AgentReports], sent: int) -> None:
     """Compare the agents' reports of floods with the number of requests sent while an agent watched."""
-    reported = sum(one.flooded for one in told)
-    counted = sum(one.losses.get(name, 0) for one in told for name in OF_FLOODS)
+    reported = sum(one.flooded for one in agents)
+    counted = sum(one.losses.get(name, 0) for one in agents for name in OF_FLOODS)
     kept.counts |= {"requests of floods": sent, "requests of floods that were reported": reported}
     if not sent - counted <= reported <= sent:
         kept.unexplained.append(f"floods: {reported} of {sent} requests reported, and {counted} losses are counted")
@@ -173,7 +173,9 @@ def before_found(times: Times, attached_us: Sequence[int]) -> frozenset[tuple[st
     return frozenset(found)
 
 
-def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], killed_us: Sequence[int]) -> Account:
+def account(
+    times: Times, agents: Sequence[AgentReports], attached_us: Sequence[int], killed_us: Sequence[int]
+) -> Account:
     """Compare the reports of all agents with the times on the wire; the last agent was stopped in order.
 
     attached_us: when each was attached for sure. killed_us: when each but the last was killed.
@@ -183,25 +185,27 @@ def account(times: Times, told: Sequence[Told], attached_us: Sequence[int], kill
         key: (asked_us, answered_us or times.ends[key[0]][1])
         for key, (asked_us, answered_us) in times.exchanges.items()
     }
-    deaths = list(zip(told, attached_us, attached_us[1:], strict=False))
-    unwatched = [(max(one.told_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
+    deaths = list(zip(agents, attached_us, attached_us[1:], strict=False))
+    unwatched = [(max(one.reported_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
     unread = never_read(times)
     finding = before_found(times, attached_us)
-    kept.compare("requests", answered, (one.exchanges for one in told), unwatched, unread | finding)
+    kept.compare("requests", answered, (one.exchanges for one in agents), unwatched, unread | finding)
     kept.counts["requests by which positions were found"] = len(kept.unread - unread)
     kept.unread &= unread
     kept.counts["requests that the broker did not read"] = len(kept.unread)
-    for number, (one, since_us, until_us) in enumerate(zip(told, attached_us, killed_us, strict=False), 1):
-        if until_us - max(one.told_until_us, since_us) > _LONGEST_SILENCE_US:
+    for number, (one, since_us, until_us) in enumerate(zip(agents, attached_us, killed_us, strict=False), 1):
+        if until_us - max(one.reported_until_us, since_us) > _LONGEST_SILENCE_US:
             kept.unexplained.append(
-                f"agent {number}: it reported nothing from {one.told_until_us} to its end at {until_us}"
+                f"agent {number}: it reported nothing from {one.reported_until_us} to its end at {until_us}"
             )
     unwatched = [(max(one.complete_until_us, since_us) - _SLACK_US, again_us) for one, since_us, again_us in deaths]
-    kept.compare("ends", times.ends, (one.closes for one in told), unwatched)
-    kept.equal("answers in flows", told[-1].responses, told[-1].answered)
-    kept.equal("requests in flows", told[-1].asked, Counter(flow_id for flow_id, _ in told[-1].exchanges.elements()))
+    kept.compare("ends", times.ends, (one.closes for one in agents), unwatched)
+    kept.equal("answers in flows", agents[-1].responses, agents[-1].answered)
+    kept.equal(
+        "requests in flows", agents[-1].asked, Counter(flow_id for flow_id, _ in agents[-1].exchanges.elements())
+    )
     kept.counts["frames that broke off"] = len(times.broken_off)
-    for number, (one, since_us, end_us) in enumerate(zip(told, attached_us, [*killed_us, math.inf], strict=True), 1):
+    for number, (one, since_us, end_us) in enumerate(zip(agents, attached_us, [*killed_us, math.inf], strict=True), 1):
         broken_off = sum(since_us <= us <= end_us for us in times.broken_off)
         losses = Counter(one.losses) - Counter(frame_truncated=broken_off)
         expected = OF_FLOODS | (_OF_YOUTH if number > 1 else set())

@@ -79,7 +79,7 @@ def main() -> int:
                 connect_and_close(listener, number)
         drain.stop()
         left = {name: capture.entries(name) for name in MAPS}
-        told = {kind.name: int(drain.kinds[kind]) for kind in (SampleKind.OPEN, SampleKind.CLOSE, SampleKind.GONE)}
+        seen = {kind.name: int(drain.kinds[kind]) for kind in (SampleKind.OPEN, SampleKind.CLOSE, SampleKind.GONE)}
         lost = capture.lost()
-    print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; seen {told}, lost {lost}, left {left}")
-    return int(any(left.values()) or any(lost.values()) or set(told.values()) != {2 * connections})
+    print(f"{connections:,} connections in {time.monotonic() - started:.0f} s; seen {seen}, lost {lost}, left {left}")
+    return int(any(left.values()) or any(lost.values()) or set(seen.values()) != {2 * connections})

@@ -35,7 +35,15 @@ from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic, warm_up
 from tests.lab.walker import walk
 from tests.programs.attack.flood import REQUESTS
-from tests.programs.soak.accounts import Account, Interval, Requests, Told, account, account_flood, told_by_nodes
+from tests.programs.soak.accounts import (
+    Account,
+    AgentReports,
+    Interval,
+    Requests,
+    account,
+    account_flood,
+    reports_of_nodes,
+)
 
 RESULT = ROOT / "build" / "soak.json"
 FLAT_PERCENT = 5
@@ -95,10 +103,10 @@ class Soak:
 
     def run(self) -> None:
         """Run from the first connection to the last."""
-        said = self._directory / "visitors.log"
+        log = self._directory / "visitors.log"
         where = (self._watched.host, self._watched.port, CONNECTIONS, STAY_S, SILENCE_S, VISITED)
         command = [sys.executable, "-m", "tests.programs.soak.visitors", *map(str, where)]
-        visitors = start(command, log=said, cwd=ROOT, piped_input=True)
+        visitors = start(command, log=log, cwd=ROOT, piped_input=True)
         try:
             with ThreadPoolExecutor(2) as pool:
                 programs, scrapes = pool.submit(self._programs), pool.submit(self._scrape)
@@ -111,7 +119,7 @@ class Soak:
             assert visitors.stdin is not None
             visitors.stdin.close()
             if visitors.wait(2 * SILENCE_S):
-                raise LabError(f"the visitors failed:\n{tail(said)}")
+                raise LabError(f"the visitors failed:\n{tail(log)}")
         finally:
             stop(visitors)
 
@@ -240,17 +248,17 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
         answered = {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key)}
         wire = walk(capture.file, watched.port)
         lines = (line for _, value in read_topic(sink.bootstrap, EVENTS) for line in value.splitlines())
-        told = told_by_nodes(lines, soak.nodes, soak.flood_port)
-        kept = account(wire.times, told, soak.attached_us, soak.killed_us)
-        account_flood(kept, told, soak.flooded)
+        agents = reports_of_nodes(lines, soak.nodes, soak.flood_port)
+        kept = account(wire.times, agents, soak.attached_us, soak.killed_us)
+        account_flood(kept, agents, soak.flooded)
         unread = (wire.times.asked[request] for request in kept.unread)
         read = Counter(wire.by_api) - Counter((str(api_name(key)), version) for key, version in unread)
         kept.equal("requests by the broker's own count", answered, read)
-        counted: Requests = sum((one.requests for one in told), Counter())
+        counted: Requests = sum((one.requests for one in agents), Counter())
         refused = {status: count for status, count in soak.pages.items() if status != HTTPStatus.OK}
         kept.equal("pages that were refused, by status", refused, {})
         kept.equal("requests in the pipeline's table", in_table(sink.bootstrap), counted)
-    return figures(soak, told, kept, minutes)
+    return figures(soak, agents, kept, minutes)
 
 
 def in_table(bootstrap: str) -> Requests:
@@ -262,23 +270,23 @@ def in_table(bootstrap: str) -> Requests:
     return counts
 
 
-def figures(soak: Soak, told: list[Told], kept: Account, minutes: float) -> dict[str, Any]:
+def figures(soak: Soak, agents: list[AgentReports], kept: Account, minutes: float) -> dict[str, Any]:
     """Return the figures to keep and to judge."""
     # After each kind of failure once, and at the end: it is the same agent.
-    early, late = (told[-1].memory_between(*soak.calm_us[number]) for number in (FIRST_ROUND, -1))
+    early, late = (agents[-1].memory_between(*soak.calm_us[number]) for number in (FIRST_ROUND, -1))
     began_us, ended_us = soak.calm_us[0][0], soak.calm_us[-1][1]
-    memory = told[-1].memory[:: max(1, len(told[-1].memory) // 60)]
+    memory = agents[-1].memory[:: max(1, len(agents[-1].memory) // 60)]
     return {
         "minutes": minutes,
-        "connections_at_a_time": median(told[-1].connections),
-        "agents": sum(1 for one in told if one.events),
+        "connections_at_a_time": median(agents[-1].connections),
+        "agents": sum(1 for one in agents if one.events),
         "pages_of_their_servers": soak.pages[HTTPStatus.OK],
         **{name.replace(" ", "_"): count for name, count in kept.counts.items()},
-        "events": sum(one.events for one in told),
+        "events": sum(one.events for one in agents),
         "memory_early_mb": round(early / 1e6, 1),
         "memory_late_mb": round(late / 1e6, 1),
         "memory_change_percent": round(100 * (late / early - 1), 2),
-        "agent_cpu_percent": round(100 * told[-1].cpu_us / (ended_us - soak.attached_us[-1]), 2),
+        "agent_cpu_percent": round(100 * agents[-1].cpu_us / (ended_us - soak.attached_us[-1]), 2),
         "memory_by_minute": [[round((us - began_us) / 6e7, 1), round(size / 1e6, 1)] for us, size in memory],
         "unexplained": len(kept.unexplained),
         "examples": kept.unexplained[:20],

@@ -65,7 +65,7 @@ def verdicts(cells: Sequence[Cell], count: int, workers: int, directory: Path) -
     with lab(directory / "lab") as made, watching(made, directory) as outputs:
         truth = inject(made, cells, count, workers)
         end_us = time.time_ns() // 1000 + _LATER_US
-        wait_until(lambda: all(reported_until_us(said(one)) > end_us for one in outputs), "the last word", every_s=1)
+        wait_until(lambda: all(reported_until_us(events(one)) > end_us for one in outputs), "the last word", every_s=1)
     kept = {str(cell): {**asdict(ended), "connections": sorted(ended.connections)} for cell, ended in truth.items()}
     (directory / "truth.json").write_text(json.dumps(kept, indent=2) + "\n")
     say("Judging ...")
@@ -102,7 +102,7 @@ def inject(made: Lab, cells: Sequence[Cell], count: int, workers: int) -> Truth:
         return {cell: ended for cell, ended in zip(cells, pool.map(one, cells), strict=True) if ended}
 
 
-def said(output: Path) -> list[dict[str, Any]]:
+def events(output: Path) -> list[dict[str, Any]]:
     """Return an agent's own events."""
     return [json.loads(line) for line in output.read_bytes().splitlines() if b'"complete_until"' in line]
 

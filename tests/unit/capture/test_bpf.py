@@ -15,7 +15,7 @@ HASH = 1  # enum bpf_map_type
 
 
 @pytest.mark.parametrize("elements", [0, 1, 2 * bpf._AT_ONCE + 1])
-def test_all_values_of_a_hash_map_begin_with_what_is_said_of_them(elements: int) -> None:
+def test_the_first_words_of_all_values_of_a_hash_map_are_read(elements: int) -> None:
     table = bpf.create_map("numbers", HASH, 8, 24, elements + 1, 0)
     try:
         for number in range(elements):

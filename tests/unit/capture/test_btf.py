@@ -106,7 +106,7 @@ def test_an_enumerator_that_this_kernel_does_not_have_is_named() -> None:
         kernel().enumerator("no_such_cgrp_id")
 
 
-def test_a_kernel_without_btf_is_told_what_it_needs(tmp_path: Path) -> None:
+def test_without_btf_the_error_names_what_the_kernel_needs(tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"cannot read .*vmlinux .*No such file.*CONFIG_DEBUG_INFO_BTF=y"):
         Btf(tmp_path / "vmlinux")
 

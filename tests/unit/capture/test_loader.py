@@ -50,14 +50,14 @@ def test_a_program_that_the_verifier_refuses_is_named_once_with_the_reason(cache
 
 
 @pytest.mark.parametrize(
-    ("entries", "said"),
+    ("entries", "message"),
     [
         (1 << 31, "map rules: Cannot allocate memory; before kernel 5.11 maps are locked memory: raise `ulimit -l`"),
         (0, "map rules: Invalid argument"),
     ],
 )
-def test_a_map_that_the_kernel_refuses_is_named_with_what_to_do(entries: int, said: str) -> None:
-    with pytest.raises(StartError, match=re.escape(said)):
+def test_a_map_that_the_kernel_refuses_is_named_with_what_to_do(entries: int, message: str) -> None:
+    with pytest.raises(StartError, match=re.escape(message)):
         create_map("rules", Map(ARRAY, key_bytes=4, value_bytes=76, entries=entries, flags=0), OPTIONS)
 
 

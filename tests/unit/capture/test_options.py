@@ -17,8 +17,8 @@ def test_every_rule_finds_its_walks() -> None:
     assert min(maps["copy_programs"]) > 0
     assert max(maps["copy_programs"]) < PROGRAM_OPS
     for rule in rules():
-        *said, request, response = struct.unpack("<IIIHH", maps["rules"][rule.api_key << 5 | rule.api_version])
-        assert said == [rule.request_limit, rule.response_limit, rule.flags]
+        *fields, request, response = struct.unpack("<IIIHH", maps["rules"][rule.api_key << 5 | rule.api_version])
+        assert fields == [rule.request_limit, rule.response_limit, rule.flags]
         for start, program in ((request, rule.request_program), (response, rule.response_program)):
             assert bool(start) == bool(program)
             ops = [maps["copy_programs"][start + place] for place in range(len(program))]

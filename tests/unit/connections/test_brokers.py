@@ -108,7 +108,7 @@ def test_all_topics_of_a_broker_have_their_names_once_it_is_seen(host: Host) -> 
     assert host.files.counters == {"topics_named": 2, "brokers_refused": 0}
 
 
-def test_what_a_brokers_files_say_goes_before_what_a_message_said(host: Host) -> None:
+def test_names_from_a_brokers_files_go_before_those_from_messages(host: Host) -> None:
     orders, sales = host.create("orders"), host.create("sales")
     host.names.add(orders, "payments", "10.0.0.1")
     for name in ("payments", "stocks"):
@@ -182,7 +182,7 @@ def unprivileged() -> Iterator[None]:
         yield
 
 
-def test_a_process_that_may_not_be_looked_at_is_said_once_and_not_tried_again(
+def test_a_process_that_may_not_be_looked_at_is_logged_once_and_not_tried_again(
     host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     with unprivileged(), caplog.at_level(logging.WARNING):

@@ -113,7 +113,7 @@ def test_a_response_without_its_request_is_no_exchange(watched: Watched) -> None
     assert watched.see(response(METADATA, 12, correlation_id=5)) == []
 
 
-def test_a_request_whose_answer_was_lost_is_told_with_the_next_answer(watched: Watched) -> None:
+def test_a_request_whose_answer_was_lost_is_reported_with_the_next_answer(watched: Watched) -> None:
     watched.see(*(request(METADATA, 12, correlation_id=n, ts_ns=n) for n in (1, 2, 3)))
     lost, answered = watched.see(response(METADATA, 12, correlation_id=2, ts_ns=10))
     assert (lost["correlation_id"], lost["response_bytes"], lost["latency_us"]) == (1, None, None)
@@ -133,14 +133,14 @@ def test_a_produce_request_with_acks_does(watched: Watched) -> None:
     assert len(watched.see(response(PRODUCE, 9, correlation_id=5))) == 1
 
 
-def test_what_the_end_of_a_connection_left_unanswered_is_told(watched: Watched) -> None:
+def test_what_the_end_of_a_connection_left_unanswered_is_reported(watched: Watched) -> None:
     watched.see(*(request(METADATA, 12, correlation_id=n, ts_ns=n) for n in (1, 2, 3)), request(METADATA, 12, 2))
     watched.see(response(METADATA, 12, correlation_id=1))
     left = watched.close(1)
     assert [(event["correlation_id"], event["response_bytes"]) for event in left] == [(2, None), (3, None)]
 
 
-def test_our_own_traffic_is_not_told(watched: Watched) -> None:
+def test_our_own_traffic_is_not_reported(watched: Watched) -> None:
     asked = request(METADATA, 12, client_id="kafka-probe-agent-node-1")
     assert watched.see(asked, response(METADATA, 12)) == []
     assert watched.close(1) == []

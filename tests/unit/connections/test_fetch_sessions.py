@@ -50,9 +50,9 @@ def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
     # The order of groups is that in which shapes were learned, which says nothing.
     shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
     return [
-        (said, Frames(0, Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
+        (named, Frames(0, Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
         for facts, places in shuffled
-        if (said := naming(facts)) and len(members := np.arange(len(places)))
+        if (named := naming(facts)) and len(members := np.arange(len(places)))
     ]
 
 
@@ -172,9 +172,9 @@ def test_a_frame_costs_no_more_the_more_is_held(change: str) -> None:
 
 def test_requests_without_a_session_are_counted_by_what_they_name_and_end_the_session() -> None:
     for alone in (request(epoch, {"orders": (0,)}) for epoch in (None, CLOSE, NEVER_SENT)):
-        said = naming(alone)
-        assert said
-        assert not said.by_session
+        named = naming(alone)
+        assert named
+        assert not named.by_session
         assert asked([request(FULL, {"sales": (0,)}), alone, alone]) == {"sales": 1}
 
 

@@ -102,20 +102,20 @@ def test_listening_sockets_and_other_ports_are_none(port: int) -> None:
 
 
 @pytest.mark.root
-def test_a_list_that_cannot_be_made_is_said_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_that_cannot_be_made_is_logged(port: int, caplog: pytest.LogCaptureFixture) -> None:
     assert listed(port, Path("/proc/self/ns/nothing")) == []
-    (said,) = caplog.messages
-    assert said.startswith("Connections that are already open appear only with their next payload or close: ")
-    assert "/proc/self/ns/nothing" in said
+    (message,) = caplog.messages
+    assert message.startswith("Connections that are already open appear only with their next payload or close: ")
+    assert "/proc/self/ns/nothing" in message
 
 
-def test_a_list_whose_process_was_killed_is_said_in_the_log(port: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_list_whose_process_was_killed_is_logged(port: int, caplog: pytest.LogCaptureFixture) -> None:
     with closing(Listing((port,), "both", Path("/proc/self/ns/net"), 0)) as listing:
         listing._process.kill()
         listing._process.wait()
         assert listing.take(100) == []
-    (said,) = caplog.messages
-    assert said.endswith(": the listing program exited with status -9")
+    (message,) = caplog.messages
+    assert message.endswith(": the listing program exited with status -9")
 
 
 def test_a_kernel_that_does_not_list_tcp_is_an_error_and_no_empty_list() -> None:

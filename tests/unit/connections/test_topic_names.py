@@ -50,7 +50,7 @@ def test_a_topic_made_anew_has_its_new_id() -> None:
     assert names.resolve(TopicFacts(None, "0" * 32, (), ())) == (TOPIC, "0" * 32)
 
 
-def test_an_old_id_that_is_heard_of_again_does_not_take_the_name_back() -> None:
+def test_an_old_id_that_is_named_again_does_not_take_the_name_back() -> None:
     names = TopicNames()
     for topic_id in ("0" * 32, TOPIC_ID.hex, "0" * 32):
         names.add(topic_id, TOPIC, ANYBODY)
@@ -100,9 +100,11 @@ clusters = st.sampled_from([None, "one", "two"])
 
 
 @given(st.lists(st.tuples(ids, st.sampled_from("ab"), clusters, st.booleans(), st.booleans())))
-def test_whatever_is_said_takes_what_is_kept_and_no_more(said: list[tuple[str, str, str | None, bool, bool]]) -> None:
+def test_memory_for_learned_names_is_that_of_the_kept_ones(
+    learned: list[tuple[str, str, str | None, bool, bool]],
+) -> None:
     names = TopicNames(4000)
-    for topic_id, name, cluster_id, stored, gone in said:
+    for topic_id, name, cluster_id, stored, gone in learned:
         names.add(topic_id, name, ANYBODY, cluster_id, stored=stored, gone=gone)
         name_of(names, topic_id)
     while names._names:
@@ -110,16 +112,16 @@ def test_whatever_is_said_takes_what_is_kept_and_no_more(said: list[tuple[str, s
     assert (names._held_bytes, names._ids, names._unreported) == (0, {}, {})
 
 
-@pytest.mark.parametrize("said", [("payments",), ("payments", "sales"), ("orders",), ()])
-def test_what_a_file_calls_an_id_is_its_name_whatever_messages_say(said: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("learned", [("payments",), ("payments", "sales"), ("orders",), ()])
+def test_what_a_file_calls_an_id_is_its_name_whatever_messages_say(learned: tuple[str, ...]) -> None:
     names = TopicNames()
-    for name in said:
+    for name in learned:
         names.add(TOPIC_ID.hex, name, ANYBODY)
     names.add(TOPIC_ID.hex, "orders", ANYBODY, stored=True)
     assert not names.add(TOPIC_ID.hex, "sales", ANYBODY)
     assert names.resolve(UNNAMED) == ("orders", TOPIC_ID.hex)
     assert list(names.report()) == [(TOPIC_ID.hex, "orders")]
-    assert names.losses["topic_name_conflict"] == (len(said) == 2)
+    assert names.losses["topic_name_conflict"] == (len(learned) == 2)
 
 
 def test_beyond_their_bound_names_that_are_used_are_known() -> None:

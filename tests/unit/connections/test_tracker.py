@@ -147,7 +147,7 @@ def test_what_is_read_after_the_end_still_finds_its_connection(tracker: Tracker)
     assert tracker.get(1) is not None
 
 
-def test_a_close_is_told_when_it_is_settled(tracker: Tracker) -> None:
+def test_a_close_is_reported_when_it_is_settled(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1, ts_ns=3 * SECOND_NS)[0])
     tracker.settle(3 * SECOND_NS - 1)
@@ -194,7 +194,7 @@ BROKER = ("10.0.0.1", 9092)
 SHUT = listener(closed=True, netns=7, ts_ns=3 * SECOND_NS)
 
 
-def test_a_listener_that_was_closed_is_told_at_the_server_end(tracker: Tracker) -> None:
+def test_a_listener_that_was_closed_is_reported_at_the_server_end(tracker: Tracker) -> None:
     assert listener_of_a_close(tracker, SHUT) == 2_000_000
 
 
@@ -230,7 +230,7 @@ def test_no_listener_of_this_end_was_closed(
     assert listener_of_a_close(tracker, *listeners, **fields) is None
 
 
-def test_a_reset_without_a_socket_is_told_with_its_addresses(tracker: Tracker) -> None:
+def test_a_reset_without_a_socket_is_reported_with_its_addresses(tracker: Tracker) -> None:
     take(tracker, opened(0, kind=SampleKind.RESET, local=BROKER, netns=7))
     (event,) = events(tracker)
     assert (event["kind"], event["local"], event["peer"]) == ("reset", "10.0.0.1:9092", "10.0.0.1:9092")
@@ -249,7 +249,7 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
     ]
 
 
-def test_of_very_many_far_networks_the_smallest_are_told_as_one(
+def test_of_very_many_far_networks_the_smallest_are_reported_as_one(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(open_counts, "MAX_GROUPS", 2)
@@ -294,7 +294,7 @@ def identity(sample: Samples, **changes: Any) -> tuple[Identity, Owner]:
     return replace(found, flow_id=None, from_start=False, **changes), owner
 
 
-def test_a_listed_connection_is_told_again_when_it_has_a_flow_id(tracker: Tracker) -> None:
+def test_a_listed_connection_is_reported_again_when_it_has_a_flow_id(tracker: Tracker) -> None:
     tracker.add_listed([identity(opened(9, tgid=os.getpid()))], 0)
     assert (len(tracker), [event["found"] for event in events(tracker)]) == (1, ["listed"])
     take(tracker, opened(1, tgid=0, from_start=False))
@@ -331,6 +331,6 @@ def test_what_was_seen_before_the_list_came_is_not_listed(tracker: Tracker) -> N
     tracker.add_listed([identity(opened(9))], 0)
     tracker.add_listed([identity(opened(10), local="10.0.0.7:40002")], 0)
     tracker.end_list()
-    told = [(event["kind"], event["local"]) for event in events(tracker)]
-    assert told == [("open", "10.0.0.7:40001"), ("open", "10.0.0.7:40002"), ("close", "10.0.0.7:40001")]
+    reported = [(event["kind"], event["local"]) for event in events(tracker)]
+    assert reported == [("open", "10.0.0.7:40001"), ("open", "10.0.0.7:40002"), ("close", "10.0.0.7:40001")]
     assert len(tracker) == 1

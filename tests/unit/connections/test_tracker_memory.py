@@ -86,7 +86,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
     def text(kind: str, conn: int) -> str:
         return f"{kind}{conn:04}" + char * 250
 
-    said = [
+    messages = [
         (
             by_hand("Heartbeat", 4, {"GroupId": text("group", conn)}, conn),
             by_hand(
@@ -101,7 +101,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
     ]
     budget = watched.tracker.budget
 
-    def say(some: Sequence[tuple[Samples, ...]]) -> bool:
+    def feed(some: Sequence[tuple[Samples, ...]]) -> bool:
         for records in some:
             for one in records:
                 watched.see(one)
@@ -109,9 +109,9 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         watched.reader = FrameReader(SUMMED)
         return True
 
-    say(said[:1])
+    feed(messages[:1])
     before = budget.used_bytes
-    grown = grown_by(lambda: say(said[1:]), 1)
+    grown = grown_by(lambda: feed(messages[1:]), 1)
     assert grown < budget.used_bytes - before < 59 * 6000
     let_all_go(watched, 60)
     assert budget.used_bytes == 0

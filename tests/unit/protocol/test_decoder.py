@@ -172,7 +172,7 @@ def test_a_metadata_response_teaches_the_name_of_a_topic_id() -> None:
 @pytest.mark.parametrize(
     ("epoch", "incremental", "measured"), [(0, False, []), (-1, False, []), (1, True, [1]), (77, True, [77])]
 )
-def test_a_fetch_is_incremental_by_its_epoch_and_what_it_forgets_is_told(
+def test_a_fetch_is_incremental_by_its_epoch_and_what_it_forgets_is_decoded(
     epoch: int, incremental: bool, measured: list[int]
 ) -> None:
     gone = {"Topic": TOPIC, "Partitions": [5]}

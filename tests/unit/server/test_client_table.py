@@ -27,7 +27,7 @@ def test_connections_of_one_client_are_one_client() -> None:
     assert client.topics == {"orders", "payments"}
 
 
-def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_it_was_told_of() -> None:
+def test_a_client_uses_the_topics_that_it_asked_for_and_not_all_that_answers_name() -> None:
     named = [topic(), topic("all-there-are", requests=0, bytes=0, records=0)]
     ((_, client),) = clients(flow(api="Metadata", topics=named))
     assert client.topics == {"orders"}

@@ -114,13 +114,13 @@ def test_everything_that_an_agent_counts_is_exposed(monkeypatch: pytest.MonkeyPa
 def test_promtool_has_nothing_to_say(shown: View) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: run `make setup-tests`"
-    said = subprocess.run([promtool, "check", "metrics"], input=generate_latest(Collector(shown)), capture_output=True)
-    assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
+    done = subprocess.run([promtool, "check", "metrics"], input=generate_latest(Collector(shown)), capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_openmetrics_says_the_same() -> None:
     shown: Any = view(*BUSY)
     encode, _ = choose_encoder("application/openmetrics-text; version=1.0.0")
     families = read_openmetrics(encode(Collector(shown)).decode())  # type: ignore[no-untyped-call]  # theirs has none
-    told = [sample for family in families for sample in family.samples]
-    assert {(s.name.removeprefix(PREFIX), frozenset(s.labels.items())): s.value for s in told} == scraped(shown)
+    collected = [sample for family in families for sample in family.samples]
+    assert {(s.name.removeprefix(PREFIX), frozenset(s.labels.items())): s.value for s in collected} == scraped(shown)

@@ -70,7 +70,7 @@ def test_its_own_clients_and_connections_are_left_out_unless_asked_for() -> None
     assert [ask(CONNECTIONS, connections, *more)["total"] for more in ([], [("internal", "true")])] == [1, 2]
 
 
-def test_a_client_is_told_with_all_that_is_known_of_it() -> None:
+def test_a_client_is_shown_with_all_that_is_known_of_it() -> None:
     answer = ask(CLIENTS, view(*CLIENT_FLOWS), ("client.id", "audit"))
     (row,) = answer["rows"]
     assert answer["total"] == 1
@@ -169,7 +169,7 @@ def test_a_page_says_how_many_rows_there_are_in_all() -> None:
         ("client", "x", "Unknown parameter client; "),
     ],
 )
-def test_a_parameter_that_cannot_be_used_is_told_in_a_sentence(name: str, text: str, sentence: str) -> None:
+def test_a_parameter_that_cannot_be_used_is_reported_in_a_sentence(name: str, text: str, sentence: str) -> None:
     with pytest.raises(BadQueryError) as error:
         read(CLIENTS, [(name, text)])
     assert str(error.value).startswith(sentence)
@@ -195,7 +195,7 @@ def test_a_page_ends_where_it_would_become_too_large_and_the_next_goes_on_there(
     assert ask(CLIENTS, shown, ("offset", "1"))["rows"][0]["client"]["id"][0] == "b"
 
 
-def test_topics_are_told_by_side_and_api_with_who_uses_them() -> None:
+def test_topics_are_shown_by_side_and_api_with_who_uses_them() -> None:
     shown = view(*CLIENT_FLOWS, flow(workload=workload("python"), topics=[topic(topic_id="ab" * 16, errors={"6": 1})]))
     (row,) = ask(TOPICS, shown, ("topic", "orders"))["rows"]
     assert (row["side"], row["api"], row["topic_id"]) == ("client", "Produce", "ab" * 16)

@@ -51,7 +51,7 @@ def test_on_this_host_everybody_may_ask(plain: Served, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("token", [None, "wrong", TOKEN[:-1], TOKEN + "x", "tökén"])
-def test_without_the_token_nothing_of_the_traffic_is_told(guarded: Served, path: str, token: str | None) -> None:
+def test_without_the_token_nothing_of_the_traffic_is_shown(guarded: Served, path: str, token: str | None) -> None:
     answer = guarded.get(path, token)
     assert answer.status == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
@@ -63,7 +63,7 @@ def test_with_the_token_it_is(guarded: Served, path: str) -> None:
     assert guarded.get(path, TOKEN).status == (404 if path == "/nowhere" else 200)
 
 
-def test_what_is_not_there_is_not_told_without_the_token_either(guarded: Served) -> None:
+def test_what_is_not_there_is_not_shown_without_the_token_either(guarded: Served) -> None:
     assert {guarded.get(path).status for path in ("/nowhere", "/healthz/", "//metrics", "/healthz/../metrics")} == {401}
 
 
@@ -74,10 +74,10 @@ def test_health_needs_no_token(guarded: Served, path: str) -> None:
 
 def test_the_token_is_on_no_page_and_in_no_log(guarded: Served, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG")
-    said = [guarded.get(path, token).text for path in (*PATHS, "/nowhere") for token in (None, TOKEN)]
+    pages = [guarded.get(path, token).text for path in (*PATHS, "/nowhere") for token in (None, TOKEN)]
     with serving("0.0.0.0", listen_token=TOKEN):
         pass
-    assert TOKEN not in "".join((*said, caplog.text, repr(Config(listen_token=TOKEN))))
+    assert TOKEN not in "".join((*pages, caplog.text, repr(Config(listen_token=TOKEN))))
 
 
 def test_a_bad_parameter_is_a_bad_request_in_a_sentence(plain: Served) -> None:
@@ -93,7 +93,7 @@ def test_the_first_page_names_the_version_and_leads_to_all_others(plain: Served)
     assert [link for link in links if f'href="{link}"' not in page] == []
 
 
-def test_metrics_are_told_in_the_form_that_is_asked_for(plain: Served) -> None:
+def test_metrics_are_written_in_the_form_that_is_asked_for(plain: Served) -> None:
     assert plain.get("/metrics").headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     asked = get(f"{plain.url}/metrics", accept="application/openmetrics-text;version=1.0.0")
     assert asked.headers["Content-Type"].startswith("application/openmetrics-text; version=1.0.0")
@@ -151,7 +151,7 @@ def test_an_agent_whose_sink_takes_nothing_is_healthy_but_not_ready() -> None:
         assert (served.get("/readyz").status, served.get("/readyz").text) == (503, "the brokers are away\n")
 
 
-def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
+def test_a_server_that_breaks_is_logged_and_does_not_stop_the_capture(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def broken(*_: object) -> None:
@@ -166,7 +166,7 @@ def test_a_server_that_breaks_is_told_and_does_not_stop_the_capture(
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost"])
-def test_it_listens_where_it_is_told_to(host: str) -> None:
+def test_it_listens_at_the_configured_address(host: str) -> None:
     with serving(host) as served:
         assert served.get("/healthz").status == 200
 
@@ -177,7 +177,7 @@ def test_beyond_this_host_it_asks_for_a_way_to_know_its_clients(host: str) -> No
         Server(Config(), Address(host, 9465))
 
 
-def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
+def test_a_port_that_is_taken_is_reported_with_what_to_do() -> None:
     address = Address("127.0.0.1", free_port())
     first = Server(Config(), address)
     try:
@@ -188,7 +188,7 @@ def test_a_port_that_is_taken_is_said_with_what_to_do() -> None:
     Server(Config(), address).close()
 
 
-def test_an_address_of_nobody_is_said_with_what_to_do() -> None:
+def test_an_address_of_nobody_is_reported_with_what_to_do() -> None:
     with pytest.raises(StartError, match=r"Cannot listen on nowhere.invalid:9465: .*; set another"):
         Server(Config(listen_token=TOKEN), Address("nowhere.invalid", 9465))
 
@@ -251,7 +251,7 @@ def test_over_tls_the_token_travels_hidden(authority: Authority) -> None:
             served.get("/metrics", TOKEN, ssl.create_default_context())
 
 
-def test_only_clients_with_a_certificate_of_the_authority_are_told_more_than_health(
+def test_only_clients_with_a_certificate_of_the_authority_get_more_than_health(
     authority: Authority, tmp_path: Path
 ) -> None:
     nobody, known, stranger = (ssl.create_default_context(cafile=authority.certificate) for _ in range(3))
@@ -298,9 +298,9 @@ def test_who_asks_nothing_holds_no_connection_for_long(monkeypatch: pytest.Monke
         _, _, place = served.url.rpartition("/")
         host, _, port = place.partition(":")
 
-        def connected(said: bytes = b"") -> socket.socket:
+        def connected(request: bytes = b"") -> socket.socket:
             peer = stack.enter_context(socket.create_connection((host, int(port)), timeout=10))
-            peer.sendall(said)
+            peer.sendall(request)
             return peer
 
         silent, half = connected(), connected(b"GET /healthz HTTP/1.1\r\n")

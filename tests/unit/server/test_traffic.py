@@ -85,10 +85,10 @@ def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> 
 
 
 def test_a_topic_that_is_only_named_in_an_answer_is_no_traffic() -> None:
-    told = {"records": 0, "bytes": 0}
+    nothing = {"records": 0, "bytes": 0}
     names = [
-        topic("all-there-are", requests=0, **told),
-        topic("asked-for", **told),
+        topic("all-there-are", requests=0, **nothing),
+        topic("asked-for", **nothing),
         topic("gone", requests=0, errors={"3": 1}),
     ]
     summed = traffic(flow(api="Metadata", topics=names))

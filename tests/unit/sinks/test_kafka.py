@@ -66,7 +66,7 @@ def test_attempts_that_fail_leave_no_thread_and_no_descriptor_behind() -> None:
     assert [attempt() for _ in range(3)] == [first] * 3
 
 
-def test_brokers_out_of_reach_are_said_once_with_the_address(
+def test_brokers_out_of_reach_are_logged_once_with_the_address(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     servers = f"127.0.0.1:{free_port()}"
@@ -109,7 +109,7 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
 
 
 @pytest.mark.parametrize("breaks", ["__init__", "send"])
-def test_what_breaks_inside_the_client_is_said_and_another_producer_tried(
+def test_what_breaks_inside_the_client_is_logged_and_another_producer_tried(
     breaks: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producers: list[object] = []

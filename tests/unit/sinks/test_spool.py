@@ -288,14 +288,14 @@ for number in range(1 << 20):
 
 
 def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
-    said, directory = tmp_path / "said", tmp_path / "spool"
+    output, directory = tmp_path / "output", tmp_path / "spool"
     command = [sys.executable, "-c", WRITING, str(directory)]
-    writer = start(command, log=tmp_path / "log", stdout=said, env={"PYTHONPATH": str(SOURCES)})
-    wait_until(lambda: said.exists() and len(said.read_bytes()) > 200, "some batches")
+    writer = start(command, log=tmp_path / "log", stdout=output, env={"PYTHONPATH": str(SOURCES)})
+    wait_until(lambda: output.exists() and len(output.read_bytes()) > 200, "some batches")
     writer.send_signal(signal.SIGKILL)
     writer.wait()
 
-    written = len(said.read_text().splitlines())
+    written = len(output.read_text().splitlines())
     spool = Spool(directory, MIB)
     arrived = [number_of(batch) for one in spool.undelivered if (batch := spool.read(one)).events]
     spool.close()
@@ -305,7 +305,7 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize("why", ["No space left on device", "Read-only file system"])
-def test_a_disk_that_refuses_is_said_once_memory_takes_over_and_the_disk_is_used_again(
+def test_a_disk_that_refuses_is_logged_once_memory_takes_over_and_the_disk_is_used_again(
     small_disk: Path, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")

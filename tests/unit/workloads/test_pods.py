@@ -84,7 +84,7 @@ def test_a_container_that_waits_to_be_made_has_no_id_yet() -> None:
         (owned("Job", "migrate"), ("Job", "migrate")),
     ],
 )
-def test_what_runs_a_pod_is_told_by_its_controller_and_names(
+def test_what_runs_a_pod_is_found_by_its_controller_and_names(
     made: dict[str, Any], owner: tuple[str | None, str | None]
 ) -> None:
     names = described(made).names

@@ -109,7 +109,7 @@ def test_on_a_hybrid_host_any_v1_cgroup_says_more_than_the_v2_root(
 
 
 @pytest.mark.parametrize("ended", [False, True])
-def test_without_command_lines_none_is_told_of_a_process(
+def test_without_command_lines_none_is_reported_of_a_process(
     start: Start, owner_of: OwnerOf, end: End, ended: bool
 ) -> None:
     process = start()
