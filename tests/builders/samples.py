@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import CLOSE_DATA, DATA_BYTES, OPEN_DATA, SAMPLE, Flag, Protocol, SampleKind
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.messages import CLIENT_ID, Case, case
 from tests.builders.trees import Tree, message_of
 
@@ -88,13 +89,13 @@ def fetched_nothing(conn: int = 1, **fields: int) -> Samples:
     """Return an incremental Fetch response (version 12) without partitions: its wait ended without data."""
     header_and_tags, throttle, error, session, no_topics, tags = b"\0", bytes(4), bytes(2), bytes(4), b"\1", b"\0"
     data = header_and_tags + throttle + error + session + no_topics + tags
-    return frame(conn, data=data, api_key=1, api_version=12, flags=Flag.RESPONSE, **fields)
+    return frame(conn, data=data, api_key=ApiKey.FETCH, api_version=12, flags=Flag.RESPONSE, **fields)
 
 
 def produced_without_acks(conn: int = 1, **fields: int) -> Samples:
     """Return a Produce request (version 2) with acks=0 and no topics, which has no response."""
     client_id, acks, timeout, no_topics = b"\xff\xff", bytes(2), bytes(4), bytes(4)
-    return frame(conn, data=client_id + acks + timeout + no_topics, api_key=0, api_version=2, **fields)
+    return frame(conn, data=client_id + acks + timeout + no_topics, api_key=ApiKey.PRODUCE, api_version=2, **fields)
 
 
 def opened(

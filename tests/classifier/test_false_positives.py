@@ -10,6 +10,7 @@ from tests.builders.wire import (
     API_VERSIONS,
     FETCH,
     METADATA,
+    PRODUCE,
     Frame,
     fetched,
     joined,
@@ -54,7 +55,7 @@ def tell(tried: Classifier, server_side: bool, frames: list[tuple[Frame, Frame]]
 EXCHANGES = {
     "ApiVersions": (request(API_VERSIONS, 3), response(API_VERSIONS, 3)),
     "Metadata": (request(METADATA, 12), response(METADATA, 12)),
-    "Produce": (produce(9, RECORDS), response(0, 9)),
+    "Produce": (produce(9, RECORDS), response(PRODUCE, 9)),
     "Fetch": (request(FETCH, 12), fetched(12, RECORDS)),
 }
 

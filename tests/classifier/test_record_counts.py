@@ -10,7 +10,7 @@ from kafka_probe.capture.sample import Flag, SampleKind
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import MeasureKind as Measured
 from kafka_probe.protocol.facts import SetStatus, measure_values
-from tests.builders.wire import METADATA, Set, batch, produce, request, response
+from tests.builders.wire import METADATA, PRODUCE, Set, batch, produce, request, response
 from tests.lab.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
@@ -44,7 +44,7 @@ def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus
     cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}, correlation_id=2).wire, WHOLE)
     (record,) = (each for each in cursor.samples() if each["kind"] == SampleKind.FRAME and each["correlation_id"] == 2)
     data = record["data"][: record["size"]].tobytes()
-    shape = decode(False, 0, version, data, copied_all=not record["flags"] & Flag.CUT).shape()
+    shape = decode(False, PRODUCE, version, data, copied_all=not record["flags"] & Flag.CUT).shape()
     found = dict(zip((measure.kind for measure in shape.measures), measure_values(shape, data), strict=True))
     (record_set,) = shape.facts.record_sets
     return (

@@ -15,7 +15,7 @@ from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.trees import CLIENT_ID, FOREIGN, Message, Records, generated
-from tests.builders.wire import API_VERSIONS, request, response
+from tests.builders.wire import API_VERSIONS, PRODUCE, request, response
 from tests.lab.classifier import Classifier, Direction, classifier
 
 WHOLE = 1 << 20
@@ -88,7 +88,7 @@ def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
     cursor.move(Direction.RECEIVE, PRODUCE_9, WHOLE)
     produced = cursor.samples()[-1]
     data = produced["data"][: produced["size"]].tobytes()
-    facts = decode(False, 0, 9, data, copied_all=not produced["flags"] & Flag.CUT).facts
+    facts = decode(False, PRODUCE, 9, data, copied_all=not produced["flags"] & Flag.CUT).facts
     assert (facts.status, facts.acks, [topic.name for topic in facts.topics]) == (Status.COMPLETE, 1, ["good"])
     assert b"abc" not in data
     assert cursor.losses() == before

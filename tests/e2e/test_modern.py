@@ -14,12 +14,13 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.lab.broker import Broker
 from tests.lab.modern import Counts, early, idle, reborn, transactions, write_to_many
 from tests.lab.product import Agent, Report, report, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics
-from tests.lab.walker import TopicTraffic, Walk, walk
+from tests.lab.walker import OF_GROUP_MEMBERS, TopicTraffic, Walk, walk
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
@@ -28,7 +29,7 @@ PARTITIONS, ROUNDS = 20, 2
 POLLS, RECORDS = 200, 200
 SESSION_NOT_FOUND = 70
 OF_TOPICS = ("Produce", "Fetch", "ShareFetch")
-OF_MEMBERS = (1, 8, 9, 11, 12, 13, 14, 68, 76, 78)  # from Fetch and OffsetCommit to ShareFetch
+OF_MEMBERS = (*OF_GROUP_MEMBERS, ApiKey.FETCH, ApiKey.SHARE_FETCH)
 # Broker settings for a thousand partitions on a small machine.
 SMALL = {"log.index.size.max.bytes": "65536", "log.cleaner.enable": "false"}
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.builders.wire import (
     API_VERSIONS,
+    FETCH,
     METADATA,
     Frame,
     Set,
@@ -168,7 +169,7 @@ def test_record_sets_sent_from_a_file_count_by_their_length(capture: Capture, po
         call(sock, data[start:])
 
     with conversation(port) as talk:
-        talk.ask(request(1, 11, 5), request(METADATA, 12, 6))
+        talk.ask(request(FETCH, 11, 5), request(METADATA, 12, 6))
         talk.answer(batch, write=send)
         talk.answer(response(METADATA, 12, 6))
     client, server = capture.ends_of(talk)

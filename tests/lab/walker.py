@@ -29,7 +29,10 @@ _PRODUCE, _FETCH, _METADATA, _API_VERSIONS, _SHARE_FETCH = (
     ApiKey.API_VERSIONS,
     ApiKey.SHARE_FETCH,
 )
-_OF_GROUP_MEMBERS = (8, 9, 11, 12, 13, 14, 68, 76)  # from OffsetCommit to ShareGroupHeartbeat
+OF_GROUP_MEMBERS = (
+    *(ApiKey.OFFSET_COMMIT, ApiKey.OFFSET_FETCH, ApiKey.JOIN_GROUP, ApiKey.HEARTBEAT),
+    *(ApiKey.LEAVE_GROUP, ApiKey.SYNC_GROUP, ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT),
+)
 _NO_SESSION = -1
 _PARTITION_INDEX = ("partition", "partition_index", "index")
 _CONTROL = 0x20  # of a batch's attributes
@@ -192,7 +195,7 @@ class _Counts:
         elif key in (_FETCH, _SHARE_FETCH):
             for name in self._sessions[connection, key].ask(_body(schema, frame)):
                 self._topics[client_id, api, name].requests += 1
-        elif key in _OF_GROUP_MEMBERS:
+        elif key in OF_GROUP_MEMBERS:
             self._walk.groups[client_id] |= _groups(_body(schema, frame))
         return _Request(key, version, correlation_id, client_id)
 

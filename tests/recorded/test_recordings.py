@@ -7,18 +7,22 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.copy_rules import HEADER_ONLY
 from kafka_probe.protocol.facts import Fact, MeasureKind, Status
 from tests.builders import oracle
 from tests.builders.recordings import names
 from tests.builders.wire import Seen
 from tests.lab.replay import Held, Replay
+from tests.lab.walker import OF_GROUP_MEMBERS
 from tests.recorded.conversations import CONVERSATIONS
 
 pytestmark = pytest.mark.root
 
-GROUP_APIS = (8, 9, 11, 12, 13, 14, 68, 76)
-NEW_GROUP_APIS = (68, 76, 78, 79)
+NEW_GROUP_APIS = {
+    *(ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.SHARE_GROUP_HEARTBEAT),
+    *(ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE),
+}
 SIDES = ("client", "server")
 WITH_TOPICS = ("Produce", "Fetch", "ShareFetch")
 Conversations = dict[str, list[Held]]
@@ -99,7 +103,7 @@ def test_groups_are_right(conversation: list[Held]) -> None:
     for held in visible(conversation):
         for facts, body in held.bodies:
             assert set(facts.groups) == oracle.groups(body), held.recorded
-        if held.recorded.api_key in GROUP_APIS:
+        if held.recorded.api_key in OF_GROUP_MEMBERS:
             assert held.asked.facts.group
 
 
@@ -158,7 +162,7 @@ def test_every_produce_and_fetch_has_the_right_topic_names(conversation: list[He
 
 def test_the_new_group_protocols_are_decoded(everything: Conversations) -> None:
     modern = [held for held in chain(*everything.values()) if held.recorded.api_key in NEW_GROUP_APIS]
-    assert {held.recorded.api_key for held in modern} == set(NEW_GROUP_APIS)
+    assert {held.recorded.api_key for held in modern} == NEW_GROUP_APIS
     for held in modern:
         (facts, body), *_ = held.bodies
         assert facts.status is Status.COMPLETE

@@ -8,9 +8,9 @@ from __future__ import annotations
 import socket
 import struct
 
+from kafka_probe.protocol.api_keys import ApiKey
 from tests.lab.producers.orders import Settings, obey
 
-_METADATA = 3
 _TIMEOUT_S = 30
 
 
@@ -21,7 +21,7 @@ class _Client:
         self._socket = socket.create_connection((host, int(port)), timeout=_TIMEOUT_S)
 
     def send(self, value: bytes) -> None:
-        header = struct.pack(f">hhih{len(self._name)}s", _METADATA, len(value), 1, len(self._name), self._name)
+        header = struct.pack(f">hhih{len(self._name)}s", ApiKey.METADATA, len(value), 1, len(self._name), self._name)
         request = header + struct.pack(">i", 0)  # about no topic
         self._socket.sendall(struct.pack(">i", len(request)) + request)
         if not (size := self._socket.recv(4, socket.MSG_WAITALL)):

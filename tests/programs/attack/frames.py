@@ -5,7 +5,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
-PRODUCE, METADATA, HEARTBEAT = 0, 3, 12
+from kafka_probe.protocol.api_keys import ApiKey
+
 _PRODUCE_VERSION, _METADATA_VERSION, _HEARTBEAT_VERSION = 7, 4, 1
 
 
@@ -28,7 +29,7 @@ def metadata(correlation_id: int, client_id: bytes, topics: Iterable[bytes]) -> 
     """Return a Metadata request for these topics."""
     names = [text(topic) for topic in topics]
     body = struct.pack(">i", len(names)) + b"".join(names) + b"\0"
-    return request(METADATA, _METADATA_VERSION, correlation_id, client_id, body)
+    return request(ApiKey.METADATA, _METADATA_VERSION, correlation_id, client_id, body)
 
 
 def produce(
@@ -38,20 +39,20 @@ def produce(
     each = struct.pack(">iii", 1, 0, len(records)) + records
     named = [text(topic) + each for topic in topics]
     body = struct.pack(">hhii", -1, acks, 1000, len(named)) + b"".join(named)
-    return request(PRODUCE, _PRODUCE_VERSION, correlation_id, client_id, body)
+    return request(ApiKey.PRODUCE, _PRODUCE_VERSION, correlation_id, client_id, body)
 
 
 def heartbeat(correlation_id: int, client_id: bytes, group: bytes) -> bytes:
     """Return a Heartbeat of a member of this group."""
     body = text(group) + struct.pack(">i", 1) + text(b"member")
-    return request(HEARTBEAT, _HEARTBEAT_VERSION, correlation_id, client_id, body)
+    return request(ApiKey.HEARTBEAT, _HEARTBEAT_VERSION, correlation_id, client_id, body)
 
 
 # Without brokers, partitions or topics: the least that each API may answer.
 _ANSWERS = {
-    PRODUCE: struct.pack(">ii", 0, 0),
-    METADATA: struct.pack(">iihii", 0, 0, -1, 0, 0),
-    HEARTBEAT: struct.pack(">ih", 0, 0),
+    ApiKey.PRODUCE: struct.pack(">ii", 0, 0),
+    ApiKey.METADATA: struct.pack(">iihii", 0, 0, -1, 0, 0),
+    ApiKey.HEARTBEAT: struct.pack(">ih", 0, 0),
 }
 
 

@@ -31,6 +31,7 @@ from kio.static.constants import EntityType
 from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.flows import SUMMED
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.decoded import Decoded
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.shapes import ShapeTable, code_of, decode_code
@@ -154,7 +155,7 @@ def exhaust(results: Iterable[object]) -> None:
 
 def decoded_cold(frames: list[bytes]) -> Iterator[Decoded]:
     for data in frames:
-        yield decode(False, 0, 9, data, copied_all=True)
+        yield decode(False, ApiKey.PRODUCE, 9, data, copied_all=True)
 
 
 def decoded_by_kafka_python(frames: list[Frame]) -> None:

@@ -46,7 +46,7 @@ class Watched:
         connection = self.tracker.get(conn)
         assert connection
         hello = ((Fact.CLIENT_ID, client_id), (Fact.SOFTWARE_NAME, library), (Fact.SOFTWARE_VERSION, "2.0"))
-        self.tracker.learn(connection, Facts(False, 18, 3, Status.COMPLETE, values=hello))
+        self.tracker.learn(connection, Facts(False, ApiKey.API_VERSIONS, 3, Status.COMPLETE, values=hello))
         return connection
 
     def ask(self, connection: Connection, api_key: int, group: str | None = None) -> str | None:

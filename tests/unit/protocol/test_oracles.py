@@ -25,6 +25,7 @@ from kafka_probe.protocol.facts import measure_values
 from kafka_probe.protocol.schemas import Api, apis
 from tests.builders.expected import expected
 from tests.builders.trees import Message, Records, generated
+from tests.builders.wire import API_VERSIONS
 from tests.unit.protocol.cuts import shape_of
 
 with warnings.catch_warnings():
@@ -107,7 +108,7 @@ def test_kafka_python_reads_the_same_values(key: tuple[int, bool]) -> None:
     theirs, (api_key, response) = KAFKA_PYTHON[key], key
     for message in messages(apis()[api_key], response):
         # kafka-python reads ApiVersions responses with any error as version 0; brokers do so with error 35 only.
-        if message.version <= theirs.max_version and not (api_key == 18 and message.tree.get("ErrorCode")):
+        if message.version <= theirs.max_version and not (api_key == API_VERSIONS and message.tree.get("ErrorCode")):
             how = {"version": message.version, "header": True, "framed": True}
             read = theirs.decode(message.frame(), **how)
             assert as_read(read, message.tree) == message.tree, message

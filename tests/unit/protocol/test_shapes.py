@@ -24,6 +24,7 @@ from tests.builders.trees import Records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+PRODUCE, FETCH, METADATA, HEARTBEAT = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA, ApiKey.HEARTBEAT
 Frame = tuple[int, bytes]  # code and data
 
 
@@ -77,11 +78,13 @@ def test_strings_that_are_no_facts_decide_nothing(whole: Case) -> None:
 
 
 def test_a_varint_that_the_data_cut_decides_by_being_unfinished() -> None:
-    assert decode(False, 3, 9, b"\xff\xff\x80", copied_all=False).shape().mask == b"\xff" * 3
+    assert decode(False, METADATA, 9, b"\xff\xff\x80", copied_all=False).shape().mask == b"\xff" * 3
 
 
 def test_a_code_tells_a_cut_frame_from_a_broken_one() -> None:
-    cut, broken = (decode_code(code_of(False, 12, 0, copied_all), b"\xff\xff\x00") for copied_all in (False, True))
+    cut, broken = (
+        decode_code(code_of(False, HEARTBEAT, 0, copied_all), b"\xff\xff\x00") for copied_all in (False, True)
+    )
     assert (cut.facts.status, broken.facts.status) == (Status.TRUNCATED, Status.MALFORMED)
 
 
@@ -151,8 +154,8 @@ def test_frames_like_those_seen_before_are_not_decoded() -> None:
         return decode_code(code, data)
 
     table = ShapeTable(counting)
-    whole = case(0, 9, response=False)
-    code = code_of(False, 0, 9, True)
+    whole = case(PRODUCE, 9, response=False)
+    code = code_of(False, PRODUCE, 9, True)
     shape = shape_of(whole)
     chosen = random.Random(1)
     for _ in range(3):
@@ -162,7 +165,7 @@ def test_frames_like_those_seen_before_are_not_decoded() -> None:
 
 
 def test_client_ids_share_a_layout_and_not_a_shape() -> None:
-    frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(100)] * 2
+    frames = [(code_of(False, HEARTBEAT, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(100)] * 2
     table = ShapeTable()
     shapes = [shape for shape, _ in matched(table, frames)]
     assert all(again is shape for shape, again in zip(shapes[:100], shapes[100:], strict=True))
@@ -179,7 +182,7 @@ def swapped_record_sets() -> list[Frame]:
     )
     first = head + b"\x00\x00\x00\x00" + one_old_message + b"\x00\x00\x00\x01" + empty
     second = head + b"\x00\x00\x00\x00" + empty + b"\x00\x00\x00\x01" + another
-    code = code_of(False, 0, 0, True)
+    code = code_of(False, PRODUCE, 0, True)
     return [(code, first), (code, second)]
 
 
@@ -193,7 +196,7 @@ def test_a_frame_that_only_the_size_of_its_record_set_tells_apart_is_not_mistake
 
 def test_a_full_table_starts_anew_and_says_so() -> None:
     table = ShapeTable(limit_bytes=15_000)
-    frames = [(code_of(False, 12, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(20)]
+    frames = [(code_of(False, HEARTBEAT, 0, True), b"\x00\x03c%02d\x00\x01g" % n) for n in range(20)]
     for expected_resets in range(3):
         assert_matched_as_decoded(table, frames)
         assert table.resets == expected_resets
@@ -203,7 +206,7 @@ def test_a_full_table_starts_anew_and_says_so() -> None:
 def test_long_frames_fill_the_table_by_their_length() -> None:
     table = ShapeTable(limit_bytes=200_000)
     client_ids = [bytes([ord("a") + n]) * 0x7FFF for n in range(8)]
-    frames = [(code_of(False, 12, 0, True), b"\x7f\xff" + client_id + b"\x00\x01g") for client_id in client_ids]
+    frames = [(code_of(False, HEARTBEAT, 0, True), b"\x7f\xff" + client_id + b"\x00\x01g") for client_id in client_ids]
     for expected_resets in range(3):
         assert_matched_as_decoded(table, frames)
         assert table.resets == expected_resets
@@ -212,7 +215,7 @@ def test_long_frames_fill_the_table_by_their_length() -> None:
 def test_no_frames_and_frames_without_data_are_fine() -> None:
     table = ShapeTable()
     assert matched(table, []) == []
-    assert_matched_as_decoded(table, [(code_of(True, 36, 2, False), b"")] * 2)
+    assert_matched_as_decoded(table, [(code_of(True, ApiKey.SASL_AUTHENTICATE, 2, False), b"")] * 2)
 
 
 def many_layouts() -> list[Frame]:
@@ -222,7 +225,7 @@ def many_layouts() -> list[Frame]:
         metadata, topic = (b"\x00" + bytes([n]) + b"x" * n for n in (size, 100 - size))
         head = b"\xff\xff" + b"\x00\x01g" + bytes(4) + b"\x00\x01m" + bytes(8)
         data = head + b"\x00\x00\x00\x01" + topic + b"\x00\x00\x00\x01" + bytes(12) + metadata
-        frames.append((code_of(False, 8, 2, True), data))
+        frames.append((code_of(False, ApiKey.OFFSET_COMMIT, 2, True), data))
     return frames
 
 
@@ -243,10 +246,10 @@ def test_few_layouts_of_a_length_are_remembered_and_all_are_decoded_right() -> N
 @pytest.mark.parametrize(
     ("api_key", "version", "data"),
     [
-        (ApiKey.METADATA, 4, b"\0\1c" + (100).to_bytes(4, "big") + b"\0\0" * 100 + b"\0"),
-        (ApiKey.METADATA, 4, b"\0\1c" + (60).to_bytes(4, "big") + b"".join(b"\0\1%c" % n for n in range(60)) + b"\0"),
-        (ApiKey.PRODUCE, 9, case(ApiKey.PRODUCE, 9, response=False).data),
-        (ApiKey.FETCH, 13, case(ApiKey.FETCH, 13, response=False).data),
+        (METADATA, 4, b"\0\1c" + (100).to_bytes(4, "big") + b"\0\0" * 100 + b"\0"),
+        (METADATA, 4, b"\0\1c" + (60).to_bytes(4, "big") + b"".join(b"\0\1%c" % n for n in range(60)) + b"\0"),
+        (PRODUCE, 9, case(PRODUCE, 9, response=False).data),
+        (FETCH, 13, case(FETCH, 13, response=False).data),
     ],
 )
 def test_a_shape_takes_no_more_than_was_reckoned(api_key: int, version: int, data: bytes) -> None:
@@ -258,18 +261,14 @@ def test_a_shape_takes_no_more_than_was_reckoned(api_key: int, version: int, dat
 
 def test_a_text_keeps_256_bytes() -> None:
     name = b"x" * 32_000
-    shape = decode_code(
-        code_of(False, ApiKey.METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5)
-    )
+    shape = decode_code(code_of(False, METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5))
     (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
     assert client_id == "x" * 256
 
 
 def test_a_text_beyond_latin_1_takes_no_more() -> None:
     name = ("\N{PILE OF POO}" + "x" * 252).encode()
-    shape = decode_code(
-        code_of(False, ApiKey.METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5)
-    )
+    shape = decode_code(code_of(False, METADATA, 4, copied_all=True), len(name).to_bytes(2, "big") + name + bytes(5))
     (client_id,) = shape.facts.texts(Fact.CLIENT_ID)
     assert client_id == "\N{PILE OF POO}" + "x" * 63
     assert sys.getsizeof(client_id) < sys.getsizeof("x" * 256) + 64
