@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import get_args
 
 from kafka_probe.events.agent_event import AgentEvent, OpenGroup
-from kafka_probe.events.codecs import codec_name
+from kafka_probe.events.codecs import CODECS, codec_name
 from kafka_probe.events.common import (
     INTERNAL_CLIENT,
     SCHEMA_VERSION,
@@ -31,6 +31,7 @@ from kafka_probe.events.topics import NamedTopic, TopicsEvent
 
 __all__ = [
     "BUCKETS_PER_DOUBLING",
+    "CODECS",
     "COMMON",
     "CONNECTION",
     "INTERNAL_CLIENT",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, Origin, Stamped, WorkloadFacts
+from kafka_probe.events.common import KIND, SINCE, Origin, Stamped, WorkloadFacts
 
 
 class OpenGroup(TypedDict):
@@ -26,7 +26,7 @@ class AgentEvent(Origin, Stamped):
     """The state of the agent at the end of an interval."""
 
     kind: Annotated[Literal["agent"], KIND]
-    since: Annotated[int, "start of the interval, µs since epoch"]
+    since: Annotated[int, SINCE]
     complete_since: Annotated[
         int | None, "closes or resets before it may have been lost, µs since epoch; null: none were lost"
     ]

@@ -7,7 +7,12 @@ from typing import Annotated, TypedDict
 SCHEMA_VERSION = 1
 INTERNAL_CLIENT = "kafka-probe-"
 """The prefix of client ids of kafka-probe's own clients, which views leave out."""
+# Documentation that fields of several kinds of events share.
 KIND = "flow, request, open, close, reset, topics or agent"
+SINCE = "start of the interval, µs since epoch"
+ACKS = "Produce: 0, 1, or -1 for all in-sync replicas"
+TOPIC_ID = "topic id, 32 hexadecimal digits"
+ERRORS = "error code to count, without code 0"
 
 
 class Origin(TypedDict, total=False):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, ApiFacts, ConnectionFacts, Stamped
+from kafka_probe.events.codecs import CODEC_NAMES
+from kafka_probe.events.common import ACKS, ERRORS, KIND, SINCE, TOPIC_ID, ApiFacts, ConnectionFacts, Stamped
 
 LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 
@@ -15,7 +16,7 @@ class FlowTopic(TypedDict):
     topic: Annotated[str | None, "topic name; null: only the id is known, or the entry sums topics, see topic_id"]
     topic_id: Annotated[
         str | None,
-        "topic id, 32 hexadecimal digits, if the API version has it; if topic is null, too, the entry sums all "
+        f"{TOPIC_ID}, if the API version has it; if topic is null, too, the entry sums all "
         "topics that exceed the bound of the table, see topic_limit",
     ]
     requests: Annotated[int, "requests for the topic, by name, by id or by fetch session (KIP-227)"]
@@ -24,17 +25,15 @@ class FlowTopic(TypedDict):
     batches: Annotated[int, "record batches that could be read"]
     bytes: Annotated[int, "size of all record sets"]
     uncounted_bytes: Annotated[int, "part of bytes whose batches could not be read (sendfile); records excludes it"]
-    codecs: Annotated[
-        dict[str, int], "codec of the last batch (none, gzip, snappy, lz4 or zstd) to count of record sets"
-    ]
-    errors: Annotated[dict[str, int], "error code to count, without code 0"]
+    codecs: Annotated[dict[str, int], f"codec of the last batch ({CODEC_NAMES}) to count of record sets"]
+    errors: Annotated[dict[str, int], ERRORS]
 
 
 class FlowEvent(ConnectionFacts, ApiFacts, Stamped):
     """The traffic of one connection, API and API version in an interval."""
 
     kind: Annotated[Literal["flow"], KIND]
-    since: Annotated[int, "start of the interval, µs since epoch"]
+    since: Annotated[int, SINCE]
     internal: Annotated[bool, "true: traffic of a kafka-probe agent itself, without API and topics"]
     requests: Annotated[int, "requests seen"]
     responses: Annotated[int, "responses seen"]
@@ -46,7 +45,7 @@ class FlowEvent(ConnectionFacts, ApiFacts, Stamped):
     ]
     latency_empty: Annotated[dict[str, int], f"the same of Fetch and ShareFetch responses without data, {LATENCY}"]
     throttle_ms: Annotated[int, "sum of the throttle times in the responses"]
-    acks: Annotated[int | None, "Produce: 0, 1, or -1 for all in-sync replicas; null: the requests differ"]
+    acks: Annotated[int | None, f"{ACKS}; null: the requests differ"]
     group: Annotated[
         str | None,
         "consumer group in the requests; of APIs without one, such as Fetch, the group in other requests of the client",

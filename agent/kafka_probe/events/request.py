@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, ApiFacts, ConnectionFacts, Stamped
+from kafka_probe.events.codecs import CODEC_NAMES
+from kafka_probe.events.common import ACKS, ERRORS, KIND, TOPIC_ID, ApiFacts, ConnectionFacts, Stamped
 
 
 class RequestPartition(TypedDict):
     """A partition in a `request` event, or a topic that is named without partitions."""
 
     topic: Annotated[str | None, "topic name"]
-    topic_id: Annotated[str | None, "topic id, 32 hexadecimal digits"]
+    topic_id: Annotated[str | None, TOPIC_ID]
     partition: Annotated[int | None, "partition index"]
     error: Annotated[int, "error code of the partition"]
 
@@ -24,7 +25,7 @@ class RequestTopic(RequestPartition, total=False):
     records: Annotated[int, "records in the batches of the partition"]
     batches: Annotated[int, "record batches of the partition"]
     bytes: Annotated[int, "size of the record set"]
-    codec: Annotated[str, "compression codec of the last batch: none, gzip, snappy, lz4 or zstd"]
+    codec: Annotated[str, f"compression codec of the last batch: {CODEC_NAMES}"]
     transactional: Annotated[bool, "true: a batch belongs to a transaction"]
     producer_id: Annotated[int, "producer id of the first batch, if it has one"]
 
@@ -52,7 +53,7 @@ class RequestParameters(TypedDict, total=False):
     transactional_id: Annotated[str, "transactional id"]
     producer_id: Annotated[int, "producer id"]
     producer_epoch: Annotated[int, "producer epoch"]
-    acks: Annotated[int, "Produce: 0, 1, or -1 for all in-sync replicas"]
+    acks: Annotated[int, ACKS]
     isolation_level: Annotated[int, "0: also records of open transactions; 1: committed records only"]
     replica_id: Annotated[int, "broker that fetches as a replica; -1: a consumer"]
     session_id: Annotated[int, "fetch session (KIP-227); 0: none"]
@@ -74,6 +75,6 @@ class RequestEvent(ConnectionFacts, ApiFacts, ExchangeFacts, RequestParameters, 
     kind: Annotated[Literal["request"], KIND]
     status: Annotated[str, "complete, or why the frames were not decoded in full"]
     stopped_at: Annotated[str | None, "path of the field at which decoding ended early"]
-    errors: Annotated[dict[str, int], "error code to count, without code 0"]
+    errors: Annotated[dict[str, int], ERRORS]
     error_names: Annotated[dict[str, int], "Kafka's name of the error code to count, without NONE"]
     topics: Annotated[list[RequestTopic], "one entry per topic and partition"]

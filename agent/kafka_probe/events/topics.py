@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, Origin, Stamped
+from kafka_probe.events.common import KIND, TOPIC_ID, Origin, Stamped
 
 
 class NamedTopic(TypedDict):
     """A topic id and its name."""
 
     topic: Annotated[str, "topic name"]
-    topic_id: Annotated[
-        str, "topic id, 32 hexadecimal digits; its name changes only if a broker's file contradicts a message"
-    ]
+    topic_id: Annotated[str, f"{TOPIC_ID}; its name changes only if a broker's file contradicts a message"]
 
 
 class TopicsEvent(Origin, Stamped):
