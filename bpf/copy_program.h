@@ -3,11 +3,13 @@
 // describes the layout of a body; batches are skipped by their lengths. A summary replaces each record set, and no byte of a
 // record is copied. Record batches: Kafka's "Record Batch" (magic 2) and "Message Set" (0, 1).
 #pragma once
+#include "big_endian.h"
 #include "cursor.h"
 #include "in_flight.h"
 #include "maps.h"
 #include "requests.h"
 #include "sample.h"
+#include "verifier.h"
 
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // The cursor's states, its position between calls, and how bytes are appended to the sample in work. It parses no frame.
 #pragma once
+#include "counters.h"
 #include "lifecycle.h"
 #include "maps.h"
 #include "sample.h"
 #include "sock.h"
+#include "verifier.h"
 
 #define MAX_FRAME_BYTES (1 << 30)
 #define MAX_APPENDED 31 // size limit of a copied element or of a record set's summary; a power of two minus one

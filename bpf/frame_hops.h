@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Hops over frames by their lengths alone. One call can hop over far more frames than the cursor can follow step by step.
 #pragma once
+#include "big_endian.h"
+#include "counters.h"
 #include "cursor.h"
 #include "in_flight.h"
 #include "iov.h"
@@ -8,6 +10,7 @@
 #include "requests.h"
 #include "sample.h"
 #include "sock.h"
+#include "verifier.h"
 
 // Hop over one frame by its size and count it in `hopped`. It reads as much of the size as the current segment of the buffer
 // contains. Return SUBMIT if the bytes are no frame or unreadable: then the cursor has to take a step instead.

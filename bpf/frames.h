@@ -9,6 +9,7 @@
 #pragma once
 #include "connection.h"
 #include "copy_program.h"
+#include "counters.h"
 #include "cursor.h"
 #include "frame_hops.h"
 #include "iov.h"
@@ -18,6 +19,7 @@
 #include "sample.h"
 #include "peer_limit.h"
 #include "sock.h"
+#include "verifier.h"
 
 static inline void element_complete(struct conn *conn, struct cursor *c, u8 direction)
 {

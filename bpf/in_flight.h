@@ -11,9 +11,12 @@
 // direction own each field and are its only writers. Exceptions: both directions write `answers_locked`; not_a_frame and
 // reject_urgent put all requests in doubt from either direction.
 #pragma once
+#include "big_endian.h"
+#include "counters.h"
 #include "maps.h"
 #include "sample.h"
 #include "sock.h"
+#include "verifier.h"
 
 #define MAX_DOUBT (1u << 30)      // requests in doubt
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence

@@ -4,6 +4,8 @@
 #pragma once
 #include "maps.h"
 
+#define MAX_SEGMENTS 1024 // UIO_MAXIOV
+
 struct user_iovec {
 	u64 base;
 	u64 bytes;
@@ -33,6 +35,6 @@ static inline void one_buffer(struct call *call, u64 buffer, u32 bytes)
 static inline void vector(struct call *call, u64 iov, u64 count)
 {
 	call->iov = iov;
-	call->iov_left = count > 1024 ? 1024 : count; // UIO_MAXIOV
+	call->iov_left = count > MAX_SEGMENTS ? MAX_SEGMENTS : count;
 	call->readable = next_segment(call);
 }

@@ -2,6 +2,7 @@
 // Handles the end of connections, and events without a connection: listening sockets, resets without a socket.
 #pragma once
 #include "connection.h"
+#include "counters.h"
 #include "in_flight.h"
 #include "kernel_structs.h"
 #include "maps.h"

@@ -7,14 +7,12 @@
 #include "maps.h"
 #include "sock.h"
 
-#define MAX_SEGMENTS 1024 // UIO_MAXIOV
-
 // Find the segment in which the bytes begin: go back from the iterator's position by the number of moved bytes.
 static inline void segments(struct call *call, u64 iov, s64 back)
 {
 	for (int i = 0; i < MAX_SEGMENTS && back > 0; i++) {
 		iov -= sizeof(struct user_iovec);
-		back -= READ_AT(u64, iov + 8);
+		back -= READ_FIELD(iov, user_iovec, bytes);
 	}
 	vector(call, iov, MAX_SEGMENTS);
 	call->buffer -= back;

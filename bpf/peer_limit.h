@@ -8,6 +8,8 @@
 // connections, of which a peer may write another sixteenth of the ring. Perf buffers do not show how full they are. There the
 // rate is fixed and always applies.
 #pragma once
+#include "counters.h"
+#include "emit.h"
 #include "maps.h"
 #include "sample.h"
 #include "sock.h"
@@ -97,15 +99,6 @@ int share_notice(u64 peer)
 
 static int (*call_share_frame)(u64 peer) = (void *)CALL_SHARE_FRAME;
 static int (*call_share_notice)(u64 peer) = (void *)CALL_SHARE_NOTICE;
-
-// Write a sample to the buffer. Return 0 and count the loss if the buffer is full.
-static inline int try_emit(void *ctx, struct sample *sample)
-{
-	int full = emit(ctx, sample) != 0;
-	if (full)
-		count(LOST_RING_FULL, 1);
-	return !full;
-}
 
 static inline int send_frame(void *ctx, struct conn *conn, struct sample *sample)
 {

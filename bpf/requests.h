@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 // Parses frame headers: decides if a stream is Kafka, finds the API of a request, and matches a response to its request.
 #pragma once
+#include "big_endian.h"
 #include "connection.h"
+#include "counters.h"
 #include "cursor.h"
 #include "resync.h"
 #include "in_flight.h"
