@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql import Row
 
 from kafka_probe.text import printable
+from kafka_probe_pipeline.scopes import ALL_CONNECTIONS
 from kafka_probe_pipeline.storms import CRASHES, IDLE, RESOLVED, RESTART
 
 NAMES = {
@@ -121,15 +122,17 @@ def alert(row: Row) -> Alert:
     """A row of `storms` as an alert."""
     storm = row.asDict(recursive=True)
     what, remedy = _texts(storm)
-    percent = f"{100 * (storm['share'] or 0):.0f} %"
-    share = f"{percent} of the {storm['population']} connections of {printable(storm['scope'])}"
+    share = storm["share"] or 0
+    percent = "less than 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    every, scope = storm["population"], storm["scope"]
+    among = f"all {every} connections" if scope == ALL_CONNECTIONS else f"the {every} connections of {printable(scope)}"
     ends = f"both ends of {storm['both_ends']} were watched"
     hit = _listed(storm["workloads"]) or "unknown"
     return Alert(
         id=storm["id"],
         change=storm["change"],
         resolved=storm["state"] == RESOLVED,
-        summary=f"{what}; {share}; {ends}; most affected: {hit}",
+        summary=f"{what}; {percent} of {among}; {ends}; most affected: {hit}",
         remedy=remedy,
         opened_us=storm["opened_us"],
         resolved_us=storm["resolved_us"],

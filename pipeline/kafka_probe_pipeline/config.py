@@ -93,7 +93,7 @@ class Config(BaseSettings):
     storm_minimum: int = Field(20, gt=0)
     """least number of closes within a window that makes a storm"""
     storm_percent: int = Field(10, ge=0, le=100)
-    """least percentage of the connections of a broker, network or workload that makes a storm of closes"""
+    """least percentage of all connections, or of a broker, network or workload, for a storm; none for `middlebox_*`"""
     storm_quiet: float = Field(60, gt=0)
     """seconds without another close after which a storm is over"""
     reconnect_minimum: int = Field(100, gt=0)

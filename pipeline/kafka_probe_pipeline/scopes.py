@@ -13,6 +13,8 @@ from kafka_probe_pipeline.source import MOST
 NAME_CHARACTERS = 512
 """Of a scope. An alert has up to 15, and must stay below what Kafka takes as a record."""
 BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
+ALL_CONNECTIONS = f"{ALL} connections"
+"""Scope and name of the scope that every connection is in."""
 
 
 def scopes_of_connection() -> Column:

@@ -28,7 +28,9 @@ from kafka_probe_pipeline.source import Clock, struct_of
 log = logging.getLogger("kafka_probe_pipeline")
 
 IDLE, RESTART, CRASHES, RECONNECTS = "idle_disconnects", "broker_restart", "client_crash_loop", "reconnects"
-IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", "middlebox_reset", "middlebox_silent_drop")
+# A few connections that a device between clients and brokers drops are a storm, however many others it forwards.
+MIDDLEBOX_CAUSES = ("middlebox_reset", "middlebox_silent_drop")
+IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", *MIDDLEBOX_CAUSES)
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
@@ -105,7 +107,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     open_by_scope = populations(connections, reporting, current, config) if current else {}
     for storm in current:
         storm.describe(open_by_scope, config)
-    large = [storm for storm in new if (storm.now["share"] or 0) >= config.storm_percent / 100]
+    large = [storm for storm in new if storm.is_large(config)]
     return _kept(connections.sparkSession, (*known, *large), clock, config)
 
 
@@ -176,6 +178,11 @@ class Storm:
             "evidence": max((one.both, one.evidence) for one in self.members)[1],
             **{column: _most(hits, scope) for column, scope in _SCOPES.items()},
         }
+
+    def is_large(self, config: Config) -> bool:
+        """Return True if it hit as large a share of a scope as its cause requires; before that, `describe` it."""
+        now = self.now
+        return now["cause"] in MIDDLEBOX_CAUSES or (now["share"] or 0) >= config.storm_percent / 100
 
     def fresh(self, clock: Clock) -> int:
         """How many of its members are of the batch."""

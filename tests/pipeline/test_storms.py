@@ -18,6 +18,7 @@ from tests.pipeline.history import History, only
 pytestmark = pytest.mark.spark
 
 RESET: Event = {"how": "rst_received"}
+LIMIT: Event = {"closed_by": "local"}
 STOPPED: Event = {"closed_by": "local", "listener_closed_us": SECOND_US}
 EXITED: Event = {"closed_by": "local", "owner_exiting": True}
 
@@ -35,8 +36,8 @@ def open_ends(numbers: Iterable[int]) -> list[Event]:
     return ends
 
 
-def dropped(numbers: Iterable[int], at_s: float = 0) -> list[Event]:
-    """The firewall resets clients after about 30 s of silence, ages within 5 %, over 2 s."""
+def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> list[Event]:
+    """Clients close after about 30 s of silence, ages within 5 %, over 2 s; by default the firewall resets them."""
     return [
         closed(
             CLIENT,
@@ -44,7 +45,7 @@ def dropped(numbers: Iterable[int], at_s: float = 0) -> list[Event]:
             workload=workload(number),
             closing_ts=NOON_US + round((at_s + number % 200 / 100) * SECOND_US),
             silence_us=30 * SECOND_US + number % 15 * 100_000,
-            **RESET,
+            **facts,
         )
         for number in numbers
     ]
@@ -168,12 +169,50 @@ def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
     assert {storm["id"] for storm in again} == {storm["id"] for storm in first}
 
 
-def test_a_few_of_many_are_no_storm_also_where_only_the_agents_count_the_many(spark: SparkSession) -> None:
-    many = [{"side": "server", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24", "count": 1000}]
-    many += [{"side": "client", "local": "10.0.1.1", "workload": workload(n), "count": 1000} for n in (0, 1)]
+@pytest.mark.parametrize(("facts", "counts"), [(RESET, [300]), (LIMIT, [])], ids=["reset", "limit"])
+def test_of_a_few_of_many_only_those_that_a_middlebox_drops_are_a_storm_also_if_only_agents_count_the_many(
+    spark: SparkSession, facts: Event, counts: list[int]
+) -> None:
+    many = [{"side": "server", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24", "count": 10_000}]
+    many += [{"side": "client", "local": "10.0.1.1", "workload": workload(n), "count": 5000} for n in (0, 1)]
     history = History(spark)
-    history.batch(*open_ends(range(25)))
-    assert history.weather(*dropped(range(25)), word(BROKER, open=many)) == []
+    history.batch(*open_ends(range(300)))
+    found = history.weather(*dropped(range(300), facts=facts), word(CLIENT), word(BROKER, open=many))
+    assert [storm["count"] for storm in found] == counts
+    assert all("4 % of the 5200 connections of workload" in alert(storm).summary for storm in found)
+
+
+@pytest.mark.parametrize(
+    ("facts", "others", "share"),
+    [(RESET, 9_970, "less than 1 % of all 10000"), (LIMIT, 270, "10 % of all 300"), (LIMIT, 271, None)],
+    ids=["reset", "limit of a tenth", "limit of fewer"],
+)
+def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_that_names_those_hit_most(
+    spark: SparkSession, facts: Event, others: int, share: str | None
+) -> None:
+    def ends(number: int) -> list[Event]:
+        place = number // 2 if number < 4 else number  # two places are hit twice
+        broker, process = f"10.0.{place}.9:9092", workload(0) | {"pod": f"pod-{place}"}
+        client, server = {"peer": broker, "workload": process}, {"local": broker, "peer": f"10.9.{place}.1:{number}"}
+        close = closed(CLIENT, number, **facts, **client)
+        return [opened(CLIENT, number, **client), opened(BROKER, number, **server), close]
+
+    told = [event for number in range(30) for event in ends(number)]
+    many = [{"side": "server", "local": "10.1.0.9:9092", "peer_network": "10.9.99.0/24", "count": others}]
+    found = History(spark).weather(*told, word(CLIENT), word(BROKER, open=many))
+    if share is None:
+        assert found == []
+        return
+    storm = only(found)
+    assert (storm["scope"], storm["count"]) == ("all connections", 30)
+    assert f"; {share} connections; both ends of 30 were watched" in alert(storm).summary
+    for column, most in [
+        ("workloads", ["java team/pod-1", "java team/pod-0"]),
+        ("brokers", ["10.0.1.9:9092", "10.0.0.9:9092"]),
+        ("networks", ["10.9.1.0/24", "10.9.0.0/24"]),
+    ]:
+        assert [(hit["name"], hit["count"]) for hit in storm[column][:2]] == [(name, 2) for name in most]
+        assert [hit["count"] for hit in storm[column][2:]] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(("other_s", "counts"), [(11.5, [40]), (12.5, [20, 20])])
