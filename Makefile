@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench verdicts soak attack fuzz schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench verdicts soak attack fuzz mutants schemas protocol docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ attack: setup-tests ## flood the agent beside honest clients, into build/attack.
 
 fuzz: setup-tests ## pass bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
 	@$(BIN)/python -m tests.programs.fuzz
+
+mutants: setup-tests ## change one comparison or bound of the pipeline's rules at a time, and list what no test notices
+	@$(BIN)/python -m tests.programs.mutants
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate

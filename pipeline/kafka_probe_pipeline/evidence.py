@@ -26,8 +26,8 @@ class AgentProgress:
 
     complete_until: int
     last_seen_us: int
-    complete_since: int = 0
-    resets_since: int = 0
+    complete_since: int
+    resets_since: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class End:
     @property
     def no_answer(self) -> bool:
         """What the end sent was never acknowledged: it timed out, or gave up what it had sent after a silence."""
-        in_vain = (self.close("unacked_bytes") or 0) > 0 and (self.close("unanswered_retransmits") or 0) > 0
+        in_vain = self.unacked > 0 and self.unanswered > 0
         gave_up = self.close("closed_by") == "local" and in_vain and self.idle and not self.exited
         return self.close("how") == "timeout" or gave_up
 
@@ -243,9 +243,8 @@ class End:
 
     @property
     def last_report(self) -> str:
-        """When its agent last reported everything."""
-        until_us = self.agent.complete_until if self.agent else 0
-        return f"{datetime.fromtimestamp(until_us / SECOND_US, UTC):%H:%M:%S}"
+        """When its agent last reported everything; "?" without an agent."""
+        return f"{datetime.fromtimestamp(self.agent.complete_until / SECOND_US, UTC):%H:%M:%S}" if self.agent else "?"
 
 
 def seconds(microseconds: int) -> str:

@@ -166,7 +166,7 @@ class Storm:
             (hit / population, population, scope)
             for scope, hit in hits.items()
             if hit >= config.storm_minimum
-            for population in (max(populations.get((self.now["id"], scope), 0), hit),)
+            for population in (max(populations.get((self.now["id"], scope), hit), hit),)
         ]
         if shares:  # else most of its members are forgotten by now
             share, population, scope = max(shares)
@@ -181,8 +181,8 @@ class Storm:
 
     def is_large(self, config: Config) -> bool:
         """Return True if it hit as large a share of a scope as its cause requires; before that, `describe` it."""
-        now = self.now
-        return now["cause"] in MIDDLEBOX_CAUSES or (now["share"] or 0) >= config.storm_percent / 100
+        cause, share = self.now["cause"], self.now["share"]
+        return cause in MIDDLEBOX_CAUSES or (share is not None and share >= config.storm_percent / 100)
 
     def fresh(self, clock: Clock) -> int:
         """How many of its members are of the batch."""
@@ -281,7 +281,7 @@ def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
         for start, one in enumerate(of_window):
             while end < len(of_window) and of_window[end].level <= one.level + span:
                 end += 1
-            if end - start >= max(len(best), 1):
+            if end - start >= len(best):
                 best = of_window[start:end]
     return best
 
