@@ -69,7 +69,7 @@ def open_ends(numbers: Iterable[int]) -> list[Event]:
 
 
 def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> list[Event]:
-    """Clients close after about 30 s of silence, ages within 5 %, over 2 s; by default the firewall resets them."""
+    """Clients close after about 30 s of silence, ages within 5 %, over 2 s. By default the firewall resets them."""
     return [
         closed(
             CLIENT,
@@ -229,9 +229,9 @@ def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_t
         close = closed(CLIENT, number, **facts, **client)
         return [opened(CLIENT, number, **client), opened(BROKER, number, **server), close]
 
-    told = [event for number in range(30) for event in ends(number)]
+    reported = [event for number in range(30) for event in ends(number)]
     many = [{"side": "server", "local": "10.1.0.9:9092", "peer_network": "10.9.99.0/24", "count": others}]
-    found = History(spark).weather(*told, word(CLIENT), word(BROKER, open=many))
+    found = History(spark).weather(*reported, word(CLIENT), word(BROKER, open=many))
     if share is None:
         assert found == []
         return
