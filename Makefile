@@ -3,7 +3,7 @@
 SHELL := bash
 BIN := .venv/bin
 
-.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench verdicts soak attack fuzz mutants schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ false-positives: setup-tests ## pass ten million conversations of other protocol
 bench: setup-tests ## measure the agent's cost beside tcpdump and tshark, and its decoder's beside others'
 	@$(BIN)/python -m tests.programs.bench
 	@$(BIN)/python -m tests.programs.bench.decode
+
+bench-pipeline: setup-tests ## measure the pipeline with a generated fleet (ONLY=open OPEN=1000,10000: with so many connections)
+	@$(BIN)/python -m tests.programs.bench_pipeline
 
 verdicts: setup-tests ## cause every kind of disconnect and compare the verdicts with the causes (15 minutes)
 	@$(BIN)/python -m tests.programs.verdicts

@@ -1,0 +1,193 @@
+"""Runs `make bench-pipeline`: what the pipeline costs and how fast it is, with the generated events of a fleet.
+
+It knows of the job only its command line, its topics, its processes and Spark's checkpoints. Writes
+build/bench-pipeline.json: min, median and max of each figure. Exit status 1: a figure is missing; `missing` says why.
+
+OPEN=1000,10000,100000 are the numbers of open connections. ONLY=throughput,start,idle,open names some of the
+measurements. ROUNDS is how often throughput and start are measured, STORMS how many storms there are beside each number
+of open connections, SECONDS the length of a steady state. FLAGS are further flags of the job.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.lab.processes import LabError
+from tests.programs.bench_pipeline.fleet import backlog
+from tests.programs.bench_pipeline.job import Job
+from tests.programs.bench_pipeline.lab import CATCH_UP_S, FLOWS_PER_SECOND, SINCE_CLOSES_S, Lab, lab
+
+ROOT = Path(__file__).parents[3]
+DIRECTORY = ROOT / "build" / "bench-pipeline"
+RESULT = ROOT / "build" / "bench-pipeline.json"
+OPEN = [int(count) for count in os.environ.get("OPEN", "1000,10000,100000").split(",")]
+ROUNDS = int(os.environ.get("ROUNDS", "3"))
+STORMS = int(os.environ.get("STORMS", "5"))
+SECONDS = float(os.environ.get("SECONDS", "60"))
+# A storm may be less than 10 % of the connections of any broker, network or workload.
+FLAGS = ("--storm-percent", "0", *shlex.split(os.environ.get("FLAGS", "")))
+
+BACKLOG_FLOWS = 300_000
+ONCE_S = 1800.0
+SILENCE_S, LONGER = 60.0, 1.3  # each storm's silence is so many times as long: the same silence would be one storm
+SAMPLE_S = 5.0
+
+Figures = dict[str, Any]
+
+
+def main() -> int:
+    """Measure; return the exit status."""
+    shutil.rmtree(DIRECTORY, ignore_errors=True)
+    measurements: dict[str, Callable[[list[str]], Figures]] = {"throughput": throughput, "start": start, "idle": idle}
+    measurements |= {f"open {count}": partial(with_open, count) for count in OPEN}
+    wanted = os.environ.get("ONLY", "throughput,start,idle,open").split(",")
+    measured, missing = dict[str, Figures | None](), list[str]()
+    for name, measure in measurements.items():
+        if name.split()[0] in wanted:
+            reasons: list[str] = []
+            try:
+                measured[name] = measure(reasons)
+            except LabError as error:
+                measured[name] = None
+                reasons.append(str(error))
+            missing += [f"{name}: {reason}" for reason in reasons]
+            show(name, measured[name])
+    about = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "flags": FLAGS}
+    RESULT.write_text(json.dumps({**about, "measured": measured, "missing": missing}, indent=2) + "\n")
+    print(*(f"MISSING {reason}" for reason in missing), f"The same as JSON: {RESULT.relative_to(ROOT)}", sep="\n")
+    return int(bool(missing))
+
+
+def throughput(_: list[str]) -> Figures:
+    """Measure events per CPU second of a backlog; once more without the CPU time of a job that finds no events."""
+    with lab(DIRECTORY / "throughput", OPEN[0]) as made:
+        of_none = [once(made, f"none-{number}")[1] for number in range(ROUNDS)]
+        events = made.feed.send(backlog(made.fleet, BACKLOG_FLOWS, FLOWS_PER_SECOND, time.time_ns() // 1000))
+        runs = [once(made, f"backlog-{number}") for number in range(ROUNDS)]
+    return {
+        "events": events,
+        "seconds": spread(seconds for seconds, _ in runs),
+        "cpu_s": spread(cpu_s for _, cpu_s in runs),
+        "cpu_s_without_events": spread(of_none),
+        "events_per_cpu_s": spread(events / cpu_s for _, cpu_s in runs),
+        "events_per_cpu_s_without_start": spread(events / (cpu_s - median(of_none)) for _, cpu_s in runs),
+    }
+
+
+def once(made: Lab, name: str) -> tuple[float, float]:
+    """Let a job process what there is; return its seconds and its CPU seconds."""
+    began_s = time.monotonic()
+    with Job(made.directory / name, made.bootstrap, "--once", *FLAGS) as job:
+        cpu_s = job.wait_ended(ONCE_S)
+        return time.monotonic() - began_s, cpu_s
+
+
+def start(_: list[str]) -> Figures:
+    """Measure the seconds from the job's start to its first alert, which is on a storm that is in the topic by then."""
+    return {"first_alert_s": spread(first_alert(number) for number in range(ROUNDS))}
+
+
+def first_alert(number: int) -> float:
+    """Start a job; return the seconds until its first alert."""
+    with lab(DIRECTORY / f"start-{number}", OPEN[0]) as made:
+        victims, name = made.fleet.of_storm(0)
+        made.open([*made.fleet.ordinary(), *victims], ago_s=SILENCE_S)
+        made.storm(victims, SILENCE_S)
+        began_s = time.time()
+        with Job(made.directory, made.bootstrap, *FLAGS) as job:
+            return made.alert_after_s(began_s, name, job)
+
+
+def idle(_: list[str]) -> Figures:
+    """Measure the job while the agents report what is open each second, and nothing else happens."""
+    with lab(DIRECTORY / "idle", OPEN[0], flows=0) as made, Job(made.directory, made.bootstrap, *FLAGS) as job:
+        made.open(made.fleet.ordinary())
+        made.warm_up(job)
+        return {"connections": OPEN[0], **steady(made, job)}
+
+
+def with_open(connections: int, missing: list[str]) -> Figures:
+    """Measure the job with so many open connections: a steady state, and the alerts on storms of further ones."""
+    with (
+        lab(DIRECTORY / f"open-{connections}", connections) as made,
+        Job(made.directory, made.bootstrap, *FLAGS) as job,
+    ):
+        made.open(made.fleet.ordinary())
+        made.warm_up(job)
+        return {"connections": connections, **steady(made, job), "alert_s": spread(alerts(made, job, missing))}
+
+
+def steady(made: Lab, job: Job) -> Figures:
+    """Measure CPU and memory, and the batches that end in a steady state, of which each query has at least one."""
+    began_s, cpu_before_s, samples = time.time(), job.cpu_s(), [job.pss_mib()]
+
+    def ended() -> dict[str, list[float]]:
+        return {
+            query: [batch.ended_s - batch.began_s for batch in batches if batch.ended_s > began_s]
+            for query, batches in job.batches().items()
+        }
+
+    def is_over() -> bool:
+        spent_s = time.time() - began_s
+        if spent_s > SAMPLE_S * len(samples):
+            samples.append(job.pss_mib())
+        return spent_s > SECONDS and all(ended().values())
+
+    made.until(is_over, "each query to end a batch", job, SECONDS + CATCH_UP_S)
+    return {
+        "cpu_percent": 100 * (job.cpu_s() - cpu_before_s) / (time.time() - began_s),
+        "pss_mib": spread(samples),
+        "batch_s": {query: spread(seconds) for query, seconds in ended().items()},
+    }
+
+
+def alerts(made: Lab, job: Job, missing: list[str]) -> list[float]:
+    """Return the seconds from closes and reports to the alert, of each storm that has one."""
+    storms = [made.fleet.of_storm(number) for number in range(STORMS)]
+    made.open(victim for victims, _ in storms for victim in victims)
+    opened_s, sent_s = time.time(), dict[str, float]()
+    for number, (victims, name) in enumerate(storms):
+        silence_s = SILENCE_S * LONGER**number
+        made.until_s(opened_s + silence_s + SINCE_CLOSES_S, job)
+        sent_s[name] = made.storm(victims, silence_s)
+    found = []
+    for name, since_s in sent_s.items():
+        try:
+            found.append(made.alert_after_s(since_s, name, job))
+        except LabError as error:
+            missing.append(str(error))
+    return found
+
+
+def spread(values: Iterable[float]) -> Figures | None:
+    """Return min, median and max, and how many values there are; None if there are none."""
+    found = sorted(values)
+    if not found:
+        return None
+    return {"min": found[0], "median": median(found), "max": found[-1], "values": len(found)}
+
+
+def show(name: str, figures: Figures | None) -> None:
+    """Print a table of a measurement."""
+    print(f"\n{name:40}{'min':>12}{'median':>12}{'max':>12}", flush=True)
+    flat = {**(figures or {})}
+    for query, found in flat.pop("batch_s", {}).items():
+        flat[f"batch_s {query}"] = found
+    for row, found in flat.items():
+        cells = found if isinstance(found, dict) else {"median": found}
+        values = (cells.get(column) for column in ("min", "median", "max"))
+        print(f"  {row:38}" + "".join(" " * 12 if value is None else f"{value:12,.1f}" for value in values), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

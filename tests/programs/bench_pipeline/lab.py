@@ -1,0 +1,96 @@
+"""A broker for one measurement, and a fleet whose agents report each second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.lab.broker import Broker
+from tests.lab.processes import LabError
+from tests.programs.bench_pipeline.feed import Alerts, Feed
+from tests.programs.bench_pipeline.fleet import SECOND_US, Connection, Fleet
+from tests.programs.bench_pipeline.job import Job
+
+FLOWS_PER_SECOND = 200
+CATCH_UP_S, ALERT_S, WARM_UP_S = 600.0, 180.0, 30.0
+SINCE_CLOSES_S = 3.0  # of the report that contains them: more than the clocks of two hosts may differ by default
+
+
+@dataclass
+class Lab:
+    """A fleet, and the topics of its events and alerts."""
+
+    directory: Path
+    bootstrap: str
+    feed: Feed
+    alerts: Alerts
+    fleet: Fleet
+    flows: int
+    _due_s: float = field(default_factory=time.time)
+
+    def open(self, connections: Iterable[Connection], ago_s: float = 0) -> None:
+        """Send the opens of connections."""
+        self.feed.send(self.fleet.opens(connections, _now_us(ago_s)))
+
+    def second(self) -> None:
+        """Send the events of a second when it is over."""
+        self._due_s = max(self._due_s + 1, time.time())
+        time.sleep(max(0.0, self._due_s - time.time()))
+        self.feed.send(self.fleet.second(_now_us(), self.flows))
+
+    def storm(self, victims: Sequence[Connection], silence_s: float) -> float:
+        """Send the closes of connections that were silent for so long, and reports; return when Kafka has them."""
+        self.feed.send(self.fleet.resets(victims, _now_us(SINCE_CLOSES_S), round(silence_s * SECOND_US)))
+        self.second()
+        return time.time()
+
+    def until(self, condition: Callable[[], bool], what: str, job: Job, timeout_s: float) -> None:
+        """Send the events of each second until a condition holds.
+
+        Raises:
+            LabError: it did not hold in time, or the job has ended.
+        """
+        end_s = time.monotonic() + timeout_s
+        while not condition():
+            job.require_running()
+            if time.monotonic() > end_s:
+                raise LabError(f"waited {timeout_s:.0f} s in vain for {what}")
+            self.second()
+
+    def until_s(self, end_s: float, job: Job) -> None:
+        """Send the events of each second until this time."""
+        self.until(lambda: time.time() > end_s, "time to pass", job, 3600)
+
+    def warm_up(self, job: Job) -> None:
+        """Send the events of each second until the job has processed those of now, and for some time more."""
+        ends = dict(self.feed.ends)
+        self.until(lambda: job.has_read(ends), "the job to process all events", job, CATCH_UP_S)
+        self.until_s(time.time() + WARM_UP_S, job)
+
+    def alert_after_s(self, since_s: float, name: str, job: Job) -> float:
+        """Send the events of each second until there is an alert with this name; return how long after a time it came.
+
+        Raises:
+            LabError: it did not come in time, or the job has ended.
+        """
+        left_s = since_s + ALERT_S - time.time()
+        self.until(lambda: self.alerts.arrived_s(name) is not None, f"an alert on {name}", job, left_s)
+        arrived_s = self.alerts.arrived_s(name)
+        assert arrived_s is not None
+        return arrived_s - since_s
+
+
+@contextmanager
+def lab(directory: Path, connections: int, flows: int = FLOWS_PER_SECOND) -> Iterator[Lab]:
+    """Run a broker for one measurement."""
+    with Broker(directory / "broker") as broker:
+        feed = Feed(broker.bootstrap)
+        with closing(Alerts(broker.bootstrap)) as alerts:
+            yield Lab(directory, broker.bootstrap, feed, alerts, Fleet(connections), flows)
+
+
+def _now_us(ago_s: float = 0) -> int:
+    return round((time.time() - ago_s) * SECOND_US)
