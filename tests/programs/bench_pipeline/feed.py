@@ -91,8 +91,14 @@ class Alerts:
     """The alerts topic from its start."""
 
     def __init__(self, bootstrap: str) -> None:
-        settings = {"bootstrap.servers": bootstrap, "group.id": "bench-pipeline", "log_level": _SILENT}
-        self._consumer = Consumer(settings)
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": "bench-pipeline",
+                "enable.auto.commit": False,
+                "log_level": _SILENT,
+            }
+        )
         self._consumer.assign([TopicPartition(ALERTS, number, 0) for number in range(_PARTITIONS)])
         self._received: list[tuple[float, bytes]] = []
 

@@ -127,13 +127,13 @@ class Job:
 def _committed(checkpoint: Path) -> dict[int, int] | None:
     """Return by partition up to which offset a query has processed events; None if it does not read their topic.
 
-    The file has a version, a line about the batch, and a line per source.
+    The file has a version, a line about the batch, and a line per source, which is a dash if it has no offset.
     """
     newest = max((int(file.name) for file in (checkpoint / "commits").glob("[0-9]*")), default=None)
     if newest is None:
         return {}
     _, _, *sources = (checkpoint / "offsets" / str(newest)).read_text().splitlines()
     for source in sources:
-        if offsets := json.loads(source).get(EVENTS):
+        if source != "-" and (offsets := json.loads(source).get(EVENTS)):
             return {int(partition): offset for partition, offset in offsets.items()}
     return None
