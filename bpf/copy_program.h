@@ -62,7 +62,7 @@ static inline void end_element(struct cursor *c, u16 ops)
 	}
 }
 
-// Compare the tagged field of the current op with the field at the cursor: walk into it if they are the same, else jump to the
+// Compare the tagged field of the current op with the field at the cursor. Walk into it if they are the same, else jump to the
 // next op.
 static inline void start_tag(struct cursor *c, u16 operand)
 {
@@ -290,7 +290,7 @@ static inline void fields_complete(struct conn *conn, struct cursor *c)
 	}
 }
 
-// Copy an empty string in place of a hidden one, or an empty field in place of a tagged field that the version does not define.
+// Copy an empty string in place of a hidden one. In place of a tagged field that the version does not define, copy an empty field.
 static inline void hide(struct cursor *c, u32 bytes)
 {
 	__builtin_memset(c->element, 0, 4);

@@ -38,9 +38,12 @@ enum { API_PRODUCE = 0, API_SASL_HANDSHAKE = 17, API_VERSIONS = 18, API_KEYS = R
 #define UNSUPPORTED_VERSION 35 // error code
 #define INSIDE 0xffffffff      // instead of a tag: the cursor is inside or behind a tagged field that the version defines
 
-// Result of a step or hop: the call has no more bytes for the cursor, the caller repeats it, or the caller has to act first
-// (submit the sample, or take a step instead of a hop).
-enum outcome { DONE, MORE, SUBMIT };
+// Result of a step or hop.
+enum outcome {
+	DONE,   // the call has no more bytes for the cursor
+	MORE,   // the caller repeats it
+	SUBMIT, // the caller has to act first: submit the sample, or take a step instead of a hop
+};
 
 static inline int is_request(struct conn *conn, u8 direction)
 {

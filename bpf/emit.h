@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Writes samples to the buffer, and wakes up the reader when it fills.
+// Writes samples to the buffer, and wakes up the agent when it fills.
 #pragma once
 #include "counters.h"
 #include "maps.h"
@@ -17,7 +17,7 @@ static inline bool fills(u64 written)
 }
 #endif
 
-// Write a sample to the buffer. Return nonzero if the buffer is full. A wake-up costs more than a sample, so the reader polls at
+// Write a sample to the buffer. Return nonzero if the buffer is full. A wake-up costs more than a sample, so the agent polls at
 // intervals and is woken only when the buffer fills.
 static inline int emit(void *ctx, struct sample *sample)
 {

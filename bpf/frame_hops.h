@@ -56,7 +56,7 @@ static inline int hop(struct conn *conn, struct cursor *c, u8 direction)
 	return MORE;
 }
 
-// Hop over frames of a call after its steps are used up, so that the cursor finds the start of the frame behind them.
+// Hop over frames of a call after its steps are used up. So the cursor finds the start of the frame behind them.
 static inline int hop_on(u64 sk, u8 direction)
 {
 	u32 which = direction;

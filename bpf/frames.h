@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Runs the frame cursor, which finds the start of each Kafka frame in TCP sequence numbers and copies the allowed parts of the
-// frame.
+// Runs the frame cursor. It finds the start of each Kafka frame in TCP sequence numbers and copies the allowed parts of the frame.
 //
 // A call moved the bytes [start, end). The cursor expects the byte at `next`. If that is behind the range, the whole range
 // belongs to a body and is skipped in O(1). If it is inside, the cursor collects one small element after the other. So body bytes

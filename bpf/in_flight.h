@@ -21,9 +21,13 @@
 #define MAX_DOUBT (1u << 30)      // requests in doubt
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence
 
-// How a response relates to the oldest known request in flight: it answers that request, it answers no known request, it may
-// answer a skipped request, or it answers a later request.
-enum answer { MATCHED, UNMATCHED, IN_DOUBT, PASSED };
+// How a response relates to the oldest known request in flight.
+enum answer {
+	MATCHED,   // it answers that request
+	UNMATCHED, // it answers no known request
+	IN_DOUBT,  // it may answer a skipped request
+	PASSED,    // it answers a later request
+};
 
 static inline u8 request_direction(struct conn *conn)
 {
@@ -160,9 +164,9 @@ static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 	conn->asked++;
 }
 
-// Return 1 if the correlation id does not rise above those of the requests in flight, or is 2^31 or more above the first of them.
-// Clients use rising ids, except those that repeat ids, and the Java client, which may send requests in another order than it
-// created them.
+// Return 1 if the correlation id is not above those of the requests in flight. An id 2^31 or more above the first of them counts
+// as below it. Clients use rising ids, except those that repeat ids, and the Java client, which may send requests in another order
+// than it created them.
 static inline int falls(struct conn *conn, u32 correlation_id)
 {
 	return (s32)(correlation_id - conn->last_correlation_id) <= 0 || (s32)(correlation_id - conn->first_correlation_id) <= 0;

@@ -17,7 +17,7 @@
 // Read a member of the struct at an address.
 #define READ(address, structure, member) READ_AT(typeof(((struct structure *)0)->member), (address) + OFFSET(structure, member))
 
-// The same for a struct whose layout is the same in every kernel: a header on the wire, or a struct of user space.
+// The same for a struct whose layout is the same in every kernel. It is a header on the wire, or a struct of user space.
 #define FIELD(address, structure, member) ((address) + __builtin_offsetof(struct structure, member))
 #define READ_FIELD(address, structure, member) READ_AT(typeof(((struct structure *)0)->member), FIELD(address, structure, member))
 

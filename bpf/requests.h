@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Parses frame headers: decides if a stream is Kafka, finds the API of a request, and matches a response to its request.
+// Parses frame headers. They decide if a stream is Kafka, give the API of a request, and match a response to its request.
 #pragma once
 #include "big_endian.h"
 #include "connection.h"
@@ -165,8 +165,8 @@ static inline int client_id_fits(struct conn *conn, struct cursor *c, u32 size)
 	return bytes == NO_CLIENT_ID || bytes + REQUEST_HEAD <= size + 4;
 }
 
-// Return 1 if a request continues the one before it: a close correlation id and a client id of the same length. Random bytes
-// hardly do.
+// Return 1 if a request continues the one before it. Then its correlation id is close and its client id has the same length.
+// Random bytes hardly do.
 static inline int continues(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
 	u32 ahead = correlation_id - c->out.correlation_id;
@@ -268,7 +268,7 @@ static inline void start_body(struct cursor *c, u32 limit)
 		expect_bulk(c, c->frame_end - c->next, FINISHED);
 }
 
-// Return 1 if the last request has this correlation id and is incomplete or ended too early: then no answer to it can exist.
+// Return 1 if the last request has this correlation id and is incomplete or ended too early. No answer to it can exist then.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
 	u8 direction = request_direction(conn);

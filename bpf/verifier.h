@@ -2,7 +2,7 @@
 // Prevents optimizations of the compiler after which the verifier rejects the programs.
 #pragma once
 
-// Pins a value to one register, so that the next bounds check holds for it: the compiler may neither read the value again nor
+// Pins a value to one register, so that the next bounds check holds for it. The compiler may neither read the value again nor
 // check a copy. The value has 64 bits, because BCC's instruction set has no 32-bit comparisons.
 #define PINNED(value) asm volatile("" : "+r"(value))
 
