@@ -83,7 +83,10 @@ class Loop:
         _finish(self._reporter.report(self._since_ns, self._since_ns, self._since_ns))
 
     def turn(self) -> None:
-        """Wait at most a second for samples, read them, and send reports for as long as reading took."""
+        """Wait at most a second for samples, read them, and send reports for as long as reading took.
+
+        At the end of an interval it may take longer, see `_end_interval`.
+        """
         pause_s = 0.0 if self._unread else _PAUSE_S if self._reports else _BATCH_S
         self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
         began_s = time.monotonic()
@@ -131,7 +134,7 @@ class Loop:
             self._read_ns = self._marked_ns
 
     def _suspect_lost(self) -> None:
-        """If samples of ends were lost, note the known connections that the kernel no longer follows."""
+        """Note the known connections that the kernel no longer follows, if samples of ends were lost."""
         lost_samples, tracker = self._reporter.hidden_samples, self._processor.tracker
         if self._suspects or (lost_samples == self._searched_at and not tracker.full):
             return
@@ -156,6 +159,11 @@ class Loop:
         self._processor.tracker.forget_listed(suspects.orphans)
 
     def _end_interval(self) -> None:
+        """Begin the report of the interval that ends.
+
+        If as many reports as may be unfinished are, send the whole rest of the oldest one first. Samples are read
+        between its parts.
+        """
         if len(self._reports) == _REPORTS:
             for _ in self._reports.popleft():
                 self._drain(time.monotonic() + _TURN_S)

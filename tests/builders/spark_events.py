@@ -10,6 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.events import SCHEMA_VERSION
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline import source
 
 NOON_US = 1_767_268_800_000_000  # 2026-01-01 12:00:00
@@ -31,7 +32,7 @@ def flow(seq: int | None = 0, **fields: object) -> Event:
         "workload": {"pid": 7, "comm": "java"},
         "client": {"id": "client-1"},
         "api": "Produce",
-        "api_key": 0,
+        "api_key": ApiKey.PRODUCE,
         "api_version": 11,
         "requests": 1,
         **fields,
@@ -115,8 +116,8 @@ def closed(agent: str, connection: int = 1, **fields: Any) -> Event:
     return at_end(agent, "close", connection, **facts | fields)
 
 
-def word(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
-    """Return an `agent` event: everything up to `until_s` after noon has been sent."""
+def agent_event(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
+    """Return an `agent` event, which states that everything up to `until_s` after noon has been sent."""
     until = NOON_US + round(until_s * SECOND_US)
     about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
     facts: Event = {"ts": until, "complete_until": until, "open": []}

@@ -19,9 +19,10 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
-from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, at_end, closed, lines, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, agent_event, at_end, closed, lines, opened
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
@@ -57,7 +58,7 @@ def broker(directory: Path) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def apart(directory: Path) -> Path:
-    """A directory of which each worker sees one of its own."""
+    """A directory in whose place each worker sees one of its own."""
     apart = directory / "apart"
     apart.mkdir()
     return apart
@@ -79,13 +80,13 @@ def spark() -> Iterator[SparkSession]:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job as spark-submit started it, and where its driver tells of itself."""
+    """The job as spark-submit started it, and the address of the driver's pages."""
 
     process: subprocess.Popen[bytes]
     pages: str
 
     def kill_an_executor_at_work(self, cluster: Cluster) -> bool:
-        """Kill one that holds a part of a micro-batch and works on it; whether there was one."""
+        """Kill one that holds a part of a micro-batch and works on it; return True if there was one."""
         with suppress(OSError, ValueError):  # not there, or no JSON yet
             (application,) = get(self.pages).json()
             executors = get(f"{self.pages}/{application['id']}/executors").json()
@@ -98,7 +99,7 @@ class Job:
 
 @contextmanager
 def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Iterator[Job]:
-    """The job, by the guide's command."""
+    """Run the job by the guide's command."""
     port = free_port()
     settings = {
         "spark.ui.port": port,
@@ -136,20 +137,26 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Itera
 
 
 def of_host(host: int, event: Event) -> Event:
-    """The event, by an agent on another host."""
+    """Return the event as of an agent on another host."""
     return event | {name: f"{event[name]}-{host}" for name in ("agent_id", "node", "conn_id") if name in event}
 
 
 def events_of_round(host: int, end: str, number: int) -> list[Event]:
-    """Return an agent's events of a round: new connections, their traffic, the closes of the last round's.
+    """Return an agent's events of a round: new connections, their traffic, and the closes of the last round's.
 
-    Both ends tell of each second one; the names of topics are known at the broker's end only.
+    Both ends report the close of every second connection. Only the broker's end knows the names of topics.
     """
     first = (host * ROUNDS + number) * CLOSES
     new, old = range(first, first + CLOSES), range(first - CLOSES, first) if number else ()
     topic = {"topic_id": f"{number % 3:032x}", "requests": 1, "records": number, "bytes": 10}
     named = {"topic": f"topic-{number % 3}"} if end == BROKER else {}
-    traffic = {"api": "Produce", "api_key": 0, "api_version": 11, "requests": 1, "latency": {"70": 1, str(number): 1}}
+    traffic = {
+        "api": "Produce",
+        "api_key": ApiKey.PRODUCE,
+        "api_version": 11,
+        "requests": 1,
+        "latency": {"70": 1, str(number): 1},
+    }
     return [
         *(opened(end, one) for one in new),
         *(at_end(end, "flow", one, **traffic, topics=[topic | named]) for one in new),
@@ -158,7 +165,7 @@ def events_of_round(host: int, end: str, number: int) -> list[Event]:
             for one in old
             if end == CLIENT or one % 2 == 0
         ),
-        word(end, until_s=100 + number),
+        agent_event(end, until_s=100 + number),
     ]
 
 
@@ -183,7 +190,7 @@ def run(broker: Broker, directory: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def run_on_the_cluster(run: Run, cluster: Cluster, directory: Path) -> Run:
-    """Two executors were killed under the job, each in the middle of a micro-batch."""
+    """A run in which two executors were killed, each in the middle of a micro-batch."""
     flags = ("--once", "--max-records-per-trigger", str(RECORDS_PER_BATCH))
     with submitted(run, cluster, directory / "conf", *flags) as job:
         for batches in (1, 2):

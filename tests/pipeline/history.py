@@ -35,7 +35,7 @@ class History:
         self.connections = _kept(_kept(rows).transform(verdicts.verdicts, self.agents, clock, self.config))
         return self.connections.orderBy("key").collect()
 
-    def weather(self, *of: Event, at_s: float = 0) -> list[Row]:
+    def storms_after(self, *of: Event, at_s: float = 0) -> list[Row]:
         """Apply a batch; return the storms after it."""
         self.batch(*of, at_s=at_s)
         rows = storms.storms(self.connections, self.agents, self.storms.collect(), self._clock(at_s), self.config)

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import agents, source
 from kafka_probe_pipeline.verdicts import resets_between
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, at_end, closed, opened
 from tests.pipeline.history import History
 
 pytestmark = pytest.mark.spark
@@ -18,9 +18,9 @@ def test_of_too_many_agents_those_are_kept_that_reported_last(
 ) -> None:
     monkeypatch.setattr(source, "MOST_AGENTS", 2)
     history = History(spark)
-    history.batch(word("first"), word("second"))
-    history.batch(word("third"), at_s=1)
-    history.batch(word("first"), at_s=2)
+    history.batch(agent_event("first"), agent_event("second"))
+    history.batch(agent_event("third"), at_s=1)
+    history.batch(agent_event("first"), at_s=2)
     assert {row["agent_id"] for row in history.agents.collect()} == {"third", "first"}
 
 
@@ -46,7 +46,7 @@ def test_resets_that_were_dropped_may_have_been_of_any_connection(
     (row,) = history.agents.collect()
     assert [reset["ts"] for reset in row["resets"]] == sorted((reset["ts"] for reset in row["resets"]), reverse=True)
     assert len(row["resets"]) == 10
-    history.batch(word(BROKER, until_s=10), at_s=10)
+    history.batch(agent_event(BROKER, until_s=10), at_s=10)
     (row,) = history.batch(closed(CLIENT, how="rst_received"), at_s=10)
     assert row["verdict"]["cause"] == cause
     assert ("the cause would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
@@ -56,7 +56,7 @@ def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monk
     monkeypatch.setattr(agents, "RESETS_KEPT", 1)
     sent = [event | {"agent_id": CLIENT} for event in resets(2, at_s=0)]
     (row,) = History(spark).batch(
-        opened(BROKER), closed(CLIENT, closed_by="local"), closed(BROKER), *sent, word(CLIENT)
+        opened(BROKER), closed(CLIENT, closed_by="local"), closed(BROKER), *sent, agent_event(CLIENT)
     )
     assert row["verdict"]["cause"] == "client_idle_limit"
 

@@ -83,7 +83,7 @@ def test_what_could_not_be_delivered_arrives_when_the_receiver_is_there(
         sender.send([resolved(other)])
         with receiver:
             wait_until(lambda: named(receiver) == ["a"], "the alert that is not over")
-            wait_until(lambda: "accepts alerts again" in caplog.text, "the word that it goes on")
+            wait_until(lambda: "accepts alerts again" in caplog.text, "the log to report it")
     own = [record.message for record in caplog.records if record.name == "kafka_probe_pipeline"]  # not py4j's
     accepts = ["accepts alerts again" in message for message in own]
     assert accepts == [bool(number % 2) for number in range(len(accepts))]

@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline.connections import without_overflows
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, at_end, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, agent_event, at_end, closed, opened
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark
@@ -131,7 +131,7 @@ def test_what_nobody_spoke_of_for_long_is_forgotten(spark: SparkSession) -> None
     history = History(spark, open_limit=100)
     history.batch(opened(CLIENT, 1), opened(CLIENT, 2))
     history.batch(flowed(CLIENT, 2), at_s=50)
-    rows = history.batch(word(BROKER), at_s=120)
+    rows = history.batch(agent_event(BROKER), at_s=120)
     assert [row["key"] for row in rows] == [f"{2:016x}"]
-    history.batch(word(BROKER), at_s=160)
+    history.batch(agent_event(BROKER), at_s=160)
     assert {row["agent_id"] for row in history.agents.collect()} == {BROKER}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, agent_event, closed, opened
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Run
@@ -36,10 +36,10 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     ends = [opened(end, number) for number in range(300) for end in (CLIENT, BROKER)]
     with Receiver(tmp_path / "alertmanager") as receiver:
         url = ("--alertmanager-url", receiver.url)
-        run.send_events(*ends, *dropped(range(100)), word(BROKER, until_s=100))
+        run.send_events(*ends, *dropped(range(100)), agent_event(BROKER, until_s=100))
         with run.job(*url) as process:
             wait_until(lambda: bool(receiver.alerts()), "the alert", timeout_s=LIMIT_S)
-            run.send_events(*dropped(range(100, 300)), word(BROKER, until_s=101))
+            run.send_events(*dropped(range(100, 300)), agent_event(BROKER, until_s=101))
             run.wait_until(in_a_batch_of_the_storm, process)
         with run.job(*url):
             wait_until(lambda: "300 connections closed" in summaries(receiver), "the whole storm", timeout_s=LIMIT_S)

@@ -12,7 +12,7 @@ from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
 from tests.builders.hostile import NAMES, unsafe
-from tests.builders.spark_events import BROKER, CLIENT, Event, closed, flow, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, Event, agent_event, closed, flow, opened
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
@@ -50,7 +50,7 @@ def test_console_show_log_and_alerts_have_names_as_text(
 ) -> None:
     run = Run(broker, tmp_path)
     events = [event for number, name in enumerate(SENT) for event in named(number, name)]
-    run.send_events(*events, word(CLIENT, until_s=100), word(BROKER, until_s=100))
+    run.send_events(*events, agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100))
     with caplog.at_level("INFO"):
         run.once(spark, console=True, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
     tables = {name: run.shown(spark, name, as_json=False) for name in ("traffic", "connections", "verdicts", "storms")}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
 
@@ -28,8 +28,8 @@ def test_console_and_show_leave_out_its_own_traffic_and_connections(
         # Of its own sockets an agent sees nothing; a broker's end has the name.
         *(opened(CLIENT, 2), opened(BROKER, 2, **own)),
         *(closed(end, number) for number in (1, 2) for end in (CLIENT, BROKER)),
-        word(CLIENT, until_s=100),
-        word(BROKER, until_s=100),
+        agent_event(CLIENT, until_s=100),
+        agent_event(BROKER, until_s=100),
     )
     run.once(spark, console=True)
     views = {table: run.shown(spark, table, as_json=False) for table in ("traffic", "connections", "verdicts")}

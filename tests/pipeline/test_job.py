@@ -22,7 +22,7 @@ from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.traffic import summed
-from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
 from tests.lab.processes import free_port, tail
@@ -267,7 +267,9 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, s
 def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession) -> None:
     """In this process, because a Spark per command would take a minute."""
     ends = (opened(CLIENT, 1), opened(BROKER, 1), closed(CLIENT, 1, owner_exiting=True, closed_by="local"))
-    run.send_events(flow(0), *ends, closed(BROKER, 1), word(CLIENT, until_s=100), word(BROKER, until_s=100))
+    run.send_events(
+        flow(0), *ends, closed(BROKER, 1), agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100)
+    )
     run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
     written = "\n".join((ROOT / document).read_text() for document in DOCUMENTS)
     for command in set(re.findall(r"\.venv/bin/kafka-probe-pipeline ([^`\n]+)", written)):

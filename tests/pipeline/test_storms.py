@@ -25,7 +25,7 @@ from kafka_probe_pipeline.storms import (
     due,
     without_new,
 )
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark
@@ -85,10 +85,10 @@ def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> li
 
 def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spark: SparkSession) -> None:
     history = History(spark)
-    history.batch(*open_ends(range(400)), word(CLIENT, until_s=-5), word(BROKER, until_s=-5))
+    history.batch(*open_ends(range(400)), agent_event(CLIENT, until_s=-5), agent_event(BROKER, until_s=-5))
 
-    assert history.weather(*dropped(range(19)), word(BROKER), at_s=2) == []
-    storm = only(history.weather(*dropped(range(19, 60)), word(BROKER), at_s=4))
+    assert history.storms_after(*dropped(range(19)), agent_event(BROKER), at_s=2) == []
+    storm = only(history.storms_after(*dropped(range(19, 60)), agent_event(BROKER), at_s=4))
     assert (storm["kind"], storm["subject"], storm["change"], storm["count"]) == (
         IDLE, "middlebox_reset", "opened", 60,
     )  # fmt: skip
@@ -105,26 +105,26 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
 
     # Another agent is later with its word on what was closed at the same time, some of it before.
     later = dropped(range(60, 300), at_s=-1)
-    grown = only(history.weather(*later, word(BROKER, until_s=9), at_s=9))
+    grown = only(history.storms_after(*later, agent_event(BROKER, until_s=9), at_s=9))
     assert (grown["id"], grown["change"], grown["count"], grown["population"]) == (storm["id"], "updated", 300, 266)
     grown_alert = alert(grown)
     assert grown_alert.summary.startswith("300 connections closed after 30.7 s of silence (middlebox_reset): ")
     assert "75 % of the 266 connections of " in grown_alert.summary
     assert "connections.max.idle.ms of at most 24560" in grown_alert.remedy
 
-    still = only(history.weather(word(BROKER, until_s=40), at_s=40))
+    still = only(history.storms_after(agent_event(BROKER, until_s=40), at_s=40))
     assert (still["change"], still["state"], still["count"]) == (None, "active", 300)
-    over = only(history.weather(word(BROKER, until_s=70), at_s=70))
+    over = only(history.storms_after(agent_event(BROKER, until_s=70), at_s=70))
     assert (over["id"], over["change"], over["state"], over["count"]) == (storm["id"], "resolved", "resolved", 300)
     assert alert(over).labels() == grown_alert.labels()
 
 
 def test_a_storm_that_goes_on_for_long_keeps_its_share_when_most_of_it_is_forgotten(spark: SparkSession) -> None:
     history = History(spark, closed_limit=30)
-    history.batch(*open_ends(range(60)), word(CLIENT, until_s=-5), word(BROKER, until_s=-5))
-    storm = only(history.weather(*dropped(range(40)), word(BROKER, until_s=5), at_s=5))
+    history.batch(*open_ends(range(60)), agent_event(CLIENT, until_s=-5), agent_event(BROKER, until_s=-5))
+    storm = only(history.storms_after(*dropped(range(40)), agent_event(BROKER, until_s=5), at_s=5))
     history.batch(*(closed(BROKER, number) for number in range(40)), at_s=10)
-    grown = only(history.weather(*dropped(range(40, 50), at_s=40), word(BROKER, until_s=45), at_s=45))
+    grown = only(history.storms_after(*dropped(range(40, 50), at_s=40), agent_event(BROKER, until_s=45), at_s=45))
     assert (grown["change"], grown["count"]) == ("updated", 50)
     for name in ("share", "population", "scope"):
         assert grown[name] == storm[name] is not None
@@ -155,8 +155,8 @@ def test_a_restart_and_a_normal_stop_and_churn_are_no_idle_storms(spark: SparkSe
             silence_us=9 * SECOND_US if number % 2 else SECOND_US // 10,
         )
     ]
-    words = (word(CLIENT), word(BROKER))
-    storm = only(History(spark).weather(*restart, *stop, *churn, *words))
+    words = (agent_event(CLIENT), agent_event(BROKER))
+    storm = only(History(spark).storms_after(*restart, *stop, *churn, *words))
     assert (storm["kind"], storm["subject"], storm["count"]) == (RESTART, "10.0.0.8:9092", 300)
     assert "because broker 10.0.0.8:9092 stopped" in alert(storm).summary
 
@@ -173,7 +173,7 @@ def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_su
         *(event for n in range(25) for event in crash(n)),
         *(event for n in range(25, 130) for event in reconnect(n)),
     ]
-    crashes, reconnects = History(spark).weather(*reported)
+    crashes, reconnects = History(spark).storms_after(*reported)
     assert (crashes["kind"], crashes["subject"], crashes["count"]) == (CRASHES, "java team/orders-2", 25)
     assert (reconnects["kind"], reconnects["subject"], reconnects["count"]) == (RECONNECTS, "java team/orders-1", 105)
     assert "processes of java team/orders-2" in alert(crashes).summary
@@ -194,10 +194,10 @@ def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
 ) -> None:
     monkeypatch.setattr(storms, "MOST_ACTIVE", 2)
     history = History(spark)
-    first = history.weather(*crashes(1, range(30)), *crashes(2, range(30, 50)), *crashes(3, range(50, 90)))
+    first = history.storms_after(*crashes(1, range(30)), *crashes(2, range(30, 50)), *crashes(3, range(50, 90)))
     assert {storm["count"] for storm in first} == {30, 40}
     assert "Left out 1 possible storms" in caplog.text
-    again = history.weather(*crashes(2, range(90, 200)), at_s=2)
+    again = history.storms_after(*crashes(2, range(90, 200)), at_s=2)
     assert {storm["id"] for storm in again} == {storm["id"] for storm in first}
 
 
@@ -209,7 +209,7 @@ def test_of_a_few_of_many_only_those_that_a_middlebox_drops_are_a_storm_also_if_
     many += [{"side": "client", "local": "10.0.1.1", "workload": workload(n), "count": 5000} for n in (0, 1)]
     history = History(spark)
     history.batch(*open_ends(range(300)))
-    found = history.weather(*dropped(range(300), facts=facts), word(CLIENT), word(BROKER, open=many))
+    found = history.storms_after(*dropped(range(300), facts=facts), agent_event(CLIENT), agent_event(BROKER, open=many))
     assert [storm["count"] for storm in found] == counts
     assert all("4 % of the 5200 connections of workload" in alert(storm).summary for storm in found)
 
@@ -231,7 +231,7 @@ def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_t
 
     reported = [event for number in range(30) for event in ends(number)]
     many = [{"side": "server", "local": "10.1.0.9:9092", "peer_network": "10.9.99.0/24", "count": others}]
-    found = History(spark).weather(*reported, word(CLIENT), word(BROKER, open=many))
+    found = History(spark).storms_after(*reported, agent_event(CLIENT), agent_event(BROKER, open=many))
     if share is None:
         assert found == []
         return
@@ -257,7 +257,7 @@ def test_idle_ages_are_the_same_that_differ_by_a_tenth_and_two_seconds(
     for number, age_s in enumerate(ages_s):
         age_us = round(age_s * SECOND_US)
         closes = [closed(CLIENT, n, how="rst_received", silence_us=age_us) for n in range(number, 40, 2)]
-        found = [storm["count"] for storm in history.weather(*closes, word(BROKER))]
+        found = [storm["count"] for storm in history.storms_after(*closes, agent_event(BROKER))]
     assert found == counts
 
 

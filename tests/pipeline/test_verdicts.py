@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import End
 from kafka_probe_pipeline.verdicts import silences_together
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, closed, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.cases import BY_ITSELF, CASES, EXITED, LATE_S, RESET, Case
 from tests.pipeline.history import History, only
 
@@ -22,8 +22,8 @@ def judged(spark: SparkSession) -> dict[str, Any]:
     """The verdict on each case by its name, all given in one batch."""
     reported = [event for number, case in enumerate(CASES) for event in case.events(number)]
     history = History(spark)
-    history.batch(*reported, word(CLIENT), word(BROKER))
-    rows = history.batch(word(CLIENT), word(BROKER), at_s=LATE_S)
+    history.batch(*reported, agent_event(CLIENT), agent_event(BROKER))
+    rows = history.batch(agent_event(CLIENT), agent_event(BROKER), at_s=LATE_S)
     return {case.name: row["verdict"] for case, row in zip(CASES, rows, strict=True)}
 
 
@@ -47,7 +47,7 @@ def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(
     history = History(spark, closed_together=closed_together)
     whole = [*of_one(1), *of_one(2, silence_us=5 * SECOND_US, closing_ts=NOON_US + SECOND_US // 2)]
     history.batch(*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US))
-    rows = history.batch(word(CLIENT, until_s=20), at_s=LATE_S)
+    rows = history.batch(agent_event(CLIENT, until_s=20), at_s=LATE_S)
     assert [row["verdict"]["cause"] for row in rows] == [cause, cause, "client_idle_limit"]
     assert ("idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]) == (cause != "client_idle_limit")
 
@@ -58,17 +58,17 @@ def test_what_came_by_tls_before_the_close_may_have_been_a_close_notify(
 ) -> None:
     history = History(spark, close_notify_within=close_notify_within)
     close = closed(CLIENT, **BY_ITSELF, owner_ended=True, received_idle_us=20_000)
-    history.batch(opened(CLIENT, opaque="tls"), close, word(CLIENT))
-    assert only(history.batch(word(CLIENT), at_s=LATE_S))["verdict"]["cause"] == cause
+    history.batch(opened(CLIENT, opaque="tls"), close, agent_event(CLIENT))
+    assert only(history.batch(agent_event(CLIENT), at_s=LATE_S))["verdict"]["cause"] == cause
 
 
 def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_have_seen_it(spark: SparkSession) -> None:
     history = History(spark)
     dropped = [opened(BROKER, 1), closed(CLIENT, 1, **RESET)]
     explained = [opened(BROKER, 2), closed(CLIENT, 2, **RESET)]
-    waiting = history.batch(*dropped, *explained, word(BROKER, until_s=0.5))
+    waiting = history.batch(*dropped, *explained, agent_event(BROKER, until_s=0.5))
     assert [row["verdict"] for row in waiting] == [None, None]
-    rows = history.batch(closed(BROKER, 2, **EXITED, how="rst_sent"), word(BROKER), at_s=5)
+    rows = history.batch(closed(BROKER, 2, **EXITED, how="rst_sent"), agent_event(BROKER), at_s=5)
     assert [row["verdict"]["cause"] for row in rows] == ["middlebox_reset", "process_exit"]
     assert [row["verdict"]["judged_us"] for row in rows] == [NOON_US + 5 * SECOND_US] * 2
 
@@ -76,19 +76,19 @@ def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_hav
 def test_an_agent_is_not_complete_far_ahead_of_kafkas_clock(spark: SparkSession) -> None:
     history = History(spark)
     ahead_us = NOON_US + 7200 * SECOND_US
-    forged = word(BROKER, complete_until=ahead_us, complete_since=ahead_us)
+    forged = agent_event(BROKER, complete_until=ahead_us, complete_since=ahead_us)
     assert only(history.batch(opened(BROKER), closed(CLIENT, **RESET), forged))["verdict"] is None
-    assert only(history.batch(word(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
+    assert only(history.batch(agent_event(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
 
 
 def test_where_an_agent_fell_silent_the_verdict_says_since_when_and_names_only_what_the_other_end_can_know(
     spark: SparkSession,
 ) -> None:
     history = History(spark)
-    history.batch(word(BROKER, until_s=-5), *(opened(BROKER, number) for number in (1, 2)))
+    history.batch(agent_event(BROKER, until_s=-5), *(opened(BROKER, number) for number in (1, 2)))
     waiting = history.batch(closed(CLIENT, 1, **RESET), closed(CLIENT, 2, **EXITED), at_s=1)
     assert [row["verdict"] for row in waiting] == [None, None]
-    reset, exited = (row["verdict"] for row in history.batch(word(CLIENT), at_s=40))
+    reset, exited = (row["verdict"] for row in history.batch(agent_event(CLIENT), at_s=40))
     assert (reset["cause"], exited["cause"]) == ("unknown", "process_exit")
     since = "the agent at the broker has not reported since 11:59:55"
     assert since in reset["evidence"]
@@ -100,7 +100,7 @@ def test_where_an_agent_fell_silent_the_verdict_says_since_when_and_names_only_w
 def test_the_silence_of_an_agent_tells_nothing_of_a_time_of_which_it_lost_something(
     spark: SparkSession, lost_s: int, cause: str
 ) -> None:
-    lost = word(BROKER, complete_since=NOON_US + lost_s * SECOND_US)
+    lost = agent_event(BROKER, complete_since=NOON_US + lost_s * SECOND_US)
     row = only(History(spark).batch(opened(BROKER), closed(CLIENT, **RESET), lost))
     assert row["verdict"]["cause"] == cause
     assert ("the cause would be middlebox_reset" in row["verdict"]["evidence"]) == (cause == "unknown")
@@ -111,16 +111,16 @@ def test_a_verdict_is_given_once_however_late_the_other_end_closes_and_the_row_l
 ) -> None:
     history = History(spark)
     timeout = closed(CLIENT, how="timeout")
-    verdict = only(history.batch(opened(BROKER), timeout, word(BROKER)))["verdict"]
+    verdict = only(history.batch(opened(BROKER), timeout, agent_event(BROKER)))["verdict"]
     assert verdict["cause"] == "middlebox_silent_drop"
-    assert only(history.batch(timeout, word(BROKER), at_s=2_000))["verdict"] == verdict
-    row = only(history.batch(closed(BROKER, **BY_ITSELF), word(BROKER), at_s=2_001))
+    assert only(history.batch(timeout, agent_event(BROKER), at_s=2_000))["verdict"] == verdict
+    row = only(history.batch(closed(BROKER, **BY_ITSELF), agent_event(BROKER), at_s=2_001))
     assert (row["state"], row["verdict"]) == ("closed", verdict)
-    assert history.batch(word(BROKER), at_s=2_901) == []
+    assert history.batch(agent_event(BROKER), at_s=2_901) == []
 
 
 def test_a_batch_that_is_done_again_gives_the_same(spark: SparkSession) -> None:
-    batch = [closed(CLIENT, **BY_ITSELF), closed(BROKER), opened(CLIENT, 2), word(CLIENT), word(BROKER)]
+    batch = [closed(CLIENT, **BY_ITSELF), closed(BROKER), opened(CLIENT, 2), agent_event(CLIENT), agent_event(BROKER)]
     one, other = History(spark), History(spark)
     assert one.batch(*batch) == other.batch(*reversed(batch))
     assert other.batch(*batch) == one.batch()

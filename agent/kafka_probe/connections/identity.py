@@ -16,7 +16,7 @@ _IPV4_MAPPED = bytes(10) + b"\xff\xff"  # RFC 4291, 2.5.5.2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The facts that are known when the agent first sees a connection. `flow_id` as in design contract 3.3."""
+    """The facts that are known when the agent first sees a connection."""
 
     conn: int
     server_side: bool

@@ -15,8 +15,8 @@ from kafka_probe.protocol.schemas import Api, apis
 
 # For bodies without lists that grow with the cluster.
 _SMALL = 4096
-# Enough for 1,024 partitions, the minimum in design contract 3.2. Of all bodies a Fetch response 18 needs most: an id
-# and 42 bytes per partition. Stubs of record sets are not counted.
+# Enough for 1,024 partitions. Of all bodies a Fetch response 18 needs most: an id and 42 bytes per partition. Stubs of
+# record sets are not counted.
 _LISTS = 65536
 
 # Most bytes copied to user space, (request, response): from the client id on, and from behind the correlation id on.

@@ -1,6 +1,6 @@
 """Workloads: the process, container, pod or service that owns a socket.
 
-`WorkloadResolver` turns the kernel's record of an owner into a `Workload`. It reads /proc and cgroupfs, never queries
+`WorkloadResolver` turns the kernel's facts about an owner into a `Workload`. It reads /proc and cgroupfs, never queries
 a container engine and never raises: facts that cannot be read any more are None. kubernetes.py collects the names of
 pods, which workloads look up when events are made. Workloads share a memory budget, which they use while other objects
 refer to them.
@@ -58,7 +58,7 @@ class WorkloadResolver:
         self._pods = pods or Pods()
         self._command_lines = command_lines
         self._boot_us = boot_time_us()
-        # The whole record is the key, not only pid and start: after an exec the same process has another command.
+        # All facts are the key, not only pid and start: after an exec the same process has another command.
         self._held: WeakValueDictionary[Owner, Workload] = WeakValueDictionary()
         self._recent: OrderedDict[Owner, Workload] = OrderedDict()
 

@@ -204,7 +204,7 @@ def boot_time_us() -> int:
 
 
 def describe(owner: Owner, live: LiveProcess | None, boot_us: int) -> Process:
-    """Return an owner's process: facts that only /proc has from `live`, all others from the kernel's record."""
+    """Return an owner's process: facts that only /proc has from `live`, all others from the kernel."""
     return Process(
         pid=owner.pid,
         start_time_us=boot_us + owner.start_boottime_ns // 1000,

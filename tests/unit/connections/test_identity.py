@@ -26,7 +26,7 @@ def owner_of(records: Samples) -> Owner:
 @given(SEQUENCE_NUMBERS, SEQUENCE_NUMBERS)
 def test_both_ends_have_one_flow_id(client_isn: int, broker_isn: int) -> None:
     client_first, broker_first = ((isn + 1) % 2**32 for isn in (client_isn, broker_isn))
-    # What TCP's counters give (contract 3.3): the end that connected counts its SYN among the bytes acknowledged.
+    # The end that connected counts its SYN among the bytes acknowledged, so its tx_base is the SYN's number itself.
     client_side = flow_id(server_side=False, tx_base=client_isn, rx_base=broker_first)
     server_side = flow_id(server_side=True, tx_base=broker_first, rx_base=client_first)
     assert client_side == server_side
