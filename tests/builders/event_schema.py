@@ -58,6 +58,6 @@ def _value(value: object, declared: Type, path: str) -> Iterable[str]:
             texts = value.items() if isinstance(value, Mapping) else [("", value)]
             yield from (f"{path}: {k!r}: {s!r} is no string" for k, s in texts if (type(k), type(s)) != (str, str))
         case scalar:
-            # By its very type: in Python a boolean is an integer, in the schema it is not.
+            # Compare types exactly: in Python a boolean is an integer, in the schema it is not.
             if type(value) is not _SCALARS[scalar]:
                 yield f"{path}: {value!r} is no {scalar}"

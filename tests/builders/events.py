@@ -129,7 +129,7 @@ def open_now(count: int = 1, side: str = "client", **fields: Any) -> Any:
 
 
 class StillAgent:
-    """An agent that sees nothing itself, for a server to watch."""
+    """An agent without programs, for a server to watch."""
 
     def __init__(self, connections: tuple[Connection, ...] = ()) -> None:
         self.turned_s: float | None = time.monotonic()

@@ -24,7 +24,7 @@ def expected(message: Message) -> Expected:
 
 @dataclass
 class Expected:
-    """In the order of the wire."""
+    """The expected facts and measures, in the order of the wire."""
 
     values: list[tuple[Fact, str | int]] = field(default_factory=list)
     errors: Counter[int] = field(default_factory=Counter)

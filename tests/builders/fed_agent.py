@@ -17,7 +17,7 @@ SECOND_NS = 10**9
 
 
 class Kept:
-    """A sink that keeps what it gets."""
+    """A sink that keeps its events."""
 
     def __init__(self) -> None:
         self.parts: list[list[dict[str, Any]]] = []
@@ -43,7 +43,7 @@ class Kept:
 
 
 class KeptHere(Kept):
-    """A local sink that keeps what it gets. lost: how many events it counts as lost."""
+    """A local sink that keeps its events. lost: how many events it counts as lost."""
 
     lost = 0
 

@@ -1,6 +1,6 @@
 """Reads whole frames with kio's codecs, which others generated from Kafka's definitions.
 
-kio keeps what the definitions say a value is (TopicName, GroupId), so names are found by that and not by our lists.
+kio keeps the types of values in the definitions (TopicName, GroupId), so names are found by type and not by a list.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def errors(body: Any) -> dict[int, int]:
 
 def groups(body: Any) -> set[str]:
     """Return its groups."""
-    # the requests about a share group's state do not say that what they call so is one
+    # requests about a share group's state have a group id of another type
     found = {value for name, kind, value in _typed(body) if value and (kind is GroupId or name == "group_id")}
     if type(body).__name__ == "FindCoordinatorRequest" and getattr(body, "key_type", 0) == 0:
         found.update((body.key,) if hasattr(body, "key") else body.coordinator_keys)

@@ -1,4 +1,4 @@
-"""What other protocols send first, and what the capture must call it."""
+"""Lists the first bytes of other protocols and how the capture must classify them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _FEW = 3
 
 
 class Records(NamedTuple):
-    """A record set: its bytes on the wire, and what the kernel's stub says of it."""
+    """A record set: its bytes on the wire, and the counts in the kernel's stub."""
 
     data: bytes
     records: int = 40
@@ -43,8 +43,10 @@ class Records(NamedTuple):
 
 @dataclass(frozen=True)
 class _Form:
-    """How a message is written: as on the wire, or as it leaves the kernel. `hidden` names strings that stay there; if
-    it is given, opaque bytes stay, too."""
+    """The form in which a message is written: as on the wire, or as it leaves the kernel.
+
+    hidden: names of strings that stay in the kernel; if set, opaque bytes stay there, too.
+    """
 
     version: int
     flexible: bool

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     from kafka.record import MemoryRecordsBuilder
 
 MARKER = b"do-not-let-me-out"
-# What is counted of a record set.
+# The counts of a record set.
 COUNTS = (MeasureKind.RECORDS, MeasureKind.BATCHES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH)
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, SASL_HANDSHAKE, API_VERSIONS, SASL_AUTHENTICATE = (
     ApiKey.PRODUCE,

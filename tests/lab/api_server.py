@@ -1,7 +1,7 @@
 """Simulates the part of a Kubernetes API server that a watch on pods needs.
 
-Over TLS on loopback, for one bearer token, it lists pods and streams what happens to them, from any version that it has
-not compacted away, with bookmarks, and answers 401, 403 and 410 as the real one does. Every query is kept in `asked`.
+Over TLS on loopback, for one bearer token, it lists pods and streams their events since any version that it has not
+compacted away, with bookmarks. It answers 401, 403 and 410 as the real one does, and keeps every query in `asked`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PODS = "/api/v1/pods"
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """An event of a pod, and the version since then."""
+    """An event of a pod, and the version of the server after it."""
 
     version: int
     kind: Literal["ADDED", "MODIFIED", "DELETED"]
@@ -40,8 +40,8 @@ class Event:
 class ApiServer:
     """`with ApiServer(directory) as server:` runs it; `stop` and `start` may be called in between, port and pods stay.
 
-    refuses: the status with which it answers everybody. gone: how it reports that a version is too old, as the event of
-    a watch that was accepted, or by refusing the watch.
+    refuses: the status of every answer, if set. gone: how it reports that a version is too old, by an event of an
+    accepted watch or by the status of the answer.
     """
 
     def __init__(self, directory: Path, token: str = "first") -> None:
@@ -58,7 +58,7 @@ class ApiServer:
         self._events: list[Event] = []
         self._version = self._compacted = 100
         self._bookmark = 0
-        self._ended = self._dropped = 0  # counted, so that a watch sees that it is meant
+        self._ended = self._dropped = 0  # counters, so that a watch notices that it was ended
         self._changed = threading.Condition(threading.RLock())
         self._http: ThreadingHTTPServer | None = None
 

@@ -24,8 +24,8 @@ from tests.lab.processes import LabError, free_port, listens, start, stop, tail,
 
 RequestCounts = dict[tuple[str, int], int]
 
-# Of a broker whose requests are counted. It begins each connection to its own controller with ApiVersions, which JMX
-# counts too: none of them may close for being idle, or because a slow disk holds up a heartbeat for its interval.
+# Settings of a broker whose requests are counted. It begins each connection to its own controller with ApiVersions,
+# which JMX counts, too. So none of these may close because it is idle, or because a slow disk delays a heartbeat.
 COUNTED = {
     "connections.max.idle.ms": "86400000",
     "broker.heartbeat.interval.ms": "30000",
@@ -41,8 +41,8 @@ _METADATA = struct.pack(">hhih3si", 3, 1, 1, 3, b"lab", 0)
 class Broker:
     """`with Broker(directory) as broker:` runs a broker from ready to orderly stopped, and removes its data.
 
-    `port` 0 takes a free one; `listeners` are further ones, by security protocol; `properties` override
-    server.properties; `keep` leaves the data; `joins` is the broker of a cluster whose second one this is. `stop`,
+    `port`: 0 takes a free one. `listeners`: further ones, by security protocol. `properties` override
+    server.properties. `keep` leaves the data. `joins`: the first broker of the cluster that this one joins. `stop`,
     `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
 
     Raises:
@@ -203,7 +203,7 @@ class Broker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "share.coordinator.state.topic.num.partitions": "1",
-            # after a kill the registration of the broker that was has to run out first
+            # after a kill, the old registration has to expire first
             "broker.session.timeout.ms": "6000",
             "broker.heartbeat.interval.ms": "1000",
             "group.initial.rebalance.delay.ms": "0",

@@ -32,7 +32,7 @@ MAX_CONNECTIONS = 1 << 17
 # The matrix of kernels sets these in its guests, where a compiler would take minutes: programs come with the job.
 BACKEND = os.environ.get("GOLDEN_BACKEND", "auto")
 BUFFER = os.environ.get("GOLDEN_BUFFER", "auto")
-AT_ONCE_NS = 900_000_000  # as fast as an emulated processor beside other work closes sockets on request
+AT_ONCE_NS = 900_000_000  # an emulated processor beside other work may need this long to close sockets
 CACHE = Path(os.environ["GOLDEN_CACHE"]) if "GOLDEN_CACHE" in os.environ else None
 
 
@@ -126,7 +126,7 @@ class Capture:
         return self._programs.followed()
 
     def fills(self) -> bool:
-        """Return True if the kernel wakes its reader."""
+        """Return True if the kernel reports that the buffer fills."""
         return self._programs.buffer.wait(TIMEOUT_S)
 
     def samples(self) -> Samples:
@@ -147,7 +147,7 @@ class Capture:
     def saw(self, talk: Conversation, *, may_lose: Collection[str] = ()) -> bool:
         """Assert that both ends saw exactly the bytes sent, owned by this process, and that nothing was lost.
 
-        may_lose: what others may have lost meanwhile.
+        may_lose: losses that other traffic may cause meanwhile.
         """
         ends = self.ends_of(talk)
         assert [end.identity.server_side for end in ends] == [False, True]

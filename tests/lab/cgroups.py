@@ -71,7 +71,7 @@ def _made(directory: Path) -> Iterator[Path]:
     finally:
         wait_until(lambda: not (directory / "cgroup.procs").read_text(), f"the processes in {directory} to end")
         directory.rmdir()
-        with suppress(OSError):  # the last one out
+        with suppress(OSError):  # other cgroups are still in it
             directory.parent.rmdir()
 
 

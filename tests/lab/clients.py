@@ -1,7 +1,7 @@
 """Starts real clients of three libraries as processes in their own cgroups, bounded in records and paced.
 
-A client is data: how to start it and what the product should say about it. Its own counts come from itself: the Python
-clients write a file, Kafka's Java tools print their metrics.
+A client is data: how to start it and what the product should report about it. Each client counts its own records: the
+Python clients write a file, Kafka's Java tools print their metrics.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class RunningClient:
     log: Path
 
     def wait(self, timeout_s: float) -> dict[str, TopicCount]:
-        """Wait until it has ended by itself; returns its own counts per topic.
+        """Wait until it has ended by itself, and return its own counts per topic.
 
         Raises:
             LabError: it did not end in time, or not with success.
@@ -117,7 +117,7 @@ def topics(of: Sequence[Client]) -> list[str]:
 
 @contextmanager
 def running(to_start: Sequence[Client], logs: Path) -> Iterator[list[RunningClient]]:
-    """Start clients, each in its own cgroup; on the way out stop those that still run and remove the cgroups."""
+    """Start clients, each in its own cgroup; at the end stop those that still run and remove the cgroups."""
     with ExitStack() as stack:
         started = []
         for client in to_start:

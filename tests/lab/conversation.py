@@ -18,9 +18,9 @@ from kafka_probe.protocol.facts import Facts, Status
 from tests.builders.wire import METADATA, Frame, Seen, joined, request, response
 from tests.lab.processes import wait_until
 
-BUFFER_BYTES = 1 << 16  # what surely fits between the two sockets
+BUFFER_BYTES = 1 << 16  # surely fits into the buffers between the two sockets
 TIMEOUT_S = 10.0
-FRAMES_PER_CALL = 1024  # the kernel's limit lies a little above
+FRAMES_PER_CALL = 1024  # a little below the kernel's limit
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # include/uapi/asm-generic/socket.h
 
 Write = Callable[[socket.socket, bytes], object]

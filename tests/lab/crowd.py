@@ -1,7 +1,7 @@
 """Holds very many open, silent connections over loopback: both ends in a few processes, within open-file limits.
 
 Each process listens on an address of its own and connects to itself, so that no two run out of ports. They exchange
-ApiVersions and its response: so every connection is Kafka's.
+ApiVersions and its response, so that every connection is Kafka's.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from tests.lab.processes import LabError, start, stop, tail, wait_until
 
 ROOT = Path(__file__).parents[2]
 _SPARE_FILES = 100
-_MOST = 20_000  # by the ports between two addresses
+_MOST = 20_000  # connections of a process, limited by the ports between two addresses
 _TIMEOUT_S = 300
 _VERSION = 3
 
 
 class Crowd:
-    """`with Crowd(...) as crowd:` is so many connections inside a network namespace, open and silent, until the end.
+    """`with Crowd(...) as crowd:` keeps connections inside a network namespace open and silent until the end.
 
     Raises:
         LabError: they could not be opened; the text ends with the log's tail.

@@ -1,4 +1,4 @@
-"""Many producers of one library in one process, in a namespace and a cgroup of the lab, controlled by commands."""
+"""Runs many producers of one library in one process, in a namespace and a cgroup of the lab, by commands."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PROGRAMS = Path(__file__).parent / "producers"
 
 
 class Fleet:
-    """`with Fleet(...) as fleet:` is a process with `count` producers, from made to ended; its log is `log`.
+    """`with Fleet(...) as fleet:` runs a process with `count` producers until the end; its log is `log`.
 
     `inside` is the directory of a cgroup.
 
     Raises:
-        LabError: it did not start, or not carry out an order in time; the text ends with the log's tail.
+        LabError: it did not start or did not carry out an order in time; the text ends with the log's tail.
     """
 
     def __init__(

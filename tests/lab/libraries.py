@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-# "raw": clients without a library, for what no library does.
+# "raw": clients without a library, which do what no library does.
 Library = Literal["kafka-python", "librdkafka", "java", "raw"]
 LIBRARIES: tuple[Library, ...] = ("kafka-python", "librdkafka", "java")
 USER = "lab"  # of SASL PLAIN
@@ -16,7 +16,7 @@ USER = "lab"  # of SASL PLAIN
 class Settings:
     """The settings of producers; `idle_ms` 0: the library's default.
 
-    certificate: they speak TLS, and trust this one. password: they authenticate with it, by SASL PLAIN.
+    certificate: if set, they use TLS and trust it. password: if set, they authenticate with it by SASL PLAIN.
     """
 
     bootstrap: str

@@ -30,7 +30,7 @@ _TIMEOUT_S = 60
 
 @contextmanager
 def early(bootstrap: str, topic: str, directory: Path) -> Iterator[None]:
-    """Run a producer and a consumer that use the topic by its id only, for longer than the block."""
+    """Run a producer and a consumer that name the topic by its id only, for longer than the block."""
     flags = ("--bootstrap-server", bootstrap, "--topic", topic, "--num-records", "100000", "--payload-monotonic")
     pace = ("--throughput", "20", "--command-property", "client.id=early-producer")
     consumer = Consumer({"bootstrap.servers": bootstrap, "client.id": "early-consumer", "group.id": "early"})
@@ -60,7 +60,7 @@ def write_to_many(bootstrap: str, topics: Sequence[str], partitions: int, rounds
 def idle(bootstrap: str, topic: str, polls: int) -> Counts:
     """Let a consumer poll without result `polls` times, lose its fetch session, make a new one, and receive a record.
 
-    Its session is closed from another connection: the broker keeps sessions by their id, for any client.
+    Another connection closes its session: the broker finds sessions by their id, for any client.
     """
     consumer = KafkaConsumer(
         topic,

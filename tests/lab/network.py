@@ -22,10 +22,10 @@ from tests.lab.processes import LabError
 SCRIPTS = Path(__file__).parents[2] / "vagrant" / "scripts"
 
 _CLIENTS, _BROKERS = IPv4Interface("10.57.1.2/24"), IPv4Interface("10.57.2.2/24")
-_FIRST = 9  # the first member of a network stands this far above the gateway: .11
+_FIRST = 9  # the address of a network's first member is this far above the gateway's: .11
 _CLONE_NEWNET = 0x40000000
 _libc = ctypes.CDLL(None, use_errno=True)
-# A line has the connection as its client made it, then the way of its answers, which go to the translated address.
+# A line has the addresses that the client used, then those of the answers, which go to the translated address.
 _TRACKED = re.compile(
     r"^.*? src=(\S+) dst=(\S+) sport=(\d+) dport=(\d+) .*?src=\S+ dst=(\S+) sport=\d+ dport=(\d+) ", re.MULTILINE
 )
@@ -34,14 +34,17 @@ Answer = Literal["drop", "reset"]
 
 
 class Connection(NamedTuple):
-    """A connection as its client end has it: address:port of both. Its own port it may share with others."""
+    """Address:port of both ends of a connection, as its client has them.
+
+    Other connections may use the same local port.
+    """
 
     local: str
     peer: str
 
 
 class Namespace:
-    """A network namespace of our own, with loopback up. `address` is empty until it is wired."""
+    """A new network namespace, with loopback up. `address` is empty until it is wired."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -92,11 +95,11 @@ class Network:
         self.gateway.run("bash", SCRIPTS / "gateway.sh", IDLE_S=str(idle_s), FORGOTTEN=forgotten, **networks)
 
     def tracked(self) -> set[Connection]:
-        """Return the connections in the gateway's table; it keeps one that was closed in order for two more minutes."""
+        """Return the connections in the gateway's table, which keeps those closed in order for two more minutes."""
         return set(self.translated())
 
     def translated(self) -> dict[Connection, str]:
-        """Return the same, each with the address:port of its client as the broker has it."""
+        """Return the same connections, each with its client's address:port as the broker sees it."""
         with self.gateway.inside():
             table = Path("/proc/thread-self/net/nf_conntrack").read_text()
         return {

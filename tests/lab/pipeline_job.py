@@ -30,9 +30,9 @@ Moment = Callable[["Run"], bool]
 
 
 class Run:
-    """One set of topics and one output directory, and the job on them, as often as wanted.
+    """A set of topics and an output directory, on which the job can run any number of times.
 
-    often: it looks for events several times a second, and not when it does by default.
+    often: it looks for events several times a second instead of at the default interval.
     """
 
     def __init__(self, broker: Broker, directory: Path, *, often: bool = True) -> None:
@@ -107,7 +107,7 @@ class Run:
             processes.kill_family(process)
 
     def once(self, spark: SparkSession, **settings: object) -> None:
-        """Process all that there is, in this process: with the existing session it takes a tenth of the time."""
+        """Process all events in this process: with the existing session that takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
         step = job.Step.of(spark, config)

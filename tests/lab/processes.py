@@ -2,7 +2,7 @@
 
 A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing. Ctrl-C
 in a terminal is for the parent alone, which stops its children in order.
-PATIENCE in the environment makes every wait that many times as long: a machine may be emulated.
+PATIENCE in the environment multiplies the longest time of every wait, for emulated machines.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _libc = ctypes.CDLL(None)
 
 
 class LabError(Exception):
-    """A part of the lab did not do what it was started for; the text ends with its log's tail."""
+    """A part of the lab failed; the text ends with its log's tail."""
 
 
 def start(
@@ -78,7 +78,7 @@ def stop(process: subprocess.Popen[bytes], *, by: signal.Signals = signal.SIGTER
 
 
 def kill_family(process: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started without notice: Python and its JVM."""
+    """Kill a process and those that it started, such as Python and its JVM."""
     if process.poll() is None:
         parent = psutil.Process(process.pid)
         family = [parent, *parent.children(recursive=True)]

@@ -1,6 +1,6 @@
 """Runs the product as processes, `kafka-probe run` and `kafka-probe-pipeline run`, and reads their output.
 
-By module names and not by the commands that an installation makes: a guest has the sources and no installation.
+It starts them by their module names, because a guest has the sources and no installed commands.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 
 class Agent:
-    """`with Agent(directory, flags) as agent:` is an agent from attached to orderly stopped; its log is `log`.
+    """`with Agent(directory, flags) as agent:` runs an agent from attached to orderly stopped; its log is `log`.
 
-    It listens nowhere and keeps no compiled programs, unless a flag says where: several of them share this host.
+    By default it has no HTTP server and no cache of compiled programs, because several of them share this host.
 
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.

@@ -20,7 +20,7 @@ from tests.lab.conversation import Conversation, conversation, receive_all
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An exchange of the recording with what was seen of its frames, the same at both ends."""
+    """An exchange of the recording, with its frames as both ends reported them."""
 
     recorded: Request
     asked: Seen
@@ -37,7 +37,7 @@ class Held:
 
     @property
     def bodies(self) -> list[tuple[Facts, Any]]:
-        """Return what was seen of both frames, and their bodies from kio."""
+        """Return both frames as they were reported, and their bodies from kio."""
         found = [(self.asked.facts, oracle.read_body(self.recorded, response=False))]
         if self.answered is not None:
             found.append((self.answered.facts, oracle.read_body(self.recorded, response=True)))
@@ -46,7 +46,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A whole conversation, and what was counted as lost, by reason."""
+    """A whole conversation, and its losses by reason."""
 
     held: list[Held]
     lost: dict[str, int]

@@ -2,9 +2,9 @@
 
     python -m tests.lab.short_lived HOST PORT REQUEST COUNT [PID]
 
-Each has a name of its own, connects, asks once (hexadecimal), is answered, and ends; a line on standard output says its
-name, its pid and its address:port. With PID they live one after the other, and all get that pid (needs
-CAP_CHECKPOINT_RESTORE). It imports little: a small process forks fast.
+Each has a name of its own, connects, sends the request (hexadecimal), reads the answer, and ends. A line on standard
+output has its name, its pid and its address:port. With PID they live one after the other, and all get that pid (needs
+CAP_CHECKPOINT_RESTORE). It imports little, because a small process forks fast.
 """
 
 from __future__ import annotations

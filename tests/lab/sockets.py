@@ -32,7 +32,7 @@ def sockets(namespace: Namespace) -> list[Socket]:
 
 
 def _read(line: str) -> Socket:
-    # A socket of IPv6 may speak IPv4, as Java's do.
+    # A socket of IPv6 may use IPv4, as Java's do.
     state, _, _, local, peer, *_ = _MAPPED.sub(r"\1", line).split()
     owner = _PID.search(line)
     silences = [int(silence) for silence in _SILENCE.findall(line)]

@@ -1,6 +1,6 @@
 """Runs a standalone Spark cluster on loopback from the programs in the pyspark package: a master and its workers.
 
-Executors are children of their worker, and are found by that; what a driver says of them is asked of its own pages.
+Executors are found as children of their worker's process; the driver's web pages list them, too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.lab.processes import LabError, free_port, start, stop, tail, wait_unt
 
 HOST = "127.0.0.1"
 HOME = Path(pyspark.__file__).parent
-# As in an active environment: spark-submit asks the first python3 of the path where Spark is.
+# As in an active environment: spark-submit finds Spark by the first python3 of the path.
 ACTIVE = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 
@@ -32,7 +32,7 @@ _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 class Cluster:
     """`with Cluster(directory) as cluster:` is a master and workers of one core each, from ready to ended.
 
-    wrapper: what a worker's command is put behind, such as `unshare --mount`. The log of all is `log`.
+    wrapper: a command that runs each worker, such as `unshare --mount`. The log of all is `log`.
 
     Raises:
         LabError: it did not start; the text ends with the log's tail.
@@ -114,7 +114,7 @@ class Cluster:
 
 
 def documented(start: str) -> list[str]:
-    """Return the arguments of the command in the pipeline's guide that starts so."""
+    """Return the arguments of the command in the pipeline's guide that begins with `start`."""
     text = (Path(__file__).parents[2] / "docs/guide/pipeline.md").read_text().replace("\\\n", "")
     (command,) = re.findall(rf"^({re.escape(start)}.*)$", text, re.MULTILINE)
     return shlex.split(command)

@@ -15,7 +15,7 @@ from tests.lab.network import Connection, Network
 from tests.lab.processes import wait_until
 from tests.lab.sockets import sockets
 
-# Cheap ones: it is their number that matters.
+# Cheap clients, because only their number matters.
 _LIBRARIES: tuple[Library, ...] = ("kafka-python", "librdkafka")
 
 
@@ -43,7 +43,7 @@ class Herd:
             fleet.wait_done()
 
     def silences_ms(self) -> dict[Connection, int]:
-        """Return how long each of its connections has been silent."""
+        """Return the time since the last payload of each of its connections, ms."""
         pids = {fleet.pid for _, fleet in self.fleets}
         return {
             one.connection: one.silent_ms
@@ -66,7 +66,7 @@ class Herd:
 
 @dataclass(frozen=True, slots=True)
 class Storm:
-    """The result for a herd whose connections were dropped: who lost which, and after which silences, ms."""
+    """The clients of a herd whose connections were dropped, and the silences before that, ms."""
 
     victims: Sequence[Victim]
     silences_ms: Sequence[int]
@@ -110,7 +110,7 @@ def herd(
 def storm(of: Herd) -> Storm:
     """Keep all silent until the firewall has dropped their connections, and let them send again.
 
-    Returns once every producer has lost its connection, and has had or given up what it sent.
+    Returns once every producer has lost its connection, and each record was delivered or given up.
     """
     before = of.victims()
     connections = set[Connection]().union(*(victim.connections for victim in before))
@@ -143,7 +143,7 @@ def restart(network: Network, brokers: Sequence[Broker]) -> None:
 
 
 def churn(network: Network, bootstrap: str, directory: Path, *, topic: str, rounds: int, each: int = 20) -> None:
-    """Run clients that come, work and go, process after process of each library."""
+    """Run clients of each library that send a record and end, one process after the other."""
     for number in range(rounds):
         library = _LIBRARIES[number % len(_LIBRARIES)]
         namespace = network.clients[number % len(network.clients)]

@@ -1,6 +1,7 @@
 """Captures one TCP port on loopback with tcpdump, and reassembles its byte streams.
 
-Loopback shows every packet once on `lo`. A stream is put together by sequence number: what TCP sent twice counts once.
+A capture of `lo` has every packet once. Streams are reassembled by sequence number, so bytes that TCP sent twice count
+once.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def segments(pcap: Path) -> Iterator[Segment]:
 
 
 class _Packets:
-    """Time and bytes of the packets of a capture file; to be asked again for those that have come since."""
+    """Time and bytes of the packets of a capture file; each iteration continues behind the last."""
 
     def __init__(self, pcap: Path) -> None:
         self._file = pcap.open("rb")

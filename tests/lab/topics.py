@@ -1,4 +1,4 @@
-"""Handles topics from the outside: creates one, finds a broker's first one, reads one from start to end."""
+"""Creates topics, makes a broker create its own, and reads topics from start to end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def warm_up(bootstrap: str) -> None:
 
 
 def existing(bootstrap: str, names: Iterable[str]) -> list[str]:
-    """Return those of the topics that exist."""
+    """Return the topics among these that exist."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap, client_id="lab")
     try:
         return sorted({*names}.intersection(admin.list_topics()))

@@ -46,12 +46,12 @@ _Topic = str | uuid.UUID
 class TopicTraffic:
     """The requests of one client about one topic, and the record sets that it sent or received.
 
-    A request counts if it names the topic, or asks for it by its session. Record sets are received by Fetch and
-    ShareFetch.
+    A request counts if it names the topic or if its fetch session contains the topic. Record sets are received by Fetch
+    and ShareFetch.
 
-    `again` is the part of the records that came another time: a consumer may drop what it fetched before a rebalance, a
-    producer sends again what the broker refused for the moment.
-    `markers` are those by which a broker ends a transaction, however often: no client gives them to its program.
+    `again`: records that were transferred again. A consumer may drop what it fetched before a rebalance, and a producer
+    sends again what the broker refused.
+    `markers`: the markers by which a broker ends a transaction. Clients do not return markers to the application.
     """
 
     requests: int = 0
@@ -63,7 +63,7 @@ class TopicTraffic:
 
 @dataclass(slots=True)
 class Walk:
-    """The counts of a capture; topics are names."""
+    """The counts of a capture, in which topics are names."""
 
     requests: Counter[tuple[str, int, str | None]] = field(default_factory=Counter)  # by API, version and client id
     topics: dict[tuple[str | None, str, str], TopicTraffic] = field(default_factory=dict)  # by client id, API and topic
@@ -113,7 +113,7 @@ class Frames:
 
 
 def walk(pcap: Path, port: int) -> Walk:
-    """Count a capture of the broker's port. Metadata responses in the same capture map topic ids to names."""
+    """Count the traffic in a capture of the broker's port. Its Metadata responses map topic ids to names."""
     counts, times = _Counts(), Times()
     frames: dict[tuple[Address, Address], Frames] = defaultdict(Frames)
     waiting: dict[tuple[Address, Address], deque[_Request]] = defaultdict(deque)
@@ -154,7 +154,7 @@ class _Session:
 
 
 class _Counts:
-    """The counts while the topics are still ids here and names there."""
+    """The counts before topic ids are resolved to names."""
 
     def __init__(self) -> None:
         self._walk = Walk()
@@ -200,7 +200,7 @@ class _Counts:
         return _Request(key, version, correlation_id, client_id)
 
     def add_response(self, frame: bytes, request: _Request) -> None:
-        """Count the record sets of a response to Fetch or ShareFetch, learn topic names from one to Metadata."""
+        """Count the record sets of a response to Fetch or ShareFetch, and learn topic names from one to Metadata."""
         assert int.from_bytes(frame[:4], "big", signed=True) == request.correlation_id
         if request.key not in (_FETCH, _METADATA, _SHARE_FETCH):
             return
@@ -259,7 +259,7 @@ def _groups(body: Any) -> set[str]:
 
 
 class _Batch(NamedTuple):
-    """`producer` is its producer's id, epoch and sequence; empty where it has none."""
+    """A record batch. `producer`: its producer's id, epoch and sequence; empty if it has none."""
 
     records: int
     control: bool

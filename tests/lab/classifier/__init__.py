@@ -21,7 +21,7 @@ from kafka_probe.capture.sample import COUNTERS, LOSSES, SAMPLE
 from kafka_probe.startup import rules
 
 _HERE = Path(__file__).parent
-# The functions that make conversations, in their order; and all but Kafka's.
+# The functions that make conversations, in their order, and those of other protocols than Kafka's.
 _PROTOCOLS = re.findall(r"\w+", (_HERE / "protocols.h").read_text().rpartition("PROTOCOLS[])(void) = {")[2])
 OTHERS = [protocol for protocol in _PROTOCOLS if protocol != "kafka"]
 _WARNINGS = ("-Wall", "-Wno-unknown-pragmas", "-Wno-unused-function", "-Werror")
@@ -59,7 +59,7 @@ class Classifier:
             self._library[f"set_{name}"](place, value)
 
     def taken_for_kafka(self, protocol: str, seed: int, count: int, *, late_one_in: int = 4) -> int:
-        """Return how many of this many conversations are taken for Kafka. late_one_in: one in so many began unseen."""
+        """Return how many of `count` conversations are taken for Kafka. late_one_in: one in so many began unseen."""
         number = ctypes.c_uint32(_PROTOCOLS.index(protocol))
         return int(self._library.taken_for_kafka(number, ctypes.c_uint64(seed), ctypes.c_uint64(count), late_one_in))
 

@@ -4,5 +4,5 @@
 
 Orders, a line each: `send BYTES`, every producer sends a record of that size and waits until it was delivered or given
 up; `stop`, all are closed in order and the program ends; `leave`, the program ends without closing anything. It answers
-`done` when the producers are made and after each `send`. What fails for a producer is a line on standard error.
+`done` when the producers are made and after each `send`. Each error of a producer is a line on standard error.
 """

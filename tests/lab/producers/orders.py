@@ -27,7 +27,7 @@ def obey(make: Callable[[str, Settings], Producer]) -> None:
     """Create the producers with `make(topic, settings)`, and carry out commands until there are no more."""
     client_id, count, topic, *rest = sys.argv[1:]
     settings = dict(map(_setting, rest))
-    # All at once: what is done to many clients finds them equally old, and equally silent.
+    # Handle all clients at the same time, so that their ages and silences are equal.
     with ThreadPoolExecutor(int(count)) as pool:
 
         def made(number: int) -> Producer | None:
@@ -57,7 +57,7 @@ def obey(make: Callable[[str, Settings], Producer]) -> None:
 def _tried(action: Callable[[], Result]) -> Result | None:
     try:
         return action()
-    except Exception as error:  # whatever the library raises: it is what the lab is there to cause
+    except Exception as error:  # of any type: the lab causes such errors on purpose
         print(repr(error), file=sys.stderr, flush=True)
         return None
 

@@ -33,7 +33,7 @@ from tests.programs.verdicts.matrix import Judged, Truth, flows, judged, matrix,
 
 DIRECTORY = ROOT / "build" / "verdicts"
 RESULT = ROOT / "build" / "verdicts.json"
-# A verdict that rests on what an agent did not see waits for its word on the time after; longer than it ever waits.
+# A verdict that rests on what an agent did not see waits for its report on the time after; this is longer.
 _LATER_US = 20_000_000
 
 BOTH = "both"

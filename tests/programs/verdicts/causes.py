@@ -10,7 +10,7 @@ from tests.lab.libraries import LIBRARIES, Library
 from tests.lab.network import Connection
 from tests.lab.processes import LabError
 from tests.programs.verdicts import injections
-from tests.programs.verdicts.lab import Lab, Mood, Security
+from tests.programs.verdicts.lab import GatewayMode, Lab, Security
 
 Verdict = Literal[
     "client_idle_limit",
@@ -33,15 +33,15 @@ class Cause:
     """A way in which connections close.
 
     inject: `inject(lab, library, security, count)` ends at least `count` connections and returns them.
-    in_plaintext: the evidence is in the bytes, so that TLS hides it. mood: what the gateway has to be like.
-    by_hand: no library can be brought to it.
+    in_plaintext: the evidence is in the bytes, so that TLS hides it. gateway_mode: the mode of the gateway that it
+    needs. by_hand: no library can cause it.
     """
 
     name: str
     verdict: Verdict
     inject: Inject
     in_plaintext: bool = False
-    mood: Mood = "forgiving"
+    gateway_mode: GatewayMode = "forgiving"
     by_hand: bool = False
 
     def cells(self) -> list[Cell]:
@@ -80,7 +80,7 @@ class Cell:
         Raises:
             LabError: it did not happen to so many connections.
         """
-        with lab.gateway.mood(self.cause.mood):
+        with lab.gateway.in_mode(self.cause.gateway_mode):
             used = self.cause.inject(lab, self.library, self.security, count)
             ended = Ended(frozenset(used.connections), used.since_us, injections.now_us())
         if len(ended.connections) < count:
@@ -100,6 +100,6 @@ CAUSES = (
     Cause("broker stopped", "broker_shutdown", injections.stopped_broker),
     Cause("client stopped", "normal", injections.stopped_client),
     Cause("silent client stopped", "normal", injections.stopped_silent_client),
-    Cause("firewall drops", "middlebox_silent_drop", injections.middlebox, mood="drop"),
-    Cause("firewall resets", "middlebox_reset", injections.middlebox, mood="reset"),
+    Cause("firewall drops", "middlebox_silent_drop", injections.middlebox, gateway_mode="drop"),
+    Cause("firewall resets", "middlebox_reset", injections.middlebox, gateway_mode="reset"),
 )

@@ -19,7 +19,7 @@ from tests.lab.sockets import sockets
 from tests.lab.topics import create_topics
 
 Security = Literal["plaintext", "tls"]
-Mood = Literal["forgiving"] | Answer
+GatewayMode = Literal["forgiving"] | Answer
 
 IDLE_S = 4  # of every idle limit: the impatient broker's, the firewall's, and at least the clients'
 MAX_BYTES = 50_000  # of a record batch, by the brokers' limit
@@ -35,25 +35,25 @@ _HOUR_S = 3600
 
 
 class Gateway:
-    """The gateway of the lab, whose mood whole cells ask for: those of one mood share it, others wait."""
+    """The gateway of the lab. Cells that need the same mode share it, others wait."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
-        self._mood: Mood = "forgiving"
+        self._mode: GatewayMode = "forgiving"
         self._guests = 0
         self._changed = Condition()
 
     @contextmanager
-    def mood(self, mood: Mood) -> Iterator[None]:
+    def in_mode(self, mode: GatewayMode) -> Iterator[None]:
         """Keep one behaviour for the block: no drops (`forgiving`), or drops or resets of idle connections."""
         with self._changed:
-            self._changed.wait_for(lambda: mood == self._mood or not self._guests)
-            if mood != self._mood:
-                self._mood = mood
-                if mood == "forgiving":
+            self._changed.wait_for(lambda: mode == self._mode or not self._guests)
+            if mode != self._mode:
+                self._mode = mode
+                if mode == "forgiving":
                     self._network.run_gateway(_HOUR_S)
                 else:
-                    self._network.run_gateway(IDLE_S, mood)
+                    self._network.run_gateway(IDLE_S, mode)
             self._guests += 1
         try:
             yield
