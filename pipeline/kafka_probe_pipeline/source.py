@@ -276,7 +276,7 @@ def _struct(fields: Iterable[schema.Field]) -> T.StructType:
     return struct_of(merged)
 
 
-def _type(kind: schema.Type) -> T.DataType:
+def _type(kind: schema.FieldType) -> T.DataType:
     match kind:
         case schema.Struct(fields):
             return _struct(fields)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kafka_probe.events import KINDS, SCHEMA_VERSION, Counts, Field, ListOf, Strings, Struct, Type
+from kafka_probe.events import KINDS, SCHEMA_VERSION, Counts, Field, FieldType, ListOf, Strings, Struct
 
 _SCALARS = {"string": str, "long": int, "boolean": bool}
 
@@ -41,7 +41,7 @@ def _object(value: object, fields: Sequence[Field], path: str) -> Iterable[str]:
             yield from _value(member, types[name], f"{path}.{name}")
 
 
-def _value(value: object, declared: Type, path: str) -> Iterable[str]:
+def _value(value: object, declared: FieldType, path: str) -> Iterable[str]:
     match declared:
         case Struct(fields):
             yield from _object(value, fields, path)

@@ -20,7 +20,7 @@ _SEEN_BEFORE = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
 SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
 
 
-def sample(kind: schema.Type) -> object:
+def sample(kind: schema.FieldType) -> object:
     """A value of the type with every field set."""
     match kind:
         case schema.Struct(fields):

@@ -27,7 +27,7 @@ class RefusedError(Exception):
     """The kernel refuses to load a program or to attach it; the text names the hook and the reason."""
 
 
-class Type(Enum):
+class HookType(Enum):
     """Types of hooks: the number of the program type (enum bpf_prog_type) and the name for messages."""
 
     KPROBE = 2, "kprobe"
@@ -41,7 +41,7 @@ class Hook:
     """A program, by its name in C, and the kernel function or tracepoint to which it is attached."""
 
     program: str
-    type: Type
+    type: HookType
     target: str
 
     def __str__(self) -> str:
@@ -50,31 +50,31 @@ class Hook:
 
 # Hooks are attached in this order: the end of a connection is watched before any connection is followed.
 _LIFECYCLE = (
-    Hook("on_tcp_destroy_sock", Type.RAW_TRACEPOINT, "tcp_destroy_sock"),
-    Hook("on_inet_sock_set_state", Type.RAW_TRACEPOINT, "inet_sock_set_state"),
-    Hook("on_tcp_send_reset", Type.RAW_TRACEPOINT, "tcp_send_reset"),
+    Hook("on_tcp_destroy_sock", HookType.RAW_TRACEPOINT, "tcp_destroy_sock"),
+    Hook("on_inet_sock_set_state", HookType.RAW_TRACEPOINT, "inet_sock_set_state"),
+    Hook("on_tcp_send_reset", HookType.RAW_TRACEPOINT, "tcp_send_reset"),
 )
 BACKENDS = {
     "fentry": (
         *_LIFECYCLE,
-        Hook("on_tcp_recvmsg", Type.FEXIT, "tcp_recvmsg"),
-        Hook("on_tcp_sendmsg", Type.FEXIT, "tcp_sendmsg"),
+        Hook("on_tcp_recvmsg", HookType.FEXIT, "tcp_recvmsg"),
+        Hook("on_tcp_sendmsg", HookType.FEXIT, "tcp_sendmsg"),
     ),
     "kprobe": (
         *_LIFECYCLE,
-        Hook("on_tcp_rcv_space_adjust", Type.KPROBE, "tcp_rcv_space_adjust"),
-        Hook("on_tcp_recvmsg", Type.KPROBE, "tcp_recvmsg"),
-        Hook("on_tcp_sendmsg_return", Type.KRETPROBE, "tcp_sendmsg"),
-        Hook("on_tcp_sendmsg", Type.KPROBE, "tcp_sendmsg"),
+        Hook("on_tcp_rcv_space_adjust", HookType.KPROBE, "tcp_rcv_space_adjust"),
+        Hook("on_tcp_recvmsg", HookType.KPROBE, "tcp_recvmsg"),
+        Hook("on_tcp_sendmsg_return", HookType.KRETPROBE, "tcp_sendmsg"),
+        Hook("on_tcp_sendmsg", HookType.KPROBE, "tcp_sendmsg"),
     ),
     "tracepoint": (
         *_LIFECYCLE,
-        Hook("on_sock_recv_length", Type.RAW_TRACEPOINT, "sock_recv_length"),
-        Hook("on_sock_send_length", Type.RAW_TRACEPOINT, "sock_send_length"),
+        Hook("on_sock_recv_length", HookType.RAW_TRACEPOINT, "sock_recv_length"),
+        Hook("on_sock_send_length", HookType.RAW_TRACEPOINT, "sock_send_length"),
     ),
 }
 # Functions whose type ids `load` and `refusal` need.
-_FUNCTIONS = {SAFE_TRAMPOLINES, *(hook.target for hook in BACKENDS["fentry"] if hook.type is Type.FEXIT)}
+_FUNCTIONS = {SAFE_TRAMPOLINES, *(hook.target for hook in BACKENDS["fentry"] if hook.type is HookType.FEXIT)}
 
 
 def type_ids(btf: Btf) -> dict[str, int]:
@@ -111,15 +111,15 @@ def attach(hook: Hook, program: bpf.Program) -> int:
     """
     try:
         match hook.type:
-            case Type.RAW_TRACEPOINT:
+            case HookType.RAW_TRACEPOINT:
                 return bpf.attach(program.fd, hook.target)
-            case Type.FEXIT:
+            case HookType.FEXIT:
                 return bpf.attach(program.fd, None)
             case _:
                 if not _KPROBE_PMU.exists():
                     raise RefusedError(f"{hook}: this kernel has no kprobes")
                 pmu = int(_KPROBE_PMU.read_text())
-                return bpf.attach_kprobe(program.fd, pmu, hook.target, returns=hook.type is Type.KRETPROBE)
+                return bpf.attach_kprobe(program.fd, pmu, hook.target, returns=hook.type is HookType.KRETPROBE)
     except OSError as error:
         raise RefusedError(f"{hook}: {error.strerror}") from None
 

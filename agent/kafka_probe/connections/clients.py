@@ -12,7 +12,7 @@ from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
 
-ClientKey = tuple[object, ...]
+ClientIdentity = tuple[object, ...]
 """Process and client id of a client end; host, client id and client library of a server end."""
 
 # What members send about their own group; an admin client may ask about any other.
@@ -62,9 +62,9 @@ class Clients:
 
     def __init__(self, budget: SharedBudget) -> None:
         self._budget = budget
-        self._clients: WeakValueDictionary[ClientKey, Client] = WeakValueDictionary()
+        self._clients: WeakValueDictionary[ClientIdentity, Client] = WeakValueDictionary()
 
-    def learn(self, key: ClientKey, facts: Facts, peer: str) -> Client | None:
+    def learn(self, key: ClientIdentity, facts: Facts, peer: str) -> Client | None:
         """Return the client that sent a consumer's request, and add the group that the request names.
 
         Returns None if there is no memory for it. peer: the peer whose share of the budget it uses.
@@ -74,7 +74,7 @@ class Clients:
             client.add(facts.group, peer)
         return client
 
-    def _new(self, key: ClientKey, peer: str) -> Client | None:
+    def _new(self, key: ClientIdentity, peer: str) -> Client | None:
         size = _CLIENT_BYTES + sum(text_bytes(part) for part in key if isinstance(part, str))
         if not self._budget.take(peer, size, "text_limit"):
             return None

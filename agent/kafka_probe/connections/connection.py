@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientKey
+from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientIdentity
 from kafka_probe.connections.fetch_sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.open_counts import Group
@@ -56,7 +56,7 @@ class Connection:
         return peer_of(self.side, self.identity.peer, self.workload.pid)
 
     @property
-    def client_key(self) -> ClientKey:
+    def client_key(self) -> ClientIdentity:
         """Return the key of its client, see clients.py."""
         if self.identity.server_side:
             host = self.identity.peer.rpartition(":")[0]

@@ -21,7 +21,7 @@ from kafka_probe.events.common import (
     ProcessFacts,
     WorkloadFacts,
 )
-from kafka_probe.events.fields import Counts, Field, ListOf, Scalar, Strings, Struct, Type, fields_of, value_of
+from kafka_probe.events.fields import Counts, Field, FieldType, ListOf, Scalar, Strings, Struct, fields_of, value_of
 from kafka_probe.events.flow import FlowEvent, FlowTopic
 from kafka_probe.events.latency import BUCKETS_PER_DOUBLING, bucket_middle_us, bucket_of
 from kafka_probe.events.lifecycle import CloseEvent, CloseFacts, Nat, OpenEvent, ResetEvent
@@ -45,6 +45,7 @@ __all__ = [
     "Counts",
     "Event",
     "Field",
+    "FieldType",
     "FlowEvent",
     "FlowTopic",
     "Interval",
@@ -64,7 +65,6 @@ __all__ = [
     "Strings",
     "Struct",
     "TopicsEvent",
-    "Type",
     "WallClock",
     "WorkloadFacts",
     "bucket_middle_us",

@@ -40,7 +40,7 @@ class Strings:
     """A JSON object that maps strings to strings."""
 
 
-Type = Scalar | Struct | ListOf | Counts | Strings
+FieldType = Scalar | Struct | ListOf | Counts | Strings
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Field:
     """One field: its JSON name, its type, and one line for the documentation."""
 
     name: str
-    type: Type
+    type: FieldType
     doc: str
 
 
@@ -67,7 +67,7 @@ def value_of(declared: type, name: str) -> str:
     return str(value)
 
 
-def _type(kind: Any) -> Type:
+def _type(kind: Any) -> FieldType:
     if isinstance(kind, UnionType):
         (kind,) = (one for one in get_args(kind) if one is not NoneType)
     match get_origin(kind), get_args(kind):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import kafka_probe
-from kafka_probe.events import Counts, Field, ListOf, Scalar, Strings, Struct, Type
+from kafka_probe.events import Counts, Field, FieldType, ListOf, Scalar, Strings, Struct
 from kafka_probe.server.query import LIMIT, MOST, PAGE_BYTES, SORTED, Resource
 from kafka_probe.server.resources import RESOURCES
 
@@ -117,7 +117,7 @@ def _struct(fields: Iterable[Field]) -> Schema:
     return _object({field.name: {"description": field.doc, **_nullable(field.type)} for field in fields})
 
 
-def _nullable(kind: Type) -> Schema:
+def _nullable(kind: FieldType) -> Schema:
     match kind:
         case Struct(fields):
             return {"anyOf": [_struct(fields), {"type": "null"}]}
