@@ -120,9 +120,12 @@ def backends() -> Finding:
     except StartError as error:
         return Finding("backends", False, str(error), "see the finding btf")
     refused = {backend: refusal(backend, ids) for backend in BACKENDS}
-    detail = "; ".join(f"not {backend}: {why}" if why else backend for backend, why in refused.items())
+    details = [
+        *(f"{backend} works" for backend, why in refused.items() if not why),
+        *(f"{backend} refused: {why}" for backend, why in refused.items() if why),
+    ]
     remedy = "boot a kernel 5.10 or newer with CONFIG_KPROBES=y, or 6.3 or newer"
-    return Finding("backends", not all(refused.values()), detail, remedy)
+    return Finding("backends", not all(refused.values()), "; ".join(details), remedy)
 
 
 def packages() -> Finding:

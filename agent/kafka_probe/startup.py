@@ -51,8 +51,8 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
     )
     cache_dir = None if config.cache_dir == "off" else config.cache_dir
     with closing(Programs.load(config.backend, config.buffer, options, rules(), cache_dir)) as programs:
-        not_others = "".join(f"; not by {name}: {reason}" for name, reason in programs.refused.items())
-        log.info("attached by %s to %s%s", programs.backend, platform.release(), not_others)
+        refused = "".join(f"; {name} refused: {reason}" for name, reason in programs.refused.items())
+        log.info("BPF programs attached (backend %s, kernel %s%s).", programs.backend, platform.release(), refused)
         for problem in programs.cache_problems:
             log.info("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):
@@ -66,7 +66,7 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
             if config.ready_file:
                 config.ready_file.touch()
             yield programs, listing
-    log.info("detached")
+    log.info("BPF programs detached.")
 
 
 def rules() -> Iterator[KernelRule]:

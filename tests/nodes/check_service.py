@@ -65,7 +65,7 @@ class Machine:
         return self.run("find /var/lib/kafka-probe/ -name '*.ndjson.gz'").splitlines()
 
     def wait_attached(self) -> None:
-        wait_until(lambda: "attached by" in self.log(), "the service to attach")
+        wait_until(lambda: "programs attached" in self.log(), "the service to attach")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_reload_reads_the_settings_again(machine: Machine) -> None:
 
 def test_its_status_and_its_log_are_shown(machine: Machine) -> None:
     assert "active (running)" in machine.run(STATUS)
-    assert "attached by" in machine.run(JOURNAL)
+    assert "programs attached" in machine.run(JOURNAL)
 
 
 def test_an_upgrade_repeats_lines_of_the_installation_and_starts_it_anew(machine: Machine) -> None:

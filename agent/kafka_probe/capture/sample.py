@@ -155,7 +155,7 @@ LOSSES = {
     "resync": "calls and frames skipped in search of a frame's start: expected on connections older than the agent",
     "header_incomplete": "connections that ended inside the copied part of a frame: a client or broker died",
     "buffer_unreadable": "frames whose header could not be read from the process's memory: see Limits",
-    "limit_reached": "frames cut short or hopped over: thousands per call, of partitions, or unfinished",
+    "limit_reached": "frames cut or skipped: too many in one call, too many partitions, or too many unfinished frames",
     "unknown_version": "frames of an API version newer than this release, counted by their header only: update",
     "malformed": "frames whose lengths contradict each other: not Kafka, or a bug; report it if it persists",
     "response_unmatched": "responses whose request was not seen or is in doubt, as after the start or limit_reached",

@@ -71,8 +71,8 @@ class CloseEvent(ConnectionFacts, CloseFacts, Stamped):
     owner_ended: Annotated[bool | None, "true: a second or two after this end was closed, the process had exited"]
     listener_closed_us: Annotated[
         int | None,
-        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: open, "
-        "or closed before the agent started, before those of 256 other ports or by the exit of its process",
+        "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it is "
+        "open, or was closed before the agent started or by process exit, or 256 other ports closed since",
     ]
 
 

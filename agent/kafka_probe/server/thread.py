@@ -113,7 +113,7 @@ class Server:
         thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
         self._running = _Running(view, server, loop, thread)
         thread.start()
-        log.info("serving on %s://%s", "https" if self._tls else "http", self._address)
+        log.info("The HTTP server listens on %s://%s.", "https" if self._tls else "http", self._address)
 
     def send(self, events: Sequence[Event]) -> None:
         size = sum(map(event_bytes, events))
