@@ -17,7 +17,7 @@ setup-tests: ## install what tests, lint and bench need as well
 setup-nodes: ## install what `make test-nodes` needs as well
 	@bash scripts/setup.sh nodes
 
-demo: setup ## run a broker, clients, the agent and the pipeline for a minute (KEEP=1: until Ctrl-C)
+demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
 test: setup-tests lint ## run lint, then the tests; those of pipeline and kernel beside the others
@@ -43,7 +43,7 @@ lint: setup-tests ## check formats, style, types, imports and words; change noth
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror {bpf,tests/lab/classifier}/*.[ch]
-	$(BIN)/python scripts/words.py Makefile pyproject.toml *.md $$(find agent bpf docs pipeline tests scripts vagrant ! -name '*words.py' \
+	$(BIN)/python scripts/words.py .clang-format Makefile pyproject.toml *.md $$(find agent bpf docs pipeline tests scripts vagrant ! -name '*words.py' \
 		-regex '.*[.]\(py\|[ch]\|sh\|md\|ya?ml\|tpl\|toml\|service\|env\)\|.*/\(NOTES.txt\|Containerfile\|Vagrantfile\)')
 
 format: setup-tests ## format the code and fix what a machine can fix

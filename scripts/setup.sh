@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# Installs what `make demo` needs, with the argument `tests` what only the tests need on top, and with `nodes` what only
-# those of image, chart and service do: Debian packages, a virtual environment in .venv, this project in it, and jars
-# under build/jars.
-# Idempotent: what is there stays. It first looks whether it can finish, and changes nothing if it cannot.
+# Installs the requirements of `make demo`: Debian packages, a virtual environment in .venv, this project in it, and jars
+# under build/jars. With `tests`, also those of the tests; with `nodes`, also those of the tests of image, chart and
+# service. Keeps existing installations. It first checks whether it can finish, and changes nothing if it cannot.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -19,7 +18,7 @@ java_17() {
     local major
     major=$(java -version 2>&1 | sed -nE '1s/.* version "([0-9]+).*/\1/p') && [ "${major:-0}" -ge 17 ]
 }
-# From that version on it fetches a newer one by itself where a module wants it.
+# Go 1.21 and newer fetch the toolchain that a module requires.
 go_1_21() {
     local version
     version=$(go env GOVERSION) && [ "$(printf '%s\n' go1.21 "$version" | sort -V | head -n 1)" = go1.21 ]

@@ -15,7 +15,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-REFUSED = re.compile(r"\b(told|said|heard|whoever|rooms?|house|no word of its own)\b", re.IGNORECASE)
+REFUSED = re.compile(r"\b(told|said|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE)
 FIRST_SENTENCE_WORDS = 20
 _QUOTED = re.compile(r"`[^`]*`")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\n")

@@ -96,7 +96,7 @@ def test_inside_a_frame(late: Late) -> None:
 
 
 def test_correlation_ids_that_fall_cast_no_doubt_once_requests_and_answers_are_followed(late: Late) -> None:
-    """Java numbers its requests when it makes them, and sends Metadata before what waits for it."""
+    """Java numbers its requests when it makes them, and sends Metadata before the requests that wait for it."""
     late.capture.begin()
     transfer(late.asked.server, late.asked.client, response(METADATA, 12, 5).wire)
     exchange(late.asked, range(6, 12))

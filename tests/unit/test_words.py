@@ -29,6 +29,7 @@ def lint(path: Path, text: str) -> tuple[int, list[str]]:
         ("a.py", '"""`said` is a name, untold is a word."""\n', []),
         ("a.h", "int told; // whoever reads it\n", ["1 'whoever'"]),
         ("a.md", "The house\n`house`\n", ["1 'house'"]),
+        ("a.md", "Log what waits.\n", ["1 'what waits'"]),
         ("a.yaml", "# As told\nkey: value  # said\n", ["1 'told'", "2 'said'"]),
         ("Makefile", "target: ## what was heard\n", ["1 'heard'"]),
     ],
