@@ -45,7 +45,7 @@ SECOND_US = 1_000_000
 
 _LONG, _STRING = T.LongType(), T.StringType()
 _SCOPES = {"workloads": WORKLOAD, "brokers": BROKER, "networks": NETWORK}
-Scope = tuple[str, str]
+NamedScope = tuple[str, str]
 Subject = tuple[str, str | None]
 # `subject` is the cause of an idle storm, else the broker or the workload; `change` is what batch `batch_id` did.
 # `since_us` is of the clock of the host that closed first, the other times are of Kafka's.
@@ -150,12 +150,12 @@ class Storm:
         return near and one.closed_us >= _earliest_us(self.now["since_us"], config)
 
     @property
-    def hits(self) -> Counter[Scope]:
+    def hits(self) -> Counter[NamedScope]:
         """How many members each scope has."""
         named = ((of["scope"], of["name"]) for one in self.members for of in one.scopes)
         return Counter((scope, name) for scope, name in named if name is not None)
 
-    def describe(self, populations: Mapping[tuple[str, Scope], int], config: Config) -> None:
+    def describe(self, populations: Mapping[tuple[str, NamedScope], int], config: Config) -> None:
         """Update what its members have in common; it stays as it was once the members are dropped."""
         if not self.members:
             return
@@ -288,7 +288,7 @@ def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
 
 def populations(
     connections: DataFrame, agents: DataFrame, storms: Sequence[Storm], config: Config
-) -> dict[tuple[str, Scope], int]:
+) -> dict[tuple[str, NamedScope], int]:
     """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
     names = {name for storm in storms for _, name in storm.hits}
     opened_us = F.least(*(f"{side}.opened_us" for side in ("client", "server")))
@@ -341,7 +341,7 @@ def _middle(values: Iterable[int]) -> int:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _most(hits: Counter[Scope], scope: str) -> list[dict[str, Any]]:
+def _most(hits: Counter[NamedScope], scope: str) -> list[dict[str, Any]]:
     """The names of a scope that were hit most."""
     named = sorted(((count, name) for (of, name), count in hits.items() if of == scope), reverse=True)
     return [{"count": count, "name": name} for count, name in named[:NAMED_PER_SCOPE]]

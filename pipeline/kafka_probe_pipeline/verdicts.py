@@ -27,7 +27,7 @@ from kafka_probe_pipeline.source import Clock, struct_of
 # closed together is not judged at once.
 _COMPANY_US = 30 * SECOND_US
 
-Connection = Mapping[str, Any]
+ConnectionRow = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,11 @@ _GIVEN = struct_of({"key": SCHEMA["key"].dataType, "new": VERDICT})
 
 
 def judged(
-    connections: Sequence[Connection], agents: Agents, clock: Clock, config: Config
+    connections: Sequence[ConnectionRow], agents: Agents, clock: Clock, config: Config
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Key and verdict of the connections that have none and get one now; those that have one are their company."""
 
-    def end(name: str, of: Connection) -> End:
+    def end(name: str, of: ConnectionRow) -> End:
         known = of[SIDES[name]]
         progress = agents.progress.get(known["agent_id"]) if known else None
         reset_us = agents.resets.get((known["agent_id"], known["local"], known["peer"])) if known else None

@@ -126,11 +126,20 @@ def test_no_binary_is_tracked(tracked: list[Path]) -> None:
 SAME_MEANING = {"Config", "StartError", "UsageError"}  # classes that both packages have on purpose
 
 
-def test_no_class_name_occurs_twice_in_the_distribution(tracked: list[Path]) -> None:
+def type_names(path: Path) -> Iterator[str]:
+    """Yield the names of a module's classes and type aliases."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            yield from (name for name in names if name[0].isupper() and not name.isupper())
+
+
+def test_no_name_of_a_class_or_type_alias_occurs_twice_in_the_distribution(tracked: list[Path]) -> None:
     packages = ROOT / "agent" / "kafka_probe", ROOT / "pipeline" / "kafka_probe_pipeline"
     modules = [path for path in tracked if path.suffix == ".py" and set(packages) & set(path.parents)]
-    nodes = (node for path in modules for node in ast.walk(ast.parse(path.read_text())))
-    names = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    names = Counter(name for path in modules for name in type_names(path))
     assert {name for name, count in names.items() if count > 1} == SAME_MEANING
 
 
