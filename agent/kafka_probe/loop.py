@@ -85,7 +85,7 @@ class Loop:
     def turn(self) -> None:
         """Wait at most a second for samples, read them, and send reports for as long as reading took.
 
-        At the end of an interval it may take longer, see `_end_interval`.
+        Exception: at the end of an interval it may send a whole report, see `_end_interval`.
         """
         pause_s = 0.0 if self._unread else _PAUSE_S if self._reports else _BATCH_S
         self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
@@ -161,8 +161,8 @@ class Loop:
     def _end_interval(self) -> None:
         """Begin the report of the interval that ends.
 
-        If as many reports as may be unfinished are, send the whole rest of the oldest one first. Samples are read
-        between its parts.
+        If _REPORTS reports are unfinished, send the whole rest of the oldest one first, however long that takes.
+        Samples are read between its parts.
         """
         if len(self._reports) == _REPORTS:
             for _ in self._reports.popleft():
