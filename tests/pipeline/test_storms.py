@@ -103,7 +103,7 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
     assert [hit["name"] for hit in storm["networks"]] == ["10.9.0.0/24"]
     assert storm["both_ends"] == 60
 
-    # Another agent is later with its word on what was closed at the same time, some of it before.
+    # Another agent reports later what was closed at the same time, some of it before.
     later = dropped(range(60, 300), at_s=-1)
     grown = only(history.storms_after(*later, agent_event(BROKER, until_s=9), at_s=9))
     assert (grown["id"], grown["change"], grown["count"], grown["population"]) == (storm["id"], "updated", 300, 266)
