@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def throughput(_: list[str]) -> Figures:
-    """Measure events per CPU second of a backlog; once more without the CPU time of a job that finds no events."""
+    """Measure events per CPU second of a backlog, with and without the CPU time of an idle start."""
     with lab(DIRECTORY / "throughput", OPEN[0]) as made:
         of_none = [once(made, f"none-{number}")[1] for number in range(ROUNDS)]
         events = made.feed.send(backlog(made.fleet, BACKLOG_FLOWS, FLOWS_PER_SECOND, time.time_ns() // 1000))
@@ -93,7 +93,7 @@ def once(made: Lab, name: str) -> tuple[float, float]:
 
 
 def start(_: list[str]) -> Figures:
-    """Measure the seconds from the job's start to its first alert, which is on a storm that is in the topic by then."""
+    """Measure the seconds from the job's start to its first alert. Its storm is in the topic before."""
     return {"first_alert_s": spread(first_alert(number) for number in range(ROUNDS))}
 
 
@@ -128,7 +128,7 @@ def with_open(connections: int, missing: list[str]) -> Figures:
 
 
 def steady(made: Lab, job: Job) -> Figures:
-    """Measure CPU and memory, and the batches that end in a steady state, of which each query has at least one."""
+    """Measure CPU, memory and batches in a steady state, in which each query ends at least one batch."""
     began_s, cpu_before_s, samples = time.time(), job.cpu_s(), [job.pss_mib()]
 
     def ended() -> dict[str, list[float]]:

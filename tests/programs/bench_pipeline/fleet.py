@@ -1,4 +1,4 @@
-"""Generates the events of a fleet: both ends of every connection, by the agents of 20 client nodes and 3 brokers.
+"""Generates the events of a fleet: both ends of every connection, of 20 client nodes and 3 brokers.
 
 Events have the agent's own types, and differ from each other as those of real clients do: 200 pods, half of them
 producers and half of them consumers. The same numbers give the same events. This module never sends anything.
@@ -228,7 +228,7 @@ class Fleet:
 
 
 def backlog(fleet: Fleet, flows: int, per_second: int, now_us: int) -> Iterator[Event]:
-    """Yield the events that wait after an outage: all opens, then the flows of each second, and reports at the end."""
+    """Yield the events of a backlog: all opens, then the flows of each second, then reports."""
     seconds = flows // per_second
     began_us = now_us - seconds * SECOND_US
     yield from fleet.opens(fleet.ordinary(), began_us)

@@ -71,7 +71,7 @@ class Lab:
         self.until_s(time.time() + WARM_UP_S, job)
 
     def alert_after_s(self, since_s: float, name: str, job: Job) -> float:
-        """Send the events of each second until there is an alert with this name; return how long after a time it came.
+        """Send the events of each second until an alert has this name. Return how long after a time it came.
 
         Raises:
             LabError: it did not come in time, or the job has ended.
