@@ -23,12 +23,11 @@ from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
-from kafka_probe_pipeline import storms
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
-from kafka_probe_pipeline.connections import END, SCHEMA, VERDICT
+from kafka_probe_pipeline.connections import END
 from kafka_probe_pipeline.rules import CAUSES
-from kafka_probe_pipeline.traffic import COUNTS, HISTOGRAMS, KEYS
+from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES
 from scripts import pictures
 
 ROOT = Path(__file__).parents[1]
@@ -186,12 +185,8 @@ def pipeline_table() -> str:
 
 def column_table() -> str:
     tables = {
-        "traffic": (*KEYS, *COUNTS, *HISTOGRAMS),
-        "connections": SCHEMA.names,
-        "connections.client, .server": END.names,
-        "connections.verdict": VERDICT.names,
-        "verdicts": (*(name for name in VERDICT.names if name != "batch_id"), *SCHEMA.names[:-1]),
-        "storms": storms.SCHEMA.names,
+        **{name: (DATE, BATCH_ID, *schema.names) for name, (schema, _) in TABLES.items()},
+        "verdicts.client, .server": END.names,
     }
     return table(
         ("table, or column of it", "columns"),
@@ -359,7 +354,7 @@ them.
         "tables",
         "Tables of the pipeline",
         """
-The columns of the Parquet tables below `--output`. Columns have the names of the [events](events.md)' fields. [The
+The columns of the Delta Lake tables below `--output`. Columns have the names of the [events](events.md)' fields. [The
 guide](../guide/pipeline.md#read-the-tables) says how to read them.
 """,
         column_table(),

@@ -134,7 +134,7 @@ fetch() {
     bash scripts/jars.sh "$1" "$2"
 }
 fetch kafka build/jars/kafka-4.3.0
-fetch spark-kafka build/jars/spark-kafka-4.0.0
+fetch spark build/jars/spark-4.0.0
 [ "$what" = demo ] || fetch prometheus build/jars/prometheus-1.8.0
 
 say "ready"

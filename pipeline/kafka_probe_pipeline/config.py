@@ -61,11 +61,11 @@ class Config(BaseSettings):
     alertmanager_url: str = Field("", pattern=r"^(https?://[^\s,]+(,https?://[^\s,]+)*)?$")
     """URLs of Prometheus Alertmanagers, separated by commas; each receives all alerts"""
     output: str = Field("kafka-probe-output", min_length=1)
-    """directory of the Parquet tables and the checkpoints, a path or a URI; the file system must rename atomically"""
+    """directory of the tables and the checkpoints, a path or a URI; the file system must rename atomically"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
-    """seconds between micro-batches; each one adds a directory to the table"""
+    """seconds between micro-batches of traffic; each one adds files to the tables"""
     verdict_interval: float = Field(2, gt=0)
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
     other_end_wait: float = Field(15, ge=0)
@@ -119,17 +119,7 @@ class Config(BaseSettings):
     master: str | None = None
     """master of the Spark cluster; default: that of spark-submit, else local[4]"""
     jars_dir: Path | None = None
-    """folder of Spark's Kafka connector, unless spark-submit provides it; default: the jars of `make setup`"""
-
-    @property
-    def table(self) -> str:
-        """Return the folder of the table of traffic."""
-        return f"{self.output}/traffic"
-
-    @property
-    def names(self) -> str:
-        """Return the folder of the table of the topics' names."""
-        return f"{self.output}/topic_names"
+    """folder with the jars of Spark's Kafka connector and Delta Lake; default: the jars of `make setup`"""
 
     @property
     def checkpoint(self) -> str:
@@ -144,22 +134,17 @@ class Config(BaseSettings):
     @property
     def agents(self) -> str:
         """Return the folder of the newest versions of the agents' state."""
-        return f"{self.output}/agents"
+        return f"{self.connections_checkpoint}/agents"
 
     @property
     def connections(self) -> str:
         """Return the folder of the newest versions of the connections."""
-        return f"{self.output}/connections"
-
-    @property
-    def verdicts(self) -> str:
-        """Return the folder of the verdicts, each once."""
-        return f"{self.output}/verdicts"
+        return f"{self.connections_checkpoint}/connections"
 
     @property
     def storms(self) -> str:
         """Return the folder of the newest versions of the storms."""
-        return f"{self.output}/storms"
+        return f"{self.connections_checkpoint}/storms"
 
     @property
     def connections_checkpoint(self) -> str:

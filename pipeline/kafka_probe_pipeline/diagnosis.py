@@ -16,7 +16,9 @@ from kafka_probe_pipeline import agents, connections, session, sinks, source, st
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.sinks import Table, send
+from kafka_probe_pipeline.sinks import send
+from kafka_probe_pipeline.tables import Table
+from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -32,26 +34,25 @@ FIELDS = {
     *connections.END.names,
     *connections.CLOSE.names,
 }
-VERSIONS_KEPT = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The tables of the diagnosis; all but the verdicts are versions of a state."""
+    """The state of the diagnosis, and its table of verdicts."""
 
-    agents: Table
-    connections: Table
+    agents: Versions
+    connections: Versions
     verdicts: Table
-    storms: Table
+    storms: Versions
 
     @classmethod
     def of(cls, spark: SparkSession, config: Config) -> Tables:
         """Those below the output directory."""
         return cls(
-            Table(spark, config.agents, agents.SCHEMA),
-            Table(spark, config.connections, connections.SCHEMA),
-            Table(spark, config.verdicts),
-            Table(spark, config.storms, storms.SCHEMA),
+            Versions(spark, config.agents, agents.SCHEMA),
+            Versions(spark, config.connections, connections.SCHEMA),
+            Table(spark, config.output, "verdicts"),
+            Versions(spark, config.storms, storms.SCHEMA),
         )
 
 
@@ -100,8 +101,7 @@ class Diagnosis:
         new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
-            if not tables.verdicts.exists(batch_id):
-                tables.verdicts.write(rows.transform(verdicts.given, batch_id), batch_id)
+            tables.verdicts.append(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
             if storms.due(before_now, new, recent, clock, self.config):
@@ -114,7 +114,7 @@ class Diagnosis:
         if tables.storms.exists(batch_id):
             self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))
         for versions in (tables.agents, tables.connections, tables.storms):
-            versions.keep(VERSIONS_KEPT)
+            versions.remove_old()
 
     def _alert(self, changed: DataFrame) -> None:
         alerts = [alert(row) for row in changed.collect()]

@@ -2,7 +2,7 @@
 
 Two queries read the events topic, each at its own pace: traffic is summed here, `diagnosis` says why connections end.
 The same through spark-submit, from an environment that has the package:
-`spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 .../kafka_probe_pipeline/job.py run ...`
+`spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,... .../kafka_probe_pipeline/job.py run ...`
 Executors run no Python. SIGINT and SIGTERM end `run` with status 0; killed at any moment, it goes on where it was.
 """
 
@@ -26,15 +26,17 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import names, report, session, source, topics
+from kafka_probe_pipeline import connections, hadoop, names, report, session, source, storms, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.connections import without_overflows
-from kafka_probe_pipeline.diagnosis import VERSIONS_KEPT, Diagnosis
+from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
-from kafka_probe_pipeline.sinks import Table, dead_letters, send, traffic_messages
+from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
+from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
 from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
+from kafka_probe_pipeline.versions import Versions
 
 _RETRY_S = 1.0
 # What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
@@ -62,7 +64,7 @@ class Step:
     config: Config
     table: Table
     names: Table
-    seen_events: Table
+    seen_events: Versions
     malformed: Counter[str] = field(default_factory=Counter)
 
     @classmethod
@@ -70,9 +72,9 @@ class Step:
         """Into the tables below the output directory."""
         return cls(
             config,
-            Table(spark, config.table),
-            Table(spark, config.names, names.PAIRS),
-            Table(spark, config.seen_events, SEEN_EVENTS),
+            Table(spark, config.output, "traffic"),
+            Table(spark, config.output, "topic_names"),
+            Versions(spark, config.seen_events, SEEN_EVENTS),
         )
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
@@ -80,36 +82,26 @@ class Step:
         parsed = records.transform(source.parsed).persist()
         try:
             events = source.received(parsed)
-            new = self._learn(events, batch_id)
-            # A batch that is there was complete when the job was killed after it; its rows stay as they were sent.
-            if not self.table.exists(batch_id):
-                rows = (
-                    events.transform(source.once, self.seen_events.before(batch_id))
-                    .transform(traffic, self.config.window)
-                    .transform(names.named, known(self.names))
-                )
-                self.table.write(rows.transform(summed, KEYS), batch_id)
+            known = self.names.read().drop(BATCH_ID, DATE)
+            new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id)
+            rows = (
+                events.transform(source.once, self.seen_events.before(batch_id))
+                .transform(traffic, self.config.window)
+                .transform(names.named, self.names.read())
+                .transform(summed, KEYS)
+            )
+            rows = self.table.append(rows, batch_id)
             if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
-            self.seen_events.keep(VERSIONS_KEPT)
-            rows = self.table.batch(batch_id)
-            self._send(rows.withColumn("batch_id", F.lit(batch_id)))
-            if new:
-                earlier = self.table.read().where(F.col("batch_id") < batch_id)
+            self.seen_events.remove_old()
+            self._send(rows)
+            if not new.isEmpty():
+                earlier = self.table.read().where(F.col(BATCH_ID) < batch_id)
                 self._send(earlier.transform(names.named_late, new))
             send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
             self._account(parsed, rows, batch_id)
         finally:
             parsed.unpersist()
-
-    def _learn(self, events: DataFrame, batch_id: int) -> DataFrame | None:
-        """The names that the batch is the first to know; None if there are none."""
-        if not self.names.exists(batch_id):
-            new = events.transform(names.pairs).transform(names.unlike, known(self.names))
-            if new.isEmpty():
-                return None
-            self.names.write(new, batch_id)
-        return self.names.batch(batch_id)
 
     def _remember(self, events: DataFrame, batch_id: int) -> None:
         """Keep what was seen of each agent, and log how many are too many."""
@@ -136,28 +128,20 @@ class Step:
             report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
 
 
-def known(table: Table) -> DataFrame:
-    """The names of a table that may not be there yet."""
-    return table.rows_so_far().drop("batch_id")
-
-
 def start(
     spark: SparkSession, config: Config, step: Step, diagnosis: Diagnosis
 ) -> tuple[StreamingQuery, StreamingQuery]:
     """Start the two streams from the events topic: into `step`, and into `diagnosis`.
 
     Raises:
-        StartError: a table has no checkpoint, so that every event would count again.
+        StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
     """
-    for path, checkpoint in (
-        (config.table, config.checkpoint),
-        (config.connections, config.connections_checkpoint),
+    for name, checkpoint in (
+        ("traffic", config.checkpoint),
+        ("topic_names", config.checkpoint),
+        ("verdicts", config.connections_checkpoint),
     ):
-        if Table(spark, path).exists() and not Table(spark, checkpoint).exists():
-            raise StartError(
-                f"{path} has batches, but its checkpoint {checkpoint} is missing. "
-                "Move the table away or choose another --output; otherwise every event would count twice."
-            )
+        Table(spark, config.output, name).require_checkpoint(checkpoint)
     # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
     # record from the future would else make all agents silent for long.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
@@ -254,7 +238,8 @@ def run(**given: object) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
     try:
-        session.require_connector(spark)
+        session.require_jars(spark)
+        hadoop.require_shared(spark, config.output)
         created = topics.create_missing(spark, config)
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)
@@ -266,7 +251,7 @@ def run(**given: object) -> None:
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))
             run_through_outages(spark, config, lambda: start(spark, config, step, diagnosis), stopping)
-        log.info("stopped; the table is %s%s", config.table, _listed("malformed", step.malformed))
+        log.info("stopped; the tables are in %s%s", config.output, _listed("malformed", step.malformed))
     finally:
         spark.stop()
 
@@ -308,27 +293,26 @@ def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) 
 
 
 def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
-    """What `show` prints of a table."""
-    path = {
-        "traffic": config.table,
-        "connections": config.connections,
-        "verdicts": config.verdicts,
-        "storms": config.storms,
-    }[name]
-    table = Table(spark, path)
-    if not table.exists():
-        raise StartError(f"There is no table at {path}: set --output to that of `kafka-probe-pipeline run`.")
+    """Return what `show` prints of a table."""
+    match name:
+        case "connections":
+            rows = Versions(spark, config.connections, connections.SCHEMA).newest()
+        case "storms":
+            rows = Versions(spark, config.storms, storms.SCHEMA).newest()
+        case _:
+            table = Table(spark, config.output, name)
+            rows = table.read().drop(DATE, BATCH_ID) if table.exists() else None
+    if rows is None:
+        raise StartError(f"There are no {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
     match name:
         case "traffic":
-            return report.totals(table.read().transform(names.named, known(Table(spark, config.names, names.PAIRS))))
+            return report.totals(rows.transform(names.named, Table(spark, config.output, "topic_names").read()))
         case "verdicts":
-            return table.read().orderBy("judged_us", "key").transform(without_overflows)
+            return rows.orderBy("judged_ts", "key").transform(without_overflows)
+        case "connections":
+            return rows.orderBy("key").transform(without_overflows)
         case _:
-            newest = table.newest()
-            assert newest is not None
-            if name == "connections":
-                return newest.orderBy("key").transform(without_overflows)
-            return newest.orderBy("opened_us")
+            return rows.orderBy("opened_us")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """Names topics by their ids. A name from any agent applies to the rows of all agents, also to earlier rows.
 
-Pure functions of DataFrames; pairs are rows of `topic_id` and `name`, one per id. This module never reads or writes.
+Pure functions of DataFrames; pairs are rows of `SCHEMA`, one per id. This module never reads or writes.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from pyspark.sql import types as T
 
 from kafka_probe_pipeline.source import struct_of
 
-PAIRS = struct_of({"topic_id": T.StringType(), "name": T.StringType()})
+# `ts`: when Kafka got the first event that named the id.
+SCHEMA = struct_of({"ts": T.TimestampType(), "topic_id": T.StringType(), "topic": T.StringType()})
 
 
 def pairs(events: DataFrame) -> DataFrame:
     """The ids that the events of any kind name."""
     return (
-        events.select(F.explode("topics").alias("of"))
-        .select(F.col("of.topic_id").alias("topic_id"), F.col("of.topic").alias("name"))
-        .where(F.col("topic_id").isNotNull() & F.col("name").isNotNull())
+        events.select("received_us", F.explode("topics").alias("of"))
+        .select("received_us", "of.topic_id", "of.topic")
+        .where(F.col("topic_id").isNotNull() & F.col("topic").isNotNull())
         .groupBy("topic_id")
-        .agg(F.min("name").alias("name"))
+        .agg(F.timestamp_micros(F.min("received_us")).alias("ts"), F.min("topic").alias("topic"))
+        .select(*SCHEMA.names)
     )
 
 
@@ -32,7 +34,8 @@ def unlike(pairs: DataFrame, known: DataFrame) -> DataFrame:
 
 def named(rows: DataFrame, known: DataFrame) -> DataFrame:
     """Rows of traffic, each `topic` by the name of its id, where that is known."""
-    return rows.join(known, "topic_id", "left").withColumn("topic", F.coalesce("name", "topic")).select(*rows.columns)
+    name = known.select("topic_id", F.col("topic").alias("name"))
+    return rows.join(name, "topic_id", "left").withColumn("topic", F.coalesce("name", "topic")).select(*rows.columns)
 
 
 def named_late(rows: DataFrame, new: DataFrame) -> DataFrame:

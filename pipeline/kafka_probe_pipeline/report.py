@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from pyspark.sql import DataFrame, Row
@@ -43,7 +44,9 @@ def of_others(rows: Iterable[Row]) -> list[Row]:
 
 def print_json(totals: Iterable[Row], output: TextIO) -> None:
     """One JSON object per row and line."""
-    output.writelines(json.dumps(row.asDict(recursive=True), separators=(",", ":")) + "\n" for row in totals)
+    output.writelines(
+        json.dumps(row.asDict(recursive=True), separators=(",", ":"), default=_iso) + "\n" for row in totals
+    )
 
 
 def print_tables(totals: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
@@ -74,6 +77,11 @@ def _print(title: str, texts: Cells, numbers: Cells, rows: list[Row], output: Te
     for row in shown:
         table.add_row(*(Text(_text(cell(row))) for cell in ({**texts, **numbers}).values()))
     Console(file=output, width=None if output.isatty() else FILE_WIDTH).print(table)
+
+
+def _iso(time: datetime) -> str:
+    """Return a time, which Spark gives in this process's time zone, in UTC."""
+    return time.astimezone(UTC).isoformat()
 
 
 def _is_own(row: Row) -> bool:

@@ -1,7 +1,8 @@
 """The Spark session: a small local one by default, whatever spark-submit started if it did.
 
-Owns the settings of Spark: memory, time zone, logging, and where the Kafka connector comes from, which the pyspark
-package does not ship. Master, resources and partitions that are set by spark-submit stay. Never reads or writes data.
+Owns the settings of Spark: memory, time zone, logging, and where the Kafka connector and Delta Lake come from, which
+the pyspark package does not ship. Master, resources and partitions that are set by spark-submit stay. Never reads or
+writes data.
 """
 
 from __future__ import annotations
@@ -21,12 +22,16 @@ from pyspark.sql.types import ArrayType, StructType
 
 from kafka_probe_pipeline.errors import StartError, UsageError
 
-CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-kafka-{pyspark.__version__}"
+PACKAGES = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__},io.delta:delta-spark_2.13:4.0.1"
+FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-{pyspark.__version__}"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # Any session: sums that overflow become null instead of ending the job, and a time is printed the same everywhere.
 _ALWAYS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Each look at a table's log is a Spark job of so many tasks.
+    "spark.databricks.delta.snapshotPartitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
     # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
@@ -121,23 +126,26 @@ def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: Str
     return session.range(0, 1, 1, 1).select(F.inline(F.from_json(text, ArrayType(schema))))
 
 
-def require_connector(spark: SparkSession) -> None:
-    """Return if the session can read from Kafka.
+def require_jars(spark: SparkSession) -> None:
+    """Return if the session can read from Kafka and write Delta Lake tables.
 
     Raises:
-        StartError: the connector is not on the class path.
+        StartError: jars are not on the class path.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    if not isinstance(jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, JavaClass):
+    needed = jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, jvm.org.apache.spark.sql.delta.DeltaLog
+    if not all(isinstance(found, JavaClass) for found in needed):
         raise StartError(
-            f"Spark's Kafka connector is missing: run `make setup` in the checkout, "
-            f"set --jars-dir to a folder with its jars, or start with `spark-submit --packages {CONNECTOR}`."
+            f"Jars of Spark's Kafka connector or of Delta Lake are missing: run `make setup` in the checkout, "
+            f"set --jars-dir to a folder with the jars, or start with `spark-submit --packages {PACKAGES}`."
         )
 
 
 def _jars(folder: Path | None) -> list[str]:
     jars = sorted(str(jar) for jar in (folder or FETCHED_JARS).glob("*.jar"))
     if folder and not jars:
-        raise StartError(f"No jars in {folder}: --jars-dir must name the folder of Spark's Kafka connector.")
+        raise StartError(
+            f"No jars in {folder}: --jars-dir must name a folder with Spark's Kafka connector and Delta Lake."
+        )
     return jars

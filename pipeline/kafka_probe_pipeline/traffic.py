@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import SEEN, newest_agents, seen, struct_of, times
+from kafka_probe_pipeline.source import SEEN, newest_agents, seen, spark_schema, struct_of, times
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -60,6 +60,25 @@ HISTOGRAMS = {
 }
 PERCENTILES = {"p50_us": 0.50, "p95_us": 0.95, "p99_us": 0.99}
 
+
+def _type(path: str) -> T.DataType:
+    """Return the type of a field of events; `path`: as `workload.pid`."""
+    kind: T.DataType = spark_schema()
+    for name in path.split("."):
+        assert isinstance(kind, T.StructType)
+        kind = kind[name].dataType
+    return kind
+
+
+SCHEMA = struct_of(
+    {
+        **dict.fromkeys(WINDOW, T.TimestampType()),
+        **{name: _type(path) for name, path in DIMENSIONS.items()},
+        **dict.fromkeys(LEVEL, T.StringType()),
+        **dict.fromkeys(COUNTS, T.LongType()),
+        **dict.fromkeys(HISTOGRAMS, T.MapType(T.StringType(), T.LongType())),
+    }
+)
 
 SEEN_EVENTS = struct_of({"agent_id": T.StringType(), "seen": SEEN, "last_seen_us": T.LongType()})
 _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk

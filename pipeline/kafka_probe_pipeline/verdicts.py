@@ -15,10 +15,12 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.connections import SCHEMA, VERDICT
+from kafka_probe_pipeline.connections import SCHEMA as CONNECTION
+from kafka_probe_pipeline.connections import VERDICT
 from kafka_probe_pipeline.evidence import SECOND_US, SIDES, AgentProgress, End
 from kafka_probe_pipeline.rules import RULES
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -28,6 +30,15 @@ from kafka_probe_pipeline.source import Clock, struct_of
 _COMPANY_US = 30 * SECOND_US
 
 ConnectionRow = Mapping[str, Any]
+
+# A row of the table. `ts`: when the connection was closed, by the clock of the end `by`; `judged_ts` is of Kafka's.
+SCHEMA = struct_of(
+    {
+        **dict.fromkeys(("ts", "judged_ts"), T.TimestampType()),
+        **{name: VERDICT[name].dataType for name in ("cause", "evidence", "by", "idle_us")},
+        **{field.name: field.dataType for field in CONNECTION if field.name != "verdict"},
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +74,7 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
         return connections
     found = session.rows(connections.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
     with_new = connections.join(F.broadcast(found), "key", "left")
-    return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*SCHEMA.names)
+    return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*CONNECTION.names)
 
 
 def resets_between(agents: DataFrame, connections: DataFrame) -> DataFrame:
@@ -77,7 +88,7 @@ def resets_between(agents: DataFrame, connections: DataFrame) -> DataFrame:
     return sent.join(F.broadcast(ends), keys, "left_semi").groupBy(keys).agg(F.max("ts").alias("ts"))
 
 
-_GIVEN = struct_of({"key": SCHEMA["key"].dataType, "new": VERDICT})
+_GIVEN = struct_of({"key": CONNECTION["key"].dataType, "new": VERDICT})
 
 
 def judged(
@@ -195,7 +206,8 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
     return (
         connections.where(F.col("verdict.batch_id") == batch_id)
         .select("verdict.*", *(name for name in connections.columns if name != "verdict"))
-        .drop("batch_id")
+        .withColumns({"ts": F.timestamp_micros("closed_us"), "judged_ts": F.timestamp_micros("judged_us")})
+        .select(*SCHEMA.names)
     )
 
 

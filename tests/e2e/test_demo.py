@@ -72,7 +72,7 @@ def test_one_command_shows_who_talks_to_whom(kept: tuple[subprocess.Popen[str], 
     assert not any(count for reason, count in result["losses"].items() if reason != "before_proof")
     assert "Lost: nothing" in output
     assert (ROOT / "build" / "demo" / "events.ndjson").stat().st_size
-    assert [*(ROOT / "build" / "demo" / "pipeline" / "traffic").glob("batch_id=*/*.parquet")]
+    assert [*(ROOT / "build" / "demo" / "pipeline" / "traffic").glob("date=*/*.parquet")]
 
 
 def test_what_it_prints_to_try_works_while_the_clients_go_on(kept: tuple[subprocess.Popen[str], str]) -> None:

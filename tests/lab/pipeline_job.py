@@ -12,11 +12,12 @@ from itertools import count
 from pathlib import Path
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import job, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.tables import Table
 from tests.builders.spark_events import NOON_US, Event, flow, lines
 from tests.lab import processes
 from tests.lab.broker import Broker
@@ -118,6 +119,10 @@ class Run:
         """Return True if writers set the times of the events topic's records."""
         return topics.has_times_of_writers(spark, load(self._settings))
 
+    def table(self, spark: SparkSession, name: str = "traffic") -> DataFrame:
+        """Return the rows of one of the job's tables."""
+        return Table(spark, str(self.output), name).read()
+
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False
     ) -> str:
@@ -133,6 +138,10 @@ class Run:
             lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.01
         )
         assert process.poll() is None, tail(self.log)
+
+    def written(self, name: str) -> int:
+        """Return the number of micro-batches that have written to a table."""
+        return len([*(self.output / name / "_delta_log").glob("[0-9]*.json")])
 
     def commits(self) -> int:
         """Return the number of micro-batches that Spark regards as done."""

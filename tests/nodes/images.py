@@ -34,7 +34,7 @@ def built(target: str) -> str:
 def here() -> list[str]:
     """Return the flags with which a build gets from this machine what it otherwise gets from the internet."""
     _make_base()
-    (spark,) = _JARS.glob("spark-kafka-*")
+    (spark,) = _JARS.glob("spark-[0-9]*")
     return ["--network=host", f"--build-arg=BASE={BASE}", f"--build-context=jars={spark}", *_pip()]
 
 

@@ -26,7 +26,7 @@ def in_a_batch_of_the_storm(run: Run) -> bool:
     """The verdicts of a batch are there, and Spark does not know that it is done."""
     batches = len([*(run.output / "connections_checkpoint" / "offsets").glob("[0-9]*")])
     done = len([*(run.output / "connections_checkpoint" / "commits").glob("[0-9]*")])
-    return batches > done and len([*(run.output / "verdicts").glob("batch_id=*")]) > 1
+    return batches > done and run.written("verdicts") > 1
 
 
 def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_loses_no_close(
@@ -52,7 +52,7 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     messages = run.received(run.alerts)
     assert {key for key, _ in messages} == {key}
     assert {key: message["count"] for key, message in messages} == {messages[0][0]: 300}
-    verdicts = spark.read.parquet(str(run.output / "verdicts"))
+    verdicts = run.table(spark, "verdicts")
     assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
     assert verdicts.select("key").distinct().count() == 300
 

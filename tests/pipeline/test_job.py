@@ -12,13 +12,14 @@ import subprocess
 from collections import Counter
 from pathlib import Path
 from threading import Event
+from uuid import uuid4
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import job, source
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.errors import OutputError, PipelineError, StartError
+from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.traffic import summed
@@ -51,13 +52,14 @@ def in_a_batch(run: Run) -> bool:
 
 
 def with_half_a_batch(run: Run) -> bool:
-    """Return True while the batch is being written to the table."""
-    return (run.output / "traffic" / "_draft").exists()
+    """Return True if files of the batch are written and not yet committed."""
+    log = "".join(commit.read_text() for commit in run.output.glob("traffic/_delta_log/*.json"))
+    return any(file.name not in log for file in run.output.glob("traffic/date=*/*.parquet"))
 
 
 def with_a_batch_that_spark_does_not_know_of(run: Run) -> bool:
     """The batch is in the table, its Kafka rows are on their way, its commit is not."""
-    return len([*(run.output / "traffic").glob("batch_id=*")]) > run.commits()
+    return run.written("traffic") > run.commits()
 
 
 def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_per_key_is_right(
@@ -74,7 +76,7 @@ def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_
             run.wait_until(moment, process)
     run.once(spark)
 
-    table = spark.read.parquet(str(run.output / "traffic"))
+    table = run.table(spark)
     api = table.where("level = 'api'")
     (total,) = api.transform(summed, ()).collect()
     windows = {row["window_start"].year: row["requests"] for row in api.transform(summed, ("window_start",)).collect()}
@@ -103,7 +105,7 @@ def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_w
     run.once(spark, window=3600)
     sent = run.received(run.traffic)
     assert len(sent) == 2 * len(dict(sent))
-    assert len(dict(sent)) == spark.read.parquet(str(run.output / "traffic")).count()
+    assert len(dict(sent)) == run.table(spark).count()
 
 
 def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark: SparkSession) -> None:
@@ -111,7 +113,7 @@ def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark
     run.once(spark)
     run.send_events(flow(1), flow(2), flow(2, agent_id="another"))
     run.once(spark)
-    (total,) = spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").transform(summed, ()).collect()
+    (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == 5
 
 
@@ -128,7 +130,7 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
     run.once(spark)
     run.send_events(flow(0), flow(1), flow(2))
     run.once(spark)
-    (total,) = spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").transform(summed, ()).collect()
+    (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == 4  # with that of 2^48, which an agent may have sent
     dead = {str(row["reason"]): len(str(row["line"])) for _, row in run.received(run.dead)}
     assert dead == {
@@ -156,7 +158,7 @@ def test_a_forged_time_of_a_record_does_not_stop_the_job(run: Run, spark: SparkS
     assert not run.has_times_of_writers(spark)
     run.send_events(flow(0), at_ms=-(2**62))
     run.once(spark)
-    assert spark.read.parquet(str(run.output / "traffic")).where("level = 'api'").count() == 1
+    assert run.table(spark).where("level = 'api'").count() == 1
 
 
 def test_a_topic_with_times_of_writers_is_known(run: Run, spark: SparkSession) -> None:
@@ -193,7 +195,7 @@ def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: 
     run.send(records=2)
     run.once(spark)
     assert "Traceback" not in run.log.read_text()
-    table = spark.read.parquet(str(run.output / "traffic"))
+    table = run.table(spark)
     (total,) = table.where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == run.expected()["requests"]
 
@@ -216,7 +218,7 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
             process.send_signal(signal.SIGINT)
             assert process.wait(LIMIT_S) == 0, tail(run.log)
         run.once(spark)
-        table = spark.read.parquet(str(run.output / "traffic"))
+        table = run.table(spark)
         (total,) = table.where("level = 'api'").transform(summed, ()).collect()
         assert total["requests"] == run.expected()["requests"]
 
@@ -257,7 +259,7 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, s
     rows = [json.loads(line) for line in run.shown(spark).splitlines()]
     assert {(row["level"], row["topic"], row["requests"]) for row in rows} == {("api", None, 6), ("topic", "orders", 6)}
     assert all(row["p99_us"] for row in rows if row["level"] == "api")
-    files = [file.name for file in run.output.glob("traffic/batch_id=0/part-*")]
+    files = [file.name for file in run.output.glob("traffic/date=*/part-*")]
     assert max(int(name.split("-")[1]) for name in files) > 1, "of the partitions that spark-submit asks for"
     tables = command_line("show", "--output", str(run.output)).stdout
     assert "Produce v11" in tables
@@ -289,17 +291,47 @@ def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path)
     assert sentence.startswith(f"kafka-probe-pipeline: Kafka at {address} cannot be used (")
 
 
-def test_a_table_without_its_checkpoint_is_not_counted_again(run: Run, spark: SparkSession) -> None:
-    run.send(records=1)
+@pytest.mark.parametrize(("table", "checkpoint"), [("traffic", "checkpoint"), ("verdicts", "connections_checkpoint")])
+def test_without_the_checkpoint_that_belongs_to_a_table_no_event_is_lost_or_counted_again(
+    run: Run, spark: SparkSession, table: str, checkpoint: str
+) -> None:
+    ends = [of(end, number) for number in range(2) for of in (opened, closed) for end in (CLIENT, BROKER)]
+    run.send_events(flow(0), *ends[:4])
     run.once(spark)
-    shutil.rmtree(run.output / "checkpoint")
-    with pytest.raises(StartError, match="its checkpoint"):
+    directory = run.output / checkpoint
+    older, newer = (directory.with_name(name) for name in ("older", "newer"))
+    shutil.copytree(directory, older)
+    run.send_events(flow(1), *ends[4:])
+    run.once(spark)
+    rows = run.table(spark, table).count()
+    directory.rename(newer)
+
+    with pytest.raises(StartError, match=f"its checkpoint {directory} is missing"):
+        run.once(spark)
+    older.rename(directory)
+    with pytest.raises(StartError, match=f"has batches that its checkpoint {directory} does not have"):
+        run.once(spark)
+    shutil.rmtree(directory)
+    shutil.copytree(newer, directory)
+    metadata = json.loads((directory / "metadata").read_text())
+    (directory / "metadata").write_text(json.dumps({**metadata, "id": str(uuid4())}))
+    with pytest.raises(StartError, match="does not have"):
+        run.once(spark)
+    shutil.rmtree(directory)
+    newer.rename(directory)
+    run.once(spark)
+    assert run.table(spark, table).count() == rows
+
+
+def test_tables_of_an_older_release_are_refused(run: Run, spark: SparkSession) -> None:
+    (run.output / "traffic" / "batch_id=0").mkdir(parents=True)
+    with pytest.raises(StartError, match="was written by an older release"):
         run.once(spark)
 
 
 def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSession) -> None:
     def fails(_rows: DataFrame, _batch_id: int) -> None:
-        raise OutputError("The disk is full.")
+        raise AwayError("The disk is full.")
 
     query = spark.readStream.format("rate").load().writeStream.foreachBatch(fails).start()
     with pytest.raises(PipelineError, match=r"^The stream stopped: The disk is full\.$"):
@@ -314,7 +346,7 @@ def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSes
         (("run", "--bootstrap-servers", "b:1", "--window", "0"), 2, "--window: must be greater than 0"),
         (("run", "--bootstrap-servers", "b:1", "--kafka-option", "x"), 2, "must be key=value"),
         (("run", "--bootstrap-servers", "b:1", "--jars-dir", "/nowhere"), 3, "No jars in /nowhere"),
-        (("show", "--output", "/nowhere"), 3, "There is no table at /nowhere/traffic"),
+        (("show", "--output", "/nowhere"), 3, "There are no traffic in /nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_reported_in_one_sentence(arguments: tuple[str, ...], status: int, error: str) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import names
 from kafka_probe_pipeline.traffic import traffic
-from tests.builders.spark_events import events, flow
+from tests.builders.spark_events import NOON_US, events, flow
 
 pytestmark = pytest.mark.spark
 
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 ORDERS, SALES, UNHEARD = "aa" * 16, "bb" * 16, "cc" * 16
 
 
@@ -19,7 +23,7 @@ def topic(topic_id: str | None = None, name: str | None = None) -> dict[str, obj
 
 
 def contents(pairs: DataFrame) -> set[tuple[str, str]]:
-    return {(row["topic_id"], row["name"]) for row in pairs.collect()}
+    return {(row["topic_id"], row["topic"]) for row in pairs.collect()}
 
 
 def test_pairs_come_from_events_of_every_kind_and_an_id_has_one_name(spark: SparkSession) -> None:
@@ -29,14 +33,14 @@ def test_pairs_come_from_events_of_every_kind_and_an_id_has_one_name(spark: Spar
         {**flow(2), "kind": "topics", "topics": [{"topic_id": SALES, "topic": "sales"}]},
         {**flow(3), "kind": "request", "topics": [{"topic_id": SALES, "topic": "zzz"}]},
     )
-    pairs = events(spark, *sent).transform(names.pairs)
+    pairs = events(spark, *sent).withColumn("received_us", F.lit(NOON_US)).transform(names.pairs)
     assert contents(pairs) == {(ORDERS, "orders"), (SALES, "sales")}
-    known = spark.createDataFrame([(ORDERS, "orders")], names.PAIRS)
+    known = spark.createDataFrame([(NOON, ORDERS, "orders")], names.SCHEMA)
     assert contents(pairs.transform(names.unlike, known)) == {(SALES, "sales")}
 
 
 def test_rows_are_named_by_their_id_and_no_row_is_lost_or_doubled(spark: SparkSession) -> None:
-    known = spark.createDataFrame([(ORDERS, "orders"), (SALES, "sales")], names.PAIRS)
+    known = spark.createDataFrame([(NOON, ORDERS, "orders"), (NOON, SALES, "sales")], names.SCHEMA)
     sent = flow(topics=[topic(ORDERS), topic(SALES, "sales"), topic(UNHEARD), topic(name="old client")])
     rows = events(spark, sent).transform(traffic, 60)
     by_id = {(row["level"], row["topic_id"], row["topic"]) for row in rows.transform(names.named, known).collect()}

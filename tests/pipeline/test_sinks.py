@@ -1,60 +1,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
-from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe_pipeline import source
-from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, Table, dead_letters, traffic_messages
+from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, dead_letters, traffic_messages
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow, records
 
 pytestmark = pytest.mark.spark
-
-
-def test_a_batch_appears_whole_and_reads_back_as_it_was_written(spark: SparkSession, tmp_path: Path) -> None:
-    table = Table(spark, str(tmp_path / "traffic"))
-    rows = events(spark, flow(errors={"3": 1}, topics=[{"topic": "t"}])).transform(traffic, 60)
-    assert not table.exists()
-    table.write(rows, 0)
-    assert table.exists(0)
-    assert not table.exists(1)
-    assertDataFrameEqual(table.batch(0), rows)
-    assertDataFrameEqual(table.read().drop("batch_id"), rows)
-
-
-def test_readers_see_nothing_of_a_draft_that_a_killed_job_left_and_the_next_batch_replaces_it(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    table = Table(spark, str(tmp_path))
-    rows = events(spark, flow()).transform(traffic, 60)
-    table.write(rows, 0)
-    rows.union(rows).write.parquet(str(tmp_path / "_draft"))
-    assert table.read().count() == 1
-    table.write(rows, 1)
-    assert sorted((row["batch_id"], row["requests"]) for row in table.read().collect()) == [(0, 1), (1, 1)]
-
-
-def test_of_versions_the_newest_before_a_batch_is_found_and_old_ones_are_removed(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    schema = T.StructType([T.StructField("n", T.LongType())])
-    table = Table(spark, str(tmp_path / "state"), schema)
-    assert table.newest() is None
-    assert table.before(10).collect() == []
-    for number in (2, 9, 10):
-        table.write(spark.createDataFrame([(number,)], schema), number)
-    assert table.before(10).collect() == [(9,)]
-    table.keep(2)
-    newest = table.newest()
-    assert newest is not None
-    assert newest.collect() == [(10,)]
-    assert [row["batch_id"] for row in table.read().orderBy("batch_id").collect()] == [9, 10]
 
 
 def test_a_row_has_the_same_key_on_every_replay_and_another_in_every_window_batch_and_dimension(

@@ -100,10 +100,10 @@ def test_every_package_that_setup_installs_is_pinned_and_installed_as_pinned() -
 def test_sparks_connector_has_the_version_of_pyspark() -> None:
     version = pins()["pyspark"]
     revisions = re.findall(
-        r'org="org.apache.spark" name="[^"]+" rev="([^"]+)"', (ROOT / "scripts/jars/spark-kafka.xml").read_text()
+        r'org="org.apache.spark" name="[^"]+" rev="([^"]+)"', (ROOT / "scripts/jars/spark.xml").read_text()
     )
     assert set(revisions) == {version}
-    assert f"build/jars/spark-kafka-{version}\n" in (ROOT / "scripts/setup.sh").read_text()
+    assert f"build/jars/spark-{version}\n" in (ROOT / "scripts/setup.sh").read_text()
 
 
 def test_every_c_source_names_its_licence(tracked: list[Path]) -> None:

@@ -19,11 +19,12 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 from pyspark.sql import Row, SparkSession
+from pyspark.sql.types import StructType
 
-from kafka_probe_pipeline import session
+from kafka_probe_pipeline import agents, connections, session
 from kafka_probe_pipeline.config import Config, load
-from kafka_probe_pipeline.sinks import Table
 from kafka_probe_pipeline.storms import IDLE, RESTART
+from kafka_probe_pipeline.versions import Versions
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.network import Answer, Connection, Network, nat
@@ -69,9 +70,9 @@ class Scene:
     def events(self) -> list[Event]:
         return read_events(self.run.broker.bootstrap, self.run.events)
 
-    def table(self, path: Callable[[Config], str]) -> list[Row]:
-        """The newest version of a table of the job."""
-        newest = Table(self.spark, path(load({"output": str(self.run.output)}))).newest()
+    def state(self, path: Callable[[Config], str], schema: StructType) -> list[Row]:
+        """Return the newest version of a state of the job."""
+        newest = Versions(self.spark, path(load({"output": str(self.run.output)})), schema).newest()
         return newest.collect() if newest else []
 
     def sent_alerts(self) -> list[tuple[float, Event]]:
@@ -95,7 +96,7 @@ class Scene:
         wanted, known = set(wanted), dict[Connection, Row]()
 
         def all_known() -> bool:
-            rows = self.table(lambda config: config.connections)
+            rows = self.state(lambda config: config.connections, connections.SCHEMA)
             known.update({connection_of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
             return wanted <= known.keys()
 
@@ -107,8 +108,12 @@ class Scene:
         now_us = time.time_ns() // 1000
 
         def judged() -> bool:
-            words = [row["complete_until"] for row in self.table(lambda config: config.agents)]
-            open_cases = [row for row in self.table(lambda config: config.connections) if row["verdict"] is None]
+            words = [row["complete_until"] for row in self.state(lambda config: config.agents, agents.SCHEMA)]
+            open_cases = [
+                row
+                for row in self.state(lambda config: config.connections, connections.SCHEMA)
+                if row["verdict"] is None
+            ]
             return min(words, default=0) > now_us and not any(row["state"] == "closed" for row in open_cases)
 
         wait_until(judged, "the job to judge all", timeout_s=120, every_s=2)
@@ -281,7 +286,7 @@ def test_from_the_silence_of_an_agent_that_is_killed_in_a_storm_nothing_is_concl
         known = {alert["id"] for _, alert in idle_alerts(scene)}
 
         def verdicts(forgotten: Collection[Connection]) -> list[Row]:
-            rows = scene.table(lambda config: config.connections)
+            rows = scene.state(lambda config: config.connections, connections.SCHEMA)
             ended = [row for row in rows if row["verdict"] and row["verdict"]["closed_us"] >= since_us]
             return [row["verdict"] for row in ended if connection_of(row) in forgotten]
 

@@ -9,8 +9,10 @@ from itertools import groupby
 from pathlib import Path
 
 from kafka import KafkaProducer
+from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import session
+from kafka_probe_pipeline.tables import Table
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
 from tests.lab.product import run_pipeline
@@ -51,8 +53,12 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
                     Connection(row.local, row.peer) if row.local else None,
                     row.closed_us,
                 )
-                for row in spark.read.parquet(str(directory / name / "pipeline" / "verdicts"))
-                .select("cause", "evidence", "flow_id", "client.local", "client.peer", "closed_us")
+                for row in Table(spark, str(directory / name / "pipeline"), "verdicts")
+                .read()
+                .select(
+                    *("cause", "evidence", "flow_id", "client.local", "client.peer"),
+                    F.unix_micros("ts").alias("closed_us"),
+                )
                 .collect()
             ]
             for name in views

@@ -1,0 +1,73 @@
+"""Access to the file system of the output directory through Hadoop: a local one, HDFS or an object store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.errors import StartError
+
+
+def exists(spark: SparkSession, name: str) -> bool:
+    """Return True if there is a file or directory of the name."""
+    path = _path(spark, name)
+    return bool(_file_system(spark, path).exists(path))
+
+
+def names(spark: SparkSession, pattern: str) -> list[str]:
+    """Return the last parts of the paths that match the pattern, such as `offsets/[0-9]*`."""
+    path = _path(spark, pattern)
+    return [status.getPath().getName() for status in _file_system(spark, path).globStatus(path) or ()]
+
+
+def rename(spark: SparkSession, name: str, new: str) -> None:
+    """Rename a directory; `new` must not exist.
+
+    Raises:
+        OSError: the file system did not.
+    """
+    path = _path(spark, name)
+    if not _file_system(spark, path).rename(path, _path(spark, new)):
+        raise OSError(f"cannot rename {name} to {new}")
+
+
+def remove(spark: SparkSession, name: str) -> None:
+    """Remove a directory and what it contains; it may be missing."""
+    path = _path(spark, name)
+    _file_system(spark, path).delete(path, True)
+
+
+def require_shared(spark: SparkSession, directory: str) -> None:
+    """Return if this process sees what executors write to the directory.
+
+    Spark does not notice if the path is one of a local disk on each host.
+
+    Raises:
+        StartError: it does not see it.
+    """
+    probe = f"{directory}/_shared"
+    path = _path(spark, probe)
+    if spark.sparkContext._jsc.isLocal() or _file_system(spark, path).getUri().getScheme() != "file":
+        return
+    rows = spark.range(0, 1000, 1, 4 * spark.sparkContext.defaultParallelism)
+    rows.write.mode("overwrite").parquet(probe)
+    try:
+        written = spark.read.schema(rows.schema).parquet(probe)
+        if not written.inputFiles() or written.count() != rows.count():
+            raise StartError(
+                f"The driver cannot read all files that executors wrote to {probe}. On a cluster --output must be on a "
+                "file system that all of them share, such as hdfs://... or a volume that is mounted everywhere."
+            )
+    finally:
+        remove(spark, probe)
+
+
+def _path(spark: SparkSession, name: str) -> Any:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm.org.apache.hadoop.fs.Path(name)
+
+
+def _file_system(spark: SparkSession, path: Any) -> Any:
+    return path.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())

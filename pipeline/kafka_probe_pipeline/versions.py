@@ -1,0 +1,70 @@
+"""State of a query as Parquet files: a micro-batch writes a whole version, and the newest ones are kept.
+
+Spark repeats a micro-batch after a crash, with the same number and the same records. A version is complete or absent,
+and never written twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline import hadoop, session
+
+KEPT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Versions of a state below `path`, each in a directory `batch_id=N`, with rows of `schema`."""
+
+    spark: SparkSession
+    path: str
+    schema: T.StructType
+
+    def exists(self, batch_id: int) -> bool:
+        """Return True if the micro-batch has written its version."""
+        return hadoop.exists(self.spark, self._of(batch_id))
+
+    def write(self, rows: DataFrame, batch_id: int) -> None:
+        """Write the version of a micro-batch, which must not exist yet.
+
+        The files are written into a directory that readers skip, and appear by one rename, atomic on local disks and
+        HDFS. What a killed attempt left is overwritten.
+        """
+        draft = f"{self.path}/_draft"
+        rows.write.mode("overwrite").parquet(draft)
+        hadoop.rename(self.spark, draft, self._of(batch_id))
+
+    def batch(self, batch_id: int) -> DataFrame:
+        """Return the version of a micro-batch, as written."""
+        return self.spark.read.schema(self.schema).parquet(self._of(batch_id))
+
+    def before(self, batch_id: int) -> DataFrame:
+        """Return the newest version that is older than that of the micro-batch; no rows if there is none."""
+        earlier = [number for number in self._numbers() if number < batch_id]
+        return self.batch(earlier[-1]) if earlier else session.rows(self.spark, (), self.schema)
+
+    def rows_before(self, batch_id: int) -> list[Row]:
+        """Return the rows of `before`, of a small state."""
+        earlier = [number for number in self._numbers() if number < batch_id]
+        return self.batch(earlier[-1]).collect() if earlier else []
+
+    def newest(self) -> DataFrame | None:
+        """Return the newest version; None while there is none."""
+        numbers = self._numbers()
+        return self.batch(numbers[-1]) if numbers else None
+
+    def remove_old(self) -> None:
+        """Remove all but the newest versions."""
+        for number in self._numbers()[:-KEPT]:
+            hadoop.remove(self.spark, self._of(number))
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of the micro-batches whose versions exist, ascending."""
+        return sorted(int(name.split("=")[1]) for name in hadoop.names(self.spark, f"{self.path}/batch_id=*"))
+
+    def _of(self, batch_id: int) -> str:
+        return f"{self.path}/batch_id={batch_id}"

@@ -1,0 +1,37 @@
+"""Versions of a state: whole, in order, and removed when they are old."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline.versions import Versions
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = T.StructType([T.StructField("n", T.LongType())])
+
+
+def test_the_newest_before_a_batch_is_found_and_old_ones_are_removed(spark: SparkSession, tmp_path: Path) -> None:
+    state = Versions(spark, str(tmp_path / "state"), SCHEMA)
+    assert state.newest() is None
+    assert state.before(10).collect() == []
+    for number in (2, 9, 10):
+        state.write(spark.createDataFrame([(number,)], SCHEMA), number)
+    assert state.before(10).collect() == [(9,)]
+    state.remove_old()
+    newest = state.newest()
+    assert newest is not None
+    assert newest.collect() == [(10,)]
+    assert [state.exists(number) for number in (2, 9, 10)] == [False, True, True]
+
+
+def test_a_draft_that_a_killed_job_left_is_no_version_and_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
+    state = Versions(spark, str(tmp_path), SCHEMA)
+    spark.createDataFrame([(1,)], SCHEMA).write.parquet(str(tmp_path / "_draft"))
+    assert state.newest() is None
+    state.write(spark.createDataFrame([(2,)], SCHEMA), 0)
+    assert state.batch(0).collect() == [(2,)]
