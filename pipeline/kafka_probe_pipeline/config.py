@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
 KAFKA_PORT = 9092
+RETAINED = ("traffic", "verdicts")
+"""Tables that lose old rows. The names of topics are needed as long as rows have their ids."""
 # What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 
@@ -34,6 +36,17 @@ def _servers(written: str) -> str:
         if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
             raise ValueError("host:port, such as kafka-1:9092 or [::1]:9092, several separated by commas")
     return ",".join(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
+
+
+def _retain(written: str) -> str:
+    """Return the text if it names tables that have an age, each with a number of days."""
+    for part in filter(None, written.split(",")):
+        name, _, days = part.partition("=")
+        if name.strip() not in RETAINED or not re.fullmatch(r"[1-9]\d{0,4}d", days.strip()):
+            raise ValueError(
+                f"NAME=DAYSd, such as traffic=90d, several separated by commas; NAME is {' or '.join(RETAINED)}"
+            )
+    return written
 
 
 class Config(BaseSettings):
@@ -104,6 +117,10 @@ class Config(BaseSettings):
     """seconds that a connection with a verdict is kept for late events of its other end"""
     topics_kept: int = Field(20, gt=0)
     """most topics per connection"""
+    retain: Annotated[str, AfterValidator(_retain)] = "traffic=90d,verdicts=365d"
+    """how long tables keep rows, in whole days; a table that is not named keeps everything"""
+    maintenance_interval: float = Field(600, gt=0)
+    """seconds between runs that merge small files and remove old ones"""
     once: bool = False
     """process the available events, then exit"""
     console: bool = False
@@ -150,6 +167,12 @@ class Config(BaseSettings):
     def connections_checkpoint(self) -> str:
         """Return the folder of the offsets of the connections query."""
         return f"{self.output}/connections_checkpoint"
+
+    @property
+    def days_kept(self) -> dict[str, int]:
+        """Return the days for which tables keep rows, by name; other tables keep everything."""
+        parts = (part.partition("=") for part in self.retain.split(",") if part)
+        return {name.strip(): int(days.strip().removesuffix("d")) for name, _, days in parts}
 
     @property
     def kafka(self) -> dict[str, str]:

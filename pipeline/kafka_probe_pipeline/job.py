@@ -33,6 +33,7 @@ from kafka_probe_pipeline.connections import without_overflows
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
+from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
 from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
@@ -247,6 +248,7 @@ def run(**given: object) -> None:
         with ExitStack() as stack:
             for receiver in receivers:
                 stack.enter_context(receiver)
+            stack.enter_context(Maintenance(spark, config))
             diagnosis = Diagnosis(config, receivers)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, _listed("created", created))

@@ -32,6 +32,10 @@ _ALWAYS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Each look at a table's log is a Spark job of so many tasks.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A checksum of the table beside each commit: as many files again, which nobody here reads.
+    "spark.databricks.delta.writeChecksumFile.enabled": "false",
+    # VACUUM lists files in so many tasks; its default is 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
     # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
@@ -56,6 +60,7 @@ _LOCAL = {
     "spark.scheduler.mode": "FAIR",
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -26,8 +27,15 @@ DATE = "date"
 """Column of the UTC date by which the tables are partitioned."""
 BATCH_ID = "batch_id"
 
-# Properties of a new table. A checkpoint of the log each 100 commits; statistics of the columns that readers filter by.
-_PROPERTIES = {"delta.checkpointInterval": "100"}
+_UNUSED_KEPT = "interval 24 hours"  # a reader that opened the table before finishes
+_LOG_KEPT = "interval 4 hours"
+_PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.deletedFileRetentionDuration": _UNUSED_KEPT,
+    "delta.logRetentionDuration": _LOG_KEPT,
+    # With each checkpoint it would keep the log of the whole day before: `remove_unused` is exact.
+    "delta.enableExpiredLogCleanup": "false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +98,28 @@ class Table:
                 "belongs to the table, or move both away; otherwise events would be lost or count twice."
             )
 
+    def compact(self, dates: str, small_bytes: int) -> None:
+        """Merge the files of some dates that are smaller than that. `dates`: a condition on `date`."""
+        self.spark.conf.set("spark.databricks.delta.optimize.minFileSize", small_bytes)
+        self.spark.sql(f"OPTIMIZE {self._sql} WHERE {dates}")
+
+    def delete(self, dates: str) -> None:
+        """Delete the rows of some dates. `dates`: a condition on `date`."""
+        self.spark.sql(f"DELETE FROM {self._sql} WHERE {dates}")
+
+    def remove_unused(self) -> None:
+        """Remove files that the table has not used for a day, and commits that its log has not needed for hours."""
+        self.spark.sql(f"VACUUM {self._sql}")
+        log, snapshot = self._log()
+        units = getattr(_jvm(self.spark).org.apache.spark.sql.delta, "TruncationGranularity$")
+        retention = _jvm(self.spark).scala.Option.empty()  # that of the table
+        log.cleanUpExpiredLogs(snapshot, retention, getattr(units, "MODULE$").HOUR())
+
+    @property
+    def _sql(self) -> str:
+        """Return its name in SQL."""
+        return f"delta.`{self.path.replace('`', '``')}`"
+
     @property
     def _columns(self) -> T.StructType:
         schema, _ = TABLES[self.name]
@@ -112,13 +142,22 @@ class Table:
 
     def _last_batches(self) -> dict[str, int]:
         """Return the last micro-batch of each checkpoint that has written to the table."""
-        jvm = self.spark.sparkContext._jvm
-        assert jvm is not None
-        none = jvm.scala.Option.empty()
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
-        transactions = log.update(False, none, none).transactions()
+        _, snapshot = self._log()
+        transactions = snapshot.transactions()
         keys = transactions.keys().toSeq()
         return {keys.apply(number): transactions.apply(keys.apply(number)) for number in range(keys.size())}
+
+    def _log(self) -> tuple[Any, Any]:
+        """Return Delta's log of the table and its newest snapshot."""
+        none = _jvm(self.spark).scala.Option.empty()
+        log = _jvm(self.spark).org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
+        return log, log.update(False, none, none)
+
+
+def _jvm(spark: SparkSession) -> Any:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    return jvm
 
 
 def _id_of(spark: SparkSession, checkpoint: str) -> str | None:

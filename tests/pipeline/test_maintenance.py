@@ -1,0 +1,97 @@
+"""Maintenance of tables: fewer files, the same rows, only the dates that are kept, readers that are not disturbed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.maintenance import Maintenance, maintain
+from kafka_probe_pipeline.tables import Table
+from kafka_probe_pipeline.traffic import traffic
+from tests.builders.spark_events import NOON_US, events, flow
+from tests.lab.processes import wait_until
+
+pytestmark = pytest.mark.spark
+
+DAY_US, HOUR_S = 86_400_000_000, 3600
+TODAY = datetime.fromtimestamp(NOON_US / 1e6, UTC).date()
+BATCHES, DAYS = 6, 4
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
+    """A table with a file per micro-batch and day: today, yesterday and two days before."""
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "a checkpoint")
+    table = Table(spark, str(tmp_path), "traffic")
+    for batch_id in range(BATCHES):
+        table.append(rows(spark, batch_id), batch_id)
+    yield table
+    spark.sparkContext.setLocalProperty("sql.streaming.queryId", None)  # type: ignore[arg-type]  # removes it
+
+
+def rows(spark: SparkSession, batch_id: int) -> DataFrame:
+    sent = (flow(DAYS * batch_id + day, ts=NOON_US - day * DAY_US) for day in range(DAYS))
+    return events(spark, *sent).transform(traffic, 60).coalesce(1)
+
+
+def counts(rows: DataFrame) -> dict[str, int]:
+    return {str(row["date"]): row["count"] for row in rows.groupBy("date").count().collect()}
+
+
+def files(table: Table) -> int:
+    return len(table.read().inputFiles())
+
+
+def test_files_of_a_date_become_one_and_no_row_is_lost_or_doubled(table: Table) -> None:
+    before = counts(table.read())
+    assert (files(table), before) == (BATCHES * DAYS, {str(TODAY - timedelta(day)): BATCHES for day in range(DAYS)})
+    maintain(table, load({}), TODAY)
+    assert (files(table), counts(table.read())) == (DAYS, before)
+    table.append(rows(table.spark, BATCHES), BATCHES)
+    assert counts(table.read()) == dict.fromkeys(before, BATCHES + 1)
+
+
+def test_only_dates_older_than_a_table_keeps_are_deleted(table: Table) -> None:
+    maintain(table, load({"retain": "traffic=2d"}), TODAY)
+    assert sorted(counts(table.read())) == [str(TODAY - timedelta(day)) for day in (2, 1, 0)]
+
+
+def test_a_reader_that_opened_a_table_before_its_maintenance_finishes(table: Table) -> None:
+    names = table.read().inputFiles()
+    maintain(table, load({"retain": "traffic=1d"}), TODAY)
+    assert table.spark.read.parquet(*names).count() == BATCHES * DAYS
+
+
+def test_files_that_no_reader_of_today_needs_leave_the_directory(table: Table) -> None:
+    maintain(table, load({}), TODAY)
+    directory = Path(table.path)
+    two_days_ago_s = time.time() - 48 * HOUR_S
+    for number, path in enumerate(sorted(directory.glob("_delta_log/[0-9]*")) + sorted(directory.glob("date=*/*"))):
+        os.utime(path, (two_days_ago_s + number,) * 2)
+    commits = len([*directory.glob("_delta_log/*.json")])
+    table.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    maintain(table, load({}), TODAY)
+    assert len([*directory.glob("date=*/*.parquet")]) == DAYS
+    assert len([*directory.glob("_delta_log/*.json")]) < commits
+    assert counts(table.read()) == {str(TODAY - timedelta(day)): BATCHES for day in range(DAYS)}
+
+
+def test_the_job_maintains_its_tables_at_intervals_and_goes_on_after_a_failure(
+    table: Table, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = Path(table.path)
+    hidden = directory.rename(tmp_path / "hidden")
+    (directory / "_delta_log").mkdir(parents=True)
+    (directory / "_delta_log" / f"{0:020}.json").write_text("no commit\n")
+    with Maintenance(table.spark, load({"output": str(tmp_path), "maintenance_interval": 0.1})):
+        wait_until(lambda: "Table traffic was not maintained" in caplog.text, "the failure", timeout_s=60)
+        directory.rename(tmp_path / "broken")
+        hidden.rename(directory)
+        wait_until(lambda: files(table) == DAYS, "the maintenance", timeout_s=120)
