@@ -5,6 +5,8 @@ What arrives in the events topic is never an exception; it is a row with a reaso
 
 from __future__ import annotations
 
+import re
+
 
 class PipelineError(Exception):
     """Something that ends the command. `exit_code` is the status of the process."""
@@ -26,3 +28,9 @@ class UsageError(PipelineError):
     """A flag or variable that cannot be used."""
 
     exit_code = 2
+
+
+def last_cause(error: Exception) -> str:
+    """Return the innermost message of Spark's stack traces, of Java inside of Python, in one line."""
+    causes = re.findall(r"^(?:Caused by: |: )?[\w.$]+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
+    return causes[-1] if causes else str(error).splitlines()[0]

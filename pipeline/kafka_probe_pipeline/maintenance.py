@@ -13,10 +13,12 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.tables import TABLES, Table
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -50,9 +52,9 @@ class Maintenance:
             for name in TABLES:
                 try:
                     maintain(Table(self._spark, self._config.output, name), self._config, datetime.now(UTC).date())
-                except PySparkException as error:
+                except (PySparkException, Py4JError) as error:
                     if not self._stopping.is_set():
-                        log.warning("Table %s was not maintained; trying again later. %s", name, error)
+                        log.warning("Table %s was not maintained; trying again later. %s", name, last_cause(error))
 
 
 def maintain(table: Table, config: Config, today: date) -> None:

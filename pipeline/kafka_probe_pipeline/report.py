@@ -7,6 +7,7 @@ a connection two rows.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -219,3 +220,11 @@ def _text(value: object) -> str:
             return f"{value:,}"
         case _:
             return printable(value, CELL_LIMIT)
+
+
+def listed(what: str, names: Counter[str] | dict[str, int] | tuple[str, ...]) -> str:
+    """Return `; what: a, b` or `; what: a 3, b 1`; nothing if there is none."""
+    if not names:
+        return ""
+    items = [f"{name} {count}" for name, count in names.items()] if isinstance(names, dict) else names
+    return f"; {what}: {', '.join(items)}"

@@ -11,10 +11,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pyspark
 from py4j.java_gateway import JavaClass
+from pyspark import SparkContext
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -72,6 +74,7 @@ _FEW_ROWS = {
     "spark.sql.adaptive.enabled": "false",
 }
 _PARTITIONS = "spark.sql.shuffle.partitions"
+_STOP_S = 5
 
 
 def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSession:
@@ -103,6 +106,35 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
     except (PySparkException, PySparkRuntimeError) as error:
         raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
     return for_its_cores(session) if is_local else session
+
+
+def stop(session: SparkSession) -> None:
+    """Stop Spark within some seconds, whatever it is doing.
+
+    Until then it logs nothing: its threads print thousands of lines about their interruption.
+    """
+    stopping = Thread(target=_stop, args=(session,), daemon=True)
+    stopping.start()
+    stopping.join(_STOP_S)
+    kill()
+
+
+def _stop(session: SparkSession) -> None:
+    jvm = session.sparkContext._jvm
+    assert jvm is not None
+    log4j = jvm.org.apache.logging.log4j
+    log4j.core.config.Configurator.setAllLevels("", log4j.Level.OFF)
+    # Uncaught exceptions of threads are printed without a logger.
+    jvm.java.lang.System.setErr(jvm.java.io.PrintStream(jvm.java.io.OutputStream.nullOutputStream()))
+    session.stop()
+
+
+def kill() -> None:
+    """Kill the JVM, if this process started it."""
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process:
+        process.kill()
+        process.wait()
 
 
 def for_its_cores(session: SparkSession) -> SparkSession:

@@ -14,10 +14,11 @@ from pathlib import Path
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import job, topics
+from kafka_probe_pipeline import cli, supervisor, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.tables import Table
+from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.builders.spark_events import NOON_US, Event, flow, lines
 from tests.lab import processes
 from tests.lab.broker import Broker
@@ -111,8 +112,7 @@ class Run:
         """Process all events in this process: with the existing session that takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
-        step = job.Step.of(spark, config)
-        for query in job.start(spark, config, step, Diagnosis(config)):
+        for query in supervisor.start(spark, config, TrafficQuery.of(spark, config), Diagnosis(config)):
             query.awaitTermination()
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
@@ -128,7 +128,7 @@ class Run:
     ) -> str:
         """Return the output of `show` for a table, by this process."""
         with redirect_stdout(StringIO()) as output:
-            job.print_one(spark, load({**self._settings, "internal": internal}), table, as_json=as_json)
+            cli.print_one(spark, load({**self._settings, "internal": internal}), table, as_json=as_json)
         return output.getvalue()
 
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:

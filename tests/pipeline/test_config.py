@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
+from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of, load
 from kafka_probe_pipeline.errors import UsageError
-from kafka_probe_pipeline.job import cli
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

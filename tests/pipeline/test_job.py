@@ -17,7 +17,8 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import job, source
+from kafka_probe_pipeline import job, source, supervisor
+from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
 from kafka_probe_pipeline.session import FETCHED_JARS
@@ -49,6 +50,11 @@ def with_its_batch_done(run: Run) -> bool:
 def in_a_batch(run: Run) -> bool:
     """Return True if offsets are written and the batch is not begun."""
     return len([*(run.output / "checkpoint" / "offsets").glob("[0-9]*")]) > run.commits()
+
+
+def starting(run: Run) -> bool:
+    """Return True if the job has a session, and perhaps no queries yet."""
+    return " reading " in run.log.read_text()
 
 
 def with_half_a_batch(run: Run) -> bool:
@@ -186,15 +192,22 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
     assert Counter(row["topic"] for row in last if row["level"] == "topic") == {"orders": 2, "sales": 2}
 
 
-def test_asked_to_stop_it_ends_with_status_0_and_goes_on_later(run: Run, spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [(with_its_batch_done, signal.SIGTERM), (in_a_batch, signal.SIGINT), (starting, signal.SIGTERM)],
+)
+def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later(
+    run: Run, spark: SparkSession, moment: Moment, number: signal.Signals
+) -> None:
     run.send(records=2)
     with run.job() as process:
-        run.wait_until(with_its_batch_done, process)
-        process.send_signal(signal.SIGTERM)
+        run.wait_until(moment, process)
+        process.send_signal(number)
         assert process.wait(LIMIT_S) == 0, tail(run.log)
+    lines = run.log.read_text().splitlines()
+    assert [line for line in lines if not re.match(r"[\d:]{8} (INFO|WARNING) |.* incubator modules: ", line)] == []
     run.send(records=2)
     run.once(spark)
-    assert "Traceback" not in run.log.read_text()
     table = run.table(spark)
     (total,) = table.where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == run.expected()["requests"]
@@ -234,7 +247,7 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
     ],
 )
 def test_what_is_no_absence_of_brokers_ends_the_job(message: str, away: bool) -> None:
-    assert bool(job.OF_BROKERS_AWAY.search(message)) is away
+    assert bool(supervisor.OF_BROKERS_AWAY.search(message)) is away
 
 
 def waiting_for_brokers(run: Run) -> bool:
@@ -276,7 +289,7 @@ def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession)
     written = "\n".join((ROOT / document).read_text() for document in DOCUMENTS)
     for command in set(re.findall(r"\.venv/bin/kafka-probe-pipeline ([^`\n]+)", written)):
         name, *words = shlex.split(command)
-        given = job.cli.commands[name].make_context(name, words).params
+        given = cli.commands[name].make_context(name, words).params
         if name == "run":
             assert load(given).bootstrap_servers == "kafka-1:9092"
         else:
@@ -335,7 +348,7 @@ def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSes
 
     query = spark.readStream.format("rate").load().writeStream.foreachBatch(fails).start()
     with pytest.raises(PipelineError, match=r"^The stream stopped: The disk is full\.$"):
-        job.run_until_signal([query], Event())
+        supervisor.run_until_signal([query], Event())
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_the_wheel_ships_both_packages_with_types_commands_and_licences(wheel: z
     }
     commands = wheel.read(next(name for name in names if name.endswith("entry_points.txt"))).decode()
     assert "kafka-probe = kafka_probe.cli:main" in commands
-    assert "kafka-probe-pipeline = kafka_probe_pipeline.job:main" in commands
+    assert "kafka-probe-pipeline = kafka_probe_pipeline.cli:main" in commands
 
 
 def test_nothing_but_the_two_packages_gets_into_the_wheel(wheel: zipfile.ZipFile) -> None:

@@ -1,0 +1,164 @@
+"""The command line: `kafka-probe-pipeline run` streams, `kafka-probe-pipeline show` prints tables.
+
+Executors run no Python. SIGINT and SIGTERM end `run` with status 0; a second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from threading import Event
+from types import FrameType
+
+import click
+from pyspark.sql import DataFrame, SparkSession
+
+from kafka_probe.text import LineFormatter, printable_lines
+from kafka_probe_pipeline import connections, hadoop, names, report, session, storms, supervisor, topics
+from kafka_probe_pipeline.alertmanager import Alertmanager
+from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.connections import without_overflows
+from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
+from kafka_probe_pipeline.flags import flags
+from kafka_probe_pipeline.maintenance import Maintenance
+from kafka_probe_pipeline.report import listed
+from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
+from kafka_probe_pipeline.traffic_query import TrafficQuery
+from kafka_probe_pipeline.versions import Versions
+
+TIMES_OF_WRITERS = (
+    "Writers of %s set the timestamps of its records, so a forged record can stop the job. Make the brokers set "
+    "them: kafka-configs.sh --alter --topic ... --add-config message.timestamp.type=LogAppendTime"
+)
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+
+@click.group()
+@click.version_option(package_name="kafka-probe")
+def cli() -> None:
+    """Combine the events of kafka-probe's agents: traffic by client and topic, and why connections close."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S"))
+    handler.addFilter(logging.Filter(log.name))  # py4j logs that a stop interrupts its calls
+    logging.basicConfig(handlers=[handler])
+    log.setLevel(logging.INFO)
+
+
+@cli.command()
+@flags()
+def run(**given: object) -> None:
+    """Read the events topic, update the tables and topics, and send alerts on storms."""
+    config = load(given)
+    if not config.bootstrap_servers:
+        raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
+    receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
+    spark = session.start(config.master, config.jars_dir)
+    stopping = _set_by_signals()  # after the session, which sets a handler of its own
+    try:
+        session.require_jars(spark)
+        hadoop.require_shared(spark, config.output)
+        created = topics.create_missing(spark, config)
+        if topics.has_times_of_writers(spark, config):
+            log.warning(TIMES_OF_WRITERS, config.events_topic)
+        traffic = TrafficQuery.of(spark, config)
+        with ExitStack() as stack:
+            for receiver in receivers:
+                stack.enter_context(receiver)
+            stack.enter_context(Maintenance(spark, config))
+            diagnosis = Diagnosis(config, receivers)
+            diagnosis.resume(spark)
+            log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, listed("created", created))
+            supervisor.run_through_outages(
+                spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), stopping
+            )
+        log.info("stopped; the tables are in %s%s", config.output, listed("malformed", traffic.malformed))
+    finally:
+        session.stop(spark)
+
+
+def _set_by_signals() -> Event:
+    """Return an event that SIGINT or SIGTERM sets. A second signal ends the process at once."""
+    stopping = Event()
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if stopping.is_set():
+            session.kill()
+            os._exit(128 + number)
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, handle)
+    return stopping
+
+
+@cli.command()
+@flags("output", "master", "internal")
+@click.option(
+    "--table",
+    "name",
+    type=click.Choice(["traffic", *report.TABLES]),
+    default="traffic",
+    show_default=True,
+    help="table to print: traffic, summed over all windows; current connections or storms; all verdicts",
+)
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per row, with all columns")
+def show(name: str, as_json: bool, **given: object) -> None:
+    """Print one of the job's tables."""
+    config = load(given)
+    spark = session.start(config.master)
+    try:
+        print_one(spark, config, name, as_json=as_json)
+    finally:
+        session.stop(spark)
+
+
+def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) -> None:
+    """Print one of the job's tables.
+
+    Raises:
+        StartError: it is not there.
+    """
+    rows = _rows(spark, config, name).collect()
+    if as_json:
+        report.print_json(rows if config.internal else report.of_others(rows), sys.stdout)
+    elif name == "traffic":
+        report.print_tables(rows, sys.stdout, internal=config.internal)
+    else:
+        report.print_table(name, rows, sys.stdout, internal=config.internal)
+
+
+def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
+    """Return what `show` prints of a table."""
+    match name:
+        case "connections":
+            rows = Versions(spark, config.connections, connections.SCHEMA).newest()
+        case "storms":
+            rows = Versions(spark, config.storms, storms.SCHEMA).newest()
+        case _:
+            table = Table(spark, config.output, name)
+            rows = table.read().drop(DATE, BATCH_ID) if table.exists() else None
+    if rows is None:
+        raise StartError(f"There are no {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
+    match name:
+        case "traffic":
+            return report.totals(rows.transform(names.named, Table(spark, config.output, "topic_names").read()))
+        case "verdicts":
+            return rows.orderBy("judged_ts", "key").transform(without_overflows)
+        case "connections":
+            return rows.orderBy("key").transform(without_overflows)
+        case _:
+            return rows.orderBy("opened_us")
+
+
+def main() -> None:
+    """The command; an error is one sentence and an exit status."""
+    try:
+        cli.main(prog_name="kafka-probe-pipeline")
+    except PipelineError as error:
+        print(f"kafka-probe-pipeline: {printable_lines(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)

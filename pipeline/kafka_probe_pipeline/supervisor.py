@@ -1,0 +1,115 @@
+"""Runs the two streaming queries, each at its own pace: traffic, and the diagnosis of closed connections.
+
+It starts them again after outages of the brokers. A query that is interrupted at any moment continues where it was.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from threading import Event
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+from kafka_probe_pipeline import source, topics
+from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
+from kafka_probe_pipeline.tables import Table
+from kafka_probe_pipeline.traffic_query import TrafficQuery
+
+_RETRY_S = 1.0
+# What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
+OF_BROKERS_AWAY = re.compile(
+    r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
+    r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"
+)
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+
+def start(
+    spark: SparkSession, config: Config, traffic: TrafficQuery, diagnosis: Diagnosis
+) -> tuple[StreamingQuery, StreamingQuery]:
+    """Start the two streams from the events topic: `traffic` and `diagnosis`.
+
+    Raises:
+        StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
+    """
+    for name, checkpoint in (
+        ("traffic", config.checkpoint),
+        ("topic_names", config.checkpoint),
+        ("verdicts", config.connections_checkpoint),
+    ):
+        Table(spark, config.output, name).require_checkpoint(checkpoint)
+    # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
+    # record from the future would else make all agents silent for long.
+    events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
+    traffic_query = _start(events, traffic, config.checkpoint, config.trigger_interval, config)
+    return traffic_query, _start(events, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+
+
+def _start(
+    events: DataFrame, step: Callable[[DataFrame, int], None], checkpoint: str, interval: float, config: Config
+) -> StreamingQuery:
+    # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
+    events.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", checkpoint)
+    writer = events.writeStream.foreachBatch(step).option("checkpointLocation", checkpoint)
+    if config.once:
+        return writer.trigger(availableNow=True).start()
+    return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
+
+
+def run_through_outages(
+    spark: SparkSession, config: Config, begin: Callable[[], Sequence[StreamingQuery]], stopping: Event
+) -> None:
+    """Run the queries that `begin` starts, and start them again after brokers were away: they go on where they were.
+
+    Raises:
+        PipelineError: a query failed for another reason, or with `--once`.
+    """
+    while not stopping.is_set():
+        queries = begin()
+        try:
+            run_until_signal(queries, stopping)
+            break
+        except AwayError as error:
+            for query in queries:
+                query.stop()
+            if config.once:
+                raise
+            log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
+        while not (stopping.is_set() or _answer(spark, config)):
+            time.sleep(_RETRY_S)
+
+
+def _answer(spark: SparkSession, config: Config) -> bool:
+    """Return True if the brokers answer. A topic that is gone is created again."""
+    try:
+        topics.create_missing(spark, config)
+    except StartError:
+        return False
+    return True
+
+
+def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None:
+    """Return when all queries have ended by themselves (`--once`), or `stopping` is set.
+
+    Raises:
+        AwayError: a query waited for Kafka's brokers in vain.
+        PipelineError: a query failed.
+    """
+    try:
+        while not stopping.is_set():
+            # Await each query, so that the failure of one is noticed while others run.
+            ended = [query.awaitTermination(1) for query in queries]
+            if all(ended):
+                return
+    except StreamingQueryException as error:
+        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
+        raise kind(f"The stream stopped: {last_cause(error)}") from None

@@ -1,0 +1,96 @@
+"""The query of traffic: sums flows into a table and a topic, and sends lines that are no events to another topic."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from kafka_probe_pipeline import names, report, session, source
+from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.report import listed
+from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
+from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
+from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
+from kafka_probe_pipeline.versions import Versions
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficQuery:
+    """One micro-batch, the same however often it is called with the same batch: tables first, topics from the tables.
+
+    Names come before rows, so that a row is named by all that is known when it is written. One that was written before
+    its name was known stays as it is in the table, where `show` names it, and is sent again with it.
+    """
+
+    config: Config
+    table: Table
+    names: Table
+    seen_events: Versions
+    malformed: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, spark: SparkSession, config: Config) -> TrafficQuery:
+        """Write to the tables below the output directory."""
+        return cls(
+            config,
+            Table(spark, config.output, "traffic"),
+            Table(spark, config.output, "topic_names"),
+            Versions(spark, config.seen_events, SEEN_EVENTS),
+        )
+
+    def __call__(self, records: DataFrame, batch_id: int) -> None:
+        session.for_its_cores(records.sparkSession)
+        parsed = records.transform(source.parsed).persist()
+        try:
+            events = source.received(parsed)
+            known = self.names.read().drop(BATCH_ID, DATE)
+            new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id)
+            rows = (
+                events.transform(source.once, self.seen_events.before(batch_id))
+                .transform(traffic, self.config.window)
+                .transform(names.named, self.names.read())
+                .transform(summed, KEYS)
+            )
+            rows = self.table.append(rows, batch_id)
+            if not self.seen_events.exists(batch_id):
+                self._remember(events, batch_id)
+            self.seen_events.remove_old()
+            self._send(rows)
+            if not new.isEmpty():
+                earlier = self.table.read().where(F.col(BATCH_ID) < batch_id)
+                self._send(earlier.transform(names.named_late, new))
+            send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
+            self._account(parsed, rows, batch_id)
+        finally:
+            parsed.unpersist()
+
+    def _remember(self, events: DataFrame, batch_id: int) -> None:
+        """Keep what was seen of each agent, and log how many are too many."""
+        before = self.seen_events.before(batch_id)
+        self.seen_events.write(seen_events(events, before), batch_id)
+        if self.seen_events.batch(batch_id).count() == source.MOST_AGENTS:
+            forgotten = remembered(events, before).count() - source.MOST_AGENTS
+            if forgotten:
+                log.warning(
+                    "Dropped the state of %d agents, keeping the %d that reported last. Check for forged events.",
+                    forgotten,
+                    source.MOST_AGENTS,
+                )
+
+    def _send(self, rows: DataFrame) -> None:
+        send(traffic_messages(rows), self.config.traffic_topic, self.config.kafka)
+
+    def _account(self, parsed: DataFrame, rows: DataFrame, batch_id: int) -> None:
+        counts = {row["reason"]: row["count"] for row in parsed.groupBy("reason").count().collect()}
+        events = counts.pop(None, 0)
+        self.malformed.update(counts)
+        log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), listed("malformed", counts))
+        if self.config.console:
+            report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
