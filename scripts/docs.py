@@ -23,6 +23,7 @@ from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
+from kafka_probe_pipeline import progress
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
 from kafka_probe_pipeline.connections import END
@@ -165,6 +166,16 @@ def metric_table() -> str:
         (
             (f"`{metrics.PREFIX}{m.name}`", m.kind, ", ".join(f"`{label}`" for label in m.labels), linked(m.doc))
             for m in metrics.METRICS
+        ),
+    )
+
+
+def pipeline_metric_table() -> str:
+    return table(
+        ("metric", "type", "labels", "meaning"),
+        (
+            (f"`{progress.PREFIX}{name}`", kind, ", ".join(f"`{label}`" for label in progress.labels(name)), meaning)
+            for name, (kind, meaning) in progress.METRICS.items()
         ),
     )
 
@@ -329,7 +340,9 @@ stay constant.
 The agent serves these on `/metrics`. [The guide](../guide/monitoring.md#labels-are-bounded) explains the labels. No
 metric adds the two ends of a connection: pick a `side`.
 """,
-        metric_table(),
+        f"{metric_table()}\n## Of the pipeline\n\n"
+        "`kafka-probe-pipeline run` serves these with `--listen`. The label `query` is `traffic` or `diagnosis`.\n\n"
+        f"{pipeline_metric_table()}",
     ),
     Page(
         "protocol",

@@ -25,6 +25,7 @@ from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.report import listed
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
@@ -60,23 +61,26 @@ def run(**given: object) -> None:
     spark = session.start(config.master, config.jars_dir)
     stopping = _set_by_signals()  # after the session, which sets a handler of its own
     try:
+        progress = Progress()
+        if config.listen:
+            progress.serve(config.listen)
         session.require_jars(spark)
         hadoop.require_shared(spark, config.output)
         created = topics.create_missing(spark, config)
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)
-        traffic = TrafficQuery.of(spark, config)
+        traffic = TrafficQuery.of(spark, config, progress)
         with ExitStack() as stack:
             for receiver in receivers:
                 stack.enter_context(receiver)
             stack.enter_context(Maintenance(spark, config))
-            diagnosis = Diagnosis(config, receivers)
+            diagnosis = Diagnosis(config, progress, receivers)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, listed("created", created))
             supervisor.run_through_outages(
-                spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), stopping
+                spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), progress, stopping
             )
-        log.info("stopped; the tables are in %s%s", config.output, listed("malformed", traffic.malformed))
+        log.info("stopped; the tables are in %s%s", config.output, listed("malformed", progress.malformed))
     finally:
         session.stop(spark)
 

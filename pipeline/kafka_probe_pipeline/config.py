@@ -73,6 +73,8 @@ class Config(BaseSettings):
     """topic of the alerts; created if absent"""
     alertmanager_url: str = Field("", pattern=r"^(https?://[^\s,]+(,https?://[^\s,]+)*)?$")
     """URLs of Prometheus Alertmanagers, separated by commas; each receives all alerts"""
+    listen: str = Field("", pattern=r"^(|.+:\d{1,5})$")
+    """host:port of `/metrics` for Prometheus, without authentication, such as 127.0.0.1:9466; default: none"""
     output: str = Field("kafka-probe-output", min_length=1)
     """directory of the tables and the checkpoints, a path or a URI; the file system must rename atomically"""
     window: int = Field(60, gt=0)

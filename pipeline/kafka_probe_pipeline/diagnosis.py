@@ -7,7 +7,9 @@ under the batch's number before any alert is sent. So a batch that is done again
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +18,7 @@ from kafka_probe_pipeline import agents, connections, session, sinks, source, st
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import send
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.versions import Versions
@@ -60,19 +63,23 @@ class Tables:
 class Diagnosis:
     """One micro-batch, the same however often it is called with the same batch."""
 
+    name: ClassVar = "diagnosis"
     config: Config
+    progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
+        began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
         parsed = records.transform(source.parsed, FIELDS).persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
             of_connections = F.bool_or(F.col("kind").isin(*connections.KINDS))
-            ((now_us, news),) = events.agg(F.max("received_us"), of_connections).collect()
+            ((now_us, news, count),) = events.agg(F.max("received_us"), of_connections, F.count("*")).collect()
             if now_us is not None:
                 self._look(events, news, source.Clock(batch_id, now_us), Tables.of(spark, self.config))
+            self.progress.batch(self.name, count, now_us, began_s)
         finally:
             parsed.unpersist()
 
@@ -100,6 +107,7 @@ class Diagnosis:
         rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)
         if new:
+            self.progress.verdicts(new)
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
             tables.verdicts.append(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
@@ -112,16 +120,18 @@ class Diagnosis:
                 )
                 tables.storms.write(now, batch_id)
         if tables.storms.exists(batch_id):
-            self._alert(tables.storms.batch(batch_id).where(F.col("batch_id") == batch_id))
+            known_now = tables.storms.batch(batch_id).collect()
+            self.progress.storms(sum(storm["state"] == storms.ACTIVE for storm in known_now))
+            changed = [alert(storm) for storm in known_now if storm["batch_id"] == batch_id]
+            self._alert(changed, tables.storms.spark)
         for versions in (tables.agents, tables.connections, tables.storms):
             versions.remove_old()
 
-    def _alert(self, changed: DataFrame) -> None:
-        alerts = [alert(row) for row in changed.collect()]
+    def _alert(self, alerts: list[Alert], spark: SparkSession) -> None:
         if not alerts:
             return
         messages = ({"key": one.id, "value": one.message()} for one in alerts)
-        rows = session.rows(changed.sparkSession, messages, sinks.MESSAGE)
+        rows = session.rows(spark, messages, sinks.MESSAGE)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("alert %s %s: %s", one.id, one.change, one.summary)

@@ -20,6 +20,7 @@ from kafka_probe_pipeline import source, topics
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 
@@ -55,18 +56,22 @@ def start(
 
 
 def _start(
-    events: DataFrame, step: Callable[[DataFrame, int], None], checkpoint: str, interval: float, config: Config
+    events: DataFrame, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
-    events.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", checkpoint)
-    writer = events.writeStream.foreachBatch(step).option("checkpointLocation", checkpoint)
+    events.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
+    writer = events.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
 
 
 def run_through_outages(
-    spark: SparkSession, config: Config, begin: Callable[[], Sequence[StreamingQuery]], stopping: Event
+    spark: SparkSession,
+    config: Config,
+    begin: Callable[[], Sequence[StreamingQuery]],
+    progress: Progress,
+    stopping: Event,
 ) -> None:
     """Run the queries that `begin` starts, and start them again after brokers were away: they go on where they were.
 
@@ -76,7 +81,7 @@ def run_through_outages(
     while not stopping.is_set():
         queries = begin()
         try:
-            run_until_signal(queries, stopping)
+            run_until_signal(queries, progress, stopping)
             break
         except AwayError as error:
             for query in queries:
@@ -97,7 +102,7 @@ def _answer(spark: SparkSession, config: Config) -> bool:
     return True
 
 
-def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None:
+def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stopping: Event) -> None:
     """Return when all queries have ended by themselves (`--once`), or `stopping` is set.
 
     Raises:
@@ -110,6 +115,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], stopping: Event) -> None
             ended = [query.awaitTermination(1) for query in queries]
             if all(ended):
                 return
+            progress.look(queries)
     except StreamingQueryException as error:
         kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
         raise kind(f"The stream stopped: {last_cause(error)}") from None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass
+from typing import ClassVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import names, report, session, source
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.report import listed
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
 from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
@@ -29,23 +30,26 @@ class TrafficQuery:
     its name was known stays as it is in the table, where `show` names it, and is sent again with it.
     """
 
+    name: ClassVar = "traffic"
     config: Config
     table: Table
     names: Table
     seen_events: Versions
-    malformed: Counter[str] = field(default_factory=Counter)
+    progress: Progress
 
     @classmethod
-    def of(cls, spark: SparkSession, config: Config) -> TrafficQuery:
+    def of(cls, spark: SparkSession, config: Config, progress: Progress) -> TrafficQuery:
         """Write to the tables below the output directory."""
         return cls(
             config,
             Table(spark, config.output, "traffic"),
             Table(spark, config.output, "topic_names"),
             Versions(spark, config.seen_events, SEEN_EVENTS),
+            progress,
         )
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
+        began_s = time.monotonic()
         session.for_its_cores(records.sparkSession)
         parsed = records.transform(source.parsed).persist()
         try:
@@ -67,7 +71,7 @@ class TrafficQuery:
                 earlier = self.table.read().where(F.col(BATCH_ID) < batch_id)
                 self._send(earlier.transform(names.named_late, new))
             send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
-            self._account(parsed, rows, batch_id)
+            self._account(parsed, rows, began_s)
         finally:
             parsed.unpersist()
 
@@ -87,10 +91,11 @@ class TrafficQuery:
     def _send(self, rows: DataFrame) -> None:
         send(traffic_messages(rows), self.config.traffic_topic, self.config.kafka)
 
-    def _account(self, parsed: DataFrame, rows: DataFrame, batch_id: int) -> None:
-        counts = {row["reason"]: row["count"] for row in parsed.groupBy("reason").count().collect()}
-        events = counts.pop(None, 0)
-        self.malformed.update(counts)
-        log.info("batch %d: %d events, %d rows%s", batch_id, events, rows.count(), listed("malformed", counts))
+    def _account(self, parsed: DataFrame, rows: DataFrame, began_s: float) -> None:
+        by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()
+        counts = {reason: count for reason, count, _ in by_reason}
+        newest_us = max((newest_us for _, _, newest_us in by_reason), default=None)
+        self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
+        self.progress.lines(counts)
         if self.config.console:
             report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_probe_pipeline import cli, supervisor, topics
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.builders.spark_events import NOON_US, Event, flow, lines
@@ -42,7 +43,8 @@ class Run:
         self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
         kinds = ("events", "traffic", "dead", "alerts")
         self.events, self.traffic, self.dead, self.alerts = (f"{kind}-{number}" for kind in kinds)
-        self.seq = self.starts = 0
+        self.seq = 0
+        self.progress = Progress()
         self._intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2} if often else {}
 
     def flags(self, *more: str) -> list[str]:
@@ -101,7 +103,6 @@ class Run:
 
     @contextmanager
     def job(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        self.starts += 1
         process = processes.start([sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)], log=self.log)
         try:
             yield process
@@ -112,7 +113,8 @@ class Run:
         """Process all events in this process: with the existing session that takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
-        for query in supervisor.start(spark, config, TrafficQuery.of(spark, config), Diagnosis(config)):
+        traffic = TrafficQuery.of(spark, config, self.progress)
+        for query in supervisor.start(spark, config, traffic, Diagnosis(config, self.progress)):
             query.awaitTermination()
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.server.metrics import METRICS, PREFIX
+from kafka_probe_pipeline import progress
 from tests.lab.monitoring import DASHBOARDS, RULES, dashboards, expressions, labels, metrics
 
 HERE = Path(__file__).parent
@@ -43,7 +44,7 @@ def exposed() -> dict[str, set[str]]:
         name = PREFIX + metric.name
         of_histogram = {name + suffix: {*metric.labels, "le"} for suffix in SUFFIXES}
         found.update(of_histogram if metric.kind == "histogram" else {name: set(metric.labels)})
-    return found
+    return found | {progress.PREFIX + name: {*progress.labels(name)} for name in progress.METRICS}
 
 
 def test_the_rules_are_valid() -> None:
