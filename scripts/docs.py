@@ -196,7 +196,7 @@ def pipeline_table() -> str:
 
 def column_table() -> str:
     tables = {
-        **{name: (DATE, BATCH_ID, *schema.names) for name, (schema, _) in TABLES.items()},
+        **{name: (DATE, BATCH_ID, *kind.schema.names) for name, kind in TABLES.items()},
         "verdicts.client, .server": END.names,
     }
     return table(

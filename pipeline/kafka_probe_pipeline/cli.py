@@ -17,7 +17,7 @@ import click
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import connections, hadoop, names, report, session, storms, supervisor, topics
+from kafka_probe_pipeline import connections, names, report, session, storms, supervisor, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.connections import without_overflows
@@ -65,7 +65,6 @@ def run(**given: object) -> None:
         if config.listen:
             progress.serve(config.listen)
         session.require_jars(spark)
-        hadoop.require_shared(spark, config.output)
         created = topics.create_missing(spark, config)
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)
@@ -101,11 +100,11 @@ def _set_by_signals() -> Event:
 
 
 @cli.command()
-@flags("output", "master", "internal")
+@flags("output", "master", "jars_dir", "internal")
 @click.option(
     "--table",
     "name",
-    type=click.Choice(["traffic", *report.TABLES]),
+    type=click.Choice(["traffic", *report.VIEWS]),
     default="traffic",
     show_default=True,
     help="table to print: traffic, summed over all windows; current connections or storms; all verdicts",
@@ -114,8 +113,9 @@ def _set_by_signals() -> Event:
 def show(name: str, as_json: bool, **given: object) -> None:
     """Print one of the job's tables."""
     config = load(given)
-    spark = session.start(config.master)
+    spark = session.start(config.master, config.jars_dir)
     try:
+        session.require_jars(spark)
         print_one(spark, config, name, as_json=as_json)
     finally:
         session.stop(spark)
@@ -144,13 +144,13 @@ def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
         case "storms":
             rows = Versions(spark, config.storms, storms.SCHEMA).newest()
         case _:
-            table = Table(spark, config.output, name)
+            table = Table(spark, config, name)
             rows = table.read().drop(DATE, BATCH_ID) if table.exists() else None
     if rows is None:
-        raise StartError(f"There are no {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
+        raise StartError(f"No table {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
     match name:
         case "traffic":
-            return report.totals(rows.transform(names.named, Table(spark, config.output, "topic_names").read()))
+            return report.totals(rows.transform(names.named, Table(spark, config, "topic_names").read()))
         case "verdicts":
             return rows.orderBy("judged_ts", "key").transform(without_overflows)
         case "connections":

@@ -146,6 +146,11 @@ class Config(BaseSettings):
         return f"{self.output}/checkpoint"
 
     @property
+    def checkpoints(self) -> dict[str, str]:
+        """Return the folders of the queries' offsets, by query."""
+        return {"traffic": self.checkpoint, "diagnosis": self.connections_checkpoint}
+
+    @property
     def seen_events(self) -> str:
         """Return the folder of the ranges of events that were counted, by agent; it belongs to the offsets."""
         return f"{self.checkpoint}/agents"

@@ -1,7 +1,7 @@
 """The second query of the job: why connections are closed, looked at every few seconds.
 
-Its state is a function of the state after the batch before and of the events of the batch, and is written as tables
-under the batch's number before any alert is sent. So a batch that is done again after a crash sends the same again.
+Its state is a function of the state after the batch before and of the events of the batch, and is written under the
+batch's number before any alert is sent. So a batch that is done again after a crash sends the same again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import ClassVar
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, session, sinks, source, storms, verdicts
+from kafka_probe_pipeline import agents, connections, hadoop, session, sinks, source, storms, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.config import Config
@@ -54,7 +54,7 @@ class Tables:
         return cls(
             Versions(spark, config.agents, agents.SCHEMA),
             Versions(spark, config.connections, connections.SCHEMA),
-            Table(spark, config.output, "verdicts"),
+            Table(spark, config, "verdicts"),
             Versions(spark, config.storms, storms.SCHEMA),
         )
 
@@ -72,6 +72,7 @@ class Diagnosis:
         began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
+        hadoop.require_shared(spark, self.config.output)
         parsed = records.transform(source.parsed, FIELDS).persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
@@ -109,7 +110,7 @@ class Diagnosis:
         if new:
             self.progress.verdicts(new)
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
-            tables.verdicts.append(rows.transform(verdicts.given, batch_id), batch_id)
+            tables.verdicts.append(rows.transform(verdicts.given, batch_id), batch_id, clock.now_us)
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
             if storms.due(before_now, new, recent, clock, self.config):

@@ -24,6 +24,10 @@ class AwayError(PipelineError):
     """The brokers did not answer in time; they may later."""
 
 
+class OutputError(PipelineError):
+    """The output directory does not keep what is written to it."""
+
+
 class UsageError(PipelineError):
     """A flag or variable that cannot be used."""
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.errors import OutputError
 
 
 def exists(spark: SparkSession, name: str) -> bool:
@@ -38,13 +38,34 @@ def remove(spark: SparkSession, name: str) -> None:
     _file_system(spark, path).delete(path, True)
 
 
+def absolute(spark: SparkSession, name: str) -> str:
+    """Return the path as a URI."""
+    path = _path(spark, name)
+    return str(_file_system(spark, path).makeQualified(path).toString())
+
+
+def read(spark: SparkSession, name: str) -> str:
+    """Return the text of a small file; an empty one if it is missing."""
+    if not exists(spark, name):
+        return ""
+    return "\n".join(row["value"] for row in spark.read.text(name).collect())
+
+
+def write(spark: SparkSession, name: str, text: str) -> None:
+    """Write or overwrite a small file of ASCII."""
+    path = _path(spark, name)
+    file = _file_system(spark, path).create(path, True)
+    file.writeBytes(text)
+    file.close()
+
+
 def require_shared(spark: SparkSession, directory: str) -> None:
-    """Return if this process sees what executors write to the directory.
+    """Return if this process sees what the executors of now write to the directory.
 
     Spark does not notice if the path is one of a local disk on each host.
 
     Raises:
-        StartError: it does not see it.
+        OutputError: it does not see it.
     """
     probe = f"{directory}/_shared"
     path = _path(spark, probe)
@@ -55,7 +76,7 @@ def require_shared(spark: SparkSession, directory: str) -> None:
     try:
         written = spark.read.schema(rows.schema).parquet(probe)
         if not written.inputFiles() or written.count() != rows.count():
-            raise StartError(
+            raise OutputError(
                 f"The driver cannot read all files that executors wrote to {probe}. On a cluster --output must be on a "
                 "file system that all of them share, such as hdfs://... or a volume that is mounted everywhere."
             )

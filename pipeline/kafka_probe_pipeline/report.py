@@ -62,7 +62,7 @@ def print_tables(totals: Iterable[Row], output: TextIO, *, internal: bool = Fals
 
 def print_table(name: str, rows: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
     """The connections, verdicts or storms, one row each; internal: also kafka-probe's own."""
-    texts, numbers = TABLES[name]
+    texts, numbers = VIEWS[name]
     _print(name.capitalize(), texts, numbers, list(rows), output, internal)
 
 
@@ -174,7 +174,7 @@ def _seconds(microseconds: int | None) -> str:
 
 _ENDS: Cells = {"client": _end("client"), "broker": _end("server")}
 # Name of a table: its columns of text and of numbers.
-TABLES: dict[str, tuple[Cells, Cells]] = {
+VIEWS: dict[str, tuple[Cells, Cells]] = {
     "connections": (
         {
             "state": lambda row: row["state"],

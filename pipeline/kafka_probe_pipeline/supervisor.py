@@ -21,7 +21,7 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
 from kafka_probe_pipeline.progress import Progress
-from kafka_probe_pipeline.tables import Table
+from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 
 _RETRY_S = 1.0
@@ -42,12 +42,8 @@ def start(
     Raises:
         StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
     """
-    for name, checkpoint in (
-        ("traffic", config.checkpoint),
-        ("topic_names", config.checkpoint),
-        ("verdicts", config.connections_checkpoint),
-    ):
-        Table(spark, config.output, name).require_checkpoint(checkpoint)
+    for name in TABLES:
+        Table(spark, config, name).require_checkpoint()
     # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
     # record from the future would else make all agents silent for long.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))

@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline import hadoop, names, session, traffic, verdicts
+from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.errors import StartError
 
+
+class Kind(NamedTuple):
+    """The columns of a table, without `date` and `batch_id`; the column of its time; the query that writes it."""
+
+    schema: T.StructType
+    time: str
+    query: Literal["traffic", "diagnosis"]
+
+
 TABLES = {
-    "traffic": (traffic.SCHEMA, "window_start"),
-    "topic_names": (names.SCHEMA, "ts"),
-    "verdicts": (verdicts.SCHEMA, "ts"),
+    "traffic": Kind(traffic.SCHEMA, "window_start", "traffic"),
+    "topic_names": Kind(names.SCHEMA, "ts", "traffic"),
+    "verdicts": Kind(verdicts.SCHEMA, "ts", "diagnosis"),
 }
-"""Columns of each table, without `date` and `batch_id`, and the timestamp whose day is the date."""
 DATE = "date"
-"""Column of the UTC date by which the tables are partitioned."""
+"""Column of the UTC date of a row's time, by which the tables are partitioned."""
 BATCH_ID = "batch_id"
+DAYS_LATE, DAYS_AHEAD = 31, 1
+"""Days before and after the newest event of a micro-batch. Rows beyond get the nearest date within.
+
+So a wrong clock or a forged event makes no date of its own, and retention reaches every row.
+"""
 
 _UNUSED_KEPT = "interval 24 hours"  # a reader that opened the table before finishes
 _LOG_KEPT = "interval 4 hours"
@@ -33,7 +47,7 @@ _PROPERTIES = {
     "delta.checkpointInterval": "100",
     "delta.deletedFileRetentionDuration": _UNUSED_KEPT,
     "delta.logRetentionDuration": _LOG_KEPT,
-    # With each checkpoint it would keep the log of the whole day before: `remove_unused` is exact.
+    # With each checkpoint it would keep the log of the whole day before: `remove_unused` cuts it at the hour.
     "delta.enableExpiredLogCleanup": "false",
 }
 
@@ -43,24 +57,28 @@ class Table:
     """One of `TABLES`, partitioned by `date`; readers see whole micro-batches only."""
 
     spark: SparkSession
-    output: str
+    config: Config
     name: str
 
     @property
     def path(self) -> str:
         """Return its directory."""
-        return f"{self.output}/{self.name}"
+        return f"{self.config.output}/{self.name}"
 
     def exists(self) -> bool:
-        """Return True if a micro-batch has written to it. Half of the first commit is none."""
+        """Return True if a micro-batch has written to it. A first commit that was interrupted does not count."""
         return bool(hadoop.names(self.spark, f"{self.path}/_delta_log/[0-9]*"))
 
-    def append(self, rows: DataFrame, batch_id: int) -> DataFrame:
-        """Append the rows of a micro-batch, unless an earlier attempt did, and return what the table has of it."""
+    def append(self, rows: DataFrame, batch_id: int, newest_us: int) -> DataFrame:
+        """Append the rows of a micro-batch, unless an earlier attempt did, and return what the table has of it.
+
+        newest_us: when Kafka got its newest event, µs since epoch.
+        """
         rows = rows.persist()
         try:
             if not rows.isEmpty():
-                self._write(rows, batch_id)
+                self._write(rows, batch_id, newest_us)
+                hadoop.write(self.spark, self._note, str(batch_id))
         finally:
             rows.unpersist()
         return self.batch(batch_id)
@@ -75,31 +93,31 @@ class Table:
             return self.spark.read.format("delta").load(self.path)
         return session.rows(self.spark, (), self._columns)
 
-    def require_checkpoint(self, checkpoint: str) -> None:
-        """Return if the rows of the table are those of the checkpoint's micro-batches.
+    def require_checkpoint(self) -> None:
+        """Return if the table has the rows of its query's checkpoint, no more and no less.
 
         Raises:
-            StartError: the table is of an older release or of another checkpoint, or has later micro-batches.
+            StartError: it is of an older release or of another checkpoint, or has more or fewer micro-batches.
         """
         if hadoop.names(self.spark, f"{self.path}/{BATCH_ID}=*"):
             raise StartError(f"{self.path} was written by an older release. Move it away or choose another --output.")
+        checkpoint_id = self._checkpoint_id()
         if not self.exists():
             return
-        if (checkpoint_id := _id_of(self.spark, checkpoint)) is None:
+        if checkpoint_id is None:
             raise StartError(
-                f"{self.path} has batches, but its checkpoint {checkpoint} is missing. "
-                "Move the table away or choose another --output; otherwise every event would count twice."
+                f"{self.path} has batches, but its checkpoint {self._checkpoint} is missing. Move the table away or "
+                "choose another --output; otherwise events would be lost or count twice."
             )
-        written = self._last_batches().get(checkpoint_id, -1)
-        planned = max(map(int, hadoop.names(self.spark, f"{checkpoint}/offsets/[0-9]*")), default=-1)
-        if written < 0 or written > planned:
+        planned = max(map(int, hadoop.names(self.spark, f"{self._checkpoint}/offsets/[0-9]*")), default=-1)
+        if not int(hadoop.read(self.spark, self._note) or 0) <= self._last_batch(checkpoint_id) <= planned:
             raise StartError(
-                f"{self.path} has batches that its checkpoint {checkpoint} does not have. Restore the checkpoint that "
-                "belongs to the table, or move both away; otherwise events would be lost or count twice."
+                f"{self.path} and its checkpoint {self._checkpoint} do not have the same batches. Restore both from "
+                "the same time, or move both away; otherwise events would be lost or count twice."
             )
 
-    def compact(self, dates: str, small_bytes: int) -> None:
-        """Merge the files of some dates that are smaller than that. `dates`: a condition on `date`."""
+    def compact(self, small_bytes: int, dates: str = "date IS NOT NULL") -> None:
+        """Merge the files of each date that are smaller than that. `dates`: a condition on `date`."""
         self.spark.conf.set("spark.databricks.delta.optimize.minFileSize", small_bytes)
         self.spark.sql(f"OPTIMIZE {self._sql} WHERE {dates}")
 
@@ -108,61 +126,69 @@ class Table:
         self.spark.sql(f"DELETE FROM {self._sql} WHERE {dates}")
 
     def remove_unused(self) -> None:
-        """Remove files that the table has not used for a day, and commits that its log has not needed for hours."""
+        """Remove files that were not used for a day, and commits that the log has not needed for hours."""
         self.spark.sql(f"VACUUM {self._sql}")
-        log, snapshot = self._log()
-        units = getattr(_jvm(self.spark).org.apache.spark.sql.delta, "TruncationGranularity$")
-        retention = _jvm(self.spark).scala.Option.empty()  # that of the table
-        log.cleanUpExpiredLogs(snapshot, retention, getattr(units, "MODULE$").HOUR())
+        units = getattr(self._jvm.org.apache.spark.sql.delta, "TruncationGranularity$")
+        log = self._log()
+        retention = self._jvm.scala.Option.empty()  # that of the table
+        log.cleanUpExpiredLogs(self._snapshot(log), retention, getattr(units, "MODULE$").HOUR())
+
+    @property
+    def _checkpoint(self) -> str:
+        return self.config.checkpoints[TABLES[self.name].query]
+
+    @property
+    def _note(self) -> str:
+        """Return the file in the checkpoint that has the number of the last micro-batch with rows."""
+        return f"{self._checkpoint}/tables/{self.name}"
 
     @property
     def _sql(self) -> str:
-        """Return its name in SQL."""
-        return f"delta.`{self.path.replace('`', '``')}`"
+        """Return its name in SQL, where a path must be absolute."""
+        return f"delta.`{hadoop.absolute(self.spark, self.path).replace('`', '``')}`"
 
     @property
     def _columns(self) -> T.StructType:
-        schema, _ = TABLES[self.name]
-        return T.StructType([T.StructField(DATE, T.DateType()), T.StructField(BATCH_ID, T.LongType()), *schema.fields])
+        own = T.StructField(DATE, T.DateType()), T.StructField(BATCH_ID, T.LongType())
+        return T.StructType([*own, *TABLES[self.name].schema.fields])
 
-    def _write(self, rows: DataFrame, batch_id: int) -> None:
-        _, time = TABLES[self.name]
-        complete = rows.withColumns({DATE: F.to_date(time), BATCH_ID: F.lit(batch_id).cast("long")})
+    def _write(self, rows: DataFrame, batch_id: int, newest_us: int) -> None:
+        checkpoint_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+        assert checkpoint_id, "Spark sets it in the threads of its queries"
+        newest = F.to_date(F.timestamp_micros(F.lit(newest_us)))
+        late = F.greatest(F.to_date(TABLES[self.name].time), F.date_sub(newest, DAYS_LATE))
+        date = F.least(late, F.date_add(newest, DAYS_AHEAD))
         (
-            complete.select(*self._columns.names)
+            rows.withColumns({DATE: date, BATCH_ID: F.lit(batch_id).cast("long")})
+            .select(*self._columns.names)
             .write.format("delta")
             .mode("append")
             .partitionBy(DATE)
             .options(**_PROPERTIES)
-            # Within a micro-batch Spark sets the id, that of the checkpoint.
-            .option("txnAppId", rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId"))
-            .option("txnVersion", batch_id)
+            .options(txnAppId=checkpoint_id, txnVersion=batch_id)
             .save(self.path)
         )
 
-    def _last_batches(self) -> dict[str, int]:
-        """Return the last micro-batch of each checkpoint that has written to the table."""
-        _, snapshot = self._log()
-        transactions = snapshot.transactions()
-        keys = transactions.keys().toSeq()
-        return {keys.apply(number): transactions.apply(keys.apply(number)) for number in range(keys.size())}
+    def _checkpoint_id(self) -> str | None:
+        """Return the id of the checkpoint; None if it is missing."""
+        metadata = hadoop.read(self.spark, f"{self._checkpoint}/metadata")
+        return str(json.loads(metadata)["id"]) if metadata else None
 
-    def _log(self) -> tuple[Any, Any]:
-        """Return Delta's log of the table and its newest snapshot."""
-        none = _jvm(self.spark).scala.Option.empty()
-        log = _jvm(self.spark).org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
-        return log, log.update(False, none, none)
+    def _last_batch(self, checkpoint_id: str) -> int:
+        """Return the last micro-batch of a checkpoint in the table; -1 if there is none."""
+        last = self._snapshot(self._log()).transactions().get(checkpoint_id)
+        return int(last.get()) if last.isDefined() else -1
 
+    def _log(self) -> Any:
+        return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)
 
-def _jvm(spark: SparkSession) -> Any:
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    return jvm
+    def _snapshot(self, log: Any) -> Any:
+        """Return the newest snapshot of the table."""
+        none = self._jvm.scala.Option.empty()
+        return log.update(False, none, none)
 
-
-def _id_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """Return the id of a checkpoint; None if it is missing."""
-    if not hadoop.exists(spark, f"{checkpoint}/metadata"):
-        return None
-    (row,) = spark.read.text(f"{checkpoint}/metadata").collect()
-    return str(json.loads(row["value"])["id"])
+    @property
+    def _jvm(self) -> Any:
+        jvm = self.spark.sparkContext._jvm
+        assert jvm is not None
+        return jvm

@@ -1,4 +1,4 @@
-"""The query of traffic: sums flows into a table and a topic, and sends lines that are no events to another topic."""
+"""The query of traffic: sums flows into a table and a topic, and sends malformed lines to a topic."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import names, report, session, source
+from kafka_probe_pipeline import hadoop, names, report, session, source
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
@@ -27,7 +27,8 @@ class TrafficQuery:
     """One micro-batch, the same however often it is called with the same batch: tables first, topics from the tables.
 
     Names come before rows, so that a row is named by all that is known when it is written. One that was written before
-    its name was known stays as it is in the table, where `show` names it, and is sent again with it.
+    its name was known stays as it is in the table, where `show` names it. It is sent again with its name if its date is
+    not before yesterday.
     """
 
     name: ClassVar = "traffic"
@@ -42,36 +43,43 @@ class TrafficQuery:
         """Write to the tables below the output directory."""
         return cls(
             config,
-            Table(spark, config.output, "traffic"),
-            Table(spark, config.output, "topic_names"),
+            Table(spark, config, "traffic"),
+            Table(spark, config, "topic_names"),
             Versions(spark, config.seen_events, SEEN_EVENTS),
             progress,
         )
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
-        session.for_its_cores(records.sparkSession)
+        spark = session.for_its_cores(records.sparkSession)
+        hadoop.require_shared(spark, self.config.output)
         parsed = records.transform(source.parsed).persist()
         try:
+            by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()
+            counts = {reason: count for reason, count, _ in by_reason}
+            newest_us = max((newest_us for _, _, newest_us in by_reason), default=0)
             events = source.received(parsed)
             known = self.names.read().drop(BATCH_ID, DATE)
-            new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id)
+            new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
             rows = (
                 events.transform(source.once, self.seen_events.before(batch_id))
                 .transform(traffic, self.config.window)
                 .transform(names.named, self.names.read())
                 .transform(summed, KEYS)
             )
-            rows = self.table.append(rows, batch_id)
+            rows = self.table.append(rows, batch_id, newest_us)
             if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
             self.seen_events.remove_old()
             self._send(rows)
             if not new.isEmpty():
-                earlier = self.table.read().where(F.col(BATCH_ID) < batch_id)
+                earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))
                 self._send(earlier.transform(names.named_late, new))
             send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
-            self._account(parsed, rows, began_s)
+            self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
+            self.progress.lines(counts)
+            if self.config.console:
+                report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
         finally:
             parsed.unpersist()
 
@@ -91,11 +99,7 @@ class TrafficQuery:
     def _send(self, rows: DataFrame) -> None:
         send(traffic_messages(rows), self.config.traffic_topic, self.config.kafka)
 
-    def _account(self, parsed: DataFrame, rows: DataFrame, began_s: float) -> None:
-        by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()
-        counts = {reason: count for reason, count, _ in by_reason}
-        newest_us = max((newest_us for _, _, newest_us in by_reason), default=None)
-        self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
-        self.progress.lines(counts)
-        if self.config.console:
-            report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
+
+def _lately(newest_us: int) -> Column:
+    """Return yesterday: the date before that of the newest event."""
+    return F.date_sub(F.to_date(F.timestamp_micros(F.lit(newest_us))), 1)

@@ -123,7 +123,7 @@ class Run:
 
     def table(self, spark: SparkSession, name: str = "traffic") -> DataFrame:
         """Return the rows of one of the job's tables."""
-        return Table(spark, str(self.output), name).read()
+        return Table(spark, load(self._settings), name).read()
 
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from pathlib import Path
 from threading import Event
@@ -180,10 +181,11 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
     early, late = "aa" * 16, "bb" * 16
     by_id = [{"topic_id": topic_id, "requests": 1} for topic_id in (early, late)]
     named = flow(0, agent_id="broker", kind="request", topics=[{"topic_id": early, "topic": "orders"}])
-    run.send_events(named, flow(0, topics=by_id))
+    now_us = round(time.time() * 1e6)
+    run.send_events(named, flow(0, topics=by_id, ts=now_us))
     run.once(spark)
     named = flow(1, agent_id="broker", kind="topics", topics=[{"topic_id": late, "topic": "sales"}])
-    run.send_events(named, flow(1, topics=by_id))
+    run.send_events(named, flow(1, topics=by_id, ts=now_us))
     run.once(spark)
 
     shown = run.shown(spark).splitlines()
@@ -323,16 +325,22 @@ def test_without_the_checkpoint_that_belongs_to_a_table_no_event_is_lost_or_coun
     with pytest.raises(StartError, match=f"its checkpoint {directory} is missing"):
         run.once(spark)
     older.rename(directory)
-    with pytest.raises(StartError, match=f"has batches that its checkpoint {directory} does not have"):
+    with pytest.raises(StartError, match=f"its checkpoint {directory} do not have the same batches"):
         run.once(spark)
     shutil.rmtree(directory)
     shutil.copytree(newer, directory)
     metadata = json.loads((directory / "metadata").read_text())
     (directory / "metadata").write_text(json.dumps({**metadata, "id": str(uuid4())}))
-    with pytest.raises(StartError, match="does not have"):
+    with pytest.raises(StartError, match="do not have the same batches"):
         run.once(spark)
     shutil.rmtree(directory)
     newer.rename(directory)
+    commits = [*(run.output / table / "_delta_log").glob("[0-9]*")]
+    newest = max(commits)
+    hidden = newest.rename(run.output / "hidden")
+    with pytest.raises(StartError, match="do not have the same batches"):
+        run.once(spark)
+    hidden.rename(newest)
     run.once(spark)
     assert run.table(spark, table).count() == rows
 
@@ -360,7 +368,7 @@ def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSes
         (("run", "--bootstrap-servers", "b:1", "--window", "0"), 2, "--window: must be greater than 0"),
         (("run", "--bootstrap-servers", "b:1", "--kafka-option", "x"), 2, "must be key=value"),
         (("run", "--bootstrap-servers", "b:1", "--jars-dir", "/nowhere"), 3, "No jars in /nowhere"),
-        (("show", "--output", "/nowhere"), 3, "There are no traffic in /nowhere"),
+        (("show", "--output", "/nowhere"), 3, "No table traffic in /nowhere"),
     ],
 )
 def test_what_cannot_be_done_is_reported_in_one_sentence(arguments: tuple[str, ...], status: int, error: str) -> None:

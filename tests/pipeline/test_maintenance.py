@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from kafka_probe_pipeline import maintenance
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.maintenance import Maintenance, maintain
+from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
@@ -27,11 +28,11 @@ BATCHES, DAYS = 6, 4
 
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
-    """A table with a file per micro-batch and day: today, yesterday and two days before."""
+    """A table with a file per micro-batch and day: today and the days before. Its path is relative, as by default."""
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", "a checkpoint")
-    table = Table(spark, str(tmp_path), "traffic")
+    table = Table(spark, load({"output": os.path.relpath(tmp_path)}), "traffic")
     for batch_id in range(BATCHES):
-        table.append(rows(spark, batch_id), batch_id)
+        table.append(rows(spark, batch_id), batch_id, NOON_US)
     yield table
     spark.sparkContext.setLocalProperty("sql.streaming.queryId", None)  # type: ignore[arg-type]  # removes it
 
@@ -39,6 +40,10 @@ def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
 def rows(spark: SparkSession, batch_id: int) -> DataFrame:
     sent = (flow(DAYS * batch_id + day, ts=NOON_US - day * DAY_US) for day in range(DAYS))
     return events(spark, *sent).transform(traffic, 60).coalesce(1)
+
+
+def maintain(table: Table, **settings: object) -> None:
+    Maintenance(table.spark, load({"output": table.config.output, **settings})).run(TODAY)
 
 
 def counts(rows: DataFrame) -> dict[str, int]:
@@ -52,26 +57,26 @@ def files(table: Table) -> int:
 def test_files_of_a_date_become_one_and_no_row_is_lost_or_doubled(table: Table) -> None:
     before = counts(table.read())
     assert (files(table), before) == (BATCHES * DAYS, {str(TODAY - timedelta(day)): BATCHES for day in range(DAYS)})
-    maintain(table, load({}), TODAY)
+    maintain(table)
     assert (files(table), counts(table.read())) == (DAYS, before)
-    table.append(rows(table.spark, BATCHES), BATCHES)
+    table.append(rows(table.spark, BATCHES), BATCHES, NOON_US)
     assert counts(table.read()) == dict.fromkeys(before, BATCHES + 1)
 
 
 def test_only_dates_older_than_a_table_keeps_are_deleted(table: Table) -> None:
-    maintain(table, load({"retain": "traffic=2d"}), TODAY)
+    maintain(table, retain="traffic=2d")
     assert sorted(counts(table.read())) == [str(TODAY - timedelta(day)) for day in (2, 1, 0)]
 
 
 def test_a_reader_that_opened_a_table_before_its_maintenance_finishes(table: Table) -> None:
     names = table.read().inputFiles()
-    maintain(table, load({"retain": "traffic=1d"}), TODAY)
+    maintain(table, retain="traffic=1d")
     assert table.spark.read.parquet(*names).count() == BATCHES * DAYS
 
 
 def test_files_that_no_reader_of_today_needs_leave_the_directory(table: Table) -> None:
-    maintain(table, load({}), TODAY)
-    directory = Path(table.path)
+    maintain(table)
+    directory = Path(table.path).resolve()
     assert len([*directory.glob("date=*/*.parquet")]) == BATCHES * DAYS + DAYS
     two_days_ago_s = time.time() - 48 * HOUR_S
     for number, path in enumerate(sorted(directory.glob("_delta_log/[0-9]*"))):
@@ -79,11 +84,20 @@ def test_files_that_no_reader_of_today_needs_leave_the_directory(table: Table) -
     commits = len([*directory.glob("_delta_log/*.json")])
     # The removal of a file has its time in the log, where no test can make it older.
     shorter = "'delta.checkpointInterval' = '1', 'delta.deletedFileRetentionDuration' = 'interval 0 hours'"
-    table.spark.sql(f"ALTER TABLE delta.`{table.path}` SET TBLPROPERTIES ({shorter})")
-    maintain(table, load({}), TODAY)
+    table.spark.sql(f"ALTER TABLE delta.`{directory}` SET TBLPROPERTIES ({shorter})")
+    maintain(table)
     assert len([*directory.glob("date=*/*.parquet")]) == DAYS
     assert len([*directory.glob("_delta_log/*.json")]) < commits
     assert counts(table.read()) == {str(TODAY - timedelta(day)): BATCHES for day in range(DAYS)}
+
+
+def test_a_late_row_does_not_make_its_whole_date_be_written_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_SMALL_BYTES", 1)
+    monkeypatch.setattr(maintenance, "_LARGE_BYTES", 2)
+    maintain(table)
+    assert files(table) == BATCHES * DAYS
 
 
 def test_the_job_maintains_its_tables_at_intervals_and_goes_on_after_a_failure(
@@ -93,8 +107,14 @@ def test_the_job_maintains_its_tables_at_intervals_and_goes_on_after_a_failure(
     hidden = directory.rename(tmp_path / "hidden")
     (directory / "_delta_log").mkdir(parents=True)
     (directory / "_delta_log" / f"{0:020}.json").write_text("no commit\n")
-    with Maintenance(table.spark, load({"output": str(tmp_path), "maintenance_interval": 0.1})):
+    with Maintenance(table.spark, load({"output": table.config.output, "maintenance_interval": 0.1, "retain": ""})):
         wait_until(lambda: "Table traffic was not maintained" in caplog.text, "the failure", timeout_s=60)
         directory.rename(tmp_path / "broken")
         hidden.rename(directory)
         wait_until(lambda: files(table) == DAYS, "the maintenance", timeout_s=120)
+
+
+def test_a_job_that_ends_by_itself_maintains_its_tables_at_its_end(table: Table) -> None:
+    with Maintenance(table.spark, load({"output": table.config.output, "once": True, "retain": ""})):
+        assert files(table) == BATCHES * DAYS
+    assert files(table) == DAYS

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.progress import METRICS, PREFIX, Progress
-from tests.builders.spark_events import BROKER, CLIENT, closed, flow, opened, word
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.http import get
 from tests.lab.pipeline_job import Run
@@ -21,8 +21,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 def test_metrics_count_what_the_queries_processed(broker: Broker, tmp_path: Path, spark: SparkSession) -> None:
     run = Run(broker, tmp_path)
-    ends = [of(end, 1) for of in (opened, closed) for end in (CLIENT, BROKER)]
-    run.send_events(flow(0), flow(1), *ends, word(CLIENT, until_s=100), word(BROKER, until_s=100), flow(2**63 - 1))
+    exited = closed(CLIENT, 1, owner_exiting=True, closed_by="local")
+    ends = (opened(CLIENT, 1), opened(BROKER, 1), exited, closed(BROKER, 1))
+    run.send_events(
+        flow(0), flow(1), *ends, agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100), flow(2**63 - 1)
+    )
     address = f"127.0.0.1:{free_port()}"
     run.progress.serve(address)
     run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)

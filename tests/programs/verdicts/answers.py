@@ -12,6 +12,7 @@ from kafka import KafkaProducer
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import session
+from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.tables import Table
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
@@ -53,7 +54,7 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
                     Connection(row.local, row.peer) if row.local else None,
                     row.closed_us,
                 )
-                for row in Table(spark, str(directory / name / "pipeline"), "verdicts")
+                for row in Table(spark, load({"output": str(directory / name / "pipeline")}), "verdicts")
                 .read()
                 .select(
                     *("cause", "evidence", "flow_id", "client.local", "client.peer"),
