@@ -1,0 +1,70 @@
+"""Other tools read the tables: DuckDB, pandas, polars, and Spark with nothing but Delta Lake."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import duckdb
+import polars
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.tables import TABLES
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, agent_event, closed, flow, opened
+from tests.lab.broker import Broker
+from tests.lab.pipeline_job import Run
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+# Far beyond what nanoseconds can count.
+YEAR_9000_US = 221_845_392_000_000_000
+TOPIC_ID = "aa" * 16
+ROWS = {"traffic": 4, "topic_names": 1, "verdicts": 1}
+
+
+@pytest.fixture(scope="module")
+def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
+    """The tables of two micro-batches; a clock among them is wrong."""
+    run = Run(broker, tmp_path_factory.mktemp("readers"))
+    topic = {"topic_id": TOPIC_ID, "topic": "orders", "requests": 7}
+    run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))
+    run.once(spark)
+    ends = [of(end, 1) for of in (opened, closed) for end in (CLIENT, BROKER)]
+    run.send_events(flow(2), *ends, *(agent_event(end, until_s=100) for end in (CLIENT, BROKER)))
+    run.once(spark)
+    return run.output
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_reader_finds_the_same_rows(output: Path, spark: SparkSession, name: str) -> None:
+    path = str(output / name)
+    table = DeltaTable(path)
+    assert table.metadata().partition_columns == ["date"]
+    assert ask(output / name, "SELECT count(*) FROM facts") == [(ROWS[name],)]
+    assert len(table.to_pandas()) == len(polars.read_delta(path)) == ROWS[name]
+    assert spark.read.format("delta").load(path).count() == ROWS[name]
+
+
+def test_duckdb_sums_traffic_by_time_and_topic(output: Path) -> None:
+    requests = "SELECT topic, sum(requests) FROM facts WHERE level = 'topic' AND window_start = ? GROUP BY ALL"
+    noon = datetime.fromtimestamp(NOON_US / 1e6, UTC)
+    assert ask(output / "traffic", requests, noon) == [("orders", 7)]
+    assert ask(output / "traffic", "SELECT max(year(window_start)) FROM facts") == [(9000,)]
+
+
+def ask(table: Path, question: str, *values: object) -> list[tuple[object, ...]]:
+    """Return the answer of DuckDB to a question about the table `facts`."""
+    with duckdb.connect() as connection:
+        connection.register("facts", DeltaTable(str(table)).to_pyarrow_dataset())
+        return connection.execute(question, values).fetchall()
+
+
+def test_pandas_and_polars_read_times_and_nested_columns(output: Path) -> None:
+    table = DeltaTable(str(output / "verdicts"))
+    (row,) = table.to_pandas().to_dict("records")
+    assert str(row["ts"].tz) == "UTC"
+    assert (row["client"]["workload"]["comm"], row["server"]["side"]) == ("app", "server")
+    (same,) = polars.read_delta(str(output / "verdicts")).to_dicts()
+    assert (same["cause"], same["ts"], same["client"]["local"]) == (row["cause"], row["ts"], row["client"]["local"])
