@@ -48,7 +48,12 @@ def read(spark: SparkSession, name: str) -> str:
     """Return the text of a small file; an empty one if it is missing."""
     if not exists(spark, name):
         return ""
-    return "\n".join(row["value"] for row in spark.read.text(name).collect())
+    path = _path(spark, name)
+    file = _file_system(spark, path).open(path)
+    try:
+        return str(_jvm(spark).org.apache.commons.io.IOUtils.toString(file, "UTF-8"))
+    finally:
+        file.close()
 
 
 def write(spark: SparkSession, name: str, text: str) -> None:
@@ -85,9 +90,13 @@ def require_shared(spark: SparkSession, directory: str) -> None:
 
 
 def _path(spark: SparkSession, name: str) -> Any:
+    return _jvm(spark).org.apache.hadoop.fs.Path(name)
+
+
+def _jvm(spark: SparkSession) -> Any:
     jvm = spark.sparkContext._jvm
     assert jvm is not None
-    return jvm.org.apache.hadoop.fs.Path(name)
+    return jvm
 
 
 def _file_system(spark: SparkSession, path: Any) -> Any:

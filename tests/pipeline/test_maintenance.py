@@ -23,7 +23,7 @@ pytestmark = pytest.mark.spark
 
 DAY_US, HOUR_S = 86_400_000_000, 3600
 TODAY = datetime.fromtimestamp(NOON_US / 1e6, UTC).date()
-BATCHES, DAYS = 6, 4
+BATCHES, DAYS = 3, 4
 
 
 @pytest.fixture
