@@ -70,10 +70,11 @@ class Maintenance:
         self._finished = today
 
     def _try(self, table: Table, step: Callable[..., None], *arguments: object) -> None:
-        if self._stopping.is_set() or not table.exists():
+        if self._stopping.is_set():
             return
         try:
-            step(*arguments)
+            if table.exists():
+                step(*arguments)
         except Exception as error:
             if not self._stopping.is_set():
                 log.warning("Table %s was not maintained; trying again later. %s", table.name, last_cause(error))

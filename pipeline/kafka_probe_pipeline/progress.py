@@ -78,14 +78,14 @@ class Progress:
             raise StartError(f"--listen {address} cannot be used: {error.strerror}.") from None
 
     def batch(self, query: str, events: int, newest_us: int | None, began_s: float) -> None:
-        """Count a micro-batch. newest_us: Kafka's time of its newest event; began_s: when it began, monotonic."""
+        """Count a micro-batch. newest_us: Kafka's time of its newest event, if any; began_s: its start, monotonic."""
         self._metrics["events_total"].labels(query).inc(events)
         self._metrics["batches_total"].labels(query).inc()
         self._metrics["batch_seconds_total"].labels(query).inc(time.monotonic() - began_s)
         with self._lock:
             known = self._queries.setdefault(query, _Query())
             known.events += events
-            if newest_us is not None:
+            if newest_us:
                 known.behind_s = max(0.0, time.time() - newest_us / 1e6)
                 self._metrics["behind_seconds"].labels(query).set(known.behind_s)
 

@@ -55,6 +55,7 @@ def test_the_log_says_once_a_minute_how_fast_and_how_far_behind_each_query_is(
     monkeypatch.setattr("time.time", lambda: 2000.0)
     seen = Progress()
     seen.batch("traffic", 600, 1_990_000_000, began_s=now_s)
+    seen.batch("traffic", 0, 0, began_s=now_s)
     seen.lines({"not a JSON object": 3})
     with caplog.at_level("INFO", "kafka_probe_pipeline"):
         seen.look([])
