@@ -44,6 +44,8 @@ _ALWAYS = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
+    # Micro-batches repeat some hundred compiled expressions. Of more than the default of 100 none would be found again.
+    "spark.sql.codegen.cache.maxEntries": "2000",
     # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
 }

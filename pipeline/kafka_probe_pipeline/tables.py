@@ -20,17 +20,21 @@ from kafka_probe_pipeline.errors import StartError
 
 
 class Kind(NamedTuple):
-    """The columns of a table, without `date` and `batch_id`; the column of its time; the query that writes it."""
+    """The columns of a table, without `date` and `batch_id`; the column of its time; the query that writes it.
+
+    filtered: other columns that readers filter by, of which each file has statistics.
+    """
 
     schema: T.StructType
     time: str
     query: Literal["traffic", "diagnosis"]
+    filtered: tuple[str, ...]
 
 
 TABLES = {
-    "traffic": Kind(traffic.SCHEMA, "window_start", "traffic"),
-    "topic_names": Kind(names.SCHEMA, "ts", "traffic"),
-    "verdicts": Kind(verdicts.SCHEMA, "ts", "diagnosis"),
+    "traffic": Kind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
+    "topic_names": Kind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
+    "verdicts": Kind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
 }
 DATE = "date"
 """Column of the UTC date of a row's time, by which the tables are partitioned."""
@@ -156,7 +160,9 @@ class Table:
         checkpoint_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
         assert checkpoint_id, "Spark sets it in the threads of its queries"
         newest = F.to_date(F.timestamp_micros(F.lit(newest_us)))
-        late = F.greatest(F.to_date(TABLES[self.name].time), F.date_sub(newest, DAYS_LATE))
+        _, time, _, filtered = TABLES[self.name]
+        statistics = (BATCH_ID, time, *filtered)
+        late = F.greatest(F.to_date(time), F.date_sub(newest, DAYS_LATE))
         date = F.least(late, F.date_add(newest, DAYS_AHEAD))
         (
             rows.withColumns({DATE: date, BATCH_ID: F.lit(batch_id).cast("long")})
@@ -164,7 +170,7 @@ class Table:
             .write.format("delta")
             .mode("append")
             .partitionBy(DATE)
-            .options(**_PROPERTIES)
+            .options(**_PROPERTIES, **{"delta.dataSkippingStatsColumns": ",".join(statistics)})
             .options(txnAppId=checkpoint_id, txnVersion=batch_id)
             .save(self.path)
         )
