@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
-from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline import source
 from tests.builders.spark_events import Event, events, flow, lines, records
+from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
@@ -75,7 +75,7 @@ def test_a_field_with_two_types_in_the_schema_is_refused() -> None:
 def test_lines_of_one_record_become_events_in_place_and_blank_lines_are_none(spark: SparkSession) -> None:
     value = lines(flow(0), flow(1)) + "\n  \n" + lines(flow(2))
     parsed = source.parsed(records(spark, value, lines(flow(3))))
-    assertDataFrameEqual(
+    assert_same(
         parsed.select("topic", "partition", "offset", "line_number", "event.seq"),
         spark.createDataFrame(
             [("events", 0, 0, 0, 0), ("events", 0, 0, 1, 1), ("events", 0, 0, 4, 2), ("events", 0, 1, 0, 3)],

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.tables import DAYS_AHEAD, DAYS_LATE, TABLES, Table
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
+from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
@@ -37,8 +37,8 @@ def test_a_batch_that_is_done_again_is_there_once_and_as_it_was_written(spark: S
     assert table.read().count() == 0
     first = table.append(rows(spark, 0, 1), 7, NOON_US)
     columns = TABLES["traffic"].schema.names
-    assertDataFrameEqual(first.select(*columns), rows(spark, 0, 1).select(*columns))
-    assertDataFrameEqual(table.append(rows(spark, 3), 7, NOON_US), first)
+    assert_same(first.select(*columns), rows(spark, 0, 1).select(*columns))
+    assert_same(table.append(rows(spark, 3), 7, NOON_US), first)
     table.append(rows(spark, -1), 8, NOON_US)
     assert dates(table) == [("2025-12-31", 8), ("2026-01-01", 7), ("2026-01-02", 7)]
 

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.testing import assertDataFrameEqual
 
 from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
 from kafka_probe_pipeline import report, source
@@ -32,6 +31,7 @@ from kafka_probe_pipeline.traffic import (
     without_overflows,
 )
 from tests.builders.spark_events import MINUTE_US, NOON_US, Event, events, flow, records
+from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
@@ -52,7 +52,7 @@ def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_le
         latency={"70": 1},
         topics=[orders, sales],
     )
-    assertDataFrameEqual(
+    assert_same(
         events(spark, event)
         .transform(traffic, 60)
         .select("level", "topic", *(name for name in COUNTS), *(name for name in HISTOGRAMS)),
@@ -221,7 +221,7 @@ def test_partial_rows_of_two_batches_sum_to_what_one_batch_would_have_given(spar
     sent = [flow(seq, latency={str(seq % 3): 1}, topics=[{"topic": "t", "records": seq}]) for seq in range(10)]
     whole = events(spark, *sent).transform(traffic, 60)
     parts = events(spark, *sent[:4]).transform(traffic, 60).union(events(spark, *sent[4:]).transform(traffic, 60))
-    assertDataFrameEqual(parts.transform(summed, KEYS), whole)
+    assert_same(parts.transform(summed, KEYS), whole)
 
 
 def test_percentiles_of_summed_histograms_are_within_five_percent_of_the_latencies(spark: SparkSession) -> None:
