@@ -32,22 +32,22 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # Any session: sums that overflow become null instead of ending the job, and a time is printed the same everywhere.
 _ALWAYS = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Each look at a table's log is a Spark job of so many tasks.
-    "spark.databricks.delta.snapshotPartitions": "2",
-    # A checksum of the table beside each commit: as many files again, which nobody here reads.
-    "spark.databricks.delta.writeChecksumFile.enabled": "false",
-    # Spark's own type overflows after 2262 in readers that use nanoseconds, and has no statistics by which they skip.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
-    # VACUUM lists files in so many tasks; its default is 10,000.
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
-    # Micro-batches repeat some hundred compiled expressions. Of more than the default of 100 none would be found again.
+    # Each micro-batch uses some hundred compiled expressions. Spark keeps 100, and would compile all of them again.
     "spark.sql.codegen.cache.maxEntries": "2000",
     # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # To read a table's log is a Spark job of this many tasks.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # No checksum of the table beside each commit: it would double the files of the log, and nothing reads it.
+    "spark.databricks.delta.writeChecksumFile.enabled": "false",
+    # Spark's own type overflows after 2262 in readers that use nanoseconds, and has no statistics that let them skip.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # VACUUM lists files in this many tasks. The default is 10,000.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
 # A local session is one JVM for one small job: no page on port 4040, nothing listening beyond loopback, and only the
 # quick compiler, without which the first micro-batch takes twice as long.
@@ -122,9 +122,8 @@ def stop(session: SparkSession) -> None:
     stopping = Thread(target=_stop, args=(session,), daemon=True)
     stopping.start()
     stopping.join(_STOP_S)
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process:
-        process.stdin.close()  # by that the JVM ends, and removes its files
+    if process := _jvm_process():
+        process.stdin.close()  # the JVM then ends by itself, and removes its files
         with suppress(TimeoutExpired):
             process.wait(_END_S)
     kill()
@@ -142,10 +141,13 @@ def _stop(session: SparkSession) -> None:
 
 def kill() -> None:
     """Kill the JVM, if this process started it."""
-    process = getattr(SparkContext._gateway, "proc", None)
-    if process:
+    if process := _jvm_process():
         process.kill()
         process.wait()
+
+
+def _jvm_process() -> Any:
+    return getattr(SparkContext._gateway, "proc", None)
 
 
 def for_its_cores(session: SparkSession) -> SparkSession:

@@ -44,8 +44,8 @@ def start(
     """
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
-    # Spark notes the time of a batch and gives the same again: so it is for no batch later than its first attempt. One
-    # record from the future would else make all agents silent for long.
+    # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
+    # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
     traffic_query = _start(events, traffic, config.checkpoint, config.trigger_interval, config)
     return traffic_query, _start(events, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
@@ -69,7 +69,7 @@ def run_through_outages(
     progress: Progress,
     stopping: Event,
 ) -> None:
-    """Run the queries that `begin` starts, and start them again after brokers were away: they go on where they were.
+    """Run the queries that `begin` starts, and start them again after an outage of the brokers.
 
     Raises:
         PipelineError: a query failed for another reason, or with `--once`.

@@ -19,7 +19,7 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.errors import StartError
 
 
-class Kind(NamedTuple):
+class TableKind(NamedTuple):
     """The columns of a table, without `date` and `batch_id`; the column of its time; the query that writes it.
 
     filtered: other columns that readers filter by, of which each file has statistics.
@@ -32,9 +32,9 @@ class Kind(NamedTuple):
 
 
 TABLES = {
-    "traffic": Kind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
-    "topic_names": Kind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
-    "verdicts": Kind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
+    "traffic": TableKind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
+    "topic_names": TableKind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
+    "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
 }
 DATE = "date"
 """Column of the UTC date of a row's time, by which the tables are partitioned."""
