@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from kafka_probe.config import Config
 from kafka_probe.privileges import Capability
 from tests.lab.broker import Broker
 from tests.lab.network import Namespace
@@ -120,8 +121,9 @@ def test_it_runs_as_nobody_with_four_capabilities_and_two_once_attached(machine:
     assert (facts["NoNewPrivs"], facts["Seccomp"]) == ("1", "2")
 
 
-def test_its_memory_has_a_ceiling(machine: Machine) -> None:
-    assert int(machine.show("MemoryMax")) == 1 << 30
+def test_its_memory_has_a_ceiling_a_quarter_above_the_agents_own_limit(machine: Machine) -> None:
+    limit_bytes = Config.model_fields["memory_limit"].default
+    assert int(machine.show("MemoryMax")) == limit_bytes * 5 // 4
 
 
 def capabilities(mask: int) -> set[int]:
@@ -164,6 +166,7 @@ def test_it_cannot_write_but_where_its_spool_and_its_cache_are(machine: Machine)
     for place in ("/etc", "/usr", "/opt/kafka-probe", "/sys/fs/cgroup"):
         assert machine.run(f"{inside} touch {place}/new 2>&1 || true").endswith("Read-only file system\n")
     machine.run(f"{inside} touch /var/lib/kafka-probe/new")
+    machine.run("rm /var/lib/kafka-probe/new")  # the agent refuses a directory with files of others
 
 
 def test_a_reload_reads_the_settings_again(machine: Machine) -> None:

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -95,10 +96,11 @@ class Soak:
             (0.10, self._kill_agent),
             (0.20, self._stop_sink),
             (0.32, self._kill_pipeline),
-            (0.45, self._flood),
+            # Longer than the one after it: memory that the longer one needed is enough for the other.
+            (0.45, partial(self._flood, 2 * FLOOD_S)),
             (0.60, self._stop_sink),
             (0.72, self._kill_pipeline),
-            (0.85, self._flood),
+            (0.85, partial(self._flood, FLOOD_S)),
         )
 
     def run(self) -> None:
@@ -211,16 +213,16 @@ class Soak:
         self._over.wait(min(LONGEST_OUTAGE_S, OUTAGE * self._seconds))
         self._sink.start()
 
-    def _flood(self) -> None:
+    def _flood(self, seconds: float) -> None:
         """Flood the agent with short connections."""
-        flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(FLOOD_S * FLOOD_RATE), FLOOD_S)
+        flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(seconds * FLOOD_RATE), seconds)
         command = (sys.executable, "-m", "tests.programs.attack.flood", *map(str, flood))
         log, output = self._directory / "flood.log", self._directory / "flood.out"
         output.unlink(missing_ok=True)
         with self._flooded_from.inside():
             process = start(command, log=log, stdout=output, cwd=ROOT)
         try:
-            if process.wait(10 * FLOOD_S):
+            if process.wait(10 * seconds):
                 raise LabError(f"the flood failed:\n{tail(log)}")
         finally:
             stop(process)
