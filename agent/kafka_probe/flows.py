@@ -2,7 +2,7 @@
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
 operations. This module never decodes frames and changes nothing but its counts: the learner gets the first frame of
-each shape, the tracker the frames of fetch sessions.
+each shape, the tracker the frames of fetch sessions and the finished `flow` events of connections.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ class Flows:
                     self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics
                 group = connection.group(api_key, flow.groups)
-                yield _event(connection.facts(), api_key, api_version, flow, group, interval)
+                event = _event(connection.facts(), api_key, api_version, flow, group, interval)
+                self._tracker.add_flow(connection, event)
+                yield event
 
     def _sum_frames(self, flow: _Flow, count: _Count) -> None:
         facts = count.shape.facts

@@ -33,15 +33,16 @@ COMPILER_BYTES = 384 * MIB  # only at startup: LLVM, with its code in the page c
 
 KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one of `unfinished`, 1/32 of one of `held`
 BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection
-CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 800
+CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 
 # Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
     "connections": 59,
-    "counts": 8,
+    "counts": 7,
     "learned": 7,
-    "shapes": 5,
-    "ends": 5,
+    "shapes": 4,
+    "ends": 4,
+    "activity": 3,
     "workloads": 3,
     "topic_names": 3,
     "clients": 3,
@@ -64,6 +65,7 @@ class Bounds:
     connections: int  # open ones, in the kernel and in the agent; closed ones may use their free slots
     counts_bytes: int  # counts of frames by connection and shape, of the running interval and of the one being sent
     learned_bytes: int  # facts that connections carry: ids, software, groups; and their fetch sessions
+    activity_bytes: int  # sums of connections' flows, with their topics, until the connection is deleted
     shapes_bytes: int  # shapes of frames that the decoder knows
     ends: int  # closed connections and resets that are not reported yet, beyond free slots of connections
     workloads_bytes: int  # processes that own connections, while anything references them
@@ -84,6 +86,7 @@ class Bounds:
             connections=share("connections"),
             counts_bytes=share("counts"),
             learned_bytes=share("learned"),
+            activity_bytes=share("activity"),
             shapes_bytes=share("shapes"),
             ends=share("ends"),
             workloads_bytes=share("workloads"),

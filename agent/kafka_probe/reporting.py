@@ -61,9 +61,10 @@ class Reporter:
     def report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts.
 
-        The order is: opens, resets and closes; topic names; flows; and last the `agent` event, so that `complete_until`
-        is true when it arrives. Losses and costs are those of the moment when it is sent; all else is of the interval.
-        Times are of CLOCK_MONOTONIC, so that a step of the wall clock moves both ends of an interval.
+        The order is: topic names; flows; opens, resets and closes, which contain the sums of the flows;
+        and last the `agent` event, so that `complete_until` is true when it arrives. Losses and costs are those of the
+        moment when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall
+        clock moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
         """
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
@@ -79,7 +80,7 @@ class Reporter:
             self._note_hidden(clock.epoch_us(time.monotonic_ns()))
             yield self._agent_event(interval, clock.epoch_us(settled_ns), counts)
 
-        return self._sender.parts(chain[Event](ends, topics, flows, last()))
+        return self._sender.parts(chain[Event](topics, flows, ends, last()))
 
     def losses(self) -> dict[str, int]:
         """Return all losses since the start, by reason."""

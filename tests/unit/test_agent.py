@@ -12,13 +12,14 @@ import pytest
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SampleKind
 from kafka_probe.connections import open_counts
+from kafka_probe.events import INTERNAL_CLIENT
 from kafka_probe.memory import IN_HAND_BYTES
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks.outbox import encode
 from kafka_probe.workloads import Owner, WorkloadResolver
 from tests.builders.events import workload
 from tests.builders.fed_agent import SECOND_NS, Fed
-from tests.builders.messages import TOPIC, TOPIC_ID, case
+from tests.builders.messages import GROUP, TOPIC, TOPIC_ID, case
 from tests.builders.samples import (
     Samples,
     closed,
@@ -31,7 +32,12 @@ from tests.builders.samples import (
     stream,
 )
 
-METADATA, OFFSET_COMMIT, API_VERSIONS = ApiKey.METADATA, ApiKey.OFFSET_COMMIT, ApiKey.API_VERSIONS
+METADATA, OFFSET_COMMIT, API_VERSIONS, PRODUCE = (
+    ApiKey.METADATA,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.API_VERSIONS,
+    ApiKey.PRODUCE,
+)
 
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:
@@ -41,11 +47,11 @@ def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int =
     return records
 
 
-def test_an_interval_is_reported_as_open_close_flow_and_agent() -> None:
+def test_an_interval_is_reported_as_topics_flow_open_close_and_agent() -> None:
     fed = Fed()
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
-    assert [event["kind"] for event in fed.events()] == ["open", "close", "topics", "flow", "agent"]
+    assert [event["kind"] for event in fed.events()] == ["topics", "flow", "open", "close", "agent"]
 
 
 def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
@@ -56,6 +62,31 @@ def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> No
     assert sorted(event["conn_id"] for event in fed.events("flow")) == [f"{1:016x}", f"{2:016x}"]
     assert fed.events("agent")[0]["connections"] == 1
     assert not any(fed.events("agent")[0]["losses"].values())
+
+
+def test_a_close_contains_what_its_connection_did_also_in_the_interval_in_which_it_ends() -> None:
+    fed = Fed()
+    fed.see(opened(), request(METADATA, 12, frame_bytes=40), response(METADATA, 12, frame_bytes=500))
+    fed.report()
+    fed.see(request(OFFSET_COMMIT, 8, frame_bytes=60), request(PRODUCE, 9, frame_bytes=70), ended())
+    fed.report()
+    (opening,), (closing,) = fed.events("open"), fed.events("close")
+    assert (closing["requests"], closing["request_bytes"], closing["response_bytes"]) == (3, 170, 500)
+    assert closing["group"] == GROUP
+    flows = [topic for flow in fed.events("flow") for topic in flow["topics"] if topic["topic"] == TOPIC]
+    topic, *_ = closing["topics"]
+    assert topic["topic"] == TOPIC
+    assert (topic["requests"], topic["bytes"]) == tuple(sum(one[n] for one in flows) for n in ("requests", "bytes"))
+    assert topic["bytes"] > 0
+    assert "requests" not in opening
+
+
+def test_a_close_of_a_kafka_probe_has_no_topics() -> None:
+    fed = Fed()
+    fed.see(opened(), request(PRODUCE, 9, client_id=f"{INTERNAL_CLIENT}agent", frame_bytes=70), ended())
+    fed.report()
+    (closing,) = fed.events("close")
+    assert (closing["requests"], closing["request_bytes"], closing["topics"]) == (1, 70, [])
 
 
 def test_names_that_were_learned_are_reported_before_the_flows_once() -> None:
@@ -252,7 +283,7 @@ class Clocks:
 def events_around(
     clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]
 ) -> tuple[dict[str, Any], ...]:
-    """The events open, close, flow and agent of a connection of 20 seconds; something happens after the first 10."""
+    """The events flow, open, close and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
     monkeypatch.setattr("kafka_probe.reporting.time", clocks)
     monkeypatch.setattr("kafka_probe.events.times.time", clocks)
@@ -276,7 +307,7 @@ def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
     def step() -> None:
         clocks.wall_ns += step_s * SECOND_NS
 
-    opening, closing, flow, agent = events_around(clocks, monkeypatch, step)
+    flow, opening, closing, agent = events_around(clocks, monkeypatch, step)
     now_us = clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000
     assert (opening["ts"], closing["ts"]) == (now_us - 20_000_000, now_us)
@@ -291,6 +322,6 @@ def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.Monke
     def sleep() -> None:
         clocks.wall_ns += 8 * 3600 * SECOND_NS
 
-    opening, closing, *_ = events_around(clocks, monkeypatch, sleep)
+    _, opening, closing, _ = events_around(clocks, monkeypatch, sleep)
     assert closing["ts"] == clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000 == closing["ts"] - opening["ts"]

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from kafka_probe.connections.activity import ConnectionActivity, Uncounted, none_yet
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientIdentity
 from kafka_probe.connections.fetch_sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.open_counts import Group
-from kafka_probe.events import INTERNAL_CLIENT, ConnectionFacts
+from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
@@ -42,6 +43,7 @@ class Connection:
     counted: Group | None = None
     sessions: tuple[FetchSession, ...] = ()
     text_bytes: int = 0
+    activity: ConnectionActivity | Uncounted | None = None  # None: no flow yet
 
     def __del__(self) -> None:
         self.budget.give_back(self.text_bytes)
@@ -122,6 +124,10 @@ class Connection:
                 return None
             self.sessions += (FetchSession(facts.api_key, self.budget, peer),)
         return named
+
+    def activity_facts(self) -> ActivityFacts:
+        """Return the sums of its flows as fields of events."""
+        return self.activity.facts() if self.activity else none_yet()
 
     def facts(self) -> ConnectionFacts:
         """Return the fields that all events of the connection share."""

@@ -31,6 +31,7 @@ def close_event(closed: PendingClose, clock: WallClock) -> CloseEvent:
         **connection.facts(),
         "found": connection.found,
         **read_close(sample, tls=connection.opaque == "tls"),
+        **connection.activity_facts(),
         "age_us": (closed.ended_ns - connection.opened_ns) // 1000,
         "auth_error": connection.auth_error,
         "closing_ts": clock.epoch_us(closing_ns(sample)),

@@ -11,6 +11,7 @@ from itertools import chain
 
 from kafka_probe.capture.sample import Protocol, Sample, SampleKind
 from kafka_probe.connections import conntrack
+from kafka_probe.connections.activity import ACTIVITY_BYTES, LOSS, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
@@ -20,7 +21,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingCloses
-from kafka_probe.events import CloseEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
+from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
@@ -36,6 +37,7 @@ LOSSES = {
     "reset_limit": "resets without an event, beyond `--memory-limit`: counted in `other` of `agent`",
     "text_limit": "client ids, software, cluster ids and groups of connections that exceed `--memory-limit`: null",
     "partition_limit": "partitions of fetch sessions that exceed `--memory-limit`: requests do not count for them",
+    LOSS: "sums of connections that exceed `--memory-limit`: `close` lacks them or the group, or topics have no name",
 }
 
 
@@ -51,6 +53,7 @@ class Tracker:
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.budget = SharedBudget(bounds.learned_bytes, self.losses)
+        self.activity_budget = SharedBudget(bounds.activity_bytes, self.losses)
         self._resolver = resolver
         self._nat = nat
         self._clients = Clients(self.budget)
@@ -115,6 +118,13 @@ class Tracker:
         """Empty the connection's fetch sessions; they start again with the next frame that names partitions."""
         for session in connection.sessions:
             session.forget()
+
+    def add_flow(self, connection: Connection, flow: FlowEvent) -> None:
+        """Add a `flow` event of the connection to its activity."""
+        if connection.activity is None:
+            fits = self.activity_budget.take(connection.sharing_peer, ACTIVITY_BYTES, LOSS)
+            connection.activity = ConnectionActivity(self.activity_budget) if fits else UNCOUNTED
+        connection.activity.add(flow, connection)
 
     def take(self, sample: Sample) -> None:
         """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""

@@ -24,7 +24,15 @@ from kafka_probe.events.common import (
 from kafka_probe.events.fields import Counts, Field, FieldType, ListOf, Scalar, Strings, Struct, fields_of, value_of
 from kafka_probe.events.flow import FlowEvent, FlowTopic
 from kafka_probe.events.latency import BUCKETS_PER_DOUBLING, bucket_middle_us, bucket_of
-from kafka_probe.events.lifecycle import CloseEvent, CloseFacts, Nat, OpenEvent, ResetEvent
+from kafka_probe.events.lifecycle import (
+    ActivityFacts,
+    ActivityTopic,
+    CloseEvent,
+    CloseFacts,
+    Nat,
+    OpenEvent,
+    ResetEvent,
+)
 from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
 from kafka_probe.events.times import Interval, WallClock
 from kafka_probe.events.topics import NamedTopic, TopicsEvent
@@ -37,6 +45,8 @@ __all__ = [
     "INTERNAL_CLIENT",
     "KINDS",
     "SCHEMA_VERSION",
+    "ActivityFacts",
+    "ActivityTopic",
     "AgentEvent",
     "ClientFacts",
     "CloseEvent",

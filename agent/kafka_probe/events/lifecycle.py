@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, ConnectionFacts, Ends, Origin, Stamped
+from kafka_probe.events.common import KIND, TOPIC_ID, ConnectionFacts, Ends, Origin, Stamped
 
 
 class Nat(TypedDict):
@@ -12,6 +12,35 @@ class Nat(TypedDict):
 
     local: Annotated[str, "address:port of the watched end as the far end sees it"]
     peer: Annotated[str, "address:port of the far end on its own host"]
+
+
+class ActivityTopic(TypedDict):
+    """The sums of one topic over the flows of a connection."""
+
+    topic: Annotated[str | None, "topic name; null: only the id is known, or the entry sums topics, see topic_id"]
+    topic_id: Annotated[
+        str | None,
+        f"{TOPIC_ID}, if known; if topic is null, too, the entry sums all other topics: an event names the 20 with "
+        "most bytes of the connection's first 64, and no name that Kafka does not allow; see also activity_limit",
+    ]
+    requests: Annotated[int, "requests for the topic, as in flow"]
+    bytes: Annotated[int, "size of all record sets"]
+
+
+class ActivityFacts(TypedDict, total=False):
+    """The sums of a connection's flows so far. They are absent if they exceed a bound."""
+
+    requests: Annotated[
+        int,
+        "requests since the connection was first seen, without those that flow_limit counts; like sizes and topics "
+        "absent where activity_limit counts the connection",
+    ]
+    request_bytes: Annotated[int, "size of these requests, as in flow"]
+    response_bytes: Annotated[int, "size of their responses, as in flow"]
+    group: Annotated[str, "consumer group of the newest flow with one; absent: none had one"]
+    topics: Annotated[
+        list[ActivityTopic], "sums by topic, those with most bytes first, without flows that topics_shed counts"
+    ]
 
 
 class OpenEvent(ConnectionFacts, Stamped):
@@ -56,7 +85,7 @@ class CloseFacts(TypedDict):
     owner_exiting: Annotated[bool, "true: the exit of the process closed the socket, not a call"]
 
 
-class CloseEvent(ConnectionFacts, CloseFacts, Stamped):
+class CloseEvent(ConnectionFacts, CloseFacts, ActivityFacts, Stamped):
     """The end of a connection."""
 
     kind: Annotated[Literal["close"], KIND]

@@ -15,6 +15,7 @@ from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS
 from kafka_probe.events import (
     SCHEMA_VERSION,
+    ActivityFacts,
     AgentEvent,
     ClientFacts,
     CloseEvent,
@@ -37,6 +38,7 @@ _BROKER_NETWORK = "10.0.0.0/24"
 _FIRST_PORT = 32_768
 _SPREAD = 0x9E3779B97F4A7C15  # odd: different numbers give different flow ids, without an order
 _OF_STORMS = 1 << 40  # the first id of connections of storms
+_SILENT: ActivityFacts = {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
 
 @dataclass(slots=True)
@@ -138,6 +140,7 @@ class Fleet:
                     **facts,
                     "found": "start",
                     **_reset(facts["side"], silence_us),
+                    **_SILENT,
                     "age_us": silence_us,
                     "auth_error": None,
                     "closing_ts": at_us,
