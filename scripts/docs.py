@@ -63,7 +63,8 @@ COSTS = {
 WHEN = {
     "flow": "once per interval, per connection, API and version",
     "request": "per exchange, with `--requests`",
-    "open": "when a connection is seen first, and again when one that was listed gets its flow id",
+    "open": "when a connection is seen first, again when one that was listed gets its flow id, and once per "
+    "`--open-interval-s` while it is open",
     "close": "when an end of a connection is closed, a second later",
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",

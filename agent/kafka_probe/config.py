@@ -281,6 +281,8 @@ class Config(DaemonConfig):
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""
     interval_s: float = Field(5.0, gt=0, le=3600)
     """length of an interval; flows are sent once per interval"""
+    open_interval_s: float = Field(3600.0, gt=0, le=86400)
+    """time in which the open event of each connection that is still open is sent once more, evenly spread"""
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """exchanges to send as request events"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})

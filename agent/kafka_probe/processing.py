@@ -36,7 +36,8 @@ class Processor:
         self._resolver = resolver
         self.names = TopicNames(bounds.topic_names_bytes)
         self._brokers = BrokerFiles(self.names, resolver)
-        self.tracker = Tracker(resolver, Conntrack() if config.conntrack else None, bounds)
+        nat = Conntrack() if config.conntrack else None
+        self.tracker = Tracker(resolver, nat, bounds, config.open_interval_s)
         self.flows = Flows(self.tracker, self.names, Learner(self.tracker, self.names, self._brokers), bounds)
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)

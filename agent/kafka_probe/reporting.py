@@ -61,7 +61,7 @@ class Reporter:
     def report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts.
 
-        The order is: topic names; flows; opens, resets and closes, which contain the sums of the flows;
+        The order is: topic names; flows; repeated opens; opens, resets and closes, which contain the sums of the flows;
         and last the `agent` event, so that `complete_until` is true when it arrives. Losses and costs are those of the
         moment when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall
         clock moves both ends of an interval.
@@ -72,7 +72,8 @@ class Reporter:
         flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics)
         tracker.settle(settled_ns)
         processor.spend(self._cpu_share())
-        ends, topics = tracker.report(clock), list(_named_topics(processor.names.report(), interval))
+        repeated, ends = tracker.repeat(now_ns, clock), tracker.report(clock)
+        topics = list(_named_topics(processor.names.report(), interval))
         counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
@@ -80,7 +81,7 @@ class Reporter:
             self._note_hidden(clock.epoch_us(time.monotonic_ns()))
             yield self._agent_event(interval, clock.epoch_us(settled_ns), counts)
 
-        return self._sender.parts(chain[Event](topics, flows, ends, last()))
+        return self._sender.parts(chain[Event](topics, flows, repeated, ends, last()))
 
     def losses(self) -> dict[str, int]:
         """Return all losses since the start, by reason."""

@@ -48,6 +48,26 @@ def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(tmp_p
     assert len({event["flow_id"] for event in (*opened, *closed)}) == 1
 
 
+def test_connections_that_stay_open_are_reported_again_with_what_they_did_and_closes_contain_it(tmp_path: Path) -> None:
+    port = free_port()
+    watched = Watched(tmp_path, port, "--open-interval-s", "0.5")
+    with watched.agent, conversation(port) as talk:
+        exchange(talk)
+        watched.wait_for(2, "the exchange to be counted", kind="flow")
+        known = len(watched.events(kind="open"))
+        watched.wait_for(known + 4, "both ends to be repeated", kind="open")
+        talk.client.close()
+        talk.server.close()
+        closed = watched.wait_for(2, "both ends to close", kind="close")
+    *_, one, other = watched.events(kind="open")
+    for event in (one, other, *closed):
+        assert event["requests"] == sum(
+            flow["requests"] for flow in watched.events(kind="flow") if flow["conn_id"] == event["conn_id"]
+        )
+        assert event["requests"] > 0
+    assert one["ts"] < one["still_open_ts"] < min(event["ts"] for event in closed) + 1_000_000
+
+
 def test_the_third_exchange_is_counted(tmp_path: Path) -> None:
     port = free_port()
     watched = Watched(tmp_path, port)

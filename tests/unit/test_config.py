@@ -205,6 +205,7 @@ def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
         ("ring_size_bytes", "1", "power of two"),
         ("interval_s", "0", "greater than 0"),
         ("interval_s", "soon", "valid number"),
+        ("open_interval_s", "0", "greater than 0"),
         ("requests", "slower:fast", "slower:MILLISECONDS"),
         ("requests", "sample:0", "sample:N"),
         ("sink", "file", "'kafka' or 'stdout'"),

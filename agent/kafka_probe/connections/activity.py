@@ -1,4 +1,4 @@
-"""The activity of a connection: the sums of its flows, which its `close` event carries.
+"""The activity of a connection: the sums of its flows, which its `close` and repeated `open` events carry.
 
 Sums take their memory from a budget that peers share, and return it when they are deleted. A connection whose sums do
 not fit has none. Topics that do not fit are summed in one entry without a name, and so are topics with a name that no

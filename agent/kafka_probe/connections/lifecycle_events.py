@@ -7,11 +7,19 @@ from kafka_probe.connections.close_reason import closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.connections.pending_closes import PendingClose
-from kafka_probe.events import CloseEvent, Nat, OpenEvent, ResetEvent, WallClock
+from kafka_probe.events import CloseEvent, Nat, OpenEvent, RepeatedFacts, ResetEvent, WallClock
 
 
-def open_event(connection: Connection, nat: Nat | None, clock: WallClock) -> OpenEvent:
-    """Return the event of a connection that the agent sees first, or that was listed and has its first sample."""
+def open_event(
+    connection: Connection, nat: Nat | None, clock: WallClock, still_open_ns: int | None = None
+) -> OpenEvent:
+    """Return the event of a connection that the agent sees first, or that was listed and has its first sample.
+
+    still_open_ns: time of the report that repeats the event; None: it is the first one.
+    """
+    again: RepeatedFacts = {}
+    if still_open_ns is not None:
+        again = {"still_open_ts": clock.epoch_us(still_open_ns), **connection.activity_facts()}
     return {
         "kind": "open",
         **connection.facts(),
@@ -19,6 +27,7 @@ def open_event(connection: Connection, nat: Nat | None, clock: WallClock) -> Ope
         "handshake_us": connection.identity.handshake_us,
         "cookie": connection.identity.cookie,
         "nat": nat,
+        **again,
         "ts": clock.epoch_us(connection.opened_ns),
     }
 

@@ -21,6 +21,7 @@ from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingCloses
+from kafka_probe.connections.repeats import Repeats, SocketEnds
 from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
@@ -41,15 +42,20 @@ LOSSES = {
 }
 
 
-_Ends = tuple[int, str, str]
-"""Network namespace, local endpoint and peer endpoint."""
-
-
 class Tracker:
     """Holds the connections by the kernel's id. `losses` counts by the names of LOSSES."""
 
-    def __init__(self, resolver: WorkloadResolver, nat: Conntrack | None = None, bounds: Bounds = DEFAULT) -> None:
-        """nat: source of this host's NAT translations of new connections; None: they are not queried."""
+    def __init__(
+        self,
+        resolver: WorkloadResolver,
+        nat: Conntrack | None = None,
+        bounds: Bounds = DEFAULT,
+        open_interval_s: float = 3600.0,
+    ) -> None:
+        """nat: source of this host's NAT translations of new connections; None: they are not queried.
+
+        open_interval_s: time in which `repeat` reports each open connection once.
+        """
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.budget = SharedBudget(bounds.learned_bytes, self.losses)
@@ -59,11 +65,12 @@ class Tracker:
         self._clients = Clients(self.budget)
         self._connections: dict[int, Connection] = {}
         # Listed connections without a sample yet, by namespace and ends; and until the list ends, those with samples.
-        self._listed: dict[_Ends, Connection] = {}
-        self._seen: set[_Ends] | None = set()
+        self._listed: dict[SocketEnds, Connection] = {}
+        self._seen: set[SocketEnds] | None = set()
         self._unreported: dict[int, Connection] = {}  # by `conn_id`
         self._resets: deque[Sample] = deque()
         self._reporting: list[tuple[deque[Connection], deque[Sample]]] = []  # opens and resets of unfinished reports
+        self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
         self._open = 0
@@ -190,13 +197,13 @@ class Tracker:
         """Return the kernel's ids of the connections that had samples and are not gone."""
         return set(self._connections)
 
-    def orphans(self) -> list[_Ends]:
+    def orphans(self) -> list[SocketEnds]:
         """Return the connections without a sample whose process has ended."""
         processes = {connection.workload.process for connection in self._listed.values()}
         ended = {process for process in processes if self._resolver.ended(process)}
         return [ends for ends, connection in self._listed.items() if connection.workload.process in ended]
 
-    def forget_listed(self, orphans: Iterable[_Ends]) -> None:
+    def forget_listed(self, orphans: Iterable[SocketEnds]) -> None:
         """Delete those of them that still have no sample, and count their closes as unknown."""
         for ends in orphans:
             connection = self._listed.pop(ends, None)
@@ -225,6 +232,15 @@ class Tracker:
             (reset_event(resets.popleft(), clock) for _ in range(len(resets))),
             (close_event(closed, clock) for closed in self._pending_closes.take()),
         )
+
+    def repeat(self, now_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
+        """Return an iterator over the `open` events that the report of now repeats.
+
+        Keeps no connection: one that closes before the iterator reaches it has no such event.
+        """
+        ids, listed = self._repeats.due(reversed(self._connections), self._listed.keys(), now_ns)
+        due = chain(map(self._connections.get, ids), map(self._listed.get, listed))
+        return (open_event(one, None, clock, now_ns) for one in due if one and not one.closed)
 
     def other(self) -> dict[str, int]:
         """Return and reset the counts of opens, closes and resets without an event of their own: `other` of `agent`."""

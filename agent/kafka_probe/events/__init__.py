@@ -31,6 +31,7 @@ from kafka_probe.events.lifecycle import (
     CloseFacts,
     Nat,
     OpenEvent,
+    RepeatedFacts,
     ResetEvent,
 )
 from kafka_probe.events.request import RequestEvent, RequestParameters, RequestTopic
@@ -67,6 +68,7 @@ __all__ = [
     "Origin",
     "PodNames",
     "ProcessFacts",
+    "RepeatedFacts",
     "RequestEvent",
     "RequestParameters",
     "RequestTopic",

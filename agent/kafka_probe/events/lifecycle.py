@@ -28,12 +28,12 @@ class ActivityTopic(TypedDict):
 
 
 class ActivityFacts(TypedDict, total=False):
-    """The sums of a connection's flows so far. They are absent if they exceed a bound."""
+    """The sums of a connection's flows so far. They are absent in the first `open`, and if they exceed a bound."""
 
     requests: Annotated[
         int,
         "requests since the connection was first seen, without those that flow_limit counts; like sizes and topics "
-        "absent where activity_limit counts the connection",
+        "absent in the first open, and where activity_limit counts the connection",
     ]
     request_bytes: Annotated[int, "size of these requests, as in flow"]
     response_bytes: Annotated[int, "size of their responses, as in flow"]
@@ -43,8 +43,18 @@ class ActivityFacts(TypedDict, total=False):
     ]
 
 
-class OpenEvent(ConnectionFacts, Stamped):
-    """The first sight of a connection."""
+class RepeatedFacts(ActivityFacts, total=False):
+    """The fields that only a repeated `open` event has."""
+
+    still_open_ts: Annotated[
+        int,
+        "time at which the connection was still open, µs since epoch: the event repeats an earlier one with the facts "
+        "known since, once per `--open-interval-s`; absent in the first",
+    ]
+
+
+class OpenEvent(ConnectionFacts, RepeatedFacts, Stamped):
+    """The first sight of a connection, or with `still_open_ts` its repetition."""
 
     kind: Annotated[Literal["open"], KIND]
     found: Annotated[
@@ -55,7 +65,8 @@ class OpenEvent(ConnectionFacts, Stamped):
     handshake_us: Annotated[int | None, "duration of TCP's handshake, µs; null: it ended too long ago to be known"]
     cookie: Annotated[int | None, "the kernel's cookie of the socket, as `ss -e` shows it; null: it has none yet"]
     nat: Annotated[
-        Nat | None, "the ends beyond this host's NAT; null: not translated here, or not looked up (`--conntrack`)"
+        Nat | None,
+        "the ends beyond this host's NAT; null: not translated here, not looked up (`--conntrack`), or repeated",
     ]
 
 

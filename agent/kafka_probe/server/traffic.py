@@ -219,7 +219,8 @@ class Traffic:
                 case "close":
                     self._add_close(event)
                 case "open":
-                    self.opened[event["side"],] += event["found"] == "start"
+                    first = event.get("still_open_ts") is None
+                    self.opened[event["side"],] += first and event["found"] == "start"
                 case "reset":
                     self.resets += 1
                 case "agent":

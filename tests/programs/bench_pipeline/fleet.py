@@ -27,6 +27,7 @@ from kafka_probe.events import (
     OpenEvent,
     OpenGroup,
     Origin,
+    RepeatedFacts,
     WorkloadFacts,
 )
 
@@ -38,6 +39,7 @@ _BROKER_NETWORK = "10.0.0.0/24"
 _FIRST_PORT = 32_768
 _SPREAD = 0x9E3779B97F4A7C15  # odd: different numbers give different flow ids, without an order
 _OF_STORMS = 1 << 40  # the first id of connections of storms
+_FIRST: RepeatedFacts = {}
 _SILENT: ActivityFacts = {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
 
@@ -118,6 +120,7 @@ class Fleet:
                     "handshake_us": 180 + each.id % 400,
                     "cookie": each.id + 1,
                     "nat": None,
+                    **_FIRST,
                     "ts": now_us,
                 }
 

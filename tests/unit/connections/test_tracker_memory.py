@@ -34,6 +34,8 @@ def test_a_connection_takes_no_more_than_was_reckoned() -> None:
         for record in records:
             tracker.take(record)
         list(tracker.report(SINCE_BOOT))
+        for now_ns in (0, 1 << 62):  # begins a pass over all
+            list(tracker.repeat(now_ns, SINCE_BOOT))
         return tracker
 
     tracker.take(opened(1 << 20, tgid=7)[0])

@@ -37,6 +37,11 @@ def test_flows_add_up_by_side_and_api() -> None:
     assert summed.apis.keys() == {("client", "Produce"), ("server", "Produce"), ("client", "Fetch")}
 
 
+def test_a_repeated_open_is_no_new_connection() -> None:
+    summed = traffic(opened(), opened(still_open_ts=NOW_US), opened())
+    assert summed.opened["client",] == 2
+
+
 def test_what_exceeds_the_budgets_of_the_agent_is_counted_under_other() -> None:
     nowhere: dict[str, Any] = {"conn_id": None, "local": None, "peer": None}
     summed = traffic(
