@@ -72,7 +72,7 @@ class Diagnosis:
         began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
-        hadoop.require_shared(spark, self.config.output)
+        hadoop.require_shared(spark, self.config.output, self.name)
         parsed = records.transform(source.parsed, FIELDS).persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))

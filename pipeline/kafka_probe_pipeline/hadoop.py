@@ -64,15 +64,16 @@ def write(spark: SparkSession, name: str, text: str) -> None:
     file.close()
 
 
-def require_shared(spark: SparkSession, directory: str) -> None:
+def require_shared(spark: SparkSession, directory: str, query: str) -> None:
     """Return if this process sees what the executors of now write to the directory.
 
-    Spark does not notice if the path is one of a local disk on each host.
+    Spark does not notice if the path is one of a local disk on each host. query: which one asks; others may at the same
+    time.
 
     Raises:
         OutputError: it does not see it.
     """
-    probe = f"{directory}/_shared"
+    probe = f"{directory}/_shared_{query}"
     path = _path(spark, probe)
     if spark.sparkContext._jsc.isLocal() or _file_system(spark, path).getUri().getScheme() != "file":
         return

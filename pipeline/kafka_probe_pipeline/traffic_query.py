@@ -52,7 +52,7 @@ class TrafficQuery:
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         spark = session.for_its_cores(records.sparkSession)
-        hadoop.require_shared(spark, self.config.output)
+        hadoop.require_shared(spark, self.config.output, self.name)
         parsed = records.transform(source.parsed).persist()
         try:
             by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()

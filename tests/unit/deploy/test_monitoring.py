@@ -27,7 +27,7 @@ UNASKED = {
         "before_proof",
         "frame_truncated",
     ),
-    *("nat_not_asked", "topics_shed", "request_shed"),
+    *("nat_not_asked", "topics_shed", "request_shed", "activity_limit"),
 }
 # What the scrape adds.
 OF_THE_SCRAPE = {"instance", "node", "job"}
