@@ -264,8 +264,8 @@ def cost_table() -> str:
 
 
 def plot(title: str, values: dict[str, float]) -> str:
-    places, heights = json.dumps([*values]), json.dumps([round(value, 1) for value in values.values()])
-    lines = ("xychart-beta", f'  title "{title}"', f"  x-axis {places}", f"  y-axis {top(values)}", f"  bar {heights}")
+    labels, heights = json.dumps([*values]), json.dumps([round(value, 1) for value in values.values()])
+    lines = ("xychart-beta", f'  title "{title}"', f"  x-axis {labels}", f"  y-axis {top(values)}", f"  bar {heights}")
     return "".join(f"{line}\n" for line in ("```mermaid", *lines, "```", ""))
 
 

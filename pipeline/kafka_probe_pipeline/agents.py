@@ -53,7 +53,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
-    # The newest of the batch, if there is any: a forged `seq` is none that later batches are compared with.
+    # `open` is that of the newest event of the batch, if it has one: a forged `seq` has no effect on later batches.
     older = before.drop("seen", "last_seen_us", "resets").withColumn("number", F.lit(-1).cast("long"))
     resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (

@@ -1,7 +1,7 @@
 """Evidence: what each end of a connection says of its close, as facts that rules are written in.
 
-Which end closed first is what each end says of itself; clocks of two hosts are never compared for that, but how long
-each end was silent is. This module never names a cause and never touches Spark.
+Each end reports whether it closed first. Times of two hosts are never compared to decide that; the lengths of the two
+silences are. This module never names a cause and never touches Spark.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def sent_close_notify(end: End, other: End) -> bool:
 def reset_between(end: End, other: End) -> bool:
     """An RST came that the other end's host never sent.
 
-    What the other end closed after a silence that was not longer, it closed before the RST came.
+    False if the other end closed by itself after a silence that was not longer: then it closed before the RST came.
     """
     margin_us = end.config.clock_margin * SECOND_US
     before = other.itself and other.silence_us <= end.silence_us + margin_us

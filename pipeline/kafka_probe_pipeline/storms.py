@@ -34,7 +34,7 @@ IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", *MIDDLEBOX_CAUSES)
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
-# Storms at a time: each takes columns of a plan, and what happens to hundreds of workloads at once has one reason.
+# Most storms that are active at once. Each adds columns to the query; hundreds of workloads at once share one cause.
 MOST_ACTIVE = 200
 NAMED_PER_SCOPE = 5
 # A window starts so many times per its length.
@@ -98,10 +98,10 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
         for storm in storms_with(one):
             storm.members.append(one)
     new.sort(key=lambda storm: (storm.subject[0] == RECONNECTS, -len(storm.members)))  # a workload causes these at will
-    places = max(0, MOST_ACTIVE - len(active))
-    if left_out := len(new[places:]):
+    free_slots = max(0, MOST_ACTIVE - len(active))
+    if left_out := len(new[free_slots:]):
         log.warning("Left out %d possible storms: at most %d are reported at a time.", left_out, MOST_ACTIVE)
-    new = new[:places]
+    new = new[:free_slots]
     current = [*new, *(storm for storm in active if storm.fresh(clock))]
     reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)
     open_by_scope = populations(connections, reporting, current, config) if current else {}
@@ -161,7 +161,7 @@ class Storm:
             return
         hits = self.hits
         causes = Counter(one.cause for one in self.members)
-        # One with few hits is not asked: of the only connection of a workload it is always all.
+        # A scope with few hits is left out: a workload with one connection would always have a share of 100 %.
         shares = [
             (hit / population, population, scope)
             for scope, hit in hits.items()

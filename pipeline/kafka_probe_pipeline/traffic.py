@@ -161,7 +161,7 @@ def _api_row() -> Column:
         F.lit("api").alias("level"),
         none.alias("topic"),
         none.alias("topic_id"),
-        *(count(*places).alias(name) for name, places in COUNTS.items()),
+        *(count(*fields).alias(name) for name, fields in COUNTS.items()),
         *(measure(of_event).alias(name) for name, (of_event, _) in HISTOGRAMS.items()),
     )
 

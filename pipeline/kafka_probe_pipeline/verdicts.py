@@ -25,9 +25,9 @@ from kafka_probe_pipeline.evidence import SECOND_US, SIDES, AgentProgress, End
 from kafka_probe_pipeline.rules import RULES
 from kafka_probe_pipeline.source import Clock, struct_of
 
-# Connections that were judged so short a time ago are looked at as company of those that are judged now: what was
-# closed together is not judged at once.
-_COMPANY_US = 30 * SECOND_US
+# Connections that were judged within this time are compared with those that are judged now: connections that were
+# closed together may be judged in different batches.
+_COMPARED_US = 30 * SECOND_US
 
 ConnectionRow = Mapping[str, Any]
 
@@ -61,7 +61,7 @@ class Agents:
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
     """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
     is_closed = F.col("client.close").isNotNull() | F.col("server.close").isNotNull()
-    recent = F.col("verdict.judged_us") > clock.now_us - _COMPANY_US - config.closed_together * SECOND_US
+    recent = F.col("verdict.judged_us") > clock.now_us - _COMPARED_US - config.closed_together * SECOND_US
     concerned = connections.where(is_closed & (F.col("verdict").isNull() | recent))
     of_concern = concerned.collect()
     if all(row["verdict"] for row in of_concern):
@@ -94,7 +94,7 @@ _GIVEN = struct_of({"key": CONNECTION["key"].dataType, "new": VERDICT})
 def judged(
     connections: Sequence[ConnectionRow], agents: Agents, clock: Clock, config: Config
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and verdict of the connections that have none and get one now; those that have one are their company."""
+    """Return key and verdict of the connections that get one now. Those that have one are compared with them."""
 
     def end(name: str, of: ConnectionRow) -> End:
         known = of[SIDES[name]]
@@ -131,7 +131,7 @@ def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[in
 def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> Iterator[tuple[int, int]]:
     """The least and the greatest of the values within that time of each; `times` ascend.
 
-    least and greatest: places of those values that no later one up to `end` outdoes, so the first one counts.
+    least and greatest: indices into `values`, as monotonic queues: the first is that of the least or greatest value.
     """
     least: deque[int] = deque()
     greatest: deque[int] = deque()
@@ -145,9 +145,9 @@ def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> 
             least.append(end)
             greatest.append(end)
             end += 1
-        for places in (least, greatest):
-            while times[places[0]] < time_us - within_us:
-                places.popleft()
+        for indices in (least, greatest):
+            while times[indices[0]] < time_us - within_us:
+                indices.popleft()
         yield values[least[0]], values[greatest[0]]
 
 
@@ -164,7 +164,7 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
     if rule.rests_on:
         margin_us = margin * SECOND_US
         since_us = end.closed_us - end.silence_us - margin_us
-        # Of the other end a reset would speak against the rule, of the end itself other closes.
+        # A reset from the other end contradicts a rule that rests on it, and other closes one that rests on this end.
         lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
         complete = not lost and witness.reported_until(end.closed_us + margin_us)
         if not (complete or lost or witness.silent):

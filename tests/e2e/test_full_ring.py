@@ -18,7 +18,7 @@ PORT = 9092
 CONNECTIONS = 1000
 
 
-def test_connections_whose_ends_found_no_room_are_open_no_more(tmp_path: Path) -> None:
+def test_connections_whose_ends_did_not_fit_are_no_longer_open(tmp_path: Path) -> None:
     with closing(Namespace()) as inside, ExitStack() as until_they_end:
         crowd = until_they_end.enter_context(Crowd(inside, PORT, CONNECTIONS, tmp_path))
         watched = Watched(tmp_path, PORT, "--netns", inside.path, "--ring-size-bytes", "64KiB")

@@ -90,5 +90,5 @@ def test_a_frame_that_finds_no_slot_between_two_calls_is_reported_without_its_re
             )
             assert answered == talk.sent[-1]
         lost = capture.lost()
-        lost.pop("before_proof", None)  # of the two places for first requests another processor may have the free one
+        lost.pop("before_proof", None)  # the free one of two slots for first requests may be of another processor
         assert lost == {"limit_reached": 2, "frame_truncated": 2}

@@ -53,7 +53,9 @@ def saw_all(capture: Capture, talk: Conversation) -> bool:
 
 
 @pytest.mark.parametrize("connections", [1, FLOOD])
-def test_a_flood_from_another_address_leaves_room(small: Capture, server: socket.socket, connections: int) -> None:
+def test_a_flood_from_another_address_leaves_space_in_the_ring(
+    small: Capture, server: socket.socket, connections: int
+) -> None:
     stranger, honest = next(ADDRESSES), next(ADDRESSES)
     for _ in range(connections):
         with connection(server, stranger) as flood:
@@ -75,7 +77,7 @@ def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket
         assert small.lost()["peer_limited"] > 2 * len(HONEST)
 
 
-def test_what_is_read_gives_room_again(small: Capture, server: socket.socket) -> None:
+def test_reading_frees_space_in_the_ring(small: Capture, server: socket.socket) -> None:
     with connection(server, next(ADDRESSES)) as talk:
         exchange(talk, range(FLOOD))
         read = len(small.ends_of(talk)[0].frames)

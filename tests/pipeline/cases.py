@@ -18,7 +18,7 @@ COMPLETE = AgentProgress(NOON_US + 3 * SECOND_US, NOON_US + LATE_S * SECOND_US, 
 Ends = Mapping[str, Event | None]
 
 
-def told_of(ends: Ends, number: int = 1, opaque: str | None = None) -> list[Event]:
+def events_of(ends: Ends, number: int = 1, opaque: str | None = None) -> list[Event]:
     """Return the events of the ends of a connection, with facts of each `close`; None: it is open."""
     reported = [opened(end, number, opaque=opaque) for end in ends]
     return reported + [closed(end, number, **facts) for end, facts in ends.items() if facts is not None]
@@ -61,7 +61,7 @@ class Case:
     resets: bool = False  # the broker's host answers the client with an RST, as it has no such socket any more
 
     def events(self, number: int) -> list[Event]:
-        reported = told_of(self.ends, number, self.opaque)
+        reported = events_of(self.ends, number, self.opaque)
         if self.resets:
             sent = at_end(BROKER, "reset", number, ts=NOON_US + SECOND_US, direction="sent", conn_id=None, flow_id=None)
             reported.append(sent)

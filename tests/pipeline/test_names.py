@@ -15,7 +15,7 @@ from tests.builders.spark_events import NOON_US, events, flow
 pytestmark = pytest.mark.spark
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-ORDERS, SALES, UNHEARD = "aa" * 16, "bb" * 16, "cc" * 16
+ORDERS, SALES, UNNAMED = "aa" * 16, "bb" * 16, "cc" * 16
 
 
 def topic(topic_id: str | None = None, name: str | None = None) -> dict[str, object]:
@@ -41,9 +41,9 @@ def test_pairs_come_from_events_of_every_kind_and_an_id_has_one_name(spark: Spar
 
 def test_rows_are_named_by_their_id_and_no_row_is_lost_or_doubled(spark: SparkSession) -> None:
     known = spark.createDataFrame([(NOON, ORDERS, "orders"), (NOON, SALES, "sales")], names.SCHEMA)
-    sent = flow(topics=[topic(ORDERS), topic(SALES, "sales"), topic(UNHEARD), topic(name="old client")])
+    sent = flow(topics=[topic(ORDERS), topic(SALES, "sales"), topic(UNNAMED), topic(name="old client")])
     rows = events(spark, sent).transform(traffic, 60)
     by_id = {(row["level"], row["topic_id"], row["topic"]) for row in rows.transform(names.named, known).collect()}
-    named = {("topic", ORDERS, "orders"), ("topic", SALES, "sales"), ("topic", UNHEARD, None)}
+    named = {("topic", ORDERS, "orders"), ("topic", SALES, "sales"), ("topic", UNNAMED, None)}
     assert by_id == {("api", None, None), ("topic", None, "old client"), *named}
     assert {row["topic"] for row in rows.transform(names.named_late, known).collect()} == {"orders"}

@@ -26,8 +26,8 @@ from tests.pipeline.cases import (
     Ends,
     closed_first,
     connection,
+    events_of,
     silent,
-    told_of,
     verdicts,
 )
 
@@ -45,7 +45,7 @@ def test_every_cause_that_a_rule_names_is_explained() -> None:
 
 def judge(ends: Ends, opaque: str | None = None, **how: Any) -> dict[str, Any] | None:
     """Return the verdict on one connection."""
-    (verdict,) = verdicts(connection(*told_of(ends, opaque=opaque)), **how)
+    (verdict,) = verdicts(connection(*events_of(ends, opaque=opaque)), **how)
     return verdict
 
 
@@ -172,7 +172,7 @@ def test_closes_of_one_process_at_one_time_after_other_silences_are_no_limit(
 ) -> None:
     def of(number: int, pid: int | None, **facts: object) -> dict[str, Any]:
         ends = {CLIENT: {**BY_ITSELF, "workload": {"pid": pid, "start_time": 1}, **facts}, BROKER: {}}
-        return connection(*told_of(ends, number))
+        return connection(*events_of(ends, number))
 
     one = of(1, pid and 7, silence_us=10_000_000)
     other = of(2, pid, silence_us=silence_us, closing_ts=NOON_US + later_us)

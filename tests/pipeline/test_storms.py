@@ -194,9 +194,9 @@ def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_t
     spark: SparkSession, facts: Event, others: int, share: str | None
 ) -> None:
     def ends(number: int) -> list[Event]:
-        place = number // 2 if number < 4 else number  # two places are hit twice
-        broker, process = f"10.0.{place}.9:9092", workload(0) | {"pod": f"pod-{place}"}
-        client, server = {"peer": broker, "workload": process}, {"local": broker, "peer": f"10.9.{place}.1:{number}"}
+        group = number // 2 if number < 4 else number  # two brokers, networks and pods are hit twice
+        broker, process = f"10.0.{group}.9:9092", workload(0) | {"pod": f"pod-{group}"}
+        client, server = {"peer": broker, "workload": process}, {"local": broker, "peer": f"10.9.{group}.1:{number}"}
         close = closed(CLIENT, number, **facts, **client)
         return [opened(CLIENT, number, **client), opened(BROKER, number, **server), close]
 

@@ -22,12 +22,12 @@ def write_pcap(file: Path, frames: Iterable[Frame]) -> None:
     sent: dict[tuple[int, bool], int] = {}
     with file.open("wb") as output:
         output.write(_FILE_HEADER)
-        for place, frame in enumerate(frames):
+        for number, frame in enumerate(frames):
             payload = struct.pack(">i", len(frame.data)) + frame.data
             own, other = (frame.connection, frame.response), (frame.connection, not frame.response)
             packet = _packet(frame, sent.get(own, 1), sent.get(other, 1), payload)
             sent[own] = sent.get(own, 1) + len(payload)
-            output.write(struct.pack("<IIII", place // 1000, place % 1000 * 1000, len(packet), len(packet)) + packet)
+            output.write(struct.pack("<IIII", number // 1000, number % 1000 * 1000, len(packet), len(packet)) + packet)
 
 
 def _packet(frame: Frame, sequence: int, acknowledged: int, payload: bytes) -> bytes:

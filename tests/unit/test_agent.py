@@ -217,7 +217,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     assert [group["workload"]["pid"] for group in agent["open"][-2:]] == [None, None]
 
 
-def test_losses_in_every_room_reach_the_agent_event() -> None:
+def test_losses_of_every_package_reach_the_agent_event() -> None:
     fed = Fed()
     unfinished = message(case(METADATA, 12, response=True), sample_bytes=20)[:1]
     fed.see(opened(1), request(METADATA, 12, 9), ended(8), unfinished, ended(1))

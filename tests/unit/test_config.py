@@ -237,8 +237,8 @@ def test_a_bad_value_names_its_key_and_file_and_every_mistake_is_reported(toml: 
     toml.write_text("interval_s = -1\nports = [0]\n")
     with pytest.raises(UsageError) as error:
         load({}, toml)
-    places = {line.partition(":")[0] for line in str(error.value).splitlines()}
-    assert places == {f"interval_s in {toml}", f"ports in {toml}"}
+    named = {line.partition(":")[0] for line in str(error.value).splitlines()}
+    assert named == {f"interval_s in {toml}", f"ports in {toml}"}
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,7 @@ def test_the_table_is_live_on_a_terminal_only(
 
 
 @pytest.mark.parametrize(("width", "names"), [(WIDE, NAMES), (80, [c.name for c in COLUMNS if not c.wide])])
-def test_the_live_table_has_the_columns_that_its_terminal_has_room_for(
+def test_the_live_table_has_the_columns_that_fit_into_its_terminal(
     width: int, names: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

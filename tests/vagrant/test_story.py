@@ -89,10 +89,10 @@ def is_seen_at_work(program: Program, output: Path) -> bool:
 def broker(namespace: Namespace, directory: Path) -> Iterator[int]:
     """A broker in the namespace, by the script that runs it on a machine; gives its process id."""
     node = {"NODE_ID": "1", "ADDRESS": namespace.address, "VOTERS": f"1@{namespace.address}:9093"}
-    places = {"DATA": str(directory / "data"), "JARS": str(JARS)}
+    directories = {"DATA": str(directory / "data"), "JARS": str(JARS)}
     log, endpoint = directory / "broker.log", (namespace.address, PORT)
     with namespace.inside():
-        process = start(["bash", SCRIPTS / "broker.sh"], log=log, env=node | places)
+        process = start(["bash", SCRIPTS / "broker.sh"], log=log, env=node | directories)
     try:
         with namespace.inside():
             wait_until(lambda: process.poll() is not None or listens(*endpoint), "the broker", timeout_s=60)

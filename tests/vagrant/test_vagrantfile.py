@@ -27,11 +27,11 @@ Vagrant = Callable[..., "subprocess.CompletedProcess[str]"]
 def vagrant(tmp_path_factory: pytest.TempPathFactory) -> Vagrant:
     """Run a command line in `vagrant/` that leaves no trace and does not use the internet."""
     directory = tmp_path_factory.mktemp("vagrant")
-    places = {"VAGRANT_HOME": str(directory / "home"), "VAGRANT_DOTFILE_PATH": str(directory / "dotfile")}
+    directories = {"VAGRANT_HOME": str(directory / "home"), "VAGRANT_DOTFILE_PATH": str(directory / "dotfile")}
     settings = {"VAGRANT_CHECKPOINT_DISABLE": "1", "VAGRANT_DEFAULT_PROVIDER": "libvirt"}
 
     def run(command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, **places, **settings, **variables}
+        environment = {**os.environ, **directories, **settings, **variables}
         shell = ["bash", "-c", command]
         return subprocess.run(shell, cwd=VAGRANT, env=environment, capture_output=True, text=True, timeout=60)
 

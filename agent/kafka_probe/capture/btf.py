@@ -134,8 +134,8 @@ class Btf:
     def parameters(self, function: str) -> list[str]:
         """Return the names of a function's parameters, in order."""
         prototype = self._types[self._types[self.function(function)].size_or_type]
-        places = (prototype.at + _PARAMETER.size * i for i in range(prototype.length))
-        return [self._string(_PARAMETER.unpack_from(self._blob, at)[0]) for at in places]
+        offsets = (prototype.at + _PARAMETER.size * i for i in range(prototype.length))
+        return [self._string(_PARAMETER.unpack_from(self._blob, at)[0]) for at in offsets]
 
     def enumerator(self, name: str) -> int:
         """Return the value of an enumerator of any enum."""

@@ -1,4 +1,4 @@
-"""Reasons why connections ended, derived from the facts in the kernel's CLOSE samples."""
+"""Derives from the kernel's CLOSE samples which end closed first, and how. The pipeline names the cause."""
 
 from __future__ import annotations
 

@@ -227,14 +227,14 @@ class FetchSession:
 def _in_order(groups: list[NamedFrames]) -> Iterator[Naming]:
     """Yield the naming of each frame, in the order of the frames.
 
-    Frames of several samples are in a batch of their own, so only their times compare with those of other frames.
+    Frames that span several samples are in a batch of their own, so their order among other frames follows from times.
     """
     order = []
     for n, (_, frames, members) in enumerate(groups):
-        places = frames.index[members]
+        indices = frames.index[members]
         order += [
-            (time, place, n)
-            for time, place in zip(frames.batch["ts_ns"][places].tolist(), places.tolist(), strict=True)
+            (time, index, n)
+            for time, index in zip(frames.batch["ts_ns"][indices].tolist(), indices.tolist(), strict=True)
         ]
     yield from (groups[n][0] for _, _, n in sorted(order))
 

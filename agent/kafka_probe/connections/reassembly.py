@@ -26,7 +26,7 @@ _BEGUN_BYTES = 768  # memory of an unfinished frame besides its data
 # Plain ints: the operators of an enum take longer than all other work on a sample.
 _RESPONSE, _MORE = int(Flag.RESPONSE), int(Flag.MORE)
 _STREAM = 2**64 - 1  # mask: stream numbers in arrays have 64 bits, without the highest bit of `conn`
-_PLACES = np.arange(DATA_BYTES, dtype=np.uint16)  # same type as `size`: a comparison converts nothing
+_OFFSETS = np.arange(DATA_BYTES, dtype=np.uint16)  # same type as `size`: a comparison converts nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Reassembler:
     def join(self, samples: Samples) -> Reassembled:
         """Return the frames that these samples complete; samples: (n,), at least one."""
         size = samples["size"]
-        data = samples["data"][size[:, np.newaxis] > _PLACES]
+        data = samples["data"][size[:, np.newaxis] > _OFFSETS]
         ends = size.cumsum(dtype=np.int64)
         first, last = _runs(samples)
         starts, stops = ends[first] - size[first], ends[last]

@@ -1,7 +1,7 @@
 """The destinations of events: the `Sink` protocol, and its implementations `kafka` and `stdout`.
 
 A sink takes events without blocking the capture loop, keeps at most a fixed number of bytes, and counts by reason every
-event that it could not deliver. It never changes an event. `config.py` names the sinks of `run`, and `cli.py` makes them.
+event that it could not deliver. It never changes an event. `config.py` names the sinks of `run`, `cli.py` makes them.
 """
 
 from __future__ import annotations

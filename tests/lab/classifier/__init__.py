@@ -55,8 +55,8 @@ class Classifier:
         self._library.taken_for_kafka.restype = ctypes.c_uint64
         self._library.counted.restype = ctypes.c_uint64
         self._library.next_number.restype = ctypes.c_uint32
-        for name, place, value in map_contents(rules()):
-            self._library[f"set_{name}"](place, value)
+        for name, index, value in map_contents(rules()):
+            self._library[f"set_{name}"](index, value)
 
     def taken_for_kafka(self, protocol: str, seed: int, count: int, *, late_one_in: int = 4) -> int:
         """Return how many of `count` conversations are taken for Kafka. late_one_in: one in so many began unseen."""

@@ -132,22 +132,22 @@ static u64 now_ns;
 #define bpf_htonl __builtin_bswap32
 #define bpf_ntohl __builtin_bswap32
 
-#define TABLE(key_type, value_type, name, places)                                                                                \
+#define TABLE(key_type, value_type, name, capacity)                                                                              \
 	static struct {                                                                                                          \
 		key_type key;                                                                                                    \
 		value_type value;                                                                                                \
 		int used;                                                                                                        \
-	} name##_entries[places];                                                                                                \
+	} name##_entries[capacity];                                                                                              \
 	static value_type *name##_lookup(key_type *key)                                                                          \
 	{                                                                                                                        \
-		for (int at = 0; at < (places); at++)                                                                            \
+		for (int at = 0; at < (capacity); at++)                                                                          \
 			if (name##_entries[at].used && !__builtin_memcmp(key, &name##_entries[at].key, sizeof(*key)))            \
 				return &name##_entries[at].value;                                                                \
 		return 0;                                                                                                        \
 	}                                                                                                                        \
 	static int name##_delete(key_type *key)                                                                                  \
 	{                                                                                                                        \
-		for (int at = 0; at < (places); at++)                                                                            \
+		for (int at = 0; at < (capacity); at++)                                                                          \
 			name##_entries[at].used &= !!__builtin_memcmp(key, &name##_entries[at].key, sizeof(*key));               \
 		return 0;                                                                                                        \
 	}                                                                                                                        \
@@ -155,7 +155,7 @@ static u64 now_ns;
 	{                                                                                                                        \
 		int at = 0;                                                                                                      \
 		name##_delete(key);                                                                                              \
-		while (at < (places)-1 && name##_entries[at].used)                                                               \
+		while (at < (capacity)-1 && name##_entries[at].used)                                                             \
 			at++;                                                                                                    \
 		name##_entries[at].key = *key;                                                                                   \
 		name##_entries[at].value = *value;                                                                               \

@@ -1,7 +1,7 @@
 """Makes connections lose their position inside records that consist of frames with a marker.
 
-What is planted has the correlation ids and versions in use, and each planted frame is sent in a call of its own. MARKER
-stands in records alone: where it leaves the kernel, contents of records do.
+Planted frames have correlation ids and versions that are in use, and each is sent in a call of its own. MARKER occurs
+in records only: if it leaves the kernel, contents of records do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from tests.programs.attack.frames import answer, framed, heartbeat, metadata, pr
 CLIENT_ID, TOPIC = b"planter", b"plants"
 TINY = (0, 100, 2_000, 70_000)  # requests in one send, before the one with the records
 _IN_USE = range(2, 6)  # correlation ids of requests that are not answered yet
-_OVERSIZE = struct.pack(">i", 1 << 30)  # of a frame: what it begins is not Kafka's
+_OVERSIZE = struct.pack(
+    ">i", 1 << 30
+)  # size of a frame above the limit: what follows is not taken for a frame of Kafka
 _ENDLESS = struct.pack(">i", (1 << 30) - 1)
 
 

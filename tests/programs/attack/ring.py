@@ -3,7 +3,7 @@
     python -m tests.programs.attack.ring PORT
 
 It attaches again every few seconds, so that it also begins in the middle of records. Standard output is what it found,
-as JSON: {"samples": n, "bytes": b, "markers": m}.
+as JSON: {"attached": a, "samples": n, "bytes": b, "markers": m}.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
             while not stopped.wait(_READ_S) and time.monotonic() < until_s:
                 while len(samples := capture.samples()):
                     whole = samples.tobytes()
-                    # Without what is not used of each, so that what goes over several samples is seen, too.
+                    # Only the used bytes of each sample, so that a marker that spans two samples is found, too.
                     data = samples["data"][np.arange(DATA_BYTES) < samples["size"][:, np.newaxis]].tobytes()
                     found["samples"] += len(samples)
                     found["bytes"] += len(whole)

@@ -104,7 +104,7 @@ class Fleet:
         pod = _pod(PODS + number, f"storm-{number}")
         self._by_address[pod.address] = pod
         ids = range(_OF_STORMS + number * STORM_CONNECTIONS, _OF_STORMS + (number + 1) * STORM_CONNECTIONS)
-        victims = [Connection(pod, id_ % BROKERS, _FIRST_PORT + place, id_) for place, id_ in enumerate(ids)]
+        victims = [Connection(pod, id_ % BROKERS, _FIRST_PORT + number, id_) for number, id_ in enumerate(ids)]
         return victims, str(pod.workload["pod"])
 
     def opens(self, connections: Iterable[Connection], now_us: int) -> Iterator[OpenEvent]:

@@ -96,7 +96,7 @@ def test_no_more_than_asked_for_is_taken_and_the_rest_comes_next(numbers: Number
     assert numbers.take() == []
 
 
-def test_what_is_not_asked_for_yet_keeps_its_room(numbers: Numbers, all_cpus: list[int]) -> None:
+def test_samples_that_were_not_taken_yet_are_kept(numbers: Numbers, all_cpus: list[int]) -> None:
     os.sched_setaffinity(0, {all_cpus[0]})
     numbers.write(SAMPLES)
     for _ in range(3):

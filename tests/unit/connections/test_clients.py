@@ -79,7 +79,7 @@ def test_other_requests_have_the_group_that_they_name_and_no_other(watched: Watc
     assert watched.ask(connection, METADATA) is None
 
 
-def test_whoever_asks_about_groups_is_a_member_of_none(watched: Watched) -> None:
+def test_a_client_that_asks_about_groups_is_a_member_of_none(watched: Watched) -> None:
     connection = watched.connect()
     assert watched.ask(connection, DESCRIBE_GROUPS, "etl") == "etl"
     assert watched.ask(connection, ApiKey.FETCH) is None

@@ -45,14 +45,14 @@ def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
     # A clock that cannot tell one from the next.
     records["ts_ns"] = (now + np.arange(len(batch))) // 3
     groups: dict[Facts, list[int]] = {}
-    for place, facts in enumerate(batch):
-        groups.setdefault(facts, []).append(place)
+    for index, facts in enumerate(batch):
+        groups.setdefault(facts, []).append(index)
     # The order of groups is that in which shapes were learned, which says nothing.
     shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
     return [
-        (named, Frames(0, Shape(facts, b"", (), 0), records, np.array(places), np.zeros((0, 0), np.int64)), members)
-        for facts, places in shuffled
-        if (named := naming(facts)) and len(members := np.arange(len(places)))
+        (named, Frames(0, Shape(facts, b"", (), 0), records, np.array(indices), np.zeros((0, 0), np.int64)), members)
+        for facts, indices in shuffled
+        if (named := naming(facts)) and len(members := np.arange(len(indices)))
     ]
 
 

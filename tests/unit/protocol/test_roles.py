@@ -24,7 +24,7 @@ PASSED_OVER = {
     "DeletePartition",  # whether
     "BrokerIds",  # where replicas shall be
     "TelemetryMaxBytes",  # of the client's metrics
-    "CopartitionGroups.SourceTopics",  # places in another list
+    "CopartitionGroups.SourceTopics",  # indices into another list
     "CopartitionGroups.RepartitionSourceTopics",
     "TaskOffsets.Partition",  # of a subtopology, whose topics are not named
     "TaskEndOffsets.Partition",

@@ -152,7 +152,7 @@ def test_open_connections_are_those_of_the_last_interval() -> None:
     assert summed.open == {("client", "", "java"): 3, ("server", "", "java"): 4}
 
 
-def test_what_finds_no_room_is_counted_under_other() -> None:
+def test_what_does_not_fit_is_counted_under_other() -> None:
     many = [flow(workload=workload(f"job-{n}"), topics=[topic(f"topic-{n}")]) for n in range(5)]
     opens = agent(open=[open_now(10 - n, comm=f"job-{n}") for n in range(5)])
     summed = traffic(*many, *many, *(close(workload=workload(f"job-{n}")) for n in range(5)), opens, limit=2)
@@ -237,7 +237,7 @@ def test_a_workload_that_is_silent_but_connected_stays_and_so_does_one_that_come
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(2, {"orders"}), (3, {"orders", "test-1"})])
-def test_a_topic_that_nobody_uses_any_more_makes_room_where_there_is_none(limit: int, kept: set[str]) -> None:
+def test_a_topic_that_nobody_uses_any_more_is_dropped_when_the_table_is_full(limit: int, kept: set[str]) -> None:
     broker = workload("broker")
     summed = traffic(flow(topics=[topic("test-1"), topic("orders")], workload=broker), limit=limit)
     summed.add([passed(UNUSED_US - SECOND_US, open=[open_now(comm="broker")])])
@@ -248,7 +248,7 @@ def test_a_topic_that_nobody_uses_any_more_makes_room_where_there_is_none(limit:
     assert by_workload(summed)["client", "", "broker", "Produce"] == 30
 
 
-def test_who_leaves_makes_room_and_starts_anew_when_it_comes_back() -> None:
+def test_a_client_that_leaves_is_dropped_and_starts_at_zero_when_it_comes_back() -> None:
     summed = traffic(flow(), agent(), limit=1)
     summed.add([agent(), passed(ENDED_US)])
     summed.add([flow(workload=workload("python")), flow(requests=1)])

@@ -48,7 +48,7 @@ def test_an_event_that_is_larger_than_any_file_may_be_is_counted() -> None:
     assert outbox.lost["sink_buffer_full"] == 0
 
 
-def test_a_peer_that_sends_much_leaves_room_to_others() -> None:
+def test_a_peer_that_sends_much_leaves_space_to_others() -> None:
     outbox, line = Outbox(limit_bytes=8000), b"x" * 99 + b"\n"
     outbox.put([line] * 80, peers=["flood"] * 80)
     assert outbox.waiting_bytes == 4000 + 100 + 1000

@@ -16,20 +16,20 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.errors import StartError
-from kafka_probe.sinks import outbox as outbox_room
+from kafka_probe.sinks import outbox as outbox_module
 from kafka_probe.sinks.batch import EVENT_BYTES, Batch
 from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
 from tests.lab.processes import start, wait_until
 
 MIB = 1 << 20
-SOURCES = Path(outbox_room.__file__).parents[2]
+SOURCES = Path(outbox_module.__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
 def _nothing_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 0.0)
-    monkeypatch.setattr(outbox_room, "RETRY_S", 0.01)
+    monkeypatch.setattr(outbox_module, "SPOOL_AFTER_S", 0.0)
+    monkeypatch.setattr(outbox_module, "RETRY_S", 0.01)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_what_waits_goes_to_the_disk_and_comes_back_before_what_came_later(opene
 def test_what_is_delivered_soon_never_touches_the_disk(
     opened: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 60.0)
+    monkeypatch.setattr(outbox_module, "SPOOL_AFTER_S", 60.0)
     before = (tmp_path / "spool").stat().st_mtime_ns
     outbox = Outbox(MIB, opened)
     outbox.put([line(0)])
@@ -105,7 +105,7 @@ def test_what_is_delivered_soon_never_touches_the_disk(
 
 
 def test_half_the_memory_is_reason_enough_to_use_the_disk(opened: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_room, "SPOOL_AFTER_S", 60.0)
+    monkeypatch.setattr(outbox_module, "SPOOL_AFTER_S", 60.0)
     outbox = Outbox(1000, opened)
     for number in range(100):
         outbox.put([line(number, padding=200)])
@@ -187,7 +187,7 @@ def test_what_exceeds_disk_and_memory_is_counted_and_the_oldest_is_kept(tmp_path
 
 
 def test_more_files_than_are_kept_in_mind_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_room, "SPOOL_FILES", 3)
+    monkeypatch.setattr(outbox_module, "SPOOL_FILES", 3)
     spool = Spool(tmp_path, MIB)
     outbox = Outbox(100, spool)
     for number in range(3):

@@ -80,7 +80,7 @@ PATHS = {
     f"/jobs/{ID[:32]}": Placement(),
     f"/jobs/{ID.upper()}": Placement(),
     f"/jobs/{ID}0": Placement(),
-    f"/jobs/unheard-of-{ID}.scope": Placement(),
+    f"/jobs/unknown-{ID}.scope": Placement(),
     "/jobs/podcast": Placement(),
     "/jobs/.service": Placement(),
 }

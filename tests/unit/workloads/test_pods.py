@@ -134,7 +134,7 @@ def test_a_pod_that_a_new_list_does_not_have_is_gone_and_one_that_it_has_is_not(
     assert [name(pods, uid) is not None for uid in ("u1", "u2", "u3", "u4")] == [False, True, True, True]
 
 
-def test_of_pods_that_are_gone_the_oldest_make_room(pods: Pods) -> None:
+def test_of_pods_that_are_gone_the_oldest_are_dropped(pods: Pods) -> None:
     for number in range(GONE_MAX + 2):
         pods.put(known(f"u{number}", f"c{number}"))
         pods.remove(f"u{number}")
