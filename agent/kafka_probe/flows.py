@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from typing import Self, TypeVar
 
@@ -30,11 +30,13 @@ from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
+from kafka_probe.time_limit import NO_LIMIT, Part, TimeLimit
 from kafka_probe.workloads import NOBODY
 
 LOSSES = {
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
-    "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`",
+    "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`, or because "
+    "more flows cannot be sent in half an interval",
     "topic_limit": "topics of a flow summed in one entry without a name: an event has at most 4096, "
     "with 262,144 characters",
 }
@@ -93,6 +95,9 @@ class _Flow:
 
 _Value = TypeVar("_Value")
 
+_Others = dict[tuple[str, int], _Flow]
+"""Sums by side and API of the frames without counts of their own."""
+
 _Fetches = dict[tuple[int, int], tuple[Connection, list[NamedFrames]]]
 """Frames of a batch that concern fetch sessions, by connection and API key."""
 
@@ -113,7 +118,7 @@ class Flows:
         self._shares = Shares(self._budget_bytes)
         self._counts: dict[tuple[int, int], _Count] = {}  # by connection and number of the shape
         self._shapes: set[int] = set()  # numbers of the shapes of the counts
-        self._other: dict[tuple[str, int], _Flow] = {}
+        self._other: _Others = {}
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
@@ -178,11 +183,15 @@ class Flows:
 
     def _count_other(self, count: _Count) -> None:
         connection, facts = count.connection, count.shape.facts
-        self.losses["flow_limit"] += count.frames
         if facts.api_key in FETCHES and not facts.response:
             self._tracker.forget_sessions(connection)  # the sessions do not see this request
+        self._sum_other(count, self._other)
+
+    def _sum_other(self, count: _Count, other: _Others) -> None:
+        connection, facts = count.connection, count.shape.facts
+        self.losses["flow_limit"] += count.frames
         api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
-        flow = self._other.setdefault((connection.side, api_key), _Flow())
+        flow = other.setdefault((connection.side, api_key), _Flow())
         self._sum_frames(flow, count)
         flow.errors = Counter({code if code in ERROR_NAMES else _UNKNOWN: n for code, n in flow.errors.items()})
         sums = [pair for pair in _measured(count) if pair[0].kind in _OF_TOPICS]
@@ -192,10 +201,13 @@ class Flows:
             for measure, value in sums:
                 topic.sums[measure.kind] += value
 
-    def report(self, interval: Interval, *, with_topics: bool = True) -> Iterator[FlowEvent]:
+    def report(
+        self, interval: Interval, *, with_topics: bool = True, limit: TimeLimit = NO_LIMIT
+    ) -> Iterator[FlowEvent]:
         """Return the `flow` events of the interval, and begin a new interval.
 
-        The iterator frees the counts of a connection when it reaches them.
+        The iterator frees the counts of a connection when it reaches them. Those that it does not reach within the
+        limit become sums by side and API.
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
@@ -206,14 +218,30 @@ class Flows:
         for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items():
             for api_key, version, topics in self._tracker.take_fetches(connection):
                 asked[conn, api_key, version] = topics
-        flows = self._flows(counts, asked, interval, with_topics=with_topics)
-        return chain(flows, _others(other, interval))
+        connections = self._flows(counts, asked, interval, limit, with_topics=with_topics)
+
+        def flows() -> Iterator[FlowEvent]:
+            yield from connections
+            for count in counts.values():
+                self._sum_other(count, other)
+            counts.clear()
+            yield from _others(other, interval)
+
+        return flows()
 
     def _flows(
-        self, counts: dict[tuple[int, int], _Count], asked: _Asked, interval: Interval, *, with_topics: bool
+        self,
+        counts: dict[tuple[int, int], _Count],
+        asked: _Asked,
+        interval: Interval,
+        limit: TimeLimit,
+        *,
+        with_topics: bool,
     ) -> Iterator[FlowEvent]:
-        """Yield the events, connection by connection."""
+        """Yield the events within the limit, connection by connection."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
+            if limit.is_over(Part.FLOWS):
+                return
             flows: dict[tuple[int, int], _Flow] = {}
             for key in keys:
                 count = counts.pop(key)
@@ -310,7 +338,7 @@ def _measured(count: _Count) -> list[tuple[Measure, int]]:
     return list(zip(count.shape.measures, count.values.tolist(), strict=True))
 
 
-def _others(flows: dict[tuple[str, int], _Flow], interval: Interval) -> Iterator[FlowEvent]:
+def _others(flows: _Others, interval: Interval) -> Iterator[FlowEvent]:
     """Yield the events of frames beyond the budget, by side and API; fields of connections, as `conn_id`, are null."""
     for (side, api_key), flow in flows.items():
         connections: ConnectionFacts = {

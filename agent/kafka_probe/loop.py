@@ -29,6 +29,7 @@ _LISTED_AT_ONCE = 4096
 _PAUSE_S = 0.05
 _TURN_S = 0.25  # most time to read samples per turn while a report is sent; the report gets as much time
 _REPORTS = 2  # most reports that are sent at the same time
+_LEAST_REPORT_S = 5.0  # time of a report, if intervals are shorter
 _DONE = object()
 
 
@@ -112,7 +113,8 @@ class Loop:
         self._reporter.read_kernel(self._programs)
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
             self._processor.consume(samples)
-        _finish(chain(*self._reports, self._reporter.report(self._since_ns, now_ns, now_ns)))
+        _finish(chain(*self._reports))
+        _finish(self._reporter.report(self._since_ns, now_ns, now_ns))
 
     def _drain(self, due_s: float = math.inf) -> None:
         """Read the samples that the buffer holds, or the rest of them after an interrupted call.
@@ -161,8 +163,7 @@ class Loop:
     def _end_interval(self) -> None:
         """Begin the report of the interval that ends.
 
-        If _REPORTS reports are unfinished, send the whole rest of the oldest one first, however long that takes.
-        Samples are read between its parts.
+        If _REPORTS reports are unfinished, send the rest of the oldest one first. Samples are read between its parts.
         """
         if len(self._reports) == _REPORTS:
             for _ in self._reports.popleft():
@@ -170,7 +171,8 @@ class Loop:
         self._reporter.read_kernel(self._programs)
         self._suspect_lost()
         now_ns = time.monotonic_ns()
-        self._reports.append(self._reporter.report(self._since_ns, now_ns, self._read_ns - SETTLED_NS))
+        limit_s = max(self._interval_s, _LEAST_REPORT_S)
+        self._reports.append(self._reporter.report(self._since_ns, now_ns, self._read_ns - SETTLED_NS, limit_s))
         self._since_ns = now_ns
         # Do not make up for a stall by a burst of short intervals.
         self._due_s = max(self._due_s, time.monotonic() - self._interval_s / 2) + self._interval_s

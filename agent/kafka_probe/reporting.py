@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import time
@@ -17,6 +18,7 @@ from kafka_probe.capture.sample import COUNTERS
 from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenGroup, TopicsEvent, WallClock
 from kafka_probe.processing import Processor
 from kafka_probe.sending import Sender
+from kafka_probe.time_limit import TimeLimit
 from kafka_probe.workloads.kubernetes import PodWatch
 
 _TOPICS_PER_EVENT = 1000
@@ -46,6 +48,7 @@ class Reporter:
         self._spent_s = time.process_time(), time.monotonic()
         self._hidden = 0
         self._complete_since: int | None = None
+        self._complete_until = 0
 
     def read_kernel(self, programs: Programs) -> None:
         """Read the kernel's counters and the programs' run time."""
@@ -58,28 +61,32 @@ class Reporter:
         """Return how many samples were lost that may have been ends of connections."""
         return sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
 
-    def report(self, since_ns: int, now_ns: int, settled_ns: int) -> Iterator[None]:
-        """End the interval and return an iterator that sends the interval's events in parts.
+    def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
+        """End the interval and return an iterator that sends the interval's events in parts, within `limit_s`.
 
         The order is: topic names; flows; repeated opens; opens, resets and closes, which contain the sums of the flows;
-        and last the `agent` event, so that `complete_until` is true when it arrives. Losses and costs are those of the
+        and last the `agent` event, so that `complete_until` is true when it arrives: it stays as it was while closes or
+        resets are left to the next report. Losses and costs are those of the
         moment when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall
         clock moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
         """
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
         interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
-        flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics)
+        limit = TimeLimit(limit_s)
+        flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
         tracker.settle(settled_ns)
         processor.spend(self._cpu_share())
-        repeated, ends = tracker.repeat(now_ns, clock), tracker.report(clock)
+        repeated, ends = tracker.repeat(now_ns, clock), tracker.report(clock, limit)
         topics = list(_named_topics(processor.names.report(), interval))
         counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
             # By now, not by the end of the interval: what was lost meanwhile may have ended later.
             self._note_hidden(clock.epoch_us(time.monotonic_ns()))
-            yield self._agent_event(interval, clock.epoch_us(settled_ns), counts)
+            if not tracker.is_behind:
+                self._complete_until = clock.epoch_us(settled_ns)
+            yield self._agent_event(interval, self._complete_until, counts)
 
         return self._sender.parts(chain[Event](topics, flows, repeated, ends, last()))
 

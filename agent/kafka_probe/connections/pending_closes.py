@@ -50,13 +50,13 @@ class PendingCloses:
         self._resolver = resolver
         self._waiting: deque[PendingClose] = deque()
         self._settled: deque[PendingClose] = deque()
-        self._taken: list[deque[PendingClose]] = []  # one for each report with an unfinished iterator
+        self.settled_count = self.taken_count = 0  # since the start
         # Times when listening sockets were closed, by network namespace and port, then by address.
         self._listeners: dict[tuple[int, str], dict[str, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of closed connections that are kept."""
-        return len(self._waiting) + len(self._settled) + sum(map(len, self._taken))
+        return len(self._waiting) + len(self._settled)
 
     def listen(self, sample: Sample) -> None:
         """Record from a LISTEN sample that a listening socket was opened or closed."""
@@ -92,12 +92,13 @@ class PendingCloses:
             closed.owner_ended = ended[process]
             closed.listener_closed_us = self._listener_closed_us(closed)
             self._settled.append(closed)
+            self.settled_count += 1
 
-    def take(self) -> Iterator[PendingClose]:
-        """Return an iterator over the closes settled by now. Each is kept until the iterator has reached it."""
-        taken, self._settled = self._settled, deque()
-        self._taken = [*filter(None, self._taken), taken]
-        return (taken.popleft() for _ in range(len(taken)))
+    def take(self, settled_count: int) -> Iterator[PendingClose]:
+        """Yield the closes up to this `settled_count`, without those taken before. Each is kept until it is reached."""
+        while self.taken_count < settled_count:
+            self.taken_count += 1
+            yield self._settled.popleft()
 
     def _listener_closed_us(self, closed: PendingClose) -> int | None:
         identity = closed.connection.identity

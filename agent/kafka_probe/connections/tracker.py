@@ -26,6 +26,7 @@ from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenEvent, OpenGroup,
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
+from kafka_probe.time_limit import NO_LIMIT, Part, TimeLimit
 from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 LOSSES = {
@@ -73,6 +74,7 @@ class Tracker:
         self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
+        self.is_behind = False  # the last report has left resets or closes to the next one
         self._open = 0
         self._open_counts = OpenCounts(bounds.groups)
 
@@ -218,20 +220,40 @@ class Tracker:
         """Move closes that are final by then to the next report, see pending_closes.py. Call it every second."""
         self._pending_closes.settle(until_ns)
 
-    def report(self, clock: WallClock) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
+    def report(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
         """Return an iterator over the events of the opens, resets and settled closes since the last report.
 
-        Each is kept until the iterator has reached it, and counts towards the bounds until then.
+        Each is kept until the iterator has reached it, and counts towards the bounds until then. Those that are not
+        reached within the limit belong to the next report.
         """
         opened, self._unreported = deque(self._unreported.values()), {}
         nats = iter(self._translations(opened))
         resets, self._resets = self._resets, deque()
         self._reporting = [pair for pair in self._reporting if any(pair)] + [(opened, resets)]
-        return chain(
-            (open_event(opened.popleft(), next(nats), clock) for _ in range(len(opened))),
-            (reset_event(resets.popleft(), clock) for _ in range(len(resets))),
-            (close_event(closed, clock) for closed in self._pending_closes.take()),
-        )
+        return self._ends(opened, nats, resets, self._pending_closes.settled_count, clock, limit)
+
+    def _ends(
+        self,
+        opened: deque[Connection],
+        nats: Iterator[Nat | None],
+        resets: deque[Sample],
+        settled_count: int,
+        clock: WallClock,
+        limit: TimeLimit,
+    ) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
+        while opened and not limit.is_over(Part.OPENS):
+            yield open_event(opened.popleft(), next(nats), clock)
+        self._unreported = {one.conn_id: one for one in opened} | self._unreported
+        opened.clear()
+        while resets and not limit.is_over(Part.ENDS):
+            yield reset_event(resets.popleft(), clock)
+        are_left = bool(resets)
+        self._resets.extendleft(reversed(resets))
+        resets.clear()
+        closes = self._pending_closes.take(settled_count)
+        while not limit.is_over(Part.ENDS) and (closed := next(closes, None)):
+            yield close_event(closed, clock)
+        self.is_behind = are_left or self._pending_closes.taken_count < settled_count
 
     def repeat(self, now_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
         """Return an iterator over the `open` events that the report of now repeats.

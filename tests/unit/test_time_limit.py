@@ -1,0 +1,71 @@
+"""A report that takes too long: nothing is lost uncounted, and ends are sent by the next report."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import pytest
+
+from kafka_probe.capture.sample import SampleKind
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.time_limit import Part, TimeLimit
+from tests.builders.fed_agent import SECOND_NS, Fed
+from tests.builders.samples import Samples, ended, opened, request
+
+CONNECTIONS = 5
+
+
+class Steps:
+    """A clock that passes one second with each look."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        self.now_s += 1
+        return self.now_s
+
+
+def seen() -> list[Samples]:
+    """Return the samples of connections with a request each, that have ended, and of a reset."""
+    connections = range(1, CONNECTIONS + 1)
+    began = (sample for conn in connections for sample in (opened(conn), request(ApiKey.METADATA, 12, conn)))
+    return [*began, *map(ended, connections), opened(0, kind=SampleKind.RESET)]
+
+
+def report(fed: Fed, limit_s: float) -> None:
+    now = time.monotonic_ns()
+    deque(fed.reporter.report(now - SECOND_NS, now, now, limit_s), maxlen=0)
+
+
+@pytest.mark.parametrize("limit_s", [0, 4, 7, 9, 11, 14, 20, 100])
+def test_what_a_report_has_no_time_for_is_counted_or_sent_by_the_next(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float
+) -> None:
+    fed = Fed()
+    fed.see(*seen())
+    monkeypatch.setattr("kafka_probe.time_limit.time", Steps())
+    report(fed, limit_s)
+    report(fed, limit_s=1_000)
+    flows = fed.events("flow")
+    assert sum(flow["requests"] for flow in flows) == CONNECTIONS
+    in_other = sum(flow["requests"] for flow in flows if flow["conn_id"] is None)
+    first, last = fed.events("agent")
+    assert last["losses"]["flow_limit"] == in_other
+    assert len(fed.events("open")) == len(fed.events("close")) == CONNECTIONS
+    assert len(fed.events("reset")) == 1
+    are_late = any(event["seq"] > first["seq"] for kind in ("reset", "close") for event in fed.events(kind))
+    assert (first["complete_until"] == 0) == are_late
+    assert last["complete_until"] == last["ts"]
+
+
+def test_the_time_of_a_report_begins_with_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Steps()
+    monkeypatch.setattr("kafka_probe.time_limit.time", clock)
+    limit = TimeLimit(10)
+    clock.now_s = 100
+    assert [limit.is_over(Part.FLOWS) for _ in range(6)] == [False] * 5 + [True]
+    assert [limit.is_over(part) for part in (Part.OPENS, Part.ENDS)] == [False, False]
+    clock.now_s = 110
+    assert limit.is_over(Part.ENDS)
