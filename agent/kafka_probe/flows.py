@@ -30,13 +30,13 @@ from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
-from kafka_probe.time_limit import NO_LIMIT, Part, TimeLimit
+from kafka_probe.time_limit import NO_LIMIT, ReportPart, TimeLimit
 from kafka_probe.workloads import NOBODY
 
 LOSSES = {
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
     "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`, or because "
-    "more flows cannot be sent in half an interval",
+    "more flows cannot be sent within their interval",
     "topic_limit": "topics of a flow summed in one entry without a name: an event has at most 4096, "
     "with 262,144 characters",
 }
@@ -240,7 +240,7 @@ class Flows:
     ) -> Iterator[FlowEvent]:
         """Yield the events within the limit, connection by connection."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
-            if limit.is_over(Part.FLOWS):
+            if limit.is_over(ReportPart.FLOWS):
                 return
             flows: dict[tuple[int, int], _Flow] = {}
             for key in keys:

@@ -60,6 +60,12 @@ class Shares:
             del self._taken[next(iter(self._taken))]
         return fits
 
+    def give_back(self, peer: str, size: int) -> None:
+        """Return to a peer's share what the peer took of it."""
+        if peer in self._taken:
+            taken, freed = self._taken[peer]
+            self._taken[peer] = max(0, taken - size), freed
+
 
 class SharedBudget:
     """A budget in bytes that peers share; objects take bytes while they exist. Refusals are counted in `losses`.
@@ -86,8 +92,10 @@ class SharedBudget:
             self._losses[loss] += times
         return fits
 
-    def give_back(self, size: int) -> None:
-        """Return bytes to the budget."""
+    def give_back(self, size: int, peer: str | None = None) -> None:
+        """Return bytes to the budget, and to the share of the peer that took them, if it is named."""
         with self._lock:
+            if peer is not None:
+                self._shares.give_back(peer, size)
             self.used_bytes -= size
             self._freed_bytes += size

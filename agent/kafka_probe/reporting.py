@@ -64,11 +64,11 @@ class Reporter:
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts, within `limit_s`.
 
-        The order is: topic names; flows; repeated opens; opens, resets and closes, which contain the sums of the flows;
-        and last the `agent` event, so that `complete_until` is true when it arrives: it stays as it was while closes or
-        resets are left to the next report. Losses and costs are those of the
-        moment when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall
-        clock moves both ends of an interval.
+        The order is: opens and resets; topic names; flows; repeated opens; closes, which contain the sums of the flows;
+        and the `agent` event, after the sinks got all of these, so that its losses and `complete_until` are true. That
+        stays as it was while closes or resets are left to the next report. Losses and costs are those of the moment
+        when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall clock
+        moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
         """
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
@@ -77,7 +77,8 @@ class Reporter:
         flows = processor.flows.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
         tracker.settle(settled_ns)
         processor.spend(self._cpu_share())
-        repeated, ends = tracker.repeat(now_ns, clock), tracker.report(clock, limit)
+        opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
+        repeated = tracker.repeat(settled_ns, clock)
         topics = list(_named_topics(processor.names.report(), interval))
         counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
 
@@ -88,7 +89,8 @@ class Reporter:
                 self._complete_until = clock.epoch_us(settled_ns)
             yield self._agent_event(interval, self._complete_until, counts)
 
-        return self._sender.parts(chain[Event](topics, flows, repeated, ends, last()))
+        events = chain[Event](opens, topics, flows, repeated, closes)
+        return chain(self._sender.parts(events), self._sender.parts(last()))
 
     def losses(self) -> dict[str, int]:
         """Return all losses since the start, by reason."""

@@ -7,16 +7,16 @@ import time
 from enum import Enum
 
 
-class Part(Enum):
+class ReportPart(Enum):
     """A part of a report. Its value is the share of the time that has passed when no more of the part is sent.
 
-    Flows that are left are counted by side and API only; opens, resets and closes that are left are sent by the next
+    Flows that are left are counted by side and API only. Opens, resets and closes that are left are sent by the next
     report.
     """
 
-    FLOWS = 0.5
-    OPENS = 0.75
-    ENDS = 1.0
+    OPENS = 0.25
+    FLOWS = 0.75
+    CLOSES = 1.0
 
 
 class TimeLimit:
@@ -26,7 +26,7 @@ class TimeLimit:
         self._seconds = seconds
         self._began_s: float | None = None
 
-    def is_over(self, part: Part) -> bool:
+    def is_over(self, part: ReportPart) -> bool:
         """Return True if no more of a part is to be sent."""
         now_s = time.monotonic()
         if self._began_s is None:

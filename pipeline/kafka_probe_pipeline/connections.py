@@ -41,7 +41,8 @@ TOTALS = ("requests", "request_bytes", "response_bytes")
 _EVENT = {field.name: field.dataType for field in spark_schema()}
 _LONG, _STRING, _BOOLEAN = T.LongType(), T.StringType(), T.BooleanType()
 
-_OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name != "found"]
+_OF_OPEN = {field.name for field in schema.own_fields("open")}
+_OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name not in _OF_OPEN]
 
 CLOSE = struct_of({name: _EVENT[name] for name in ("ts", *_OF_CLOSE)})
 END = struct_of(

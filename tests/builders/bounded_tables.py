@@ -19,7 +19,7 @@ from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.event_schema import assert_body_valid
-from tests.builders.events import INTERVAL, SINCE_BOOT
+from tests.builders.events import INTERVAL, reported
 from tests.builders.samples import Samples, opened, stream
 
 RESOLVER = WorkloadResolver()
@@ -78,4 +78,4 @@ def with_budget(connections: int, learned_bytes: int = 100 * MIB) -> Watched:
 def let_all_go(watched: Watched, connections: int) -> None:
     for conn in range(1, 1 + connections):
         watched.tracker.gone(conn)
-    list(watched.tracker.report(SINCE_BOOT))
+    reported(watched.tracker)

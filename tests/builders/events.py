@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import Event, Interval, WallClock, WorkloadFacts
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View
@@ -19,8 +20,8 @@ INTERVAL = Interval(NOW_US - 5 * SECOND_US, NOW_US)
 
 
 def event(**fields: object) -> Any:
-    """Return an event for a sink that does not read its fields."""
-    return fields
+    """Return an event for a sink that reads no field but its kind."""
+    return {"kind": "agent", **fields}
 
 
 def workload(comm: str | None = "java", **fields: object) -> Any:
@@ -166,3 +167,8 @@ def view(*events: Mapping[str, Any], connections: tuple[Connection, ...] = ()) -
     shown = View(StillAgent(connections), StillSink(), Traffic(1000))
     shown.add(events)
     return shown
+
+
+def reported(tracker: Tracker) -> list[Any]:
+    """Return the events of a report about opens, resets and closes."""
+    return [*tracker.report_opens(SINCE_BOOT), *tracker.report_closes(SINCE_BOOT)]

@@ -47,11 +47,11 @@ def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int =
     return records
 
 
-def test_an_interval_is_reported_as_topics_flow_open_close_and_agent() -> None:
+def test_an_interval_is_reported_as_open_topics_flow_close_and_agent() -> None:
     fed = Fed()
     fed.see(opened(), request(METADATA, 12), response(METADATA, 12), ended())
     fed.report()
-    assert [event["kind"] for event in fed.events()] == ["topics", "flow", "open", "close", "agent"]
+    assert [event["kind"] for event in fed.events()] == ["open", "topics", "flow", "close", "agent"]
 
 
 def test_a_batch_may_hold_a_connection_from_its_first_record_to_its_last() -> None:
@@ -226,6 +226,18 @@ def test_losses_of_every_package_reach_the_agent_event() -> None:
     assert losses == {"connection_unknown": 2, "frame_incomplete": 1}
 
 
+def test_the_agent_event_knows_of_the_closes_of_its_report_that_the_sink_lost() -> None:
+    fed = Fed()
+    sent: list[dict[str, Any]] = []
+    fed.sink.send = lambda events: sent.extend(dict(event) for event in events)  # type: ignore[method-assign]
+    fed.sink.losses = lambda: {"sink_refused": sum(event["kind"] == "close" for event in sent)}  # type: ignore[method-assign]
+    fed.see(opened(1), request(METADATA, 12), ended(1))
+    fed.report()
+    last = sent[-1]
+    assert (last["kind"], last["losses"]["sink_refused"]) == ("agent", 1)
+    assert last["complete_since"] is not None
+
+
 def test_another_owner_is_the_owner_of_the_flows() -> None:
     fed = Fed()
     fed.see(opened(tgid=1), request(METADATA, 12), opened(tgid=2, kind=SampleKind.OWNER))
@@ -283,7 +295,7 @@ class Clocks:
 def events_around(
     clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]
 ) -> tuple[dict[str, Any], ...]:
-    """The events flow, open, close and agent of a connection of 20 seconds; something happens after the first 10."""
+    """The events open, flow, close and agent of a connection of 20 seconds; something happens after the first 10."""
     fed = Fed()
     monkeypatch.setattr("kafka_probe.reporting.time", clocks)
     monkeypatch.setattr("kafka_probe.events.times.time", clocks)
@@ -307,7 +319,7 @@ def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
     def step() -> None:
         clocks.wall_ns += step_s * SECOND_NS
 
-    flow, opening, closing, agent = events_around(clocks, monkeypatch, step)
+    opening, flow, closing, agent = events_around(clocks, monkeypatch, step)
     now_us = clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000
     assert (opening["ts"], closing["ts"]) == (now_us - 20_000_000, now_us)
@@ -322,6 +334,6 @@ def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.Monke
     def sleep() -> None:
         clocks.wall_ns += 8 * 3600 * SECOND_NS
 
-    _, opening, closing, _ = events_around(clocks, monkeypatch, sleep)
+    opening, _, closing, _ = events_around(clocks, monkeypatch, sleep)
     assert closing["ts"] == clocks.wall_ns // 1000
     assert closing["age_us"] == 20_000_000 == closing["ts"] - opening["ts"]

@@ -9,7 +9,7 @@ import pytest
 
 from kafka_probe.capture.sample import SampleKind
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.time_limit import Part, TimeLimit
+from kafka_probe.time_limit import ReportPart, TimeLimit
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.samples import Samples, ended, opened, request
 
@@ -65,7 +65,7 @@ def test_the_time_of_a_report_begins_with_its_first_event(monkeypatch: pytest.Mo
     monkeypatch.setattr("kafka_probe.time_limit.time", clock)
     limit = TimeLimit(10)
     clock.now_s = 100
-    assert [limit.is_over(Part.FLOWS) for _ in range(6)] == [False] * 5 + [True]
-    assert [limit.is_over(part) for part in (Part.OPENS, Part.ENDS)] == [False, False]
+    assert [limit.is_over(ReportPart.OPENS) for _ in range(4)] == [False] * 3 + [True]
+    assert [limit.is_over(part) for part in (ReportPart.FLOWS, ReportPart.CLOSES)] == [False, False]
     clock.now_s = 110
-    assert limit.is_over(Part.ENDS)
+    assert limit.is_over(ReportPart.CLOSES)

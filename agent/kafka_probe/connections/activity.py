@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Protocol
 
 from kafka_probe.events import ActivityFacts, ActivityTopic, FlowEvent
 from kafka_probe.peer_limits import SharedBudget
@@ -23,14 +22,6 @@ MOST = 1 << 48  # a sum of an event is no larger: 281 TB, as the pipeline accept
 ACTIVITY_BYTES = 480  # memory of the sums of a connection,
 _TOPIC_BYTES = 272  # and of each topic with its id, besides its name
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # as in org.apache.kafka.common.internals.Topic
-
-
-class Sharer(Protocol):
-    """A connection, as far as this module knows it."""
-
-    @property
-    def sharing_peer(self) -> str:
-        """Return the peer whose share of memory budgets it uses."""
 
 
 @dataclass(slots=True)
@@ -60,6 +51,8 @@ class ConnectionActivity:
         "_budget",
         "_bytes",
         "_group",
+        "_peer",
+        "_refused",
         "_request_bytes",
         "_requests",
         "_response_bytes",
@@ -67,32 +60,36 @@ class ConnectionActivity:
         "_topics",
     )
 
-    def __init__(self, budget: SharedBudget) -> None:
+    def __init__(self, budget: SharedBudget, peer: str) -> None:
+        """peer: the peer whose share of the budget it uses."""
         self._budget = budget
+        self._peer = peer
         self._bytes = ACTIVITY_BYTES
+        self._refused = False  # the flow that is being added took what was left of the share
         self._requests = self._request_bytes = self._response_bytes = 0
         self._group: str | None = None
         self._topics: dict[str | None, _TopicSums] = {}  # by name; by id while the name is unknown
         self._rest = _TopicSums(None, None)
 
     def __del__(self) -> None:
-        self._budget.give_back(self._bytes)
+        self._budget.give_back(self._bytes, self._peer)
 
-    def add(self, flow: FlowEvent, sharer: Sharer) -> None:
-        """Add a `flow` event of the connection `sharer`."""
+    def add(self, flow: FlowEvent) -> None:
+        """Add a `flow` event of the connection."""
+        self._refused = False
         self._requests += flow["requests"]
         self._request_bytes += flow["request_bytes"]
         self._response_bytes += flow["response_bytes"]
         group = flow["group"]
         if group is not None and group != self._group:
-            self._keep_group(group, sharer)
+            self._keep_group(group)
         topics = self._topics
         for topic in flow["topics"]:
             if topic["requests"] or topic["bytes"]:
                 name, topic_id = topic["topic"], topic["topic_id"]
                 found = topics.get(name or topic_id)
                 if found is None or (topic_id and found.topic_id != topic_id):
-                    found = self._find(name, topic_id, sharer)
+                    found = self._find(name, topic_id)
                 found.add(topic["requests"], topic["bytes"])
 
     def facts(self) -> ActivityFacts:
@@ -112,41 +109,45 @@ class ConnectionActivity:
             facts["group"] = self._group
         return facts
 
-    def _find(self, name: str | None, topic_id: str | None, sharer: Sharer) -> _TopicSums:
+    def _find(self, name: str | None, topic_id: str | None) -> _TopicSums:
         """Return the entry of a topic that may be new, or whose id or name was unknown before."""
         by_id = self._topics.pop(topic_id, None) if name and topic_id else None
         if by_id:
             self._free(_size(by_id))
-        found = self._topics.get(name or topic_id) or self._new(name, topic_id, sharer)
+        found = self._topics.get(name or topic_id) or self._new(name, topic_id)
         if found is not self._rest:
             found.topic_id = topic_id or found.topic_id
         if by_id:
             found.add(by_id.requests, by_id.bytes)
         return found
 
-    def _new(self, name: str | None, topic_id: str | None, sharer: Sharer) -> _TopicSums:
+    def _new(self, name: str | None, topic_id: str | None) -> _TopicSums:
         """Return a new entry for a topic, or that of all topics without one."""
         topic = _TopicSums(name, topic_id)
         key = name or topic_id
         allowed = bool(_NAME.fullmatch(name)) if name else topic_id is not None
-        if not allowed or len(self._topics) >= MOST_TOPICS or not self._take(_size(topic), sharer):
+        if not allowed or len(self._topics) >= MOST_TOPICS or not self._take(_size(topic)):
             return self._rest
         self._topics[key] = topic
         return topic
 
-    def _keep_group(self, group: str, sharer: Sharer) -> None:
+    def _keep_group(self, group: str) -> None:
         if self._group is not None:
             self._free(text_bytes(self._group))
-        self._group = group if self._take(text_bytes(group), sharer) else None
+        self._group = group if self._take(text_bytes(group)) else None
 
-    def _take(self, size: int, sharer: Sharer) -> bool:
-        fits = self._budget.take(sharer.sharing_peer, size, LOSS)
+    def _take(self, size: int) -> bool:
+        """Take bytes of the budget; after a refusal no more for the same flow, which may have thousands of topics."""
+        if self._refused:
+            return False
+        fits = self._budget.take(self._peer, size, LOSS)
         self._bytes += size * fits
+        self._refused = not fits
         return fits
 
     def _free(self, size: int) -> None:
         self._bytes -= size
-        self._budget.give_back(size)
+        self._budget.give_back(size, self._peer)
 
 
 class Uncounted:
@@ -154,7 +155,7 @@ class Uncounted:
 
     __slots__ = ()
 
-    def add(self, flow: FlowEvent, sharer: Sharer) -> None:
+    def add(self, flow: FlowEvent) -> None:
         """Do nothing."""
 
     def facts(self) -> ActivityFacts:

@@ -26,7 +26,7 @@ from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenEvent, OpenGroup,
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
-from kafka_probe.time_limit import NO_LIMIT, Part, TimeLimit
+from kafka_probe.time_limit import NO_LIMIT, ReportPart, TimeLimit
 from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 LOSSES = {
@@ -70,10 +70,10 @@ class Tracker:
         self._seen: set[SocketEnds] | None = set()
         self._unreported: dict[int, Connection] = {}  # by `conn_id`
         self._resets: deque[Sample] = deque()
-        self._reporting: list[tuple[deque[Connection], deque[Sample]]] = []  # opens and resets of unfinished reports
         self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
+        self._resets_left = False  # by the last report
         self.is_behind = False  # the last report has left resets or closes to the next one
         self._open = 0
         self._open_counts = OpenCounts(bounds.groups)
@@ -131,9 +131,10 @@ class Tracker:
     def add_flow(self, connection: Connection, flow: FlowEvent) -> None:
         """Add a `flow` event of the connection to its activity."""
         if connection.activity is None:
-            fits = self.activity_budget.take(connection.sharing_peer, ACTIVITY_BYTES, LOSS)
-            connection.activity = ConnectionActivity(self.activity_budget) if fits else UNCOUNTED
-        connection.activity.add(flow, connection)
+            peer = connection.sharing_peer
+            fits = self.activity_budget.take(peer, ACTIVITY_BYTES, LOSS)
+            connection.activity = ConnectionActivity(self.activity_budget, peer) if fits else UNCOUNTED
+        connection.activity.add(flow)
 
     def take(self, sample: Sample) -> None:
         """Process a sample of kind OPEN, OWNER, REJECT, LISTEN or RESET; ignore other kinds."""
@@ -220,49 +221,39 @@ class Tracker:
         """Move closes that are final by then to the next report, see pending_closes.py. Call it every second."""
         self._pending_closes.settle(until_ns)
 
-    def report(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
-        """Return an iterator over the events of the opens, resets and settled closes since the last report.
-
-        Each is kept until the iterator has reached it, and counts towards the bounds until then. Those that are not
-        reached within the limit belong to the next report.
-        """
-        opened, self._unreported = deque(self._unreported.values()), {}
+    def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
+        """Yield the events of the opens and resets that are not reported yet, within the limit."""
+        opened = deque(self._unreported.values())
         nats = iter(self._translations(opened))
-        resets, self._resets = self._resets, deque()
-        self._reporting = [pair for pair in self._reporting if any(pair)] + [(opened, resets)]
-        return self._ends(opened, nats, resets, self._pending_closes.settled_count, clock, limit)
+        while opened and not limit.is_over(ReportPart.OPENS):
+            connection, nat = opened.popleft(), next(nats)
+            if self._unreported.pop(connection.conn_id, None):
+                yield open_event(connection, nat, clock)
+        self._unreported = dict(self._unreported)  # without the memory of those that were removed
+        resets = len(self._resets)
+        while resets and not limit.is_over(ReportPart.OPENS):
+            yield reset_event(self._resets.popleft(), clock)
+            resets -= 1
+        self._resets_left = resets > 0
 
-    def _ends(
-        self,
-        opened: deque[Connection],
-        nats: Iterator[Nat | None],
-        resets: deque[Sample],
-        settled_count: int,
-        clock: WallClock,
-        limit: TimeLimit,
-    ) -> Iterator[OpenEvent | ResetEvent | CloseEvent]:
-        while opened and not limit.is_over(Part.OPENS):
-            yield open_event(opened.popleft(), next(nats), clock)
-        self._unreported = {one.conn_id: one for one in opened} | self._unreported
-        opened.clear()
-        while resets and not limit.is_over(Part.ENDS):
-            yield reset_event(resets.popleft(), clock)
-        are_left = bool(resets)
-        self._resets.extendleft(reversed(resets))
-        resets.clear()
+    def report_closes(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[CloseEvent]:
+        """Return an iterator over the events of the closes that are settled by now, within the limit."""
+        return self._closes(self._pending_closes.settled_count, clock, limit)
+
+    def _closes(self, settled_count: int, clock: WallClock, limit: TimeLimit) -> Iterator[CloseEvent]:
         closes = self._pending_closes.take(settled_count)
-        while not limit.is_over(Part.ENDS) and (closed := next(closes, None)):
+        while not limit.is_over(ReportPart.CLOSES) and (closed := next(closes, None)):
             yield close_event(closed, clock)
-        self.is_behind = are_left or self._pending_closes.taken_count < settled_count
+        self.is_behind = self._resets_left or self._pending_closes.taken_count < settled_count
 
-    def repeat(self, now_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
-        """Return an iterator over the `open` events that the report of now repeats.
+    def repeat(self, open_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
+        """Return an iterator over the `open` events to repeat by then; `open_ns`: time up to which closes are known.
 
         Keeps no connection: one that closes before the iterator reaches it has no such event.
         """
-        ids, listed = self._repeats.due(reversed(self._connections), self._listed.keys(), now_ns)
+        ids, listed = self._repeats.due(reversed(self._connections), self._listed.keys(), open_ns)
         due = chain(map(self._connections.get, ids), map(self._listed.get, listed))
-        return (open_event(one, None, clock, now_ns) for one in due if one and not one.closed)
+        return (open_event(one, None, clock, open_ns) for one in due if one and not one.closed)
 
     def other(self) -> dict[str, int]:
         """Return and reset the counts of opens, closes and resets without an event of their own: `other` of `agent`."""
@@ -278,10 +269,8 @@ class Tracker:
     def free(self) -> int:
         """Return how many more connections the bounds allow; below 0 if ended ones use the memory of `ends`."""
         kept = len(self._connections) + len(self._listed) + len(self._pending_closes)
-        opened = len(self._unreported) + sum(len(opened) for opened, _ in self._reporting)
-        resets = len(self._resets) + sum(len(resets) for _, resets in self._reporting)
         # Connections whose close was lost are kept for their open event only.
-        return self._bounds.connections - max(kept, opened) - resets
+        return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
 
     def _has_slot_for_connection(self) -> bool:
         if self.full:

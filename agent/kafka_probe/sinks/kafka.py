@@ -66,7 +66,7 @@ class KafkaSink:
         if events:
             self._worker.start()
             lines, peers = [encode(event) for event in events], [peer_of_event(event) for event in events]
-            self._outbox.put(lines, str(events[0]["agent_id"]), peers)
+            self._outbox.put(lines, str(events[0]["agent_id"]), peers, [event["kind"] for event in events])
 
     def close(self, timeout_s: float) -> None:
         self._worker.stop(timeout_s)

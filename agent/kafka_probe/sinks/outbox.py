@@ -2,8 +2,9 @@
 
 If there is a spool, its thread moves batches to disk that have waited longer than normal delivery takes. When no space
 is left, the newest events are dropped, because the beginning of an outage explains it. `agent` events contain totals
-since the start, so the first one after the gap shows it. Above half of the bound, peers share the rest. The last eighth
-is for events that are not about one connection, such as `agent`.
+since the start, so the first one after the gap shows it. Above half of the bound, peers share the rest. The last
+quarter is for opens, resets and closes, which are few and explain most, the last eighth for events that are not about
+one connection, such as `agent`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from kafka_probe.sinks.spool import Segment, Spool
 
+_ENDS = ("open", "close", "reset")
 SPOOL_AFTER_S = 2.0
 RETRY_S = 1.0
 EXIT_S = 10.0
@@ -70,8 +72,17 @@ class Outbox:
         self.bytes_delivered = 0
         self.lost = dict.fromkeys(LOSSES, 0)
 
-    def put(self, events: Sequence[bytes], key: str = "", peers: Iterable[str | None] = repeat(None)) -> None:
-        """Queue the encoded events that fit, and count the others as lost. peers: the peer of each event, or None."""
+    def put(
+        self,
+        events: Sequence[bytes],
+        key: str = "",
+        peers: Iterable[str | None] = repeat(None),
+        kinds: Iterable[str] = repeat(""),
+    ) -> None:
+        """Queue the encoded events that fit, and count the others as lost.
+
+        peers: the peer of each event, or None; kinds: the kind of each event.
+        """
         if self._spool and not self._writer:
             self._writer = threading.Thread(target=self._write, args=(self._spool,), name="spool", daemon=True)
             self._writer.start()
@@ -79,18 +90,21 @@ class Outbox:
             if self._closed:
                 self.lost["sink_unsent_at_exit"] += len(events)
                 return
-            accepted = [event for event, peer in zip(events, peers, strict=False) if self._take(len(event), peer)]
+            owned = zip(events, peers, kinds, strict=False)
+            accepted = [event for event, peer, kind in owned if self._take(len(event), peer, kind)]
             self._waiting += batches(accepted, key=key)
             self._changed.notify_all()
 
-    def _take(self, size: int, peer: str | None) -> bool:
+    def _take(self, size: int, peer: str | None, kind: str) -> bool:
         """Count an event's bytes as waiting and return True, or count the event as lost if it does not fit."""
         if size > EVENT_BYTES:
             self.lost["sink_event_too_large"] += 1
             return False
-        free_bytes = self._limit_bytes if peer is None else self._limit_bytes * 7 // 8
+        is_end = kind in _ENDS
+        free_bytes = self._limit_bytes * (8 if peer is None else 7 if is_end else 6) // 8
+        share = f"ends of {peer}" if is_end and peer else peer  # the flows of a peer do not displace its ends
         fits = self.waiting_bytes + size <= free_bytes and (
-            peer is None or self._shares.take(peer, size, self.waiting_bytes, self._removed_bytes)
+            share is None or self._shares.take(share, size, self.waiting_bytes, self._removed_bytes)
         )
         self.waiting_bytes += size * fits
         self.lost["sink_buffer_full"] += not fits

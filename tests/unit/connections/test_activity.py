@@ -15,19 +15,13 @@ from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.text import printable_json
 from tests.builders.bounded_tables import Watched, grown_by, let_all_go, with_budget
-from tests.builders.events import SINCE_BOOT, flow, topic
+from tests.builders.events import flow, reported, topic
 from tests.builders.samples import closed, request
 
 ALL = 1 << 62
 
 
-class Host:
-    """A connection of a host that has a share of the budget."""
-
-    sharing_peer = "10.0.0.1"
-
-
-HOST = Host()
+HOST = "10.0.0.1"
 
 
 def budget(limit_bytes: int = MIB) -> SharedBudget:
@@ -38,13 +32,13 @@ def facts(*topics: dict[str, Any], of: SharedBudget | None = None) -> Any:
     """Return the sums of one flow per topic."""
     activity = taken(of or budget())
     for one in topics:
-        activity.add(flow(topics=[one]), HOST)
+        activity.add(flow(topics=[one]))
     return activity.facts()
 
 
 def taken(of: SharedBudget) -> ConnectionActivity:
-    assert of.take(HOST.sharing_peer, ACTIVITY_BYTES, LOSS)
-    return ConnectionActivity(of)
+    assert of.take(HOST, ACTIVITY_BYTES, LOSS)
+    return ConnectionActivity(of, HOST)
 
 
 def named(names: int, **fields: object) -> list[dict[str, Any]]:
@@ -68,7 +62,7 @@ def test_the_group_is_the_newest_and_absent_without_one() -> None:
     activity = taken(budget())
     assert "group" not in activity.facts()
     for group in ("billing", "audit", None):
-        activity.add(flow(group=group), HOST)
+        activity.add(flow(group=group))
     assert activity.facts()["group"] == "audit"
 
 
@@ -83,11 +77,11 @@ def test_sums_under_a_name_and_under_its_id_become_one() -> None:
     of = budget()
     activity = taken(of)
     for name, topic_id in (("orders", None), (None, "a" * 32), ("orders", "a" * 32)):
-        activity.add(flow(topics=[topic(name, topic_id=topic_id)]), HOST)
+        activity.add(flow(topics=[topic(name, topic_id=topic_id)]))
     assert activity.facts()["topics"] == [{"topic": "orders", "topic_id": "a" * 32, "requests": 30, "bytes": 9000}]
     one = budget()
     lasting = taken(one)
-    lasting.add(flow(topics=[topic("orders", topic_id="a" * 32)]), HOST)
+    lasting.add(flow(topics=[topic("orders", topic_id="a" * 32)]))
     assert of.used_bytes == one.used_bytes
 
 
@@ -121,7 +115,7 @@ def test_the_longest_activity_stays_below_16_kib_of_json() -> None:
     activity = taken(budget())
     names = [f"{n:0249}" for n in range(MOST_TOPICS + 1)]
     topics = [topic(name, topic_id=f"{n:032x}", bytes=1 << 62, requests=1 << 62) for n, name in enumerate(names)]
-    activity.add(flow(topics=topics, group="\x01" * 256, requests=1 << 62), HOST)
+    activity.add(flow(topics=topics, group="\x01" * 256, requests=1 << 62))
     written = printable_json(orjson.dumps(activity.facts()))
     assert 8 << 10 < len(written) < 16 << 10
 
@@ -139,7 +133,7 @@ def closes(watched: Watched, connections: int) -> list[Any]:
     for conn in range(1, 1 + connections):
         watched.tracker.close(closed(conn)[0])
     watched.tracker.settle(ALL)
-    return [event for event in watched.tracker.report(SINCE_BOOT) if event["kind"] == "close"]
+    return [event for event in reported(watched.tracker) if event["kind"] == "close"]
 
 
 @pytest.mark.parametrize("topics", [0, 1, 2, 3, 5, 6, 10, 11, 20, 21, 40, MOST_TOPICS, MOST_TOPICS + 30])
@@ -165,7 +159,7 @@ def test_an_activity_takes_no_more_than_was_reckoned_and_gives_it_back(topics: i
         for conn in range(connections):
             activity = taken(of)
             for one in flows(conn):
-                activity.add(one, HOST)
+                activity.add(one)
             orjson.dumps(activity.facts())
             kept.append(activity)
         return kept
@@ -197,11 +191,11 @@ def test_topics_and_groups_without_memory_are_counted() -> None:
     of = budget(2 * ACTIVITY_BYTES)
     activity = taken(of)
     of._limit_bytes = of.used_bytes
-    activity.add(flow(topics=[topic("orders")], group="billing"), HOST)
+    activity.add(flow(topics=[topic("orders")], group="billing"))
     summed: Any = activity.facts()
     assert summed["topics"] == [{"topic": None, "topic_id": None, "requests": 10, "bytes": 3000}]
     assert "group" not in summed
-    assert of._losses[LOSS] == 2
+    assert of._losses[LOSS] == 1  # once per flow
 
 
 @pytest.mark.parametrize("end", [lambda watched: let_all_go(watched, 20), lambda watched: closes(watched, 20)])
@@ -214,3 +208,24 @@ def test_what_the_activity_of_connections_took_is_given_back(end: Callable[[Watc
     end(watched)
     let_all_go(watched, 20)
     assert watched.tracker.activity_budget.used_bytes == 0
+
+
+def test_a_flow_with_thousands_of_topics_is_refused_once() -> None:
+    of = budget(2 * ACTIVITY_BYTES)
+    activity = taken(of)
+    of._limit_bytes = of.used_bytes
+    for _ in range(2):
+        activity.add(flow(topics=named(4000)))
+    assert activity.facts()["topics"][0]["requests"] == 2 * 4000 * 10
+    assert of._losses[LOSS] == 2
+
+
+def test_a_peer_has_its_whole_share_again_when_its_connections_are_gone() -> None:
+    of = budget(100 * ACTIVITY_BYTES)
+    others = [taken(of) for _ in range(60)]
+    for _ in range(1000):
+        activity = taken(of)
+        activity.add(flow(topics=[topic("orders")]))
+        assert activity.facts()["topics"][0]["topic"] == "orders"
+        del activity
+    assert len(others) == 60

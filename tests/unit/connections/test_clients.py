@@ -12,7 +12,7 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import NOBODY, WorkloadResolver
-from tests.builders.events import SINCE_BOOT
+from tests.builders.events import reported
 from tests.builders.samples import opened
 
 METADATA, OFFSET_COMMIT, HEARTBEAT, DESCRIBE_GROUPS = (
@@ -121,7 +121,7 @@ def test_a_group_is_forgotten_with_the_last_connection_of_its_client(watched: Wa
     for connection in (coordinator, fetcher):
         assert watched.ask(fetcher, ApiKey.FETCH) == "etl"
         watched.tracker.gone(connection.identity.conn)
-    list(watched.tracker.report(SINCE_BOOT))
+    reported(watched.tracker)
     del coordinator, fetcher, connection
     assert watched.ask(watched.connect(), ApiKey.FETCH) is None
 

@@ -17,7 +17,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.bounded_tables import with_budget
 from tests.builders.event_schema import assert_body_valid
-from tests.builders.events import SINCE_BOOT
+from tests.builders.events import SINCE_BOOT, reported
 from tests.builders.samples import closed, opened, request
 
 SECOND_NS = 10**9
@@ -43,7 +43,7 @@ class Reports:
     def next(self) -> list[Any]:
         """Return the events that the next report repeats."""
         again = list(self.tracker.repeat(next(self._times), SINCE_BOOT))
-        list(self.tracker.report(SINCE_BOOT))
+        reported(self.tracker)
         return again
 
     def within(self, seconds: int) -> list[list[Any]]:
@@ -132,7 +132,7 @@ def test_a_repeated_event_has_the_facts_and_sums_of_now_and_the_time_of_the_firs
     watched = with_budget(0)
     watched.tracker._repeats = Repeats(INTERVAL_S)
     watched.tracker.take(opened(1, ts_ns=7000)[0])
-    (first,) = watched.tracker.report(SINCE_BOOT)
+    (first,) = reported(watched.tracker)
     assert not {"still_open_ts", "requests", "topics"} & first.keys()
     for now_s in (0, INTERVAL_S):
         assert list(watched.tracker.repeat(now_s * SECOND_NS, SINCE_BOOT)) == []

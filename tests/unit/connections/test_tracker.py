@@ -19,7 +19,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.builders.event_schema import assert_body_valid
-from tests.builders.events import SINCE_BOOT
+from tests.builders.events import SINCE_BOOT, reported
 from tests.builders.messages import case
 from tests.builders.samples import Samples, closed, listener, opened, rejected
 from tests.lab.processes import wait_until
@@ -36,10 +36,10 @@ def tracker() -> Tracker:
 
 def events(tracker: Tracker) -> list[dict[str, Any]]:
     tracker.settle(ALL)
-    reported: list[Any] = list(tracker.report(SINCE_BOOT))
-    for event in reported:
+    sent = reported(tracker)
+    for event in sent:
         assert_body_valid(event)
-    return reported
+    return sent
 
 
 def kinds(tracker: Tracker) -> list[object]:
@@ -67,7 +67,7 @@ def test_one_that_opened_and_closed_between_two_reports_is_reported_in_that_orde
     take(tracker, opened(1, ts_ns=10_000))
     tracker.close(closed(1, ts_ns=5_010_000)[0])
     tracker.settle(ALL)
-    opening, closing = tracker.report(SINCE_BOOT)
+    opening, closing = reported(tracker)
     assert (opening["ts"], closing["ts"]) == (10, 5_010)
     assert closing["kind"] == "close"
     assert closing["age_us"] == 5_000
@@ -151,9 +151,9 @@ def test_a_close_is_reported_when_it_is_settled(tracker: Tracker) -> None:
     take(tracker, opened(1))
     tracker.close(closed(1, ts_ns=3 * SECOND_NS)[0])
     tracker.settle(3 * SECOND_NS - 1)
-    assert [event["kind"] for event in tracker.report(SINCE_BOOT)] == ["open"]
+    assert [event["kind"] for event in reported(tracker)] == ["open"]
     tracker.settle(3 * SECOND_NS)
-    assert [event["kind"] for event in tracker.report(SINCE_BOOT)] == ["close"]
+    assert [event["kind"] for event in reported(tracker)] == ["close"]
 
 
 def owner_of_a_close(tracker: Tracker, pid: int, start_ns: int) -> object:
@@ -263,9 +263,9 @@ def test_of_very_many_far_networks_the_smallest_are_reported_as_one(
 def test_resets_that_come_while_a_report_is_read_are_for_the_next_one(tracker: Tracker) -> None:
     reset = opened(0, kind=SampleKind.RESET, local=BROKER, netns=7)
     take(tracker, reset)
-    for _ in tracker.report(SINCE_BOOT):
+    for _ in tracker.report_opens(SINCE_BOOT):
         take(tracker, reset)
-    assert len(list(tracker.report(SINCE_BOOT))) == 1
+    assert len(reported(tracker)) == 1
 
 
 def test_who_takes_a_connection_over_is_counted_for_it(tracker: Tracker) -> None:

@@ -15,7 +15,7 @@ from kafka_probe.flows import SUMMED
 from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_budget
-from tests.builders.events import INTERVAL, SINCE_BOOT
+from tests.builders.events import INTERVAL, SINCE_BOOT, reported
 from tests.builders.fed_agent import Fed
 from tests.builders.samples import Samples, by_hand, closed, listener, opened, request
 
@@ -33,7 +33,7 @@ def test_a_connection_takes_no_more_than_was_reckoned() -> None:
     def open_all() -> Tracker:
         for record in records:
             tracker.take(record)
-        list(tracker.report(SINCE_BOOT))
+        reported(tracker)
         for now_ns in (0, 1 << 62):  # begins a pass over all
             list(tracker.repeat(now_ns, SINCE_BOOT))
         return tracker
@@ -59,7 +59,7 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
     tracker.take(opened(1)[0])
     tracker.gone(1)  # its close was lost: only the report keeps it
     tracker.take(opened(0, kind=SampleKind.RESET)[0])
-    report = tracker.report(SINCE_BOOT)
+    report = tracker.report_opens(SINCE_BOOT)
     assert tracker.free == 1
     assert [event["kind"] for event in report] == ["open", "reset"]
     assert tracker.free == 3

@@ -157,7 +157,7 @@ AWAY = """
 from kafka_probe.config import load
 from kafka_probe.sinks.kafka import KafkaSink
 sink = KafkaSink(load({{"bootstrap_servers": "127.0.0.1:{port}"}}))
-sink.send([{{"agent_id": "x"}}])
+sink.send([{{"agent_id": "x", "kind": "agent"}}])
 sink.close(0.2)
 print(sink.losses()["sink_unsent_at_exit"])
 """

@@ -54,12 +54,20 @@ def test_a_peer_that_sends_much_leaves_space_to_others() -> None:
     assert outbox.waiting_bytes == 4000 + 100 + 1000
     outbox.put([line] * 9, peers=["honest"] * 9)
     assert outbox.waiting_bytes == 6000
+    assert outbox.lost["sink_buffer_full"] == 29
+
+
+def test_flows_leave_space_to_ends_and_both_to_what_is_about_no_one_connection() -> None:
+    outbox, line = Outbox(limit_bytes=8000), b"x" * 99 + b"\n"
     for number in range(100):
-        outbox.put([line], peers=[f"peer {number}"])
+        outbox.put([line], peers=[f"peer {number}"], kinds=["flow"])
+    assert outbox.waiting_bytes == 6000
+    for kind in ("open", "reset", "close") * 4:
+        outbox.put([line] * 20, peers=["peer 1"] * 20, kinds=[kind] * 20)
     assert outbox.waiting_bytes == 7000
     outbox.put([line] * 20)
     assert outbox.waiting_bytes == 8000
-    assert outbox.lost["sink_buffer_full"] == 29 + 90 + 10
+    assert outbox.lost["sink_buffer_full"] == 40 + 230 + 10
 
 
 def test_a_peer_gets_a_quarter_of_what_leaves_as_its_share() -> None:

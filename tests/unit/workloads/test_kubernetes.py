@@ -396,8 +396,8 @@ def test_a_pod_that_is_known_after_its_connection_is_named_in_what_follows(
         after = report(request(METADATA, 12, 1), ended(1), opened(2, **owned))
     finally:
         agent._pod_watch.close()
-    assert [(event["kind"], event["workload"]["pod"]) for event in before] == [("flow", None), ("open", None)]
-    assert [event["kind"] for event in after] == ["flow", "open", "close"]
+    assert [(event["kind"], event["workload"]["pod"]) for event in before] == [("open", None), ("flow", None)]
+    assert [event["kind"] for event in after] == ["open", "flow", "close"]
     assert {event["workload"]["container_id"] for event in (*before, *after)} == {mine}
     assert {(event["workload"]["pod"], event["workload"]["labels"]["app"]) for event in after} == {
         ("orders-0", "orders")

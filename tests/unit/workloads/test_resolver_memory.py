@@ -12,7 +12,7 @@ from kafka_probe.memory import DEFAULT, MIB
 from kafka_probe.workloads import Owner, Workload, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
 from tests.builders.bounded_tables import grown_by
-from tests.builders.events import SINCE_BOOT, workload
+from tests.builders.events import reported, workload
 from tests.builders.samples import Samples, opened
 
 
@@ -36,7 +36,7 @@ def of_processes(*pids: int) -> list[Samples]:
 
 
 def opens(tracker: Tracker) -> list[Any]:
-    return list(tracker.report(SINCE_BOOT))
+    return reported(tracker)
 
 
 @pytest.mark.parametrize("characters", [0, 5000])
