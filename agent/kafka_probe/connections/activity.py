@@ -15,7 +15,7 @@ from kafka_probe.events import ActivityFacts, ActivityTopic, FlowEvent
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.facts import text_bytes
 
-LOSS = "activity_limit"
+ACTIVITY_LIMIT = "activity_limit"
 REPORTED_TOPICS = 20  # topics of an event with a name
 MOST_TOPICS = 64  # topics of a connection that are counted one by one
 MOST = 1 << 48  # a sum of an event is no larger: 281 TB, as the pipeline accepts
@@ -140,7 +140,7 @@ class ConnectionActivity:
         """Take bytes of the budget; after a refusal no more for the same flow, which may have thousands of topics."""
         if self._refused:
             return False
-        fits = self._budget.take(self._peer, size, LOSS)
+        fits = self._budget.take(self._peer, size, ACTIVITY_LIMIT)
         self._bytes += size * fits
         self._refused = not fits
         return fits

@@ -11,7 +11,7 @@ from itertools import chain
 
 from kafka_probe.capture.sample import Protocol, Sample, SampleKind
 from kafka_probe.connections import conntrack
-from kafka_probe.connections.activity import ACTIVITY_BYTES, LOSS, UNCOUNTED, ConnectionActivity
+from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
 from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
@@ -39,7 +39,8 @@ LOSSES = {
     "reset_limit": "resets without an event, beyond `--memory-limit`: counted in `other` of `agent`",
     "text_limit": "client ids, software, cluster ids and groups of connections that exceed `--memory-limit`: null",
     "partition_limit": "partitions of fetch sessions that exceed `--memory-limit`: requests do not count for them",
-    LOSS: "sums of connections that exceed `--memory-limit`: `close` lacks them or the group, or topics have no name",
+    ACTIVITY_LIMIT: "sums of connections that exceed `--memory-limit`: `close` lacks them or the group, "
+    "or topics have no name",
 }
 
 
@@ -132,7 +133,7 @@ class Tracker:
         """Add a `flow` event of the connection to its activity."""
         if connection.activity is None:
             peer = connection.sharing_peer
-            fits = self.activity_budget.take(peer, ACTIVITY_BYTES, LOSS)
+            fits = self.activity_budget.take(peer, ACTIVITY_BYTES, ACTIVITY_LIMIT)
             connection.activity = ConnectionActivity(self.activity_budget, peer) if fits else UNCOUNTED
         connection.activity.add(flow)
 

@@ -11,6 +11,7 @@ INTERNAL_CLIENT = "kafka-probe-"
 KIND = "flow, request, open, close, reset, topics or agent"
 SINCE = "start of the interval, µs since epoch"
 ACKS = "Produce: 0, 1, or -1 for all in-sync replicas"
+TOPIC_NAME = "topic name; null: only the id is known, or the entry sums topics, see topic_id"
 TOPIC_ID = "topic id, 32 hexadecimal digits"
 ERRORS = "error code to count, without code 0"
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Literal, TypedDict
 
 from kafka_probe.events.codecs import CODEC_NAMES
-from kafka_probe.events.common import ACKS, ERRORS, KIND, SINCE, TOPIC_ID, ApiFacts, ConnectionFacts, Stamped
+from kafka_probe.events.common import (
+    ACKS,
+    ERRORS,
+    KIND,
+    SINCE,
+    TOPIC_ID,
+    TOPIC_NAME,
+    ApiFacts,
+    ConnectionFacts,
+    Stamped,
+)
 
 LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 
@@ -13,7 +23,7 @@ LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 class FlowTopic(TypedDict):
     """The counts of one topic in a `flow` event."""
 
-    topic: Annotated[str | None, "topic name; null: only the id is known, or the entry sums topics, see topic_id"]
+    topic: Annotated[str | None, TOPIC_NAME]
     topic_id: Annotated[
         str | None,
         f"{TOPIC_ID}, if the API version has it; if topic is null, too, the entry sums all "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, TypedDict
 
-from kafka_probe.events.common import KIND, TOPIC_ID, ConnectionFacts, Ends, Origin, Stamped
+from kafka_probe.events.common import KIND, TOPIC_ID, TOPIC_NAME, ConnectionFacts, Ends, Origin, Stamped
 
 
 class Nat(TypedDict):
@@ -17,7 +17,7 @@ class Nat(TypedDict):
 class ActivityTopic(TypedDict):
     """The sums of one topic over the flows of a connection."""
 
-    topic: Annotated[str | None, "topic name; null: only the id is known, or the entry sums topics, see topic_id"]
+    topic: Annotated[str | None, TOPIC_NAME]
     topic_id: Annotated[
         str | None,
         f"{TOPIC_ID}, if known; if topic is null, too, the entry sums all other topics: an event names the 20 with "

@@ -9,7 +9,13 @@ from typing import Any
 import orjson
 import pytest
 
-from kafka_probe.connections.activity import ACTIVITY_BYTES, LOSS, MOST_TOPICS, REPORTED_TOPICS, ConnectionActivity
+from kafka_probe.connections.activity import (
+    ACTIVITY_BYTES,
+    ACTIVITY_LIMIT,
+    MOST_TOPICS,
+    REPORTED_TOPICS,
+    ConnectionActivity,
+)
 from kafka_probe.memory import MIB
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.api_keys import ApiKey
@@ -25,7 +31,7 @@ HOST = "10.0.0.1"
 
 
 def budget(limit_bytes: int = MIB) -> SharedBudget:
-    return SharedBudget(limit_bytes, Counter({LOSS: 0}))
+    return SharedBudget(limit_bytes, Counter({ACTIVITY_LIMIT: 0}))
 
 
 def facts(*topics: dict[str, Any], of: SharedBudget | None = None) -> Any:
@@ -37,7 +43,7 @@ def facts(*topics: dict[str, Any], of: SharedBudget | None = None) -> Any:
 
 
 def taken(of: SharedBudget) -> ConnectionActivity:
-    assert of.take(HOST, ACTIVITY_BYTES, LOSS)
+    assert of.take(HOST, ACTIVITY_BYTES, ACTIVITY_LIMIT)
     return ConnectionActivity(of, HOST)
 
 
@@ -102,7 +108,7 @@ def test_topics_beyond_those_that_are_kept_lose_their_name_only() -> None:
     summed = facts(*named(MOST_TOPICS + 30, bytes=10), topic("orders-0", bytes=10), of=of)
     assert sum(one["bytes"] for one in summed["topics"]) == 10 * (MOST_TOPICS + 31)
     assert summed["topics"][-1]["bytes"] == 10 * (MOST_TOPICS + 30 - REPORTED_TOPICS)
-    assert of._losses[LOSS] == 0
+    assert of._losses[ACTIVITY_LIMIT] == 0
 
 
 @pytest.mark.parametrize("name", ["\x01" * 249, "a/b", "x" * 250, "\N{PILE OF POO}", "orders\n"])
@@ -181,7 +187,7 @@ def test_a_connection_without_memory_for_its_sums_has_none_for_good() -> None:
     watched.tracker.activity_budget._limit_bytes = MIB
     watched.see(request(ApiKey.METADATA, 12, 1), request(ApiKey.METADATA, 12, 2))
     watched.report()
-    assert watched.tracker.losses[LOSS] == 1
+    assert watched.tracker.losses[ACTIVITY_LIMIT] == 1
     refused, counted = closes(watched, 2)
     assert not {"requests", "request_bytes", "response_bytes", "topics"} & refused.keys()
     assert counted["requests"] == 1
@@ -195,7 +201,7 @@ def test_topics_and_groups_without_memory_are_counted() -> None:
     summed: Any = activity.facts()
     assert summed["topics"] == [{"topic": None, "topic_id": None, "requests": 10, "bytes": 3000}]
     assert "group" not in summed
-    assert of._losses[LOSS] == 1  # once per flow
+    assert of._losses[ACTIVITY_LIMIT] == 1  # once per flow
 
 
 @pytest.mark.parametrize("end", [lambda watched: let_all_go(watched, 20), lambda watched: closes(watched, 20)])
@@ -217,7 +223,7 @@ def test_a_flow_with_thousands_of_topics_is_refused_once() -> None:
     for _ in range(2):
         activity.add(flow(topics=named(4000)))
     assert activity.facts()["topics"][0]["requests"] == 2 * 4000 * 10
-    assert of._losses[LOSS] == 2
+    assert of._losses[ACTIVITY_LIMIT] == 2
 
 
 def test_a_peer_has_its_whole_share_again_when_its_connections_are_gone() -> None:
