@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from kafka_probe.capture import bpf
 from tests.lab.bpf_programs import loaded
 from tests.lab.broker import Broker
 from tests.lab.cgroups import cgroup
@@ -25,7 +26,6 @@ from tests.lab.product import Agent
 _QUIET_S = 1.0
 _QUIET_SHARE = 0.02
 _BPF_CALL, _PROG_GET_FD_BY_ID = 321, 13  # linux/bpf.h, x86_64
-_STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +103,15 @@ def tshark(directory: Path, broker: Broker) -> AbstractContextManager[Observer]:
 
 @contextmanager
 def bpf_stats() -> Iterator[None]:
-    """Let the kernel measure the run time of BPF programs for the duration of the block."""
-    before = _STATS.read_text()
-    _STATS.write_text("1")
+    """Let the kernel measure the run time of BPF programs for the duration of the block.
+
+    It stops with the descriptor, however this process ends.
+    """
+    descriptor = bpf.enable_run_time()
     try:
         yield
     finally:
-        _STATS.write_text(before)
+        os.close(descriptor)
 
 
 @contextmanager

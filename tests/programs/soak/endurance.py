@@ -18,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from statistics import median
@@ -96,11 +95,10 @@ class Soak:
             (0.10, self._kill_agent),
             (0.20, self._stop_sink),
             (0.32, self._kill_pipeline),
-            # Longer than the one after it: memory that the longer one needed is enough for the other.
-            (0.45, partial(self._flood, 2 * FLOOD_S)),
+            (0.45, self._flood_for_long),
             (0.60, self._stop_sink),
             (0.72, self._kill_pipeline),
-            (0.85, partial(self._flood, FLOOD_S)),
+            (0.85, self._flood),
         )
 
     def run(self) -> None:
@@ -213,7 +211,11 @@ class Soak:
         self._over.wait(min(LONGEST_OUTAGE_S, OUTAGE * self._seconds))
         self._sink.start()
 
-    def _flood(self, seconds: float) -> None:
+    def _flood_for_long(self) -> None:
+        """Flood the agent with short connections, twice as long as later."""
+        self._flood(2 * FLOOD_S)  # memory that this one needs is enough for the other
+
+    def _flood(self, seconds: float = FLOOD_S) -> None:
         """Flood the agent with short connections."""
         flood = ("connections", FLOOD_ADDRESS, self.flood_port, int(seconds * FLOOD_RATE), seconds)
         command = (sys.executable, "-m", "tests.programs.attack.flood", *map(str, flood))
