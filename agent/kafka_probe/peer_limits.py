@@ -64,7 +64,8 @@ class Shares:
         """Return to a peer's share what the peer took of it."""
         if peer in self._taken:
             taken, freed = self._taken[peer]
-            self._taken[peer] = max(0, taken - size), freed
+            # It gets back what it took itself, and no part of what others free for that.
+            self._taken[peer] = max(0, taken - size), freed + size
 
 
 class SharedBudget:

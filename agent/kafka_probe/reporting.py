@@ -64,9 +64,9 @@ class Reporter:
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts, within `limit_s`.
 
-        The order is: opens and resets; topic names; flows; repeated opens; closes, which contain the sums of the flows;
+        The order is: resets; opens; topic names; flows; repeated opens; closes, which contain the sums of the flows;
         and the `agent` event, after the sinks got all of these, so that its losses and `complete_until` are true. That
-        stays as it was while closes or resets are left to the next report. Losses and costs are those of the moment
+        is before the first close or reset that is left to the next report. Losses and costs are those of the moment
         when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall clock
         moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
@@ -85,8 +85,8 @@ class Reporter:
         def last() -> Iterator[AgentEvent]:
             # By now, not by the end of the interval: what was lost meanwhile may have ended later.
             self._note_hidden(clock.epoch_us(time.monotonic_ns()))
-            if not tracker.is_behind:
-                self._complete_until = clock.epoch_us(settled_ns)
+            sent_until_us = clock.epoch_us(tracker.sent_until(settled_ns))
+            self._complete_until = max(self._complete_until, sent_until_us)
             yield self._agent_event(interval, self._complete_until, counts)
 
         events = chain[Event](opens, topics, flows, repeated, closes)

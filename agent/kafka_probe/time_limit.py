@@ -10,10 +10,11 @@ from enum import Enum
 class ReportPart(Enum):
     """A part of a report. Its value is the share of the time that has passed when no more of the part is sent.
 
-    Flows that are left are counted by side and API only. Opens, resets and closes that are left are sent by the next
+    Flows that are left are counted by side and API only. Resets, opens and closes that are left are sent by the next
     report.
     """
 
+    RESETS = 0.1
     OPENS = 0.25
     FLOWS = 0.75
     CLOSES = 1.0

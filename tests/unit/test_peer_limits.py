@@ -7,6 +7,19 @@ from collections import Counter
 from kafka_probe.peer_limits import SharedBudget
 
 
+def test_a_peer_earns_no_share_of_the_bytes_that_it_gives_back_itself() -> None:
+    budget = SharedBudget(8000, Counter())
+    assert budget.take("others", 4000, "text_limit")
+    assert budget.take("10.0.0.1", 1, "text_limit")
+    taken = 0
+    while budget.take("10.0.0.1", 100, "text_limit"):
+        taken += 100
+        for _ in range(10):
+            budget.give_back(100, "10.0.0.1")
+            assert budget.take("10.0.0.1", 100, "text_limit")
+    assert taken <= 1000 + 100
+
+
 def test_bytes_given_back_may_be_taken_again() -> None:
     budget = SharedBudget(1000, Counter())
     assert budget.take("10.0.0.1", 600, "text_limit")

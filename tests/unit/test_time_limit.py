@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import Counter, deque
 
 import pytest
 
@@ -11,7 +11,7 @@ from kafka_probe.capture.sample import SampleKind
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.time_limit import ReportPart, TimeLimit
 from tests.builders.fed_agent import SECOND_NS, Fed
-from tests.builders.samples import Samples, ended, opened, request
+from tests.builders.samples import Samples, closed, ended, opened, request
 
 CONNECTIONS = 5
 
@@ -46,6 +46,7 @@ def test_what_a_report_has_no_time_for_is_counted_or_sent_by_the_next(
     fed = Fed()
     fed.see(*seen())
     monkeypatch.setattr("kafka_probe.time_limit.time", Steps())
+    monkeypatch.setattr("kafka_probe.connections.tracker.LEAST_CLOSES", 1)
     report(fed, limit_s)
     report(fed, limit_s=1_000)
     flows = fed.events("flow")
@@ -56,8 +57,40 @@ def test_what_a_report_has_no_time_for_is_counted_or_sent_by_the_next(
     assert len(fed.events("open")) == len(fed.events("close")) == CONNECTIONS
     assert len(fed.events("reset")) == 1
     are_late = any(event["seq"] > first["seq"] for kind in ("reset", "close") for event in fed.events(kind))
-    assert (first["complete_until"] == 0) == are_late
+    assert (first["complete_until"] < first["ts"]) == are_late
     assert last["complete_until"] == last["ts"]
+
+
+def test_a_late_report_sends_some_closes_after_their_opens_and_claims_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed()
+    began_ns = time.monotonic_ns() - 10 * SECOND_NS
+    for conn in range(1, CONNECTIONS + 1):
+        fed.see(opened(conn), closed(conn, ts_ns=began_ns + conn * SECOND_NS))
+    monkeypatch.setattr("kafka_probe.connections.tracker.LEAST_CLOSES", 2)
+    for sent in (2, 4, 5):
+        report(fed, limit_s=0)
+        lines = [(event["kind"], event["conn_id"]) for event in fed.events("open") + fed.events("close")]
+        assert Counter(kind for kind, _ in lines) == {"open": sent, "close": sent}
+        closes, last = fed.events("close"), fed.events("agent")[-1]
+        opens = {event["conn_id"]: event["seq"] for event in fed.events("open")}
+        assert all(opens[event["conn_id"]] < event["seq"] for event in closes)
+        assert (last["complete_until"] == last["ts"]) == (sent == CONNECTIONS)
+        assert (
+            closes[-1]["ts"] <= last["complete_until"] < closes[-1]["ts"] + (1_000_000 if sent < CONNECTIONS else 10**9)
+        )
+
+
+def test_a_flood_of_resets_delays_what_is_complete_and_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Fed()
+    began_ns = time.monotonic_ns() - 10 * SECOND_NS
+    fed.see(*(opened(0, kind=SampleKind.RESET, ts_ns=began_ns + number * SECOND_NS) for number in range(5)))
+    monkeypatch.setattr("kafka_probe.time_limit.time", Steps())
+    complete = []
+    for _ in range(5):
+        report(fed, limit_s=11)  # a step is a second: the first look is before a tenth, the second is not
+        complete.append(fed.events("agent")[-1]["complete_until"])
+    assert complete == sorted(set(complete))
+    assert len(fed.events("reset")) == 5
 
 
 def test_the_time_of_a_report_begins_with_its_first_event(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,6 +94,18 @@ class PendingCloses:
             self._settled.append(closed)
             self.settled_count += 1
 
+    @property
+    def oldest_settled_ns(self) -> int | None:
+        """Return when the first of the settled closes ended that are not taken; None if there is none."""
+        return self._settled[0].ended_ns if self._settled else None
+
+    def drop_oldest(self) -> PendingClose | None:
+        """Take the close that was added first, settled or not; None if there is none."""
+        if self._settled:
+            self.taken_count += 1
+            return self._settled.popleft()
+        return self._waiting.popleft() if self._waiting else None
+
     def take(self, settled_count: int) -> Iterator[PendingClose]:
         """Yield the closes up to this `settled_count`, without those taken before. Each is kept until it is reached."""
         while self.taken_count < settled_count:

@@ -43,6 +43,9 @@ LOSSES = {
     "or topics have no name",
 }
 
+LEAST_CLOSES = 1000
+"""Closes that a report sends at least, however late it is."""
+
 
 class Tracker:
     """Holds the connections by the kernel's id. `losses` counts by the names of LOSSES."""
@@ -74,8 +77,6 @@ class Tracker:
         self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
-        self._resets_left = False  # by the last report
-        self.is_behind = False  # the last report has left resets or closes to the next one
         self._open = 0
         self._open_counts = OpenCounts(bounds.groups)
 
@@ -149,7 +150,7 @@ class Tracker:
             case SampleKind.LISTEN:
                 self._pending_closes.listen(sample)
             case SampleKind.RESET:
-                if self._has_slot_for_end():
+                if len(self._resets) < self._bounds.ends // 2 and self._has_slot_for_end():
                     self._resets.append(sample.copy())
                 else:
                     self._leave_out("reset_limit", "reset")
@@ -184,9 +185,7 @@ class Tracker:
         if self._has_slot_for_end():
             self._pending_closes.add(connection, sample)
         else:
-            facts = read_close(sample, tls=connection.opaque == "tls")
-            self._leave_out("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}")
-            self._drop_open(connection)
+            self._leave_out_close(connection, sample)
 
     def gone(self, conn: int) -> Connection | None:
         """Delete a connection of which no sample can follow; return it if it was known."""
@@ -223,7 +222,11 @@ class Tracker:
         self._pending_closes.settle(until_ns)
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
-        """Yield the events of the opens and resets that are not reported yet, within the limit."""
+        """Yield the events of the resets and opens that are not reported yet, within the limit."""
+        for _ in range(len(self._resets)):
+            if limit.is_over(ReportPart.RESETS):
+                break
+            yield reset_event(self._resets.popleft(), clock)
         opened = deque(self._unreported.values())
         nats = iter(self._translations(opened))
         while opened and not limit.is_over(ReportPart.OPENS):
@@ -231,21 +234,28 @@ class Tracker:
             if self._unreported.pop(connection.conn_id, None):
                 yield open_event(connection, nat, clock)
         self._unreported = dict(self._unreported)  # without the memory of those that were removed
-        resets = len(self._resets)
-        while resets and not limit.is_over(ReportPart.OPENS):
-            yield reset_event(self._resets.popleft(), clock)
-            resets -= 1
-        self._resets_left = resets > 0
 
-    def report_closes(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[CloseEvent]:
-        """Return an iterator over the events of the closes that are settled by now, within the limit."""
+    def report_closes(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | CloseEvent]:
+        """Return an iterator over the events of the closes that are settled by now, within the limit.
+
+        The open of a connection that is not reported yet comes before its close: it is no longer kept for that.
+        """
         return self._closes(self._pending_closes.settled_count, clock, limit)
 
-    def _closes(self, settled_count: int, clock: WallClock, limit: TimeLimit) -> Iterator[CloseEvent]:
-        closes = self._pending_closes.take(settled_count)
-        while not limit.is_over(ReportPart.CLOSES) and (closed := next(closes, None)):
+    def _closes(self, settled_count: int, clock: WallClock, limit: TimeLimit) -> Iterator[OpenEvent | CloseEvent]:
+        closes, sent = self._pending_closes.take(settled_count), 0
+        while (sent < LEAST_CLOSES or not limit.is_over(ReportPart.CLOSES)) and (closed := next(closes, None)):
+            if self._unreported.pop(closed.connection.conn_id, None):
+                yield open_event(closed.connection, None, clock)
             yield close_event(closed, clock)
-        self.is_behind = self._resets_left or self._pending_closes.taken_count < settled_count
+            sent += 1
+
+    def sent_until(self, settled_ns: int) -> int:
+        """Return up to when all closes and resets were sent, ns; `settled_ns`: up to when closes were settled."""
+        left = [int(self._resets[0]["ts_ns"])] if self._resets else []
+        if (oldest_ns := self._pending_closes.oldest_settled_ns) is not None:
+            left.append(oldest_ns)
+        return min((settled_ns, *(ns - 1000 for ns in left)))  # events have microseconds
 
     def repeat(self, open_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
         """Return an iterator over the `open` events to repeat by then; `open_ns`: time up to which closes are known.
@@ -274,9 +284,13 @@ class Tracker:
         return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
 
     def _has_slot_for_connection(self) -> bool:
+        """Return True if the bounds allow one more connection; the oldest close gives way to it, as a loss."""
         if self.full:
             self.losses["connection_limit"] += 1
-        return not self.full
+            return False
+        if not self._has_slot_for_end() and (closed := self._pending_closes.drop_oldest()):
+            self._leave_out_close(closed.connection, closed.sample)
+        return True
 
     def _has_slot_for_end(self) -> bool:
         """Return True if one more close or reset can wait for the report. They may use what connections leave free."""
@@ -286,6 +300,11 @@ class Tracker:
         """Count an open, close or reset instead of an event."""
         self.losses[loss] += 1
         self._other[kind] += 1
+
+    def _leave_out_close(self, connection: Connection, sample: Sample) -> None:
+        facts = read_close(sample, tls=connection.opaque == "tls")
+        self._leave_out("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}")
+        self._drop_open(connection)
 
     def _translations(self, opened: Collection[Connection]) -> list[Nat | None]:
         if self._nat is None:

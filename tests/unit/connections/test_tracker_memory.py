@@ -61,8 +61,36 @@ def test_what_a_report_has_not_reached_counts_towards_the_bounds() -> None:
     tracker.take(opened(0, kind=SampleKind.RESET)[0])
     report = tracker.report_opens(SINCE_BOOT)
     assert tracker.free == 1
-    assert [event["kind"] for event in report] == ["open", "reset"]
+    assert [event["kind"] for event in report] == ["reset", "open"]
     assert tracker.free == 3
+
+
+def test_resets_leave_memory_to_closes() -> None:
+    tracker = Tracker(RESOLVER, bounds=replace(FEW, ends=4))
+    for conn in range(1, 4):
+        tracker.take(opened(conn)[0])
+    for _ in range(5):
+        tracker.take(opened(0, kind=SampleKind.RESET)[0])
+    for conn in range(1, 4):
+        tracker.close(closed(conn)[0])
+    assert (tracker.losses["reset_limit"], tracker.losses["close_limit"]) == (3, 1)
+
+
+def test_the_oldest_close_gives_way_to_a_new_connection() -> None:
+    fed = Fed()
+    tracker = fed.processor.tracker
+    tracker._bounds = FEW
+    for conn in range(1, 6):
+        fed.see(opened(conn), closed(conn, ts_ns=conn))
+        tracker.gone(conn)
+    fed.see(opened(6))
+    assert tracker.known() == {6}
+    assert tracker.losses["close_limit"] == 1
+    fed.report()
+    (agent,) = fed.events("agent")
+    assert agent["other"] == {"close/client/fin/local": 1, "open/client": 1}
+    assert [event["ts"] for event in fed.events("close")] == sorted(event["ts"] for event in fed.events("close"))
+    assert len(fed.events("close")) == 4
 
 
 def test_opens_and_closes_beyond_the_bound_are_counted_by_how() -> None:
