@@ -65,7 +65,11 @@ class Sender:
 
     def _pass_on(self, events: list[Event]) -> None:
         origin: Origin = {"v": SCHEMA_VERSION, "node": self._node, "agent_id": self.agent_id}
-        numbered = [cast("Event", {**origin, "seq": seq, **event}) for seq, event in enumerate(events, self.sent)]
+        # The kind comes early in the line: the pipeline leaves out other kinds by it.
+        numbered = [
+            cast("Event", {**origin, "seq": seq, "kind": event["kind"], **event})
+            for seq, event in enumerate(events, self.sent)
+        ]
         self.sent += len(numbered)
         for sink in (self._sink, *self._local):
             sink.send(numbered)

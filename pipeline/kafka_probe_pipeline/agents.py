@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import SEEN, Clock, newest_agents, seen, spark_schema, times
+from kafka_probe_pipeline.source import Clock, newest_agents, spark_schema
 
 # Per agent the newest are kept, and when the newest of the others was: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
@@ -25,7 +25,6 @@ SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
         T.StructField("node", _STRING),
-        T.StructField("seen", SEEN),
         T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
         T.StructField("resets_since", _LONG),
@@ -48,13 +47,14 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         "agent_id",
         "node",
         F.col("seq").alias("number"),
+        F.col("received_us").alias("last_seen_us"),
         _believed("complete_since").alias("complete_since"),
         _believed("complete_until").alias("complete_until"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
     # `open` is that of the newest event of the batch, if it has one: a forged `seq` has no effect on later batches.
-    older = before.drop("seen", "last_seen_us", "resets").withColumn("number", F.lit(-1).cast("long"))
+    older = before.drop("resets").withColumn("number", F.lit(-1).cast("long"))
     resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (
         older.unionByName(new, allowMissingColumns=True)
@@ -62,6 +62,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         .groupBy("agent_id")
         .agg(
             F.max("node").alias("node"),
+            F.max("last_seen_us").alias("last_seen_us"),
             F.max("complete_since").alias("complete_since"),
             F.max("complete_until").alias("complete_until"),
             F.max_by("open", F.when(F.col("open").isNotNull(), F.col("number"))).alias("open"),
@@ -75,8 +76,8 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
                 "resets_since": F.greatest("resets_since", F.get("resets", F.lit(RESETS_KEPT))["ts"] + 1),
             }
         )
-        .join(times(events, before).transform(newest_agents), "agent_id")
-        .where(F.col("last_seen_us") > clock.now_us - config.open_limit * 1e6)
-        .join(seen(events, before), "agent_id")
+        # Longer than any end that it reported is open: verdicts wait for an agent that is known.
+        .where(F.col("last_seen_us") > clock.now_us - 2 * config.open_limit * 1e6)
         .select(*SCHEMA.names)
+        .transform(newest_agents)
     )

@@ -20,14 +20,13 @@ from kafka_probe.text import LineFormatter, printable_lines
 from kafka_probe_pipeline import connections, names, report, session, storms, supervisor, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
-from kafka_probe_pipeline.connections import without_overflows
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.report import listed
-from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
+from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 from kafka_probe_pipeline.versions import Versions
 
@@ -138,25 +137,18 @@ def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) 
 
 def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
     """Return what `show` prints of a table."""
+    tables = {name: Table(spark, config, name) for name in TABLES}
+    rows = {name: table.read().drop(DATE, BATCH_ID) for name, table in tables.items()}
     match name:
-        case "connections":
-            rows = Versions(spark, config.connections, connections.SCHEMA).newest()
-        case "storms":
-            rows = Versions(spark, config.storms, storms.SCHEMA).newest()
-        case _:
-            table = Table(spark, config, name)
-            rows = table.read().drop(DATE, BATCH_ID) if table.exists() else None
-    if rows is None:
-        raise StartError(f"No table {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
-    match name:
-        case "traffic":
-            return report.totals(rows.transform(names.named, Table(spark, config, "topic_names").read()))
-        case "verdicts":
-            return rows.orderBy("judged_ts", "key").transform(without_overflows)
-        case "connections":
-            return rows.orderBy("key").transform(without_overflows)
-        case _:
-            return rows.orderBy("opened_us")
+        case "connections" if tables["opens"].exists() or tables["closes"].exists():
+            return connections.current(rows["opens"], rows["closes"], config).orderBy("key")
+        case "traffic" if tables[name].exists():
+            return report.totals(rows[name].transform(names.named, rows["topic_names"]))
+        case "verdicts" if tables[name].exists():
+            return rows[name].orderBy("judged_ts", "key")
+        case "storms" if (found := Versions(spark, config.storms, storms.SCHEMA).newest()) is not None:
+            return found.orderBy("opened_us")
+    raise StartError(f"No table {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
 KAFKA_PORT = 9092
-RETAINED = ("traffic", "verdicts")
+RETAINED = ("traffic", "opens", "closes", "verdicts")
 """Tables that lose old rows. The names of topics are needed as long as rows have their ids."""
 # What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -80,9 +80,11 @@ class Config(BaseSettings):
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
-    """seconds between micro-batches of traffic; each one adds files to the tables"""
+    """seconds between micro-batches of traffic; each one adds files to its tables"""
     verdict_interval: float = Field(2, gt=0)
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
+    table_interval: float = Field(30, ge=0)
+    """seconds between commits to the tables of connections and verdicts; each one adds files to them"""
     other_end_wait: float = Field(15, ge=0)
     """seconds to wait for the other end of a closed connection if no agent has reported it"""
     agent_silent: float = Field(30, gt=0)
@@ -113,13 +115,11 @@ class Config(BaseSettings):
     """seconds without another close after which a storm is over"""
     reconnect_minimum: int = Field(100, gt=0)
     """least number of connections of one workload, opened and closed within a window, that makes a storm"""
-    open_limit: float = Field(86_400, gt=0)
-    """seconds without events about an open connection after which it is dropped from the state"""
-    closed_limit: float = Field(900, gt=0)
+    open_limit: float = Field(9_000, gt=0)
+    """seconds without a report until an open connection is gone; more than twice the agents' `--open-interval-s`"""
+    closed_limit: float = Field(300, gt=0)
     """seconds that a connection with a verdict is kept for late events of its other end"""
-    topics_kept: int = Field(20, gt=0)
-    """most topics per connection"""
-    retain: Annotated[str, AfterValidator(_retain)] = "traffic=90d,verdicts=365d"
+    retain: Annotated[str, AfterValidator(_retain)] = "traffic=90d,opens=30d,closes=90d,verdicts=365d"
     """how long tables keep rows, in whole days; a table that is not named keeps everything"""
     maintenance_interval: float = Field(600, gt=0)
     """seconds between runs that merge small files and remove old ones"""

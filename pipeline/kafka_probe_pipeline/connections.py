@@ -1,27 +1,24 @@
-"""Connections: `open`, `flow` and `close` events of both ends in, one row per connection out.
+"""Connections: rows of `opens` and `closes` of both ends in, one row per connection out.
 
-The ends are joined by `flow_id`, which is the same on both hosts. An end without one, which an agent listed when it
-started, has that of the agent before it, or is a connection of its own until it gets one. Times of events are of the
-clock of their host and are never compared with another host's; `last_seen_us` is of Kafka's clock. Pure functions of
-DataFrames; this module never reads or writes.
+The ends are joined by `flow_id`, which is the same on both hosts; one without it is a connection of its own. Times of
+events are of the clock of their host and are never compared with another host's; `last_seen_us` is of Kafka's clock.
+Pure functions of DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import reduce
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import Clock, once, spark_schema, struct_of
-from kafka_probe_pipeline.sums import OVERFLOWED, shown
+from kafka_probe_pipeline.lifecycle import CONNECTION, RECEIVED
+from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
 
 SIDES = ("client", "server")
-KINDS = ("open", "flow", "close")
 FACTS = (
     "node",
     "netns",
@@ -34,13 +31,14 @@ FACTS = (
     "client",
     "opaque",
     "found",
-    "nat",
+    "requests",
+    "request_bytes",
+    "response_bytes",
+    "group",
 )
-TOTALS = ("requests", "request_bytes", "response_bytes")
 
-_EVENT = {field.name: field.dataType for field in spark_schema()}
-_LONG, _STRING, _BOOLEAN = T.LongType(), T.StringType(), T.BooleanType()
-
+_EVENT = {field.name: field.dataType for field in spark_schema("open", "close")}
+_LONG, _STRING = T.LongType(), T.StringType()
 _OF_OPEN = {field.name for field in schema.own_fields("open")}
 _OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name not in _OF_OPEN]
 
@@ -50,11 +48,9 @@ END = struct_of(
         "agent_id": _STRING,
         "conn_id": _STRING,
         **{name: _EVENT[name] for name in FACTS},
+        "topics": T.ArrayType(_STRING),
         "opened_us": _LONG,
         "close": CLOSE,
-        **dict.fromkeys(TOTALS, _LONG),
-        "topics": T.ArrayType(_STRING),
-        "topics_cut": _BOOLEAN,
         "last_seen_us": _LONG,
     }
 )
@@ -83,107 +79,106 @@ SCHEMA = struct_of(
 )
 
 
-def connections(
-    events: DataFrame, before: DataFrame, agents_before: DataFrame, clock: Clock, config: Config
-) -> DataFrame:
-    """The connections `before`, brought up to date by the events of a batch: columns of `SCHEMA`."""
-    about = events.where(F.col("kind").isin(*KINDS) & F.col("conn_id").isNotNull())
-    new = about.transform(once, agents_before).transform(pieces)
-    return (
-        before.transform(ends)
-        .unionByName(new, allowMissingColumns=True)
-        .transform(merged, config.topics_kept)
-        .transform(identified)
-        .transform(joined)
-        .transform(within_limits, clock, config)
-    )
+def connections(closes: DataFrame, opens: DataFrame, before: DataFrame) -> DataFrame:
+    """Return the closed connections, `before` updated by the new `closes`: columns of `SCHEMA`.
+
+    opens: rows in which the other ends of connections are looked up of which one end was closed. An end that is open is
+    known from there only, so that the state holds no connection that is open at both ends.
+    """
+    known = before.transform(ends).unionByName(closes.transform(ends_of), allowMissingColumns=True)
+    # A half-closed one, too: as long as its other end is reported, it is kept.
+    may_be_open = (F.min("side") == F.max("side")) | F.bool_or(F.col("close").isNull())
+    alone = known.groupBy("flow_id").agg(may_be_open.alias("alone")).where("alone").select("flow_id")
+    others = opens.join(F.broadcast(alone), "flow_id", "left_semi").transform(ends_of)
+    found = known.unionByName(others, allowMissingColumns=True).transform(newest).transform(joined)
+    return found.where(F.col("state") != "open")
 
 
-def pieces(events: DataFrame) -> DataFrame:
-    """Each event as an end of which it knows a part, with its `seq`."""
+def not_over(closes: DataFrame, earlier: DataFrame, before: DataFrame) -> DataFrame:
+    """Return the new `closes` without those of connections that have been closed, judged and dropped from the state.
 
-    def of(kind: str, value: Column) -> Column:
-        return F.when(F.col("kind") == kind, value)
+    earlier: closes so far. An agent may send a close twice, or long after the agent of the other end.
+    """
+    key = _key()
+    late = earlier.select(key).join(F.broadcast(closes.select(key)), "key", "left_semi").distinct()
+    over = late.join(before.select("key"), "key", "left_anti")
+    return closes.withColumn("key", key).join(F.broadcast(over), "key", "left_anti").drop("key")
 
-    named = F.transform("topics", lambda topic: F.coalesce(topic["topic"], topic["topic_id"]))
-    first_seen = F.coalesce(of("open", F.col("ts")), of("close", F.col("ts") - F.col("age_us")))
-    return events.select(
-        "agent_id",
-        "conn_id",
+
+def without_other_end(connections: DataFrame) -> DataFrame:
+    """Return the connections without a verdict of which one end is not known yet."""
+    return connections.where((F.col("ends") != "both") & F.col("verdict").isNull())
+
+
+def current(opens: DataFrame, closes: DataFrame, config: Config) -> DataFrame:
+    """Return the connections that are open, and those that were closed lately: columns of `SCHEMA`, without verdicts.
+
+    Agents report again and again what is open: an end is gone that no row was about for `open_limit`.
+    """
+    rows = opens.select(F.max(RECEIVED).alias("at")).unionByName(closes.select(F.max(RECEIVED).alias("at")))
+    ((newest_us,),) = rows.select(F.unix_micros(F.max("at"))).collect()
+    now_us = newest_us or 0
+    since = F.timestamp_micros(F.lit(round(now_us - config.open_limit * 1e6)))
+    found = _of_rows(*(table.where(F.col(RECEIVED) > since) for table in (opens, closes)))
+    last_seen_us = F.greatest(*(f"{side}.last_seen_us" for side in SIDES))
+    return found.where((F.col("state") != "closed") | (last_seen_us > now_us - config.closed_limit * 1e6))
+
+
+def open_of(opens: DataFrame, closes: DataFrame) -> DataFrame:
+    """Return the connections of which no end is closed: columns of `SCHEMA`."""
+    return _of_rows(opens, closes).where(F.col("state") == "open")
+
+
+def _of_rows(opens: DataFrame, closes: DataFrame) -> DataFrame:
+    ends = opens.unionByName(closes, allowMissingColumns=True).transform(ends_of)
+    return ends.transform(newest).transform(joined)
+
+
+def ends_of(rows: DataFrame) -> DataFrame:
+    """Return the ends that rows of `opens` or `closes` are about, each with the `seq` of its event."""
+    absent = {*CLOSE.names, *FACTS} - {*rows.columns}
+    times = {name: F.unix_micros(name) for name in ("ts", "closing_ts") if name in rows.columns}
+    return rows.withColumns({name: F.lit(None).cast(_EVENT[name]) for name in absent} | times).select(
+        *CONNECTION,
         "seq",
         *FACTS,
-        first_seen.alias("opened_us"),
-        of("close", _struct(CLOSE.names)).alias("close"),
-        of("flow", _struct(("seq", *TOTALS))).alias("counted"),
-        of("flow", F.array_compact(named)).alias("topics"),
-        F.lit(False).alias("topics_cut"),
-        F.col("received_us").alias("last_seen_us"),
+        F.array_compact(F.transform("topics", lambda one: F.coalesce(one["topic"], one["topic_id"]))).alias("topics"),
+        (F.col("ts") - F.coalesce("age_us", F.lit(0))).alias("opened_us"),
+        F.when(F.col("closing_ts").isNotNull(), _struct(CLOSE.names)).alias("close"),
+        F.unix_micros(RECEIVED).alias("last_seen_us"),
+        F.lit(None).cast(VERDICT).alias("verdict"),
     )
 
 
 def ends(connections: DataFrame) -> DataFrame:
-    """The ends of the connections, each with the verdict on its connection, as older than any event."""
-    before = F.lit(-1).cast("long").alias("seq")
-    return (
-        connections.select(F.explode(F.array_compact(F.array(*SIDES))).alias("end"), "verdict")
-        .select("end.*", before, "verdict")
-        .withColumn("counted", F.struct("seq", *TOTALS))
-        .drop(*TOTALS)
+    """Return the ends of the connections, each with the verdict on its connection, as older than any event."""
+    return connections.select(F.explode(F.array_compact(F.array(*SIDES))).alias("end"), "verdict").select(
+        "end.*", F.lit(-1).cast("long").alias("seq"), "verdict"
     )
 
 
-def merged(pieces: DataFrame, topics_kept: int) -> DataFrame:
-    """Return one row per end: the newest value of each fact, and the sums of the flows, each counted once.
-
-    An agent that retries writes some events twice.
-    """
-
-    def newest(value: str) -> Column:
-        return F.expr(f"max_by({value}, seq) FILTER (WHERE {value} IS NOT NULL) AS {value}")
-
-    def total(name: str) -> Column:
-        known = f"filter(counted.{name}, count -> count IS NOT NULL)"
-        plus = f"(sum, count) -> coalesce(try_add(sum, count), {OVERFLOWED}L)"
-        return F.expr(f"if(size({known}) > 0, aggregate({known}, 0L, {plus}), NULL)")
-
-    topics = F.array_distinct(F.flatten(F.collect_list("topics")))
+def newest(ends: DataFrame) -> DataFrame:
+    """Return one row per end, as its newest event has it: a `close`, or else the last `open`."""
+    end = _struct(END.names)
     return (
-        pieces.groupBy("agent_id", "conn_id")
+        ends.groupBy(*CONNECTION)
         .agg(
-            *map(newest, (*FACTS, "close")),
-            F.min("opened_us").alias("opened_us"),
-            F.collect_set("counted").alias("counted"),
-            F.sort_array(topics).alias("topics"),
-            F.bool_or("topics_cut").alias("topics_cut"),
-            F.max("last_seen_us").alias("last_seen_us"),
+            F.max_by(end, F.struct(F.col("close").isNotNull(), "seq")).alias("end"),
             F.max("verdict").alias("verdict"),
         )
-        .withColumns(
-            {
-                **{name: total(name) for name in TOTALS},
-                "topics_cut": F.col("topics_cut") | (F.size("topics") > topics_kept),
-                "topics": F.slice("topics", 1, topics_kept),
-            }
-        )
+        .select("end.*", "verdict")
     )
-
-
-def identified(ends: DataFrame) -> DataFrame:
-    """Fill in missing flow ids, from the open end that the same node had between the same addresses."""
-    same = Window.partitionBy("node", "netns", "side", "local", "peer")
-    known_us = F.when(F.col("flow_id").isNotNull() & F.col("close").isNull(), F.col("last_seen_us"))
-    return ends.withColumn("flow_id", F.coalesce("flow_id", F.max_by("flow_id", known_us).over(same)))
 
 
 def joined(ends: DataFrame) -> DataFrame:
     """One row per connection. Of two ends on one side, seen by an agent before and after its restart, the newer."""
     end = _struct(END.names)
-    newest = F.struct(F.col("close").isNotNull(), "last_seen_us", "agent_id", "conn_id")
+    newer = F.struct(F.col("close").isNotNull(), "last_seen_us", "agent_id", "conn_id")
     return (
-        ends.groupBy(F.coalesce("flow_id", F.concat_ws("/", "agent_id", "conn_id")).alias("key"))
+        ends.groupBy(_key())
         .agg(
             F.max("flow_id").alias("flow_id"),
-            *(F.max_by(end, F.when(F.col("side") == side, newest)).alias(side) for side in SIDES),
+            *(F.max_by(end, F.when(F.col("side") == side, newer)).alias(side) for side in SIDES),
             F.max("verdict").alias("verdict"),
         )
         .withColumns({"state": _state(), "ends": _watched()})
@@ -192,22 +187,14 @@ def joined(ends: DataFrame) -> DataFrame:
 
 
 def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """Without what is over for long. One whose verdict is given stays while an end of it is open."""
-    last_seen_us = F.greatest(*(f"{side}.last_seen_us" for side in SIDES))
-    now_us = F.lit(clock.now_us)
-    quiet = now_us - F.greatest("verdict.judged_us", last_seen_us)
+    """Without what is over for long. One whose verdict is given stays while an end of it is open and reported."""
+    quiet = clock.now_us - F.greatest("verdict.judged_us", *(f"{side}.last_seen_us" for side in SIDES))
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
-    forgotten = now_us - last_seen_us >= config.open_limit * 1e6
-    return connections.where(~over & ~forgotten)
+    return connections.where(~over & (quiet < config.open_limit * 1e6))
 
 
-def without_overflows(connections: DataFrame) -> DataFrame:
-    """The connections for a reader: null where a sum overflowed. They are no state any more."""
-
-    def end(side: str) -> Column:
-        return reduce(lambda end, name: end.withField(name, shown(end[name])), TOTALS, F.col(side))
-
-    return connections.withColumns({side: end(side) for side in SIDES})
+def _key() -> Column:
+    return F.coalesce("flow_id", F.concat_ws("/", "agent_id", "conn_id")).alias("key")
 
 
 def _struct(names: Iterable[str]) -> Column:

@@ -8,55 +8,72 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, hadoop, session, sinks, source, storms, verdicts
+from kafka_probe_pipeline import agents, connections, hadoop, lifecycle, session, sinks, source, storms, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
+from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import send
-from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
 
-KINDS = (*connections.KINDS, "reset", "agent")
-FIELDS = {
-    "v",
-    "kind",
-    "ts",
-    "seq",
-    "complete_since",
-    "complete_until",
-    "open",
-    *connections.END.names,
-    *connections.CLOSE.names,
-}
+KINDS = ("open", "close", "reset", "agent")
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The state of the diagnosis, and its table of verdicts."""
+    """The state of the diagnosis, and its tables."""
 
     agents: Versions
     connections: Versions
-    verdicts: Table
     storms: Versions
+    opens: BufferedTable
+    closes: BufferedTable
+    verdicts: BufferedTable
 
     @classmethod
-    def of(cls, spark: SparkSession, config: Config) -> Tables:
-        """Those below the output directory."""
+    def of(cls, spark: SparkSession, config: Config, commits: dict[str, Commit] | None = None) -> Tables:
+        """Those below the output directory. commits: the last one of each table by this process."""
+        commits = {} if commits is None else commits
         return cls(
             Versions(spark, config.agents, agents.SCHEMA),
             Versions(spark, config.connections, connections.SCHEMA),
-            Table(spark, config, "verdicts"),
             Versions(spark, config.storms, storms.SCHEMA),
+            *(BufferedTable.of(spark, config, name, commits) for name in ("opens", "closes", "verdicts")),
         )
+
+
+class News(NamedTuple):
+    """What a micro-batch has: the number of events, and when Kafka got the oldest and the newest, µs since epoch.
+
+    The times are None without events. listed: opens that have no flow id; unnamed: closes that have none.
+    """
+
+    oldest_us: int | None
+    now_us: int | None
+    events: int
+    opens: int
+    closes: int
+    listed: int
+    unnamed: int
+
+    @classmethod
+    def of(cls, events: DataFrame) -> News:
+        """Count the events."""
+        kinds = [F.col("kind") == kind for kind in ("open", "close")]
+        without = F.col("flow_id").isNull()
+        counts = (*kinds, *(kind & without for kind in kinds))
+        times = F.min("received_us"), F.max("received_us")
+        (row,) = events.agg(*times, F.count("*"), *map(F.count_if, counts)).collect()
+        return cls(*row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +84,21 @@ class Diagnosis:
     config: Config
     progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
+    commits: dict[str, Commit] = field(default_factory=dict)
 
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
         hadoop.require_shared(spark, self.config.output, self.name)
-        parsed = records.transform(source.parsed, FIELDS).persist()
+        parsed = records.transform(source.parsed, *KINDS).persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
-            of_connections = F.bool_or(F.col("kind").isin(*connections.KINDS))
-            ((now_us, news, count),) = events.agg(F.max("received_us"), of_connections, F.count("*")).collect()
-            if now_us is not None:
-                self._look(events, news, source.Clock(batch_id, now_us), Tables.of(spark, self.config))
-            self.progress.batch(self.name, count, now_us, began_s)
+            news = News.of(events)
+            if news.now_us is not None:
+                tables = Tables.of(spark, self.config, self.commits)
+                self._look(events, news, source.Clock(batch_id, news.now_us), tables)
+            self.progress.batch(self.name, news.events, news.now_us, began_s)
         finally:
             parsed.unpersist()
 
@@ -89,33 +107,38 @@ class Diagnosis:
         known = Tables.of(spark, self.config).storms.newest()
         self._notify([alert(row) for row in known.collect()] if known else [])
 
-    def _look(self, events: DataFrame, news: bool, clock: source.Clock, tables: Tables) -> None:
-        """Bring the tables up to date, and send alerts on changes. `news`: some events are about connections."""
+    def _look(self, events: DataFrame, news: News, clock: source.Clock, tables: Tables) -> None:
+        """Bring the tables up to date, and send alerts on changes."""
         batch_id = clock.batch_id
-        agents_before = tables.agents.before(batch_id)
         if not tables.agents.exists(batch_id):
-            tables.agents.write(agents.agents(events, agents_before, clock, self.config), batch_id)
+            before = tables.agents.before(batch_id)
+            tables.agents.write(agents.agents(events, before, clock, self.config), batch_id)
         agents_now = tables.agents.batch(batch_id)
+        opens, closes = self._keep(events, news, batch_id, tables)
         if not tables.connections.exists(batch_id):
             known = tables.connections.before(batch_id)
-            if news:
+            if self._is_changed(known, news):
+                others, since_us = opens, self._lately_us(news)
+                if news.closes:
+                    others = tables.opens.read(since_us, batch_id)
+                    closes = closes.transform(connections.not_over, tables.closes.read(since_us, batch_id - 1), known)
                 # What an executor held of it that is lost Spark works out again, as it would not with a checkpoint.
-                known = connections.connections(events, known, agents_before, clock, self.config).persist()
+                known = connections.connections(closes, others, known).persist()
             rows = verdicts.verdicts(known, agents_now, clock, self.config)
-            if news or rows is not known:
-                tables.connections.write(rows, batch_id)
+            if known.is_cached or rows is not known:
+                tables.connections.write(rows.transform(connections.within_limits, clock, self.config), batch_id)
             known.unpersist()
         rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             self.progress.verdicts(new)
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
-            tables.verdicts.append(rows.transform(verdicts.given, batch_id), batch_id, clock.now_us)
+            tables.verdicts.add(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
             if storms.due(before_now, new, recent, clock, self.config):
                 now = (
-                    storms.storms(rows, agents_now, before_now, clock, self.config)
+                    storms.storms(rows, agents_now, self._open(news, tables), before_now, clock, self.config)
                     if new
                     else storms.without_new(tables.storms.spark, before_now, clock, self.config)
                 )
@@ -127,6 +150,39 @@ class Diagnosis:
             self._alert(changed, tables.storms.spark)
         for versions in (tables.agents, tables.connections, tables.storms):
             versions.remove_old()
+        for table in (tables.opens, tables.closes, tables.verdicts):
+            table.commit_if_due(clock)
+
+    def _keep(self, events: DataFrame, news: News, batch_id: int, tables: Tables) -> tuple[DataFrame, DataFrame]:
+        """Add the rows of opens and closes to their tables, with the flow ids that are known elsewhere; return them."""
+        since_us = self._lately_us(news)
+        opens, closes = events.transform(lifecycle.opens), events.transform(lifecycle.closes)
+        if news.listed:
+            opens = opens.transform(
+                lifecycle.with_flow_ids,
+                tables.opens.read(since_us, batch_id - 1).unionByName(opens),
+                tables.closes.read(since_us, batch_id - 1).unionByName(closes),
+            )
+        if news.opens:
+            tables.opens.add(opens, batch_id)
+        if news.unnamed:
+            closes = closes.transform(lifecycle.with_flow_ids_of_opens, tables.opens.read(since_us, batch_id))
+        if news.closes:
+            tables.closes.add(closes, batch_id)
+        return opens, closes
+
+    def _open(self, news: News, tables: Tables) -> DataFrame:
+        """Return the connections that are open at both ends."""
+        found = (table.read(self._lately_us(news)) for table in (tables.opens, tables.closes))
+        return connections.open_of(*found)
+
+    def _is_changed(self, known: DataFrame, news: News) -> bool:
+        """Return True if the events may change a closed connection."""
+        return bool(news.closes or (news.opens and not known.transform(connections.without_other_end).isEmpty()))
+
+    def _lately_us(self, news: News) -> float:
+        """Return since when an end was reported that is open at the first of the events, µs since epoch."""
+        return (news.oldest_us or 0) - self.config.open_limit * 1e6
 
     def _alert(self, alerts: list[Alert], spark: SparkSession) -> None:
         if not alerts:

@@ -13,36 +13,56 @@ from kafka_probe_pipeline.source import MOST
 NAME_CHARACTERS = 512
 """Of a scope. An alert has up to 15, and must stay below what Kafka takes as a record."""
 BROKER, NETWORK, WORKLOAD, ALL = "broker", "network", "workload", "all"
+UNNAMED = ""
 ALL_CONNECTIONS = f"{ALL} connections"
 """Scope and name of the scope that every connection is in."""
 
 
 def scopes_of_connection() -> Column:
-    """The scopes of a connection, as structs of `scope` and `name`, by what is known of either end."""
+    """Return the scopes of a connection by what is known of either end: structs of `scope`, `name` and `counted`.
+
+    counted: agents count the open connections of the scope, see `open_by_agents`.
+    """
+    watched = {side: F.col(side).isNotNull() for side in ("client", "server")}
+    by_workload = workload(F.col("client.workload"))
+
+    def scope(scope: str, name: Column, counted: Column) -> Column:
+        return F.struct(*_named(scope, name), counted.alias("counted"))
+
     return F.array(
-        _scope(BROKER, F.coalesce("server.local", "client.peer")),
-        _scope(NETWORK, F.coalesce(network(F.col("server.peer")), network(F.col("client.local")))),
-        _scope(WORKLOAD, F.coalesce(workload(F.col("client.workload")), _behind(F.col("server.peer")))),
-        _scope(ALL, F.lit("connections")),
+        scope(BROKER, F.coalesce("server.local", "client.peer"), watched["server"]),
+        scope(NETWORK, F.coalesce(network(F.col("server.peer")), network(F.col("client.local"))), F.lit(True)),
+        scope(WORKLOAD, F.coalesce(by_workload, _behind(F.col("server.peer"))), by_workload.isNotNull()),
+        scope(ALL, F.lit("connections"), F.lit(True)),
     )
 
 
 def open_by_agents(agents: DataFrame) -> DataFrame:
-    """Return `scope`, `name` and `open_reported`: the number of open connections that the agents report."""
+    """Return `scope`, `name` and `open_reported`: the number of open connections that the agents report.
+
+    Of the two sides the one that counts more: both count those of which both ends are watched. The name is `UNNAMED`
+    for the small groups that an agent sums up.
+    """
     counted = agents.select(F.explode("open").alias("of")).select("of.*")
-    server_side, client_side = F.col("side") == "server", F.col("side") == "client"
+    server_side = F.col("side") == "server"
+    unnamed = F.lit(UNNAMED)
+    of_client = network(F.concat("local", F.lit(":0")))
     scopes = F.array(
-        _scope(BROKER, F.when(server_side, F.col("local"))),
-        _scope(NETWORK, F.when(server_side, F.col("peer_network"))),
-        _scope(WORKLOAD, F.when(client_side, workload(F.col("workload")))),
-        # Of one side only: else those of which both ends are watched would count twice.
-        _scope(ALL, F.when(server_side, F.lit("connections"))),
+        F.struct(*_named(BROKER, F.when(server_side, F.col("local")))),
+        F.struct(
+            *_named(NETWORK, F.coalesce(F.when(server_side, F.col("peer_network")).otherwise(of_client), unnamed))
+        ),
+        F.struct(*_named(WORKLOAD, F.when(~server_side, F.coalesce(workload(F.col("workload")), unnamed)))),
+        F.struct(*_named(ALL, F.lit("connections"))),
     )
+    sum_ = F.least(F.sum(F.col("count").cast("decimal(38)")), F.lit(MOST)).cast("long")
     return (
-        counted.select(F.explode(scopes).alias("of"), "count")
+        counted.select(F.explode(scopes).alias("of"), "side", "count")
         .where(F.col("of.name").isNotNull())
-        .groupBy("of.scope", "of.name")
-        .agg(F.least(F.sum(F.col("count").cast("decimal(38)")), F.lit(MOST)).cast("long").alias("open_reported"))
+        .groupBy("of.scope", "of.name", "side")
+        .agg(sum_.alias("of_side"))
+        .groupBy("scope", "name")
+        .agg(F.max("of_side").alias("open_reported"))
     )
 
 
@@ -74,8 +94,8 @@ def _first_64_bits(v6: Column) -> Column:
     return F.regexp_replace(first, r"(?:(?:^|:)0)+$", "")
 
 
-def _scope(scope: str, name: Column) -> Column:
-    return F.struct(F.lit(scope).alias("scope"), F.substring(name, 1, NAME_CHARACTERS).alias("name"))
+def _named(scope: str, name: Column) -> tuple[Column, Column]:
+    return F.lit(scope).alias("scope"), F.substring(name, 1, NAME_CHARACTERS).alias("name")
 
 
 def _behind(address: Column) -> Column:

@@ -43,13 +43,15 @@ MOST_AGENTS = 20_000
 """Most runs of agents that are remembered: a fleet of 1,000 nodes may restart 20 times a month."""
 _BLOCK = 1024
 
+# How an agent begins the line of an event of some kinds.
+_OF_KINDS = r'^\{{"v":[0-9]+,"node":"[^"\\]*","agent_id":"[^"\\]*","seq":[0-9]+,"kind":"({})",'
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
 _JSON = {"columnNameOfCorruptRecord": _MISFIT, "allowSingleQuotes": "false"}
 
 
-def spark_schema() -> T.StructType:
-    """The fields of all kinds of events as one type; a kind leaves the fields of the others null."""
-    return _struct(field for fields in schema.KINDS.values() for field in fields)
+def spark_schema(*kinds: str) -> T.StructType:
+    """Return the fields of some kinds of events as one type, by default of all. A kind leaves others' fields null."""
+    return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
 
 
 def records(spark: SparkSession, config: Config) -> DataFrame:
@@ -65,18 +67,21 @@ def records(spark: SparkSession, config: Config) -> DataFrame:
     )
 
 
-def parsed(records: DataFrame, fields: Container[str] | None = None) -> DataFrame:
+def parsed(records: DataFrame, *kinds: str) -> DataFrame:
     """One row per line: `event`, or `reason` and the line; with topic, partition, offset and timestamp of its record.
 
-    `line_number` counts from 0 within the record. Blank lines are none. Of an event only `fields` are read, if given:
-    that takes a part of the time. To be persisted: Spark moves a filter on `reason` to the line, and there reads its
-    JSON anew for each reason that it may have.
+    `line_number` counts from 0 within the record. Blank lines are none. With `kinds`, only their fields are read, and
+    lines that begin as an agent writes other kinds are left out unread: that takes a part of the time. To be persisted:
+    Spark moves a filter on `reason` to the line, and there reads its JSON anew for each reason that it may have.
     """
-    event = T.StructType([field for field in spark_schema() if fields is None or field.name in fields])
+    names = {field.name for kind in kinds or schema.KINDS for field in schema.KINDS[kind]}
+    event = T.StructType([field for field in spark_schema() if field.name in names])
+    others = "|".join(schema.KINDS.keys() - kinds) if kinds else ""
     return (
         records.select(*RECORD, F.posexplode(F.split(F.col("value").cast("string"), "\n")))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
+        .where(~F.col("line").rlike(_OF_KINDS.format(others)) if others else F.lit(True))
         .withColumn("event", F.from_json("line", _with_misfit(event), _JSON))
         .withColumn("reason", _reason(F.col("line"), F.col("event"), event.names))
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))

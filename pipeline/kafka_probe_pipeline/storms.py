@@ -22,7 +22,7 @@ from pyspark.sql import types as T
 
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.scopes import BROKER, NETWORK, WORKLOAD, open_by_agents, scopes_of_connection
+from kafka_probe_pipeline.scopes import BROKER, NETWORK, UNNAMED, WORKLOAD, open_by_agents, scopes_of_connection
 from kafka_probe_pipeline.source import Clock, struct_of
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -78,8 +78,18 @@ def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int]
     return bool(active) or every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
-def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clock: Clock, config: Config) -> DataFrame:
-    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`."""
+def storms(
+    connections: DataFrame,
+    agents: DataFrame,
+    open_connections: DataFrame,
+    before: Iterable[Row],
+    clock: Clock,
+    config: Config,
+) -> DataFrame:
+    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
+
+    open_connections: those that are open at both ends, of which Spark counts some only if no agent does.
+    """
     known = [Storm(row.asDict(recursive=True)) for row in before]
     incidents = [Incident(*row) for row in connections.transform(incidents_of, config).collect()]
     span = _span(config)
@@ -104,7 +114,7 @@ def storms(connections: DataFrame, agents: DataFrame, before: Iterable[Row], clo
     new = new[:free_slots]
     current = [*new, *(storm for storm in active if storm.fresh(clock))]
     reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)
-    open_by_scope = populations(connections, reporting, current, config) if current else {}
+    open_by_scope = populations(connections, reporting, open_connections, current, config) if current else {}
     for storm in current:
         storm.describe(open_by_scope, config)
     large = [storm for storm in new if storm.is_large(config)]
@@ -221,7 +231,7 @@ def incidents_of(connections: DataFrame, config: Config) -> DataFrame:
         .when(age_us <= config.storm_window * SECOND_US, RECONNECTS)
     )
     is_idle = F.col("kind") == IDLE
-    names = F.map_from_entries("scopes")
+    names = F.map_from_entries(F.transform("scopes", lambda of: F.struct(of["scope"], of["name"])))
     subject = F.when(is_idle, cause).when(F.col("kind") == RESTART, names[BROKER]).otherwise(names[WORKLOAD])
     return (
         connections.where(F.col("verdict").isNotNull())
@@ -287,9 +297,13 @@ def densest(incidents: Iterable[Incident], config: Config) -> list[Incident]:
 
 
 def populations(
-    connections: DataFrame, agents: DataFrame, storms: Sequence[Storm], config: Config
+    connections: DataFrame, agents: DataFrame, open_connections: DataFrame, storms: Sequence[Storm], config: Config
 ) -> dict[tuple[str, NamedScope], int]:
-    """By storm and scope hit: how many connections were open when the storm began, by the connections or the agents."""
+    """Return how many connections each scope hit had when a storm began, by storm: those open now or closed since.
+
+    Agents report how many are open. In scopes that no agent counts, because one side is not watched, those of
+    `open_connections` are counted.
+    """
     names = {name for storm in storms for _, name in storm.hits}
     opened_us = F.least(*(f"{side}.opened_us" for side in ("client", "server")))
     each = connections.select(
@@ -301,18 +315,27 @@ def populations(
     for number, storm in enumerate(storms):
         since_us = storm.now["since_us"]
         was_open = F.coalesce(F.col("opened_us") <= since_us, F.lit(True))
-        counts.append(F.count_if(was_open & F.col("closed_us").isNull()).alias(f"open_{number}"))
         closed = F.col("closed_us") >= _earliest_us(since_us, config)
         counts.append(F.count_if(was_open & closed).alias(f"closed_{number}"))
-    found = each.where(F.col("of.name").isin(names)).groupBy("of").agg(*counts).collect()
-    counted = {(row["of"]["scope"], row["of"]["name"]): row for row in found}
-    reported = {(row["scope"], row["name"]): row["open_reported"] for row in agents.transform(open_by_agents).collect()}
+    by_scope = each.where(F.col("of.name").isin(names)).groupBy("of.scope", "of.name")
+    rows = by_scope.agg(F.max("of.counted").alias("counted"), *counts).collect()
+    closed_by_scope = {(row["scope"], row["name"]): row for row in rows}
+    reported = agents.transform(open_by_agents).where(F.col("name").isin({*names, UNNAMED})).collect()
+    open_now = {(row["scope"], row["name"]): row["open_reported"] for row in reported}
+    if not all(row["counted"] for row in rows):
+        of_open = open_connections.select(F.explode(scopes_of_connection()).alias("of")).where(~F.col("of.counted"))
+        found = of_open.where(F.col("of.name").isin(names)).groupBy("of.scope", "of.name").count().collect()
+        open_now |= {(row["scope"], row["name"]): row["count"] for row in found}
+
+    def open_in(scope: NamedScope) -> int:
+        """A scope without a group of its own may have any part of those that agents sum up."""
+        unnamed = open_now.get((scope[0], UNNAMED), 0) if closed_by_scope[scope]["counted"] else 0
+        return int(open_now.get(scope, unnamed))
+
     return {
-        (storm.now["id"], scope): max(row[f"open_{number}"] if row else 0, reported.get(scope, 0))
-        + (row[f"closed_{number}"] if row else 0)
+        (storm.now["id"], scope): open_in(scope) + closed_by_scope[scope][f"closed_{number}"]
         for number, storm in enumerate(storms)
         for scope in storm.hits
-        for row in (counted.get(scope),)
     }
 
 

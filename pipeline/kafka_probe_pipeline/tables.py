@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import hadoop, names, session, traffic, verdicts
+from kafka_probe_pipeline import hadoop, lifecycle, names, session, traffic, verdicts
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.errors import StartError
 
@@ -34,6 +34,10 @@ class TableKind(NamedTuple):
 TABLES = {
     "traffic": TableKind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
     "topic_names": TableKind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
+    "opens": TableKind(lifecycle.OPENS, lifecycle.RECEIVED, "diagnosis", ("ts", "flow_id", "conn_id", "local", "peer")),
+    "closes": TableKind(
+        lifecycle.CLOSES, lifecycle.RECEIVED, "diagnosis", ("ts", "flow_id", "conn_id", "local", "peer")
+    ),
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
 }
 DATE = "date"
@@ -97,6 +101,13 @@ class Table:
             return self.spark.read.format("delta").load(self.path)
         return session.rows(self.spark, (), self._columns)
 
+    def last_batch(self) -> int:
+        """Return the last micro-batch of its checkpoint that it has; -1 if it has none."""
+        if not self.exists():
+            return -1
+        last = self._snapshot(self._log()).transactions().get(self._checkpoint_id())
+        return int(last.get()) if last.isDefined() else -1
+
     def require_checkpoint(self) -> None:
         """Return if the table has the rows of its query's checkpoint, no more and no less.
 
@@ -105,16 +116,15 @@ class Table:
         """
         if hadoop.names(self.spark, f"{self.path}/{BATCH_ID}=*"):
             raise StartError(f"{self.path} was written by an older release. Move it away or choose another --output.")
-        checkpoint_id = self._checkpoint_id()
         if not self.exists():
             return
-        if checkpoint_id is None:
+        if self._checkpoint_id() is None:
             raise StartError(
                 f"{self.path} has batches, but its checkpoint {self._checkpoint} is missing. Move the table away or "
                 "choose another --output; otherwise events would be lost or count twice."
             )
         planned = max(map(int, hadoop.names(self.spark, f"{self._checkpoint}/offsets/[0-9]*")), default=-1)
-        if not int(hadoop.read(self.spark, self._note) or 0) <= self._last_batch(checkpoint_id) <= planned:
+        if not int(hadoop.read(self.spark, self._note) or 0) <= self.last_batch() <= planned:
             raise StartError(
                 f"{self.path} and its checkpoint {self._checkpoint} do not have the same batches. Restore both from "
                 "the same time, or move both away; otherwise events would be lost or count twice."
@@ -157,8 +167,8 @@ class Table:
         return T.StructType([*own, *TABLES[self.name].schema.fields])
 
     def _write(self, rows: DataFrame, batch_id: int, newest_us: int) -> None:
-        checkpoint_id = rows.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-        assert checkpoint_id, "Spark sets it in the threads of its queries"
+        checkpoint_id = self._checkpoint_id()
+        assert checkpoint_id, "Spark writes it when a query starts"
         newest = F.to_date(F.timestamp_micros(F.lit(newest_us)))
         _, time, _, filtered = TABLES[self.name]
         statistics = (BATCH_ID, time, *filtered)
@@ -179,11 +189,6 @@ class Table:
         """Return the id of the checkpoint; None if it is missing."""
         metadata = hadoop.read(self.spark, f"{self._checkpoint}/metadata")
         return str(json.loads(metadata)["id"]) if metadata else None
-
-    def _last_batch(self, checkpoint_id: str) -> int:
-        """Return the last micro-batch of a checkpoint in the table; -1 if there is none."""
-        last = self._snapshot(self._log()).transactions().get(checkpoint_id)
-        return int(last.get()) if last.isDefined() else -1
 
     def _log(self) -> Any:
         return self._jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self.spark._jsparkSession, self.path)

@@ -67,7 +67,7 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     if all(row["verdict"] for row in of_concern):
         return connections
     reports = Agents.of(
-        agents.drop("node", "seen", "open", "resets").collect(), agents.transform(resets_between, concerned).collect()
+        agents.drop("node", "open", "resets").collect(), agents.transform(resets_between, concerned).collect()
     )
     new = [*judged([row.asDict(recursive=True) for row in of_concern], reports, clock, config)]
     if not new:

@@ -44,13 +44,21 @@ class Versions:
 
     def before(self, batch_id: int) -> DataFrame:
         """Return the newest version that is older than that of the micro-batch; no rows if there is none."""
-        earlier = [number for number in self._numbers() if number < batch_id]
-        return self.batch(earlier[-1]) if earlier else session.rows(self.spark, (), self.schema)
+        number = self.number_before(batch_id)
+        return self.none() if number is None else self.batch(number)
 
     def rows_before(self, batch_id: int) -> list[Row]:
         """Return the rows of `before`, of a small state."""
-        earlier = [number for number in self._numbers() if number < batch_id]
-        return self.batch(earlier[-1]).collect() if earlier else []
+        number = self.number_before(batch_id)
+        return [] if number is None else self.batch(number).collect()
+
+    def number_before(self, batch_id: int) -> int | None:
+        """Return the number of the newest version that is older than that of the micro-batch; None without one."""
+        return max((number for number in self._numbers() if number < batch_id), default=None)
+
+    def none(self) -> DataFrame:
+        """Return no rows."""
+        return session.rows(self.spark, (), self.schema)
 
     def newest(self) -> DataFrame | None:
         """Return the newest version; None while there is none."""

@@ -15,6 +15,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import cli, supervisor, topics
+from kafka_probe_pipeline.buffered_table import BufferedTable
 from kafka_probe_pipeline.config import flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.progress import Progress
@@ -45,7 +46,7 @@ class Run:
         self.events, self.traffic, self.dead, self.alerts = (f"{kind}-{number}" for kind in kinds)
         self.seq = 0
         self.progress = Progress()
-        self._intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2} if often else {}
+        self._intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2, "table_interval": 0} if often else {}
 
     def flags(self, *more: str) -> list[str]:
         settings = (part for name, value in self._settings.items() for part in (flag_of(name), str(value)))
@@ -124,6 +125,10 @@ class Run:
     def table(self, spark: SparkSession, name: str = "traffic") -> DataFrame:
         """Return the rows of one of the job's tables."""
         return Table(spark, load(self._settings), name).read()
+
+    def buffered(self, spark: SparkSession, name: str) -> DataFrame:
+        """Return the rows of one of the job's buffered tables, committed or not."""
+        return BufferedTable.of(spark, load(self._settings), name, {}).read()
 
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False

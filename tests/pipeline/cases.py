@@ -21,7 +21,7 @@ Ends = Mapping[str, Event | None]
 def events_of(ends: Ends, number: int = 1, opaque: str | None = None) -> list[Event]:
     """Return the events of the ends of a connection, with facts of each `close`; None: it is open."""
     reported = [opened(end, number, opaque=opaque) for end in ends]
-    return reported + [closed(end, number, **facts) for end, facts in ends.items() if facts is not None]
+    return reported + [closed(end, number, opaque=opaque, **facts) for end, facts in ends.items() if facts is not None]
 
 
 def connection(*reported: Event) -> dict[str, Any]:

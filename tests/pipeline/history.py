@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, session, storms, verdicts
+from kafka_probe_pipeline import agents, connections, lifecycle, session, storms, verdicts
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import NOON_US, SECOND_US, Event, events
@@ -18,27 +19,50 @@ class History:
 
     def __init__(self, spark: SparkSession, **settings: object) -> None:
         spark = self.spark = session.for_few_rows(spark.newSession())
+        spark.conf.set("spark.sql.shuffle.partitions", 1)  # tasks of few rows cost more than the rows
         self.config: Config = load(settings)
         self.number = -1
         self.agents = spark.createDataFrame([], agents.SCHEMA)
+        self.opens = spark.createDataFrame([], lifecycle.OPENS)
+        self.closes = spark.createDataFrame([], lifecycle.CLOSES)
         self.connections = spark.createDataFrame([], connections.SCHEMA)
         self.storms = spark.createDataFrame([], storms.SCHEMA)
 
-    def batch(self, *of: Event, at_s: float = 0) -> list[Row]:
-        """Apply a batch; return the connections after it."""
+    def batch(self, *of: Event, at_s: float | Sequence[float] = 0) -> list[Row]:
+        """Apply a batch; return the closed connections after it, as the state has them. at_s: of all, or of each."""
         self.number += 1
-        clock = self._clock(at_s)
-        reported = events(self.spark, *of).withColumn("received_us", F.lit(clock.now_us)) if of else self._nothing()
-        before = self.agents
-        self.agents = _kept(agents.agents(reported, before, clock, self.config))
-        rows = connections.connections(reported, self.connections, before, clock, self.config)
-        self.connections = _kept(_kept(rows).transform(verdicts.verdicts, self.agents, clock, self.config))
+        times_s = at_s if isinstance(at_s, Sequence) else [at_s]
+        clock = self._clock(max(times_s))
+        at_us = F.array(*(F.lit(self._clock(one).now_us) for one in times_s))
+        number = F.monotonically_increasing_id().cast("int") if len(times_s) > 1 else F.lit(0)
+        reported = events(self.spark, *of).withColumn("received_us", at_us[number]) if of else self._nothing()
+        self.agents = _kept(agents.agents(reported, self.agents, clock, self.config))
+        opens, closes = reported.transform(lifecycle.opens), reported.transform(lifecycle.closes)
+        if any(event["kind"] == "open" and event["flow_id"] is None for event in of):
+            earlier = self.opens.unionByName(opens), self.closes.unionByName(closes)
+            opens = opens.transform(lifecycle.with_flow_ids, *earlier)
+        self.opens = _kept(self.opens.unionByName(opens))
+        if any(event["kind"] == "close" and event["flow_id"] is None for event in of):
+            closes = closes.transform(lifecycle.with_flow_ids_of_opens, self.opens)
+        earlier_closes, closes = self.closes, _kept(closes)
+        self.closes = earlier_closes.unionByName(closes)
+        since_us = clock.now_us - self.config.open_limit * SECOND_US
+        lately = self.opens.where(F.unix_micros("received_ts") > since_us)
+        closes = closes.transform(connections.not_over, earlier_closes, self.connections)
+        rows = _kept(connections.connections(closes, lately, self.connections))
+        rows = rows.transform(verdicts.verdicts, self.agents, clock, self.config)
+        self.connections = _kept(rows.transform(connections.within_limits, clock, self.config))
         return self.connections.orderBy("key").collect()
+
+    def current(self) -> list[Row]:
+        """Return the connections that are open, and those that were closed lately."""
+        return connections.current(self.opens, self.closes, self.config).orderBy("key").collect()
 
     def storms_after(self, *of: Event, at_s: float = 0) -> list[Row]:
         """Apply a batch; return the storms after it."""
         self.batch(*of, at_s=at_s)
-        rows = storms.storms(self.connections, self.agents, self.storms.collect(), self._clock(at_s), self.config)
+        clock, open_now = self._clock(at_s), connections.open_of(self.opens, self.closes)
+        rows = storms.storms(self.connections, self.agents, open_now, self.storms.collect(), clock, self.config)
         self.storms = _kept(rows)
         return self.storms.orderBy("kind").collect()
 

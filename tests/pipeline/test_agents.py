@@ -63,6 +63,7 @@ def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monk
 
 def test_only_the_newest_resets_between_the_ends_of_connections_are_collected(spark: SparkSession) -> None:
     history = History(spark)
-    history.batch(opened(BROKER, 1), opened(CLIENT, 2), reset(1, NOON_US), reset(1, NOON_US + 5), *resets(3, at_s=1))
+    ends = opened(BROKER, 1), closed(CLIENT, 1)
+    history.batch(*ends, reset(1, NOON_US), reset(1, NOON_US + 5), *resets(3, at_s=1))
     rows = resets_between(history.agents, history.connections).collect()
     assert rows == [(BROKER, "10.0.0.9:9092", "10.9.0.1:1", NOON_US + 5)]

@@ -55,6 +55,9 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     verdicts = run.table(spark, "verdicts")
     assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
     assert verdicts.select("key").distinct().count() == 300
+    for name, rows in (("opens", 600), ("closes", 300)):
+        events = run.buffered(spark, name).select("agent_id", "seq")
+        assert (events.count(), events.distinct().count()) == (rows, rows)
 
     assert json.loads(run.shown(spark, "storms"))["count"] == 300
     assert "middlebox_reset" in run.shown(spark, "verdicts", as_json=False)

@@ -24,10 +24,9 @@ def test_console_and_show_leave_out_its_own_traffic_and_connections(
     run.send_events(
         flow(0),
         flow(1, **own, internal=True, api=None),
-        *(opened(end, 1, client={"id": OTHER}) for end in (CLIENT, BROKER)),
+        *(of(end, 1, client={"id": OTHER}) for of in (opened, closed) for end in (CLIENT, BROKER)),
         # Of its own sockets an agent sees nothing; a broker's end has the name.
-        *(opened(CLIENT, 2), opened(BROKER, 2, **own)),
-        *(closed(end, number) for number in (1, 2) for end in (CLIENT, BROKER)),
+        *(of(end, 2, **facts) for of in (opened, closed) for end, facts in ((CLIENT, {}), (BROKER, own))),
         agent_event(CLIENT, until_s=100),
         agent_event(BROKER, until_s=100),
     )

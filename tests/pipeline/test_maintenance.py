@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -27,14 +26,15 @@ BATCHES, DAYS = 3, 4
 
 
 @pytest.fixture
-def table(spark: SparkSession, tmp_path: Path) -> Iterator[Table]:
+def table(spark: SparkSession, tmp_path: Path) -> Table:
     """A table with a file per micro-batch and day: today and the days before. Its path is relative, as by default."""
-    spark.sparkContext.setLocalProperty("sql.streaming.queryId", "a checkpoint")
-    table = Table(spark, load({"output": os.path.relpath(tmp_path)}), "traffic")
+    config = load({"output": os.path.relpath(tmp_path)})
+    Path(config.checkpoint).mkdir()
+    Path(config.checkpoint, "metadata").write_text('{"id": "a checkpoint"}')
+    table = Table(spark, config, "traffic")
     for batch_id in range(BATCHES):
         table.append(rows(spark, batch_id), batch_id, NOON_US)
-    yield table
-    spark.sparkContext.setLocalProperty("sql.streaming.queryId", None)  # type: ignore[arg-type]  # removes it
+    return table
 
 
 def rows(spark: SparkSession, batch_id: int) -> DataFrame:

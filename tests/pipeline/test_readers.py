@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 # Far beyond what nanoseconds can count.
 YEAR_9000_US = 221_845_392_000_000_000
 TOPIC_ID = "aa" * 16
-ROWS = {"traffic": 4, "topic_names": 1, "verdicts": 1}
+ROWS = {"traffic": 4, "topic_names": 1, "opens": 2, "closes": 2, "verdicts": 1}
 
 
 @pytest.fixture(scope="module")

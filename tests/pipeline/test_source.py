@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from kafka_probe import events as schema
+from kafka_probe.sending import Sender
+from kafka_probe.sinks.outbox import encode
 from kafka_probe_pipeline import source
 from tests.builders.spark_events import Event, events, flow, lines, records
 from tests.pipeline.frames import assert_same
@@ -17,6 +20,7 @@ pytestmark = pytest.mark.spark
 
 _SEEN = T.StructField("seen", source.SEEN)
 _SEEN_BEFORE = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
+ORIGIN = ("v", "node", "agent_id", "seq")  # what an agent's `Sender` adds
 SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
 
 
@@ -54,6 +58,20 @@ def test_every_field_of_every_kind_arrives_as_it_was_written(spark: SparkSession
     written = [full_event(kind) for kind in schema.KINDS]
     read = events(spark, *written).collect()
     assert [without_nulls(row.asDict(recursive=True)) for row in read] == written
+
+
+def test_lines_of_other_kinds_are_left_out_and_all_fields_of_the_others_read(spark: SparkSession) -> None:
+    written = [full_event(kind) for kind in schema.KINDS]
+    of_event: Any = ({name: value for name, value in event.items() if name not in ORIGIN} for event in written)
+    sent: list[schema.Event] = []
+    sink: Any = SimpleNamespace(send=sent.extend)
+    Sender("node-1", sink).send(of_event)
+    assert len(sent) == len(schema.KINDS)
+    text = "".join(encode(event).decode() for event in sent)
+    rows = source.parsed(records(spark, f"{text}torn\n"), "open", "close").persist()
+    assert rows.where("event IS NULL").count() == 1
+    read = [without_nulls(row["event"].asDict(recursive=True)) for row in rows.where("event IS NOT NULL").collect()]
+    assert read == [event for event in sent if event["kind"] in ("open", "close")]
 
 
 def test_the_spark_schema_has_each_field_once_and_typed(spark: SparkSession) -> None:

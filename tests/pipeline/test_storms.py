@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import pytest
 from pyspark.sql import SparkSession
@@ -39,6 +40,20 @@ def open_ends(numbers: Iterable[int]) -> list[Event]:
     return ends
 
 
+def reports(numbers: Iterable[int], until_s: float = 3) -> list[Event]:
+    """Return the reports of both agents, of which these connections are open at both ends."""
+    broker = {"side": "server", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24"}
+    pods = Counter(workload(number)["pod"] for number in numbers)
+    clients = [
+        {"side": "client", "local": "10.0.1.1", "workload": workload(0) | {"pod": pod}, "count": count}
+        for pod, count in pods.items()
+    ]
+    return [
+        agent_event(CLIENT, until_s=until_s, open=clients),
+        agent_event(BROKER, until_s=until_s, open=[broker | {"count": pods.total()}]),
+    ]
+
+
 def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> list[Event]:
     """Clients close after about 30 s of silence, ages within 5 %, over 2 s. By default the firewall resets them."""
     return [
@@ -56,10 +71,10 @@ def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> li
 
 def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spark: SparkSession) -> None:
     history = History(spark)
-    history.batch(*open_ends(range(400)), agent_event(CLIENT, until_s=-5), agent_event(BROKER, until_s=-5))
+    history.batch(*open_ends(range(400)), *reports(range(400), until_s=-5))
 
-    assert history.storms_after(*dropped(range(19)), agent_event(BROKER), at_s=2) == []
-    storm = only(history.storms_after(*dropped(range(19, 60)), agent_event(BROKER), at_s=4))
+    assert history.storms_after(*dropped(range(19)), *reports(range(19, 400)), at_s=2) == []
+    storm = only(history.storms_after(*dropped(range(19, 60)), *reports(range(60, 400)), at_s=4))
     assert (storm["kind"], storm["subject"], storm["change"], storm["count"]) == (
         IDLE, "middlebox_reset", "opened", 60,
     )  # fmt: skip
@@ -76,7 +91,7 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
 
     # Another agent reports later what was closed at the same time, some of it before.
     later = dropped(range(60, 300), at_s=-1)
-    grown = only(history.storms_after(*later, agent_event(BROKER, until_s=9), at_s=9))
+    grown = only(history.storms_after(*later, *reports(range(300, 400), until_s=9), at_s=9))
     assert (grown["id"], grown["change"], grown["count"], grown["population"]) == (storm["id"], "updated", 300, 266)
     grown_alert = alert(grown)
     assert grown_alert.summary.startswith("300 connections closed after 30.7 s of silence (middlebox_reset): ")
@@ -92,8 +107,8 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
 
 def test_a_storm_that_goes_on_for_long_keeps_its_share_when_most_of_it_is_forgotten(spark: SparkSession) -> None:
     history = History(spark, closed_limit=30)
-    history.batch(*open_ends(range(60)), agent_event(CLIENT, until_s=-5), agent_event(BROKER, until_s=-5))
-    storm = only(history.storms_after(*dropped(range(40)), agent_event(BROKER, until_s=5), at_s=5))
+    history.batch(*open_ends(range(60)), *reports(range(60), until_s=-5))
+    storm = only(history.storms_after(*dropped(range(40)), *reports(range(40, 60), until_s=5), at_s=5))
     history.batch(*(closed(BROKER, number) for number in range(40)), at_s=10)
     grown = only(history.storms_after(*dropped(range(40, 50), at_s=40), agent_event(BROKER, until_s=45), at_s=45))
     assert (grown["change"], grown["count"]) == ("updated", 50)
@@ -216,6 +231,40 @@ def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_t
     ]:
         assert [(hit["name"], hit["count"]) for hit in storm[column][:2]] == [(name, 2) for name in most]
         assert [hit["count"] for hit in storm[column][2:]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("side", [CLIENT, BROKER])
+def test_connections_that_no_agent_counts_are_counted_by_what_is_reported_of_each(
+    spark: SparkSession, side: str
+) -> None:
+    """No agent is at the brokers, or none at the clients, of which one host has a tenth of its connections closed."""
+
+    def end(kind: Callable[..., Event], number: int, **facts: object) -> Event:
+        broker = "10.0.1.9:9092" if number < 200 else "10.0.2.9:9092"
+        other = {"peer": broker} if side == CLIENT else {"peer": f"10.9.0.{number // 200}:{number}"}
+        return kind(side, number, **other, **facts)
+
+    many = {"side": "client" if side == CLIENT else "server", "local": "10.0.1.1", "workload": {"comm": "app"}}
+    if side == BROKER:
+        many |= {"local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24"}
+    history = History(spark)
+    history.batch(*(end(opened, number) for number in range(400)), agent_event(side, open=[many | {"count": 4000}]))
+    closes = [end(closed, number, **LIMIT) for number in range(20)]
+    words = agent_event(side, open=[many | {"count": 4000}], until_s=20)
+    history.batch(*closes, at_s=2)
+    storm = only(history.storms_after(words, at_s=20))
+    name = "broker 10.0.1.9:9092" if side == CLIENT else "workload behind 10.9.0.0"
+    assert (storm["scope"], storm["population"], storm["share"]) == (name, 200, 0.1)
+
+
+def test_a_network_that_agents_sum_up_with_others_has_no_share_of_its_own(spark: SparkSession) -> None:
+    rest = {"side": "server", "local": "10.0.0.9:9092", "peer_network": None, "count": 5000}
+    history = History(spark)
+    history.batch(*open_ends(range(20)))
+    found = history.storms_after(
+        *dropped(range(20), facts=LIMIT), agent_event(CLIENT), agent_event(BROKER, open=[rest])
+    )
+    assert "network" not in {storm["scope"].split()[0] for storm in found}
 
 
 @pytest.mark.parametrize(("other_s", "counts"), [(11.5, [40]), (12.5, [20, 20])])

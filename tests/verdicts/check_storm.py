@@ -24,6 +24,7 @@ from pyspark.sql.types import StructType
 from kafka_probe_pipeline import agents, connections, session
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.storms import IDLE, RESTART
+from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.versions import Versions
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
@@ -75,6 +76,12 @@ class Scene:
         newest = Versions(self.spark, path(load({"output": str(self.run.output)})), schema).newest()
         return newest.collect() if newest else []
 
+    def current(self) -> list[Row]:
+        """Return the connections that the job knows of."""
+        config = load({"output": str(self.run.output)})
+        opens, closes = (Table(self.spark, config, name).read() for name in ("opens", "closes"))
+        return connections.current(opens, closes, config).collect()
+
     def sent_alerts(self) -> list[tuple[float, Event]]:
         """Return the alerts, each with the time of its sending, seconds since epoch."""
         consumer = KafkaConsumer(bootstrap_servers=self.run.broker.bootstrap, client_id="lab")
@@ -96,7 +103,7 @@ class Scene:
         wanted, known = set(wanted), dict[Connection, Row]()
 
         def all_known() -> bool:
-            rows = self.state(lambda config: config.connections, connections.SCHEMA)
+            rows = self.current()
             known.update({connection_of(row): row for row in rows if row["ends"] == "both" and row["state"] == "open"})
             return wanted <= known.keys()
 
