@@ -37,22 +37,28 @@ class History:
         number = F.monotonically_increasing_id().cast("int") if len(times_s) > 1 else F.lit(0)
         reported = events(self.spark, *of).withColumn("received_us", at_us[number]) if of else self._nothing()
         self.agents = _kept(agents.agents(reported, self.agents, clock, self.config))
+        if kinds := {event["kind"] for event in of} & {"open", "close"}:
+            self._join(reported, of, clock, closed="close" in kinds)
+        rows = self.connections.transform(verdicts.verdicts, self.agents, clock, self.config)
+        self.connections = _kept(rows.transform(connections.within_limits, clock, self.config))
+        return self.connections.orderBy("key").collect()
+
+    def _join(self, reported: DataFrame, of: Sequence[Event], clock: Clock, *, closed: bool) -> None:
+        """Add the opens and closes; bring the closed connections up to date."""
         opens, closes = reported.transform(lifecycle.opens), reported.transform(lifecycle.closes)
-        if any(event["kind"] == "open" and event["flow_id"] is None for event in of):
+        without = {event["kind"] for event in of if "flow_id" in event and event["flow_id"] is None}
+        if "open" in without:
             earlier = self.opens.unionByName(opens), self.closes.unionByName(closes)
             opens = opens.transform(lifecycle.with_flow_ids, *earlier)
         self.opens = _kept(self.opens.unionByName(opens))
-        if any(event["kind"] == "close" and event["flow_id"] is None for event in of):
+        if "close" in without:
             closes = closes.transform(lifecycle.with_flow_ids_of_opens, self.opens)
-        earlier_closes, closes = self.closes, _kept(closes)
-        self.closes = earlier_closes.unionByName(closes)
-        since_us = clock.now_us - self.config.open_limit * SECOND_US
-        lately = self.opens.where(F.unix_micros("received_ts") > since_us)
-        closes = closes.transform(connections.not_over, earlier_closes, self.connections)
-        rows = _kept(connections.connections(closes, lately, self.connections))
-        rows = rows.transform(verdicts.verdicts, self.agents, clock, self.config)
-        self.connections = _kept(rows.transform(connections.within_limits, clock, self.config))
-        return self.connections.orderBy("key").collect()
+        lately = self.opens.where(F.unix_micros("received_ts") > clock.now_us - self.config.open_limit * SECOND_US)
+        if closed:
+            earlier_closes, closes = self.closes, _kept(closes)
+            self.closes = earlier_closes.unionByName(closes)
+            closes = closes.transform(connections.not_over, earlier_closes, self.connections)
+        self.connections = _kept(connections.connections(closes, lately, self.connections))
 
     def current(self) -> list[Row]:
         """Return the connections that are open, and those that were closed lately."""

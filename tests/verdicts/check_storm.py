@@ -163,7 +163,8 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
             agents[node] = Agent(made, *flags, "--netns", namespace.path, "--ports", ",".join(map(str, PORTS)))
             up(agents[node])
         up(run.job("--alertmanager-url", receiver.url))
-        wait_until((run.output / "agents").exists, "the job's first look", timeout_s=120)
+        state = Path(load({"output": str(run.output)}).agents)
+        wait_until(state.exists, "the job's first look", timeout_s=120)
         yield Scene(directory, network, brokers, agents, run, receiver, spark)
 
 
