@@ -172,7 +172,7 @@ class Diagnosis:
         return opens, closes
 
     def _open(self, news: News, tables: Tables) -> DataFrame:
-        """Return the connections that are open at both ends."""
+        """Return the connections of which no end is closed."""
         found = (table.read(self._lately_us(news)) for table in (tables.opens, tables.closes))
         return connections.open_of(*found)
 

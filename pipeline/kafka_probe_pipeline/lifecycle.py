@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.source import spark_schema
+from kafka_probe_pipeline.source import spark_schema, struct_of
 
 RECEIVED = "received_ts"
 """When Kafka got the event, by its clock; the other times are of the agent's clock."""
@@ -25,11 +25,9 @@ _ADDRESSES = ("node", "netns", "side", "local", "peer")
 
 def _table_of(kind: str) -> T.StructType:
     """Return the columns of a table of one kind of event: its fields, with times as timestamps."""
-    fields = [field for field in spark_schema(kind) if field.name not in ("v", "kind")]
-    times = (T.StructField(RECEIVED, T.TimestampType()),)
-    return T.StructType(
-        [T.StructField(f.name, T.TimestampType() if f.name in _TIMES else f.dataType) for f in fields] + [*times]
-    )
+    kinds = {field.name: field.dataType for field in spark_schema(kind) if field.name not in ("v", "kind")}
+    times = dict.fromkeys((*(name for name in _TIMES if name in kinds), RECEIVED), T.TimestampType())
+    return struct_of({**kinds, **times})
 
 
 OPENS, CLOSES = _table_of("open"), _table_of("close")
@@ -52,7 +50,7 @@ def _rows(events: DataFrame, kind: str, table: T.StructType) -> DataFrame:
 
 def _column(field: T.StructField) -> Column:
     match field:
-        case T.StructField(name="received_ts"):
+        case T.StructField(name=name) if name == RECEIVED:
             value = F.timestamp_micros("received_us")
         case T.StructField(dataType=T.TimestampType()):
             value = F.timestamp_micros(field.name)

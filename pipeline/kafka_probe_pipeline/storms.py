@@ -88,7 +88,7 @@ def storms(
 ) -> DataFrame:
     """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
 
-    open_connections: those that are open at both ends, of which Spark counts some only if no agent does.
+    open_connections: those of which no end is closed. They are counted only in scopes that no agent counts.
     """
     known = [Storm(row.asDict(recursive=True)) for row in before]
     incidents = [Incident(*row) for row in connections.transform(incidents_of, config).collect()]

@@ -31,13 +31,12 @@ class TableKind(NamedTuple):
     filtered: tuple[str, ...]
 
 
+_OF_ENDS = ("ts", "flow_id", "conn_id", "local", "peer")
 TABLES = {
     "traffic": TableKind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
     "topic_names": TableKind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
-    "opens": TableKind(lifecycle.OPENS, lifecycle.RECEIVED, "diagnosis", ("ts", "flow_id", "conn_id", "local", "peer")),
-    "closes": TableKind(
-        lifecycle.CLOSES, lifecycle.RECEIVED, "diagnosis", ("ts", "flow_id", "conn_id", "local", "peer")
-    ),
+    "opens": TableKind(lifecycle.OPENS, lifecycle.RECEIVED, "diagnosis", _OF_ENDS),
+    "closes": TableKind(lifecycle.CLOSES, lifecycle.RECEIVED, "diagnosis", _OF_ENDS),
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
 }
 DATE = "date"
