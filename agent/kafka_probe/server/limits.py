@@ -39,7 +39,7 @@ class PacedSelector(EpollSelector):
         """Pause until the thread may run again, then wait for the loop's events."""
         if self._account() < 0:
             time.sleep(-self._credit_s / CPU_SHARE)
-        return super().select(timeout)  # type: ignore[return-value]
+        return super().select(timeout)  # type: ignore[return-value]  # the same
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
