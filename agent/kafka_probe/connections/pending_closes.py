@@ -1,6 +1,6 @@
 """Closed connections, kept for a second until it is known whether their process or its listener ended with them.
 
-A stopping process guarantees no order of these ends: Kafka closes connections and listeners from several threads, and
+A stopping process guarantees no order of these closes: Kafka closes connections and listeners from several threads, and
 a client process ends some milliseconds after its last connection.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class PendingClose:
 
 
 class PendingCloses:
-    """Closed connections, in the order in which they ended. Times are ns of CLOCK_MONOTONIC."""
+    """Closed connections, in the order in which they were closed. Times are ns of CLOCK_MONOTONIC."""
 
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
@@ -78,8 +79,13 @@ class PendingCloses:
             del self._listeners[next(iter(self._listeners))]
 
     def add(self, connection: Connection, sample: Sample) -> None:
-        """Keep a connection and its CLOSE sample until it is reported."""
-        self._waiting.append(PendingClose(connection, int(sample["ts_ns"]), sample.tobytes()))
+        """Keep a connection and its CLOSE sample until it is reported.
+
+        The order of the samples may differ by some milliseconds: a CPU can be interrupted after it took the time.
+        """
+        closed = PendingClose(connection, int(sample["ts_ns"]), sample.tobytes())
+        later = takewhile(lambda one: one.ended_ns > closed.ended_ns, reversed(self._waiting))
+        self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
 
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: record whether their process and listener have ended by now."""

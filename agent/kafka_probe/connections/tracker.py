@@ -31,7 +31,7 @@ from kafka_probe.workloads import NOBODY, Owner, Workload, WorkloadResolver
 
 LOSSES = {
     **conntrack.LOSSES,
-    "connection_unknown": "frames and ends of connections whose first sample was lost: see ring_full",
+    "connection_unknown": "frames and closes of connections whose first sample was lost: see ring_full",
     "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
     "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
     "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
@@ -45,6 +45,7 @@ LOSSES = {
 
 LEAST_CLOSES = 1000
 """Closes that a report sends at least, however late it is."""
+_RESETS_PER_SLOT = 4  # resets that take the memory of one closed connection
 
 
 class Tracker:
@@ -73,6 +74,7 @@ class Tracker:
         self._listed: dict[SocketEnds, Connection] = {}
         self._seen: set[SocketEnds] | None = set()
         self._unreported: dict[int, Connection] = {}  # by `conn_id`
+        self._lost_unreported: deque[Connection] = deque()  # those whose close was lost
         self._resets: deque[Sample] = deque()
         self._repeats = Repeats(open_interval_s)
         self._pending_closes = PendingCloses(resolver)
@@ -150,7 +152,7 @@ class Tracker:
             case SampleKind.LISTEN:
                 self._pending_closes.listen(sample)
             case SampleKind.RESET:
-                if len(self._resets) < self._bounds.ends // 2 and self._has_slot_for_end():
+                if len(self._resets) < self._bounds.ends * _RESETS_PER_SLOT // 2 and self._has_slot_for_end():
                     self._resets.append(sample.copy())
                 else:
                     self._leave_out("reset_limit", "reset")
@@ -178,7 +180,7 @@ class Tracker:
     def close(self, sample: Sample) -> None:
         """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
         connection = self._connections.get(int(sample["conn"]))
-        if connection is None:
+        if connection is None or connection.closed:
             self.losses["connection_unknown"] += 1
             return
         self._end(connection)
@@ -222,17 +224,22 @@ class Tracker:
         self._pending_closes.settle(until_ns)
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
-        """Yield the events of the resets and opens that are not reported yet, within the limit."""
+        """Yield the events of the resets and opens that are not reported yet, within the limit.
+
+        The limit begins after the queries for NAT, which are bounded by their number.
+        """
+        opened = deque(self._unreported.values())
+        nats = iter(self._translations(opened))
         for _ in range(len(self._resets)):
             if limit.is_over(ReportPart.RESETS):
                 break
             yield reset_event(self._resets.popleft(), clock)
-        opened = deque(self._unreported.values())
-        nats = iter(self._translations(opened))
         while opened and not limit.is_over(ReportPart.OPENS):
             connection, nat = opened.popleft(), next(nats)
             if self._unreported.pop(connection.conn_id, None):
                 yield open_event(connection, nat, clock)
+        while self._lost_unreported and not limit.is_over(ReportPart.OPENS):
+            yield open_event(self._lost_unreported.popleft(), None, clock)
         self._unreported = dict(self._unreported)  # without the memory of those that were removed
 
     def report_closes(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | CloseEvent]:
@@ -279,16 +286,22 @@ class Tracker:
     @property
     def free(self) -> int:
         """Return how many more connections the bounds allow; below 0 if ended ones use the memory of `ends`."""
-        kept = len(self._connections) + len(self._listed) + len(self._pending_closes)
-        # Connections whose close was lost are kept for their open event only.
-        return self._bounds.connections - max(kept, len(self._unreported)) - len(self._resets)
+        kept = len(self._connections) + len(self._listed) + len(self._pending_closes) + len(self._lost_unreported)
+        return self._bounds.connections - kept - -(-len(self._resets) // _RESETS_PER_SLOT)
 
     def _has_slot_for_connection(self) -> bool:
-        """Return True if the bounds allow one more connection; the oldest close gives way to it, as a loss."""
+        """Return True if the bounds allow one more connection.
+
+        It takes the slot of the oldest connection whose close was lost, else that of the oldest close, as a loss.
+        """
         if self.full:
             self.losses["connection_limit"] += 1
             return False
-        if not self._has_slot_for_end() and (closed := self._pending_closes.drop_oldest()):
+        if self._has_slot_for_end():
+            return True
+        if self._lost_unreported:
+            self._leave_out_open(self._lost_unreported.popleft())
+        elif closed := self._pending_closes.drop_oldest():
             self._leave_out_close(closed.connection, closed.sample)
         return True
 
@@ -304,7 +317,11 @@ class Tracker:
     def _leave_out_close(self, connection: Connection, sample: Sample) -> None:
         facts = read_close(sample, tls=connection.opaque == "tls")
         self._leave_out("close_limit", f"close/{connection.side}/{facts['how']}/{facts['closed_by']}")
-        self._drop_open(connection)
+        if self._unreported.pop(connection.conn_id, None):
+            self._leave_out_open(connection)
+
+    def _leave_out_open(self, connection: Connection) -> None:
+        self._leave_out("open_limit", f"open/{connection.side}")
 
     def _translations(self, opened: Collection[Connection]) -> list[Nat | None]:
         if self._nat is None:
@@ -348,13 +365,12 @@ class Tracker:
     def _lose(self, connection: Connection) -> None:
         self._end(connection)
         self.losses["close_unknown"] += 1
-        if not self._has_slot_for_end():
-            self._drop_open(connection)
-
-    def _drop_open(self, connection: Connection) -> None:
-        """Count the open of an ended connection instead of an event, for which the connection would have to be kept."""
-        if self._unreported.pop(connection.conn_id, None):
-            self._leave_out("open_limit", f"open/{connection.side}")
+        if self._unreported.pop(connection.conn_id, None) is None:
+            return
+        if self._has_slot_for_end():
+            self._lost_unreported.append(connection)
+        else:
+            self._leave_out_open(connection)
 
     def _end(self, connection: Connection) -> None:
         self._open -= 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,13 @@ import pytest
 
 from kafka_probe.capture.sample import Protocol, SampleKind
 from kafka_probe.connections import open_counts
+from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.events import INTERNAL_CLIENT, Nat
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Fact, Facts, Status
+from kafka_probe.time_limit import TimeLimit
 from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT, reported
@@ -49,6 +53,43 @@ def kinds(tracker: Tracker) -> list[object]:
 def take(tracker: Tracker, *samples: Samples) -> None:
     for sample in samples:
         tracker.take(sample[0])
+
+
+def test_a_second_close_of_a_connection_changes_nothing(tracker: Tracker) -> None:
+    take(tracker, opened(1))
+    tracker.close(closed(1, ts_ns=20)[0])
+    tracker.close(closed(1, ts_ns=30)[0])
+    assert len(tracker) == 0
+    assert kinds(tracker) == ["open", "close"]
+    assert tracker.losses["connection_unknown"] == 1
+
+
+def test_closes_are_sent_in_the_order_of_their_times(tracker: Tracker) -> None:
+    for conn, ts_ns in ((1, 5_000), (2, 9_000), (3, 7_000), (4, 8_000)):
+        take(tracker, opened(conn))
+        tracker.close(closed(conn, ts_ns=ts_ns)[0])
+    tracker.settle(8_500)
+    assert tracker.sent_until(8_500) == 4_000
+    assert [event["ts"] for event in reported(tracker) if event["kind"] == "close"] == [5, 7, 8]
+    assert tracker.sent_until(8_500) == 8_500
+
+
+class _SlowNat(Conntrack):
+    """Connection tracking that takes longer than a report may take."""
+
+    def __init__(self) -> None:
+        self.not_asked = 0
+
+    def translations(self, identities: Sequence[Identity]) -> list[Nat | None]:
+        time.sleep(0.3)
+        return [None] * len(identities)
+
+
+def test_queries_for_nat_take_no_time_from_opens() -> None:
+    tracker = Tracker(WorkloadResolver(), _SlowNat())
+    take(tracker, opened(1), opened(0, kind=SampleKind.RESET))
+    sent = [event["kind"] for event in tracker.report_opens(SINCE_BOOT, TimeLimit(1.0))]
+    assert sent == ["reset", "open"]
 
 
 def test_a_connection_opens_and_closes_once(tracker: Tracker) -> None:

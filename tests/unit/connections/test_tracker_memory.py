@@ -12,7 +12,7 @@ from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
-from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
+from kafka_probe.memory import _ITEM_BYTES, CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.bounded_tables import FEW, RESOLVER, grown_by, let_all_go, with_budget
 from tests.builders.events import INTERVAL, SINCE_BOOT, reported
@@ -23,7 +23,7 @@ PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 
 
 def test_a_connection_takes_no_more_than_was_reckoned() -> None:
-    """What its group takes is reckoned apart."""
+    """The memory of its group is counted apart."""
     tracker = Tracker(RESOLVER)
     records = [
         opened(conn, peer=(f"10.0.{conn >> 8}.{conn & 255}", 1024 + conn), netns=1 << 31, cookie=conn, tgid=7)[0]
@@ -69,11 +69,36 @@ def test_resets_leave_memory_to_closes() -> None:
     tracker = Tracker(RESOLVER, bounds=replace(FEW, ends=4))
     for conn in range(1, 4):
         tracker.take(opened(conn)[0])
-    for _ in range(5):
+    for _ in range(11):
         tracker.take(opened(0, kind=SampleKind.RESET)[0])
     for conn in range(1, 4):
         tracker.close(closed(conn)[0])
     assert (tracker.losses["reset_limit"], tracker.losses["close_limit"]) == (3, 1)
+
+
+def test_four_resets_take_no_more_than_a_closed_connection() -> None:
+    tracker = Tracker(RESOLVER)
+    samples = [opened(0, kind=SampleKind.RESET)[0] for _ in range(4000)]
+
+    def keep_all() -> Tracker:
+        for sample in samples:
+            tracker.take(sample)
+        return tracker
+
+    assert grown_by(keep_all, len(samples)) < _ITEM_BYTES["ends"] / 4
+
+
+def test_connections_whose_close_was_lost_count_beside_those_that_are_open() -> None:
+    tracker = Tracker(RESOLVER, bounds=replace(FEW, connections=10, ends=2))
+    for conn in range(1, 6):
+        tracker.take(opened(conn)[0])
+        tracker.gone(conn)
+    for conn in range(6, 16):
+        tracker.take(opened(conn)[0])
+    assert len(tracker.known()) + len(tracker._lost_unreported) == 12
+    assert (tracker.losses["open_limit"], tracker.losses["close_limit"]) == (3, 0)
+    opens = [event["conn_id"] for event in tracker.report_opens(SINCE_BOOT) if event["kind"] == "open"]
+    assert len(opens) == len(set(opens)) == 12
 
 
 def test_the_oldest_close_gives_way_to_a_new_connection() -> None:
