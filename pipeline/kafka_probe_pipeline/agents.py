@@ -11,10 +11,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.source import Clock, newest_agents, spark_schema
+from kafka_probe_pipeline.source import Clock, spark_schema
 
 # Per agent the newest are kept, and when the newest of the others was: a host that is scanned sends them without end.
 RESETS_KEPT = 5_000
+MOST_AGENTS = 20_000
+"""Most runs of agents that are remembered: a fleet of 1,000 nodes may restart 20 times a month."""
 
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
@@ -76,8 +78,13 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
                 "resets_since": F.greatest("resets_since", F.get("resets", F.lit(RESETS_KEPT))["ts"] + 1),
             }
         )
-        # Longer than any end that it reported is open: verdicts wait for an agent that is known.
+        # Kept longer than any end that it reported: verdicts wait for an agent that is known.
         .where(F.col("last_seen_us") > clock.now_us - 2 * config.open_limit * 1e6)
         .select(*SCHEMA.names)
         .transform(newest_agents)
     )
+
+
+def newest_agents(times: DataFrame) -> DataFrame:
+    """Return the `MOST_AGENTS` whose events came last: forged events may name any number of agents."""
+    return times.orderBy(F.desc("last_seen_us"), "agent_id").limit(MOST_AGENTS)

@@ -36,13 +36,6 @@ MAPS = ("errors", "latency", "latency_empty")
 COUNTS_OF_TOPIC = ("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes")
 MAPS_OF_TOPIC = ("errors", "codecs")
 
-SEEN = T.ArrayType(T.StructType([T.StructField("first", T.LongType()), T.StructField("last", T.LongType())]))
-SEEN_KEPT = 64
-"""Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
-MOST_AGENTS = 20_000
-"""Most runs of agents that are remembered: a fleet of 1,000 nodes may restart 20 times a month."""
-_BLOCK = 1024
-
 # How an agent begins the line of an event of some kinds.
 _OF_KINDS = r'^\{{"v":[0-9]+,"node":"[^"\\]*","agent_id":"[^"\\]*","seq":[0-9]+,"kind":"({})",'
 _MISFIT = "_misfit"  # where from_json puts a line with a value of another type than the schema's
@@ -100,75 +93,6 @@ class Clock:
 def received(parsed: DataFrame) -> DataFrame:
     """The events, a column per field of `spark_schema`, and `received_us`: when Kafka got the event, µs since epoch."""
     return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
-
-
-def once(events: DataFrame, seen_before: DataFrame) -> DataFrame:
-    """Drop the flows that an earlier batch had. An agent that starts again may send some once more, and flows add up.
-
-    `seen_before`: `agent_id` and what was `seen` of it by then. Within the batch they are still twice.
-    """
-    before = F.broadcast(seen_before.select("agent_id", "seen"))
-    known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
-    return events.join(before, "agent_id", "left").where(~known).drop("seen")
-
-
-def times(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return `agent_id` and `last_seen_us`: when Kafka got the last event of each agent."""
-    new = events.select("agent_id", F.col("received_us").alias("last_seen_us"))
-    return (
-        before.select(*new.columns)
-        .unionByName(new)
-        .groupBy("agent_id")
-        .agg(F.max("last_seen_us").alias("last_seen_us"))
-    )
-
-
-def newest_agents(times: DataFrame) -> DataFrame:
-    """Return the `MOST_AGENTS` whose events came last: forged events may name any number of agents."""
-    return times.orderBy(F.desc("last_seen_us"), "agent_id").limit(MOST_AGENTS)
-
-
-def seen(events: DataFrame, seen_before: DataFrame) -> DataFrame:
-    """`agent_id` and `seen`: the ranges of `seq` of all events so far, by agent.
-
-    Not the greatest alone: else one event with a forged `seq` would make repetitions of all that its agent sends later.
-    """
-    before = seen_before.select("agent_id", "seen")
-    block = F.floor(F.col("seq") / _BLOCK)  # few enough at once for an array, however many there are
-    numbers = F.collect_set(F.struct(F.col("seq").alias("first"), F.col("seq").alias("last")))
-    new = (
-        events.select("agent_id", "seq")
-        .join(F.broadcast(before), "agent_id", "left")
-        .where(~_is_seen(F.col("seq")))
-        .groupBy("agent_id", block.alias("block"))
-        .agg(F.sort_array(numbers).alias("ranges"))
-        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
-    )
-    return (
-        before.unionByName(new)
-        .groupBy("agent_id")
-        .agg(F.sort_array(F.flatten(F.collect_list("seen"))).alias("ranges"))
-        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
-    )
-
-
-def _is_seen(seq: Column) -> Column:
-    return F.coalesce(F.exists("seen", lambda known: seq.between(known["first"], known["last"])), F.lit(False))
-
-
-def _joined(ranges: str) -> Column:
-    """Ranges that do not overlap, in ascending order: those that touch each other as one."""
-    begins = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i - 1)["last"] < one["first"] - 1, F.lit(True)))
-    ends = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i + 1)["first"] > one["last"] + 1, F.lit(True)))
-    return F.zip_with(
-        begins, ends, lambda begin, end: F.struct(begin["first"].alias("first"), end["last"].alias("last"))
-    )
-
-
-def _widest(ranges: Column) -> Column:
-    by_width = F.transform(ranges, lambda one: F.struct((one["first"] - one["last"]).alias("width"), one.alias("one")))
-    kept = F.transform(F.slice(F.sort_array(by_width), 1, SEEN_KEPT), lambda wide: wide["one"])
-    return F.sort_array(kept)
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
@@ -261,7 +185,7 @@ def _strange_keys(event: Column, fields: Container[str]) -> Column:
 
 
 def _any(conditions: Iterable[Column]) -> Column:
-    """Whether one of them holds; those that are unknown do not."""
+    """Return whether one of them holds; unknown ones do not."""
     return reduce(Column.__or__, (F.coalesce(condition, F.lit(False)) for condition in conditions), F.lit(False))
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import SEEN, newest_agents, seen, spark_schema, struct_of, times
+from kafka_probe_pipeline.source import spark_schema, struct_of
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -79,25 +79,6 @@ SCHEMA = struct_of(
         **dict.fromkeys(HISTOGRAMS, T.MapType(T.StringType(), T.LongType())),
     }
 )
-
-SEEN_EVENTS = struct_of({"agent_id": T.StringType(), "seen": SEEN, "last_seen_us": T.LongType()})
-_REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
-
-
-def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return `agent_id` and `last_seen_us` of all agents but those that have not reported for `_REMEMBERED_US`."""
-    rows = times(events, before)
-    return (
-        rows.crossJoin(rows.agg(F.max("last_seen_us").alias("now_us")))
-        .where(F.col("last_seen_us") > F.col("now_us") - _REMEMBERED_US)
-        .drop("now_us")
-    )
-
-
-def seen_events(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return `SEEN_EVENTS` of the agents that reported last: the `seq` of their events, and when Kafka got the last."""
-    rows = remembered(events, before).transform(newest_agents)
-    return rows.join(seen(events, before), "agent_id").select(*SEEN_EVENTS.names)
 
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:

@@ -11,12 +11,12 @@ from typing import ClassVar
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import hadoop, names, report, session, source
+from kafka_probe_pipeline import agents, hadoop, names, report, seen_events, session, source
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
-from kafka_probe_pipeline.traffic import KEYS, SEEN_EVENTS, remembered, seen_events, summed, traffic
+from kafka_probe_pipeline.traffic import KEYS, summed, traffic
 from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -45,7 +45,7 @@ class TrafficQuery:
             config,
             Table(spark, config, "traffic"),
             Table(spark, config, "topic_names"),
-            Versions(spark, config.seen_events, SEEN_EVENTS),
+            Versions(spark, config.seen_events, seen_events.SCHEMA),
             progress,
         )
 
@@ -62,7 +62,7 @@ class TrafficQuery:
             known = self.names.read().drop(BATCH_ID, DATE)
             new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
             rows = (
-                events.transform(source.once, self.seen_events.before(batch_id))
+                events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
                 .transform(traffic, self.config.window)
                 .transform(names.named, self.names.read())
                 .transform(summed, KEYS)
@@ -86,14 +86,14 @@ class TrafficQuery:
     def _remember(self, events: DataFrame, batch_id: int) -> None:
         """Keep what was seen of each agent, and log how many are too many."""
         before = self.seen_events.before(batch_id)
-        self.seen_events.write(seen_events(events, before), batch_id)
-        if self.seen_events.batch(batch_id).count() == source.MOST_AGENTS:
-            forgotten = remembered(events, before).count() - source.MOST_AGENTS
+        self.seen_events.write(seen_events.seen_events(events, before), batch_id)
+        if self.seen_events.batch(batch_id).count() == agents.MOST_AGENTS:
+            forgotten = seen_events.remembered(events, before).count() - agents.MOST_AGENTS
             if forgotten:
                 log.warning(
                     "Dropped the state of %d agents, keeping the %d that reported last. Check for forged events.",
                     forgotten,
-                    source.MOST_AGENTS,
+                    agents.MOST_AGENTS,
                 )
 
     def _send(self, rows: DataFrame) -> None:

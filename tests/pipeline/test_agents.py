@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import agents, source
+from kafka_probe_pipeline import agents
 from kafka_probe_pipeline.verdicts import resets_between
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, at_end, closed, opened
 from tests.pipeline.history import History
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.spark
 def test_of_too_many_agents_those_are_kept_that_reported_last(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "MOST_AGENTS", 2)
+    monkeypatch.setattr(agents, "MOST_AGENTS", 2)
     history = History(spark)
     history.batch(agent_event("first"), agent_event("second"))
     history.batch(agent_event("third"), at_s=1)

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import job, source, supervisor
+from kafka_probe_pipeline import agents, job, supervisor
 from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
@@ -151,7 +151,7 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
 def test_the_log_counts_the_agents_that_are_forgotten(
     run: Run, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(source, "MOST_AGENTS", 2)
+    monkeypatch.setattr(agents, "MOST_AGENTS", 2)
     run.send_events(flow(agent_id="1"), flow(agent_id="2"))
     run.once(spark)
     assert not [record for record in caplog.records if "agents" in record.message]

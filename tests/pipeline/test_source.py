@@ -18,8 +18,6 @@ from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
-_SEEN = T.StructField("seen", source.SEEN)
-_SEEN_BEFORE = T.StructType([T.StructField("agent_id", T.StringType()), _SEEN])
 ORIGIN = ("v", "node", "agent_id", "seq")  # what an agent's `Sender` adds
 SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
 
@@ -184,30 +182,6 @@ def test_the_longest_texts_of_an_agent_make_an_event(spark: SparkSession) -> Non
     labels = {f"{number:02}": "\x01" * 62 for number in range(16)}
     texts = {"cmdline": "\x01" * 1024, "exe": tags, "labels": labels}
     assert events(spark, flow(local=address, peer=address, workload=texts)).count() == 1
-
-
-def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkSession) -> None:
-    def after(before: list[tuple[str, list[tuple[int, int]]]], *numbers: int) -> list[tuple[str, list[Any]]]:
-        seen_before = spark.createDataFrame(before, _SEEN_BEFORE)
-        rows = source.seen(events(spark, *map(flow, numbers)), seen_before).collect()
-        return [(row["agent_id"], [tuple(one) for one in row["seen"]]) for row in rows]
-
-    assert after([], 0, 1, 2, 2, 1) == [("agent-1", [(0, 2)])]
-    assert after([("agent-1", [(0, 2)])], 3, 1) == [("agent-1", [(0, 3)])]
-    assert after([("agent-1", [(0, 2), (9, 9)])], 4, source.MOST_SEQ) == [
-        ("agent-1", [(0, 2), (4, 4), (9, 9), (source.MOST_SEQ, source.MOST_SEQ)])
-    ]
-    assert after([("agent-1", [(0, 2), (4, 4), (6, 9)])], 5, 3) == [("agent-1", [(0, 9)])]
-    assert after([("agent-1", [(0, 1021)])], *range(1022, 3100)) == [("agent-1", [(0, 3099)])]
-
-
-def test_of_an_agent_with_many_holes_the_widest_ranges_are_kept(spark: SparkSession) -> None:
-    forged = range(10_000, 10_000 + 4 * source.SEEN_KEPT, 2)
-    (row,) = source.seen(
-        events(spark, *map(flow, (*range(20), *forged))), spark.createDataFrame([], _SEEN_BEFORE)
-    ).collect()
-    assert len(row["seen"]) == source.SEEN_KEPT
-    assert tuple(row["seen"][0]) == (0, 19)
 
 
 def test_bytes_that_are_no_text_are_malformed_and_nothing_more(spark: SparkSession) -> None:

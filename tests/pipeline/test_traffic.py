@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
@@ -23,8 +23,6 @@ from kafka_probe_pipeline.traffic import (
     HISTOGRAMS,
     KEYS,
     PERCENTILES,
-    SEEN_EVENTS,
-    seen_events,
     summed,
     traffic,
     with_percentiles,
@@ -125,30 +123,6 @@ def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> Non
         ("api", 2, 3),
         ("topic", None, 3),
     }
-
-
-def seen_after(spark: SparkSession, day: int, *of: Event, before: Iterable[Row] = ()) -> list[Row]:
-    """Return the state of agents after a batch that Kafka got on a day."""
-    reported = events(spark, *of).withColumn("received_us", F.lit(NOON_US + day * 86_400_000_000))
-    return seen_events(reported, spark.createDataFrame(before, SEEN_EVENTS)).collect()
-
-
-def test_an_agent_that_did_not_report_for_a_month_is_forgotten(spark: SparkSession) -> None:
-    first = seen_after(spark, 0, flow(3), flow(7, agent_id="gone"))
-    later = seen_after(spark, 29, flow(5, kind="agent"), before=first)
-    seen = {row["agent_id"]: [tuple(one) for one in row["seen"]] for row in later}
-    assert seen == {"agent-1": [(3, 3), (5, 5)], "gone": [(7, 7)]}
-    assert [row["agent_id"] for row in seen_after(spark, 31, flow(4), before=later)] == ["agent-1"]
-
-
-def test_of_too_many_agents_those_are_remembered_that_reported_last(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(source, "MOST_AGENTS", 2)
-    first = seen_after(spark, 0, flow(agent_id="first"), flow(agent_id="second"))
-    second = seen_after(spark, 1, flow(agent_id="third"), before=first)
-    third = seen_after(spark, 2, flow(1, agent_id="first"), before=second)
-    assert {row["agent_id"] for row in third} == {"third", "first"}
 
 
 def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:

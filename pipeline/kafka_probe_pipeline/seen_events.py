@@ -1,0 +1,101 @@
+"""Remembers which events of each agent's run have been counted: an agent that starts again may send some once more.
+
+Pure functions of DataFrames; this module never reads or writes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline.agents import newest_agents
+from kafka_probe_pipeline.source import struct_of
+
+RANGES_KEPT = 64
+"""Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
+SCHEMA = struct_of(
+    {
+        "agent_id": T.StringType(),
+        "seen": T.ArrayType(struct_of({"first": T.LongType(), "last": T.LongType()})),
+        "last_seen_us": T.LongType(),
+    }
+)
+_BLOCK = 1024
+_REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
+
+
+def without_seen(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Return the events without the flows that an earlier batch had: flows add up.
+
+    before: `SCHEMA`, as of then. An event that is in the batch twice still is.
+    """
+    seen_before = F.broadcast(before.select("agent_id", "seen"))
+    known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
+    return events.join(seen_before, "agent_id", "left").where(~known).drop("seen")
+
+
+def seen_events(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Return `SCHEMA` of the agents that reported last: the `seq` of their events, and when Kafka got the last."""
+    return (
+        remembered(events, before).transform(newest_agents).join(seen(events, before), "agent_id").select(*SCHEMA.names)
+    )
+
+
+def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Return `agent_id` and `last_seen_us` of all agents but those that have not reported for `_REMEMBERED_US`."""
+    new = events.select("agent_id", F.col("received_us").alias("last_seen_us"))
+    rows = (
+        before.select(*new.columns)
+        .unionByName(new)
+        .groupBy("agent_id")
+        .agg(F.max("last_seen_us").alias("last_seen_us"))
+    )
+    return (
+        rows.crossJoin(rows.agg(F.max("last_seen_us").alias("now_us")))
+        .where(F.col("last_seen_us") > F.col("now_us") - _REMEMBERED_US)
+        .drop("now_us")
+    )
+
+
+def seen(events: DataFrame, before: DataFrame) -> DataFrame:
+    """Return `agent_id` and `seen`, the ranges of `seq` of all events so far, by agent.
+
+    Not the greatest alone: else one event with a forged `seq` would make repetitions of all that its agent sends later.
+    """
+    before = before.select("agent_id", "seen")
+    block = F.floor(F.col("seq") / _BLOCK)  # few enough at once for an array, however many there are
+    numbers = F.collect_set(F.struct(F.col("seq").alias("first"), F.col("seq").alias("last")))
+    new = (
+        events.select("agent_id", "seq")
+        .join(F.broadcast(before), "agent_id", "left")
+        .where(~_is_seen(F.col("seq")))
+        .groupBy("agent_id", block.alias("block"))
+        .agg(F.sort_array(numbers).alias("ranges"))
+        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
+    )
+    return (
+        before.unionByName(new)
+        .groupBy("agent_id")
+        .agg(F.sort_array(F.flatten(F.collect_list("seen"))).alias("ranges"))
+        .select("agent_id", _widest(_joined("ranges")).alias("seen"))
+    )
+
+
+def _is_seen(seq: Column) -> Column:
+    return F.coalesce(F.exists("seen", lambda known: seq.between(known["first"], known["last"])), F.lit(False))
+
+
+def _joined(ranges: str) -> Column:
+    """Ranges that do not overlap, in ascending order: those that touch each other as one."""
+    begins = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i - 1)["last"] < one["first"] - 1, F.lit(True)))
+    ends = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i + 1)["first"] > one["last"] + 1, F.lit(True)))
+    return F.zip_with(
+        begins, ends, lambda begin, end: F.struct(begin["first"].alias("first"), end["last"].alias("last"))
+    )
+
+
+def _widest(ranges: Column) -> Column:
+    by_width = F.transform(ranges, lambda one: F.struct((one["first"] - one["last"]).alias("width"), one.alias("one")))
+    kept = F.transform(F.slice(F.sort_array(by_width), 1, RANGES_KEPT), lambda wide: wide["one"])
+    return F.sort_array(kept)
