@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Handles the end of connections, and events without a connection: listening sockets, resets without a socket.
+// Handles closes of connections, and events without a connection: listening sockets, resets without a socket.
 #pragma once
 #include "connection.h"
 #include "counters.h"
@@ -188,7 +188,7 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		listening(ctx, sk, to == TCP_CLOSE);
 		return;
 	}
-	if (to == TCP_ESTABLISHED) // an entry of this address belongs to an earlier socket whose end was missed
+	if (to == TCP_ESTABLISHED) // an entry of this address belongs to an earlier socket whose close was missed
 		forget(ctx, sk);
 	if (from != TCP_ESTABLISHED && to != TCP_LAST_ACK && to != TCP_CLOSE)
 		return;
@@ -212,7 +212,7 @@ static inline void state_changed(void *ctx, u64 sk, int from, int to)
 		forget(ctx, sk);
 }
 
-// Every backend attaches on_NAME to the raw tracepoint NAME. These are the hooks at the beginning and the end of a connection.
+// Every backend attaches on_NAME to the raw tracepoint NAME. These are the hooks of opens and closes.
 // The kernel skips a program that already runs on the same CPU, for example if an interrupt ends one socket while a process
 // closes another. So both of the first two programs delete the entries of an orphaned socket.
 int on_inet_sock_set_state(struct bpf_raw_tracepoint_args *ctx)

@@ -23,11 +23,12 @@ from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
-from kafka_probe_pipeline import progress
+from kafka_probe_pipeline import progress, traffic
 from kafka_probe_pipeline.config import Config as PipelineConfig
 from kafka_probe_pipeline.config import flag_of
-from kafka_probe_pipeline.connections import END
+from kafka_probe_pipeline.connections import CLOSE, END
 from kafka_probe_pipeline.rules import CAUSES
+from kafka_probe_pipeline.source import spark_schema
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES
 from scripts import pictures
 
@@ -69,6 +70,32 @@ WHEN = {
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
     "agent": "once per interval, after all others",
+}
+
+# Columns of the pipeline's tables that are not fields of events. Times with `_us` are in µs since epoch.
+COLUMNS = {
+    "date": "UTC date of the row's time, by which each table is partitioned",
+    "batch_id": "number of the micro-batch with which the row was added",
+    "window_start": "begin of the window, UTC",
+    "window_end": "end of the window",
+    "level": "`api`: totals of an API; `topic`: what was done to one topic",
+    "topic": "name of a topic",
+    "topic_id": "id of a topic",
+    "codecs": "record sets by compression codec",
+    "received_ts": "when Kafka received the event, by the broker's clock; other times are of the agent's clock",
+    "judged_ts": "when the cause was named, by the broker's clock",
+    "cause": "[cause](causes.md) of the close",
+    "evidence": "the facts that name the cause, as a sentence",
+    "by": "side whose close the cause explains: `client` or `server`",
+    "key": "`flow_id` of the connection; without one the agent's id and the `conn_id`",
+    "state": "`half closed` or `closed`",
+    "ends": "ends that agents reported: `both`, `client only` or `server only`",
+    "server": "the broker's end, null if no agent reported it",
+    "close": "facts of the end's `close` event, null while the end is open",
+    "opened_us": "when the end was opened; for a connection older than the agent, when the agent found it",
+    "last_seen_us": "when Kafka received the newest event about the end",
+    "closing_us": "when the end began to close",
+    "ended_us": "when the end was closed",
 }
 
 
@@ -199,11 +226,16 @@ def column_table() -> str:
     tables = {
         **{name: (DATE, BATCH_ID, *kind.schema.names) for name, kind in TABLES.items()},
         "verdicts.client, .server": END.names,
+        "verdicts.client.close, .server.close": CLOSE.names,
     }
-    return table(
+    others = {column for columns in tables.values() for column in columns} - {field.name for field in spark_schema()}
+    columns = table(
         ("table, or column of it", "columns"),
         ((f"`{name}`", ", ".join(f"`{column}`" for column in columns)) for name, columns in tables.items()),
     )
+    meanings = table(("column", "meaning"), ((f"`{column}`", COLUMNS[column]) for column in COLUMNS))
+    assert others - {*traffic.DIMENSIONS, *traffic.COUNTS} == COLUMNS.keys(), "COLUMNS must list each of these columns"
+    return f"{columns}\n## Columns that events do not have\n\n{meanings}"
 
 
 def kernel_table() -> str:
@@ -368,8 +400,8 @@ them.
         "tables",
         "Tables of the pipeline",
         """
-The columns of the Delta Lake tables below `--output`. Columns have the names of the [events](events.md)' fields. [The
-guide](../guide/pipeline.md#read-the-tables) says how to read them.
+The columns of the Delta Lake tables below `--output`. Most have the names of the [events](events.md)' fields. [The
+guide](../guide/pipeline.md#read-the-tables) describes how to read them.
 """,
         column_table(),
     ),
@@ -386,7 +418,7 @@ in a virtual machine, and tries the same conversations with each backend and bot
         "costs",
         "Measured costs",
         """
-Results of `make bench`. [Costs](../explain/costs.md) says how they were measured and what they mean.
+Results of `make bench`. [Costs](../explain/costs.md) describes how they were measured and what they mean.
 """,
         cost_table() + "\n" + cost_plots(),
     ),

@@ -37,7 +37,7 @@ _DONE = object()
 class _Suspects:
     """State of connections that the kernel no longer followed at `since_ns`.
 
-    Their ends are lost, except those whose samples the buffer still held at that time.
+    Their closes are lost, except those whose samples the buffer still held at that time.
     """
 
     since_ns: int
@@ -74,7 +74,7 @@ class Loop:
         self._reports: deque[Iterator[None]] = deque()
         # _unread: how many samples written before _marked_ns may be unread; all written before _read_ns are read.
         self._unread, self._marked_ns, self._read_ns = 0, 0, self._since_ns
-        self._searched_at = 0  # lost samples at the last search for connections whose ends are lost
+        self._searched_at = 0  # lost samples at the last search for connections whose closes are lost
         self._suspects: _Suspects | None = None
         if listing is None:
             processor.tracker.end_list()
@@ -136,7 +136,7 @@ class Loop:
             self._read_ns = self._marked_ns
 
     def _suspect_lost(self) -> None:
-        """Note the known connections that the kernel no longer follows, if samples of ends were lost."""
+        """Note the known connections that the kernel no longer follows, if samples of closes were lost."""
         lost_samples, tracker = self._reporter.hidden_samples, self._processor.tracker
         if self._suspects or (lost_samples == self._searched_at and not tracker.full):
             return
@@ -149,7 +149,7 @@ class Loop:
     def _forget_suspects(self) -> None:
         """Forget the suspects once all samples that the buffer held then are read.
 
-        By then, ends that were not lost have been processed.
+        By then, closes that were not lost have been processed.
         """
         suspects = self._suspects
         if suspects is None or self._read_ns < suspects.since_ns:

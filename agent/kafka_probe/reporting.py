@@ -58,17 +58,17 @@ class Reporter:
 
     @property
     def hidden_samples(self) -> int:
-        """Return how many samples were lost that may have been ends of connections."""
+        """Return how many samples were lost that may have been closes or resets."""
         return sum(self._kernel[name] for name in _MAY_HIDE_ENDS)
 
     def report(self, since_ns: int, now_ns: int, settled_ns: int, limit_s: float = math.inf) -> Iterator[None]:
         """End the interval and return an iterator that sends the interval's events in parts, within `limit_s`.
 
         The order is: resets; opens; topic names; flows; repeated opens; closes, which contain the sums of the flows;
-        and the `agent` event, after the sinks got all of these, so that its losses and `complete_until` are true. That
-        is before the first close or reset that is left to the next report. Losses and costs are those of the moment
-        when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall clock
-        moves both ends of an interval.
+        and the `agent` event, after the sinks got all of these, so that its losses and `complete_until` are true. The
+        latter is before the first close or reset that is left to the next report. Losses and costs are those of the
+        moment when it is sent; all else is of the interval. Times are of CLOCK_MONOTONIC, so that a step of the wall
+        clock moves both ends of an interval.
         settled_ns: closes up to this time are settled, see pending_closes.py.
         """
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()

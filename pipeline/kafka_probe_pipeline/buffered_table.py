@@ -35,7 +35,7 @@ class BufferedTable:
     """One of `TABLES`, and the rows that it does not have yet.
 
     A version of the buffer has the rows since the commit before it. It is committed under its own number, so that the
-    table says whether it has a version.
+    table shows whether it has a version.
     """
 
     table: Table

@@ -29,7 +29,7 @@ _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d
 
 
 def _servers(written: str) -> str:
-    """Each with its port, which the Java client needs: without one, Kafka's own."""
+    """Return the servers, each with a port, which the Java client needs: by default Kafka's own."""
     servers = [server.strip() for server in written.split(",") if server.strip()]
     for server in servers:
         found = re.fullmatch(r"(?:\w+://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server)

@@ -40,9 +40,10 @@ FACTS = (
 _EVENT = {field.name: field.dataType for field in spark_schema("open", "close")}
 _LONG, _STRING = T.LongType(), T.StringType()
 _OF_OPEN = {field.name for field in schema.own_fields("open")}
-_OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name not in _OF_OPEN]
+_OF_CLOSE = [field.name for field in schema.own_fields("close") if field.name not in {*_OF_OPEN, "closing_ts"}]
 
-CLOSE = struct_of({name: _EVENT[name] for name in ("ts", *_OF_CLOSE)})
+# `closing_us` and `ended_us`: `closing_ts` and `ts` of the event.
+CLOSE = struct_of({"closing_us": _LONG, "ended_us": _LONG, **{name: _EVENT[name] for name in _OF_CLOSE}})
 END = struct_of(
     {
         "agent_id": _STRING,
@@ -136,15 +137,16 @@ def _of_rows(opens: DataFrame, closes: DataFrame) -> DataFrame:
 
 def ends_of(rows: DataFrame) -> DataFrame:
     """Return the ends that rows of `opens` or `closes` are about, each with the `seq` of its event."""
-    absent = {*CLOSE.names, *FACTS} - {*rows.columns}
-    times = {name: F.unix_micros(name) for name in ("ts", "closing_ts") if name in rows.columns}
+    absent = {*_OF_CLOSE, *FACTS} - {*rows.columns}
+    closing_us = F.unix_micros("closing_ts") if "closing_ts" in rows.columns else F.lit(None).cast(_LONG)
+    times = {"closing_us": closing_us, "ended_us": F.unix_micros("ts")}
     return rows.withColumns({name: F.lit(None).cast(_EVENT[name]) for name in absent} | times).select(
         *CONNECTION,
         "seq",
         *FACTS,
         F.array_compact(F.transform("topics", lambda one: F.coalesce(one["topic"], one["topic_id"]))).alias("topics"),
-        (F.col("ts") - F.coalesce("age_us", F.lit(0))).alias("opened_us"),
-        F.when(F.col("closing_ts").isNotNull(), _struct(CLOSE.names)).alias("close"),
+        (F.col("ended_us") - F.coalesce("age_us", F.lit(0))).alias("opened_us"),
+        F.when(F.col("closing_us").isNotNull(), _struct(CLOSE.names)).alias("close"),
         F.unix_micros(RECEIVED).alias("last_seen_us"),
         F.lit(None).cast(VERDICT).alias("verdict"),
     )
@@ -171,7 +173,10 @@ def newest(ends: DataFrame) -> DataFrame:
 
 
 def joined(ends: DataFrame) -> DataFrame:
-    """One row per connection. Of two ends on one side, seen by an agent before and after its restart, the newer."""
+    """Return one row per connection: columns of `SCHEMA`.
+
+    Of two ends on one side, reported by an agent before and after its restart, it has the newer one.
+    """
     end = _struct(END.names)
     newer = F.struct(F.col("close").isNotNull(), "last_seen_us", "agent_id", "conn_id")
     return (
@@ -187,7 +192,10 @@ def joined(ends: DataFrame) -> DataFrame:
 
 
 def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """Without what is over for long. One whose verdict is given stays while an end of it is open and reported."""
+    """Drop the connections that were judged long ago, and those of which nothing was reported for long.
+
+    One that has a verdict stays while an agent reports that an end of it is open.
+    """
     quiet = clock.now_us - F.greatest("verdict.judged_us", *(f"{side}.last_seen_us" for side in SIDES))
     over = (F.col("state") == "closed") & F.col("verdict").isNotNull() & (quiet >= config.closed_limit * 1e6)
     return connections.where(~over & (quiet < config.open_limit * 1e6))
@@ -198,7 +206,7 @@ def _key() -> Column:
 
 
 def _struct(names: Iterable[str]) -> Column:
-    """As a text it is one call to the JVM, and not several for each name."""
+    """Return a struct of columns. An SQL expression takes one call to the JVM, columns take several each."""
     return F.expr(f"struct({', '.join(names)})")
 
 

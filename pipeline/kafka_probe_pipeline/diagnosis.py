@@ -41,7 +41,7 @@ class Tables:
 
     @classmethod
     def of(cls, spark: SparkSession, config: Config, commits: dict[str, Commit] | None = None) -> Tables:
-        """Those below the output directory. commits: the last one of each table by this process."""
+        """Return those below the output directory. commits: the last one of each table by this process."""
         commits = {} if commits is None else commits
         return cls(
             Versions(spark, config.agents, agents.SCHEMA),
@@ -54,7 +54,7 @@ class Tables:
 class News(NamedTuple):
     """What a micro-batch has: the number of events, and when Kafka got the oldest and the newest, µs since epoch.
 
-    The times are None without events. listed: opens that have no flow id; unnamed: closes that have none.
+    The times are None without events. opens_without_id, closes_without_id: those without a flow id.
     """
 
     oldest_us: int | None
@@ -62,8 +62,8 @@ class News(NamedTuple):
     events: int
     opens: int
     closes: int
-    listed: int
-    unnamed: int
+    opens_without_id: int
+    closes_without_id: int
 
     @classmethod
     def of(cls, events: DataFrame) -> News:
@@ -97,7 +97,7 @@ class Diagnosis:
             news = News.of(events)
             if news.now_us is not None:
                 tables = Tables.of(spark, self.config, self.commits)
-                self._look(events, news, source.Clock(batch_id, news.now_us), tables)
+                self.look(events, news, source.Clock(batch_id, news.now_us), tables)
             self.progress.batch(self.name, news.events, news.now_us, began_s)
         finally:
             parsed.unpersist()
@@ -107,7 +107,7 @@ class Diagnosis:
         known = Tables.of(spark, self.config).storms.newest()
         self._notify([alert(row) for row in known.collect()] if known else [])
 
-    def _look(self, events: DataFrame, news: News, clock: source.Clock, tables: Tables) -> None:
+    def look(self, events: DataFrame, news: News, clock: source.Clock, tables: Tables) -> None:
         """Bring the tables up to date, and send alerts on changes."""
         batch_id = clock.batch_id
         if not tables.agents.exists(batch_id):
@@ -122,7 +122,7 @@ class Diagnosis:
                 if news.closes:
                     others = tables.opens.read(since_us, batch_id)
                     closes = closes.transform(connections.not_over, tables.closes.read(since_us, batch_id - 1), known)
-                # What an executor held of it that is lost Spark works out again, as it would not with a checkpoint.
+                # Not a checkpoint: Spark computes again what a lost executor held of persisted rows.
                 known = connections.connections(closes, others, known).persist()
             rows = verdicts.verdicts(known, agents_now, clock, self.config)
             if known.is_cached or rows is not known:
@@ -157,7 +157,7 @@ class Diagnosis:
         """Add the rows of opens and closes to their tables, with the flow ids that are known elsewhere; return them."""
         since_us = self._lately_us(news)
         opens, closes = events.transform(lifecycle.opens), events.transform(lifecycle.closes)
-        if news.listed:
+        if news.opens_without_id:
             opens = opens.transform(
                 lifecycle.with_flow_ids,
                 tables.opens.read(since_us, batch_id - 1).unionByName(opens),
@@ -165,7 +165,7 @@ class Diagnosis:
             )
         if news.opens:
             tables.opens.add(opens, batch_id)
-        if news.unnamed:
+        if news.closes_without_id:
             closes = closes.transform(lifecycle.with_flow_ids_of_opens, tables.opens.read(since_us, batch_id))
         if news.closes:
             tables.closes.add(closes, batch_id)
@@ -181,7 +181,7 @@ class Diagnosis:
         return bool(news.closes or (news.opens and not known.transform(connections.without_other_end).isEmpty()))
 
     def _lately_us(self, news: News) -> float:
-        """Return since when an end was reported that is open at the first of the events, µs since epoch."""
+        """Return the earliest time of a report of an end that is open at the first event, µs since epoch."""
         return (news.oldest_us or 0) - self.config.open_limit * 1e6
 
     def _alert(self, alerts: list[Alert], spark: SparkSession) -> None:

@@ -1,4 +1,4 @@
-"""Evidence: what each end of a connection says of its close, as facts that rules are written in.
+"""Evidence: what each end of a connection reported about its close, as the facts that rules use.
 
 Each end reports whether it closed first. Times of two hosts are never compared to decide that; the lengths of the two
 silences are. This module never names a cause and never touches Spark.
@@ -14,7 +14,7 @@ from typing import Any
 from kafka_probe_pipeline.config import Config
 
 SECOND_US = 1_000_000
-SIDES = {"client": "client", "broker": "server"}
+SIDE_OF = {"client": "client", "broker": "server"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +48,19 @@ class End:
     config: Config
 
     def close(self, name: str) -> Any:
-        """A field of its `close`; None while it is open."""
+        """Return a field of its `close`; None while it is open."""
         close = self.known and self.known["close"]
         return close[name] if close else None
 
     @property
     def watched(self) -> bool:
-        """An agent has named the end."""
+        """Return True if an agent has reported the end."""
         return self.known is not None
 
     @property
     def closed(self) -> bool:
-        """The end is closed both ways."""
-        return self.close("ts") is not None
+        """Return True if the end is closed in both directions."""
+        return self.close("ended_us") is not None
 
     @property
     def itself(self) -> bool:
@@ -80,40 +80,46 @@ class End:
 
     @property
     def sent_reset(self) -> bool:
-        """The socket of the end sent an RST, or its host did because the socket was gone."""
+        """Return True if the socket of the end sent an RST, or its host did because the socket was gone."""
         by_host = self.reset_us is not None and (not self.closed or self.reset_us >= self.closed_us)
         return self.close("how") == "rst_sent" or by_host
 
     @property
     def idle(self) -> bool:
-        """The silence before the close is long enough for a limit on idle connections."""
+        """Return True if the silence before the close is long enough for a limit on idle connections."""
         return self.closed and self.silent_for(self.config.idle_minimum)
 
     @property
     def no_answer(self) -> bool:
-        """What the end sent was never acknowledged: it timed out, or gave up what it had sent after a silence."""
+        """Return True if data that the end sent was never acknowledged.
+
+        It timed out, or closed with such data that it had sent after a silence.
+        """
         in_vain = self.unacked > 0 and self.unanswered > 0
         gave_up = self.close("closed_by") == "local" and in_vain and self.idle and not self.exited
         return self.close("how") == "timeout" or gave_up
 
     @property
     def exited(self) -> bool:
-        """The socket was closed by the end of its process."""
+        """Return True if the exit of its process closed the socket."""
         return bool(self.close("owner_exiting"))
 
     @property
     def ended(self) -> bool:
-        """The process closed the socket and ended a moment later."""
+        """Return True if the process closed the socket and exited a moment later."""
         return bool(self.close("owner_ended"))
 
     @property
     def left(self) -> bool:
-        """The last request was to leave the consumer group."""
+        """Return True if the last request was to leave the consumer group."""
         return bool(self.close("last_api") == "LeaveGroup")
 
     @property
     def tls_received_idle_us(self) -> int | None:
-        """How long before its close it received the last TLS data; None: it received none, or does not use TLS."""
+        """Return how long before its close it received the last TLS data.
+
+        None: it received none, or does not use TLS.
+        """
         hidden = self.known is not None and self.known["opaque"] == "tls"
         return self.close("received_idle_us") if hidden else None
 
@@ -130,35 +136,38 @@ class End:
 
     @property
     def refused(self) -> bool:
-        """The end saw a response that refuses the credentials."""
+        """Return True if a response refused the credentials."""
         return self.close("auth_error") is not None
 
     @property
     def authenticating(self) -> bool:
-        """The last request was one to authenticate, and moments ago."""
+        """Return True if the last request was one to authenticate, moments before the close."""
         asked_to = self.close("last_api") in ("SaslHandshake", "SaslAuthenticate")
         return asked_to and not self.silent_for(self.config.authentication_within)
 
     @property
     def stopped_listening(self) -> bool:
-        """The last socket that listened on the port had been closed, and not long ago."""
+        """Return True if the last socket that listened on the port was closed not long before."""
         since_us = self.close("listener_closed_us")
         return since_us is not None and since_us <= self.config.shutdown_within * SECOND_US
 
     @property
     def asked(self) -> int:
-        """Requests without a response."""
+        """Return the number of requests without a response."""
         return self.close("in_flight") or 0
 
     @property
     def owed(self) -> bool:
-        """A request has no response, or was a Produce with acks=0, which has none, and moments ago."""
+        """Return True if a request has no response, or a Produce with acks=0 was sent moments before."""
         without = self.close("last_api") == "Produce" and self.close("last_acks") == 0
         return self.asked > 0 or (without and not self.silent_for(self.config.right_after))
 
     @property
     def with_others(self) -> bool:
-        """Its process closed others at the same time whose silences no limit explains: they differ."""
+        """Return True if its process closed other connections at the same time after other silences.
+
+        No limit on idle connections explains silences that differ.
+        """
         least, greatest = self.silences_us
         margin_us = self.config.idle_minimum * SECOND_US  # clients look at their limits every second or so
         return greatest > least * (1 + self.config.same_age_percent / 100) + margin_us
@@ -177,23 +186,23 @@ class End:
         return self.agent is not None and self.agent.complete_since > since_us
 
     def resets_dropped_since(self, since_us: float) -> bool:
-        """Its host has sent more resets since then, by its own clock, than are kept."""
+        """Return True if its host sent more resets since then, by its own clock, than are kept."""
         return self.agent is not None and self.agent.resets_since > since_us
 
     def silent_for(self, seconds: float) -> bool:
-        """Its idle age is at least that."""
+        """Return True if its silence is at least that long."""
         return self.silence_us >= seconds * SECOND_US
 
     @property
     def silence_us(self) -> int:
-        """Its idle age; its whole age if no payload ever passed."""
+        """Return its silence before the close; its whole age if no payload ever passed."""
         ages = (self.close(name) for name in ("silence_us", "idle_us", "age_us"))
         return next((age for age in ages if age is not None), 0)
 
     @property
     def closed_us(self) -> int:
-        """When it began to close, by the clock of its host; 0 while it is open."""
-        return self.close("closing_ts") or self.close("ts") or 0
+        """Return when it began to close, by the clock of its host; 0 while it is open."""
+        return self.close("closing_us") or self.close("ended_us") or 0
 
     # The same as texts.
 
@@ -211,7 +220,7 @@ class End:
 
     @property
     def request(self) -> str:
-        """The last one, with its size."""
+        """Return the last request, with its size."""
         size, without = self.close("last_request_bytes"), self.close("last_acks") == 0
         return f"{self.api}{' with acks=0' if without else ''}{f' of {size:,} bytes' if size else ''}"
 
@@ -243,12 +252,12 @@ class End:
 
     @property
     def last_report(self) -> str:
-        """When its agent last reported everything; "?" without an agent."""
+        """Return up to when its agent has reported everything; "?" without an agent."""
         return f"{datetime.fromtimestamp(self.agent.complete_until / SECOND_US, UTC):%H:%M:%S}" if self.agent else "?"
 
 
 def seconds(microseconds: int) -> str:
-    """A time as `12.3 s`."""
+    """Return a time as `12.3 s`."""
     return f"{microseconds / SECOND_US:.1f} s"
 
 

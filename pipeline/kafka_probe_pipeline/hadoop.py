@@ -1,4 +1,4 @@
-"""Access to the file system of the output directory through Hadoop: a local one, HDFS or an object store."""
+"""Accesses the file system of the output directory through Hadoop: a local one, HDFS or a mounted volume."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 
 
 def require_shared(spark: SparkSession, directory: str, query: str) -> None:
-    """Return if this process sees what the executors of now write to the directory.
+    """Return if this process sees what executors write to the directory now.
 
     Spark does not notice if the path is one of a local disk on each host. query: which one asks; others may at the same
     time.

@@ -64,7 +64,7 @@ def _column(field: T.StructField) -> Column:
 
 
 def with_flow_ids(opens: DataFrame, earlier: DataFrame, closed: DataFrame) -> DataFrame:
-    """Return new `opens`, those without a flow id with that of the run of the agent before.
+    """Return new `opens`, with missing flow ids taken from the run of the agent before.
 
     An agent that starts lists what is open and learns a flow id with the first bytes only. earlier, closed: what the
     tables have so far. The connection is the one that the same node had open between the same addresses.
@@ -84,7 +84,7 @@ def with_flow_ids(opens: DataFrame, earlier: DataFrame, closed: DataFrame) -> Da
 
 
 def with_flow_ids_of_opens(closes: DataFrame, opens: DataFrame) -> DataFrame:
-    """Return new `closes`, those without a flow id with that of the newest row in `opens` about their connection."""
+    """Return new `closes`, with missing flow ids taken from the newest row in `opens` about their connection."""
     newest = opens.groupBy(*CONNECTION).agg(F.max_by("flow_id", "seq").alias("known_flow_id"))
     return (
         closes.join(newest, [*CONNECTION], "left")

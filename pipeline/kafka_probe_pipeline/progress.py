@@ -134,7 +134,7 @@ class Progress:
 
 
 def _behind(query: StreamingQuery) -> int | None:
-    """Return the records that Spark says a query is behind, None before its first micro-batch."""
+    """Return how many records a query is behind by Spark's count, None before its first micro-batch."""
     progress = query.lastProgress
     sources = progress["sources"] if progress else []
     behind = [source["metrics"].get("maxOffsetsBehindLatest") for source in sources if source["metrics"]]

@@ -36,7 +36,7 @@ def of_each(
     rests_on: Literal["end", "other"] | None = None,
     ends: Iterable[Name] = ("client", "broker"),
 ) -> list[Rule]:
-    """The same rule for either end."""
+    """Return the same rule for either end."""
     return [Rule(cause, end, holds, words, rests_on) for end in ends]
 
 

@@ -88,7 +88,7 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
 
     Raises:
         StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.
-        UsageError: spark-submit started this program, and says itself what is asked for here.
+        UsageError: spark-submit started this program: both are settings of spark-submit then.
     """
     # pyspark: set in a program that spark-submit started. Its JVM runs already, with the class path it was given.
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ

@@ -33,7 +33,7 @@ def traffic_messages(rows: DataFrame) -> DataFrame:
 
 
 def dead_letters(malformed: DataFrame) -> DataFrame:
-    """Malformed lines as Kafka records; the key says where the line came from. Very long lines are cut."""
+    """Malformed lines as Kafka records; the key is where the line came from. Very long lines are cut."""
     return malformed.select(
         F.concat_ws("-", "topic", "partition", "offset", "line_number").alias("key"),
         F.to_json(

@@ -66,7 +66,7 @@ SCHEMA = struct_of(
 
 
 def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int], clock: Clock, config: Config) -> bool:
-    """Whether `storms` has anything to do: it costs less to ask first.
+    """Return True if `storms` has anything to do: it costs less to ask first.
 
     before: the storms so far. new, recent: verdicts of the batch and of the last window, by cause.
     """
@@ -144,24 +144,24 @@ class Incident(NamedTuple):
 
 @dataclass
 class Storm:
-    """A storm: its row of `SCHEMA`, and in its course the incidents of now that are part of it."""
+    """A storm: its row of `SCHEMA`, and the incidents of this micro-batch's state that are part of it."""
 
     now: dict[str, Any]
     members: list[Incident] = field(default_factory=list)
 
     @property
     def subject(self) -> Subject:
-        """Its kind, and what it is about."""
+        """Return its kind, and what it is about."""
         return self.now["kind"], self.now["subject"]
 
     def has(self, one: Incident, span: int, config: Config) -> bool:
-        """Whether an incident of its subject is part of it."""
+        """Return True if an incident of its subject is part of it."""
         near = abs(one.level - self.now["level"]) <= span
         return near and one.closed_us >= _earliest_us(self.now["since_us"], config)
 
     @property
     def hits(self) -> Counter[NamedScope]:
-        """How many members each scope has."""
+        """Return how many members each scope has."""
         named = ((of["scope"], of["name"]) for one in self.members for of in one.scopes)
         return Counter((scope, name) for scope, name in named if name is not None)
 
@@ -195,16 +195,16 @@ class Storm:
         return cause in MIDDLEBOX_CAUSES or (share is not None and share >= config.storm_percent / 100)
 
     def fresh(self, clock: Clock) -> int:
-        """How many of its members are of the batch."""
+        """Return how many of its members are of the batch."""
         return sum(one.given_in == clock.batch_id for one in self.members)
 
     def is_quiet(self, clock: Clock, config: Config) -> bool:
-        """Whether it is active, but nothing came to it for long."""
+        """Return True if it is active, but has had no new member for long."""
         now = self.now
         return now["state"] == ACTIVE and bool(clock.now_us - now["updated_us"] >= config.storm_quiet * SECOND_US)
 
     def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
-        """Its row after the batch: it opened, grew, or was quiet for so long that it is over."""
+        """Return its row after the batch: it opened, grew, or was quiet for so long that it is over."""
         storm, now_us = self.now, clock.now_us
         fresh = self.fresh(clock)
         if storm["opened_us"] is None:

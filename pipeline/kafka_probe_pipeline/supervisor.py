@@ -25,7 +25,7 @@ from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 
 _RETRY_S = 1.0
-# What Kafka's client and Spark's reader say when nobody answers, or the names of brokers are gone with them.
+# Messages of Kafka's client and Spark's reader if no broker answers, or the brokers' names no longer resolve.
 OF_BROKERS_AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
     r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"

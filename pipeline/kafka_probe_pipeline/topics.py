@@ -1,4 +1,4 @@
-"""The topics of the job: there before the first micro-batch, or a sentence that says why not.
+"""Creates the topics of the job before the first micro-batch, or ends it with the reason in one sentence.
 
 Uses the Java client that comes with Spark's connector, so that one set of options (SASL, TLS) serves all connections.
 """

@@ -1,7 +1,7 @@
 """Judges closed connections: names the cause of each close, with the evidence as a sentence.
 
 The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
-that would have seen it are complete; the evidence says if that agent is silent or has lost something. Spark keeps the
+that would have seen it are complete; the evidence states if that agent is silent or has lost something. Spark keeps the
 connections and finds those to judge, which are few; each is judged on its own, on the driver. This module never reads
 or writes.
 """
@@ -20,8 +20,8 @@ from pyspark.sql import types as T
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.connections import SCHEMA as CONNECTION
-from kafka_probe_pipeline.connections import VERDICT
-from kafka_probe_pipeline.evidence import SECOND_US, SIDES, AgentProgress, End
+from kafka_probe_pipeline.connections import SIDES, VERDICT
+from kafka_probe_pipeline.evidence import SECOND_US, SIDE_OF, AgentProgress, End
 from kafka_probe_pipeline.rules import RULES
 from kafka_probe_pipeline.source import Clock, struct_of
 
@@ -59,7 +59,7 @@ class Agents:
 
 
 def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """The connections, with the `verdict` of those for which it can be given now; themselves, if there is none."""
+    """Return the connections with each `verdict` that can be given now; the same DataFrame if there is none."""
     is_closed = F.col("client.close").isNotNull() | F.col("server.close").isNotNull()
     recent = F.col("verdict.judged_us") > clock.now_us - _COMPARED_US - config.closed_together * SECOND_US
     concerned = connections.where(is_closed & (F.col("verdict").isNull() | recent))
@@ -78,13 +78,13 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
 
 
 def resets_between(agents: DataFrame, connections: DataFrame) -> DataFrame:
-    """When the host of an end last sent a reset to the other end: `agent_id`, `local`, `peer` and `ts`.
+    """Return when the host of an end last sent a reset to the other end: `agent_id`, `local`, `peer` and `ts`.
 
     Of the ends of the connections only: all agents together may have sent more than the driver can hold.
     """
     keys = ["agent_id", "local", "peer"]
     sent = agents.select("agent_id", F.explode("resets").alias("reset")).select("agent_id", "reset.*")
-    ends = connections.select(F.explode(F.array(*SIDES.values())).alias("end")).select("end.*").select(keys)
+    ends = connections.select(F.explode(F.array(*SIDES)).alias("end")).select("end.*").select(keys)
     return sent.join(F.broadcast(ends), keys, "left_semi").groupBy(keys).agg(F.max("ts").alias("ts"))
 
 
@@ -97,7 +97,7 @@ def judged(
     """Return key and verdict of the connections that get one now. Those that have one are compared with them."""
 
     def end(name: str, of: ConnectionRow) -> End:
-        known = of[SIDES[name]]
+        known = of[SIDE_OF[name]]
         progress = agents.progress.get(known["agent_id"]) if known else None
         reset_us = agents.resets.get((known["agent_id"], known["local"], known["peer"])) if known else None
         return End(name, known, progress, reset_us, (0, 0), clock.now_us, config)
@@ -112,7 +112,10 @@ def judged(
 
 
 def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[int, int]]:
-    """The least and the greatest silence of what the process of each itself closed within that time, µs."""
+    """Return the least and the greatest silence of what the process of each client itself closed within that time, µs.
+
+    Both are the client's own silence if its process closed nothing else.
+    """
     found = [(client.silence_us, client.silence_us) for client in clients]
     processes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for number, client in enumerate(clients):
@@ -129,7 +132,7 @@ def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[in
 
 
 def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> Iterator[tuple[int, int]]:
-    """The least and the greatest of the values within that time of each; `times` ascend.
+    """Yield the least and the greatest of the values within that time of each; `times` ascend.
 
     least and greatest: indices into `values`, as monotonic queues: the first is that of the least or greatest value.
     """
@@ -175,7 +178,7 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
     return {
         "cause": rule.cause if complete else "unknown",
         "evidence": "".join(words),
-        "by": SIDES[rule.by],
+        "by": SIDE_OF[rule.by],
         "idle_us": end.silence_us,
         "closed_us": end.closed_us,
     }
@@ -202,7 +205,7 @@ def _missing_report(end: End) -> str:
 
 
 def given(connections: DataFrame, batch_id: int) -> DataFrame:
-    """The verdicts of one batch, with their connections: a row of the table of verdicts."""
+    """Return the verdicts of one batch, with their connections: rows of the table of verdicts."""
     return (
         connections.where(F.col("verdict.batch_id") == batch_id)
         .select("verdict.*", *(name for name in connections.columns if name != "verdict"))
@@ -212,7 +215,7 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
 
 
 def counted(connections: DataFrame, clock: Clock, config: Config) -> tuple[Counter[str], Counter[str]]:
-    """How many verdicts of each cause are of this batch, and how many of the last window."""
+    """Return how many verdicts of each cause are of this batch, and how many of the last window."""
     recent = F.col("verdict.judged_us") > clock.now_us - config.storm_window * SECOND_US
     rows = connections.where(recent).select("verdict.cause", "verdict.batch_id").collect()
     return Counter(row["cause"] for row in rows if row["batch_id"] == clock.batch_id), Counter(

@@ -31,7 +31,8 @@ def connection(*reported: Event) -> dict[str, Any]:
         end = row[event["side"]] or dict.fromkeys(END.names) | {"last_seen_us": NOON_US}
         end |= {name: event[name] for name in END.names if name in event}
         if event["kind"] == "close":
-            end["close"] = {name: event.get(name) for name in CLOSE.names}
+            times = {"closing_us": event.get("closing_ts"), "ended_us": event.get("ts")}
+            end["close"] = {name: event.get(name) for name in CLOSE.names} | times
         row[event["side"]] = end
     return row
 

@@ -1,82 +1,77 @@
-"""Runs a history of micro-batches through the modules of the diagnosis, without the job around them."""
+"""Runs a history of micro-batches through the diagnosis, without Kafka and without the tables that it commits to."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, lifecycle, session, storms, verdicts
-from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline import connections, session
+from kafka_probe_pipeline.alerts import Alert
+from kafka_probe_pipeline.buffered_table import Commit
+from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.diagnosis import Diagnosis, News, Tables
+from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import NOON_US, SECOND_US, Event, events
+
+_JUST_COMMITTED = Commit(-1, NOON_US * 2)  # so that all rows stay in the buffer
+
+
+class _Silent(Diagnosis):
+    """A diagnosis that sends no alerts."""
+
+    def _alert(self, alerts: list[Alert], spark: SparkSession) -> None:
+        pass
 
 
 class History:
     """Applies each `batch` to the state that the batches before left. Kafka got it `at_s` after noon."""
 
     def __init__(self, spark: SparkSession, **settings: object) -> None:
-        spark = self.spark = session.for_few_rows(spark.newSession())
+        spark = self._spark = session.for_few_rows(spark.newSession())
         spark.conf.set("spark.sql.shuffle.partitions", 1)  # tasks of few rows cost more than the rows
-        self.config: Config = load(settings)
-        self.number = -1
-        self.agents = spark.createDataFrame([], agents.SCHEMA)
-        self.opens = spark.createDataFrame([], lifecycle.OPENS)
-        self.closes = spark.createDataFrame([], lifecycle.CLOSES)
-        self.connections = spark.createDataFrame([], connections.SCHEMA)
-        self.storms = spark.createDataFrame([], storms.SCHEMA)
+        self._directory = TemporaryDirectory()
+        self._config = load({**settings, "output": str(Path(self._directory.name) / "output")})
+        commits = dict.fromkeys(("opens", "closes", "verdicts"), _JUST_COMMITTED)
+        self._tables = Tables.of(spark, self._config, commits)
+        self._diagnosis = _Silent(self._config, Progress(), commits=commits)
+        self._number = -1
 
     def batch(self, *of: Event, at_s: float | Sequence[float] = 0) -> list[Row]:
         """Apply a batch; return the closed connections after it, as the state has them. at_s: of all, or of each."""
-        self.number += 1
+        self._number += 1
         times_s = at_s if isinstance(at_s, Sequence) else [at_s]
-        clock = self._clock(max(times_s))
-        at_us = F.array(*(F.lit(self._clock(one).now_us) for one in times_s))
+        at_us = F.array(*(F.lit(_us(one)) for one in times_s))
         number = F.monotonically_increasing_id().cast("int") if len(times_s) > 1 else F.lit(0)
-        reported = events(self.spark, *of).withColumn("received_us", at_us[number]) if of else self._nothing()
-        self.agents = _kept(agents.agents(reported, self.agents, clock, self.config))
-        if kinds := {event["kind"] for event in of} & {"open", "close"}:
-            self._join(reported, of, clock, closed="close" in kinds)
-        rows = self.connections.transform(verdicts.verdicts, self.agents, clock, self.config)
-        self.connections = _kept(rows.transform(connections.within_limits, clock, self.config))
+        reported = events(self._spark, *of).withColumn("received_us", at_us[number]).persist()
+        self._diagnosis.look(reported, News.of(reported), Clock(self._number, _us(max(times_s))), self._tables)
+        reported.unpersist()
         return self.connections.orderBy("key").collect()
-
-    def _join(self, reported: DataFrame, of: Sequence[Event], clock: Clock, *, closed: bool) -> None:
-        """Add the opens and closes; bring the closed connections up to date."""
-        opens, closes = reported.transform(lifecycle.opens), reported.transform(lifecycle.closes)
-        without = {event["kind"] for event in of if "flow_id" in event and event["flow_id"] is None}
-        if "open" in without:
-            earlier = self.opens.unionByName(opens), self.closes.unionByName(closes)
-            opens = opens.transform(lifecycle.with_flow_ids, *earlier)
-        self.opens = _kept(self.opens.unionByName(opens))
-        if "close" in without:
-            closes = closes.transform(lifecycle.with_flow_ids_of_opens, self.opens)
-        lately = self.opens.where(F.unix_micros("received_ts") > clock.now_us - self.config.open_limit * SECOND_US)
-        if closed:
-            earlier_closes, closes = self.closes, _kept(closes)
-            self.closes = earlier_closes.unionByName(closes)
-            closes = closes.transform(connections.not_over, earlier_closes, self.connections)
-        self.connections = _kept(connections.connections(closes, lately, self.connections))
 
     def current(self) -> list[Row]:
         """Return the connections that are open, and those that were closed lately."""
-        return connections.current(self.opens, self.closes, self.config).orderBy("key").collect()
+        opens, closes = self._tables.opens.read(), self._tables.closes.read()
+        return connections.current(opens, closes, self._config).orderBy("key").collect()
 
     def storms_after(self, *of: Event, at_s: float = 0) -> list[Row]:
         """Apply a batch; return the storms after it."""
         self.batch(*of, at_s=at_s)
-        clock, open_now = self._clock(at_s), connections.open_of(self.opens, self.closes)
-        rows = storms.storms(self.connections, self.agents, open_now, self.storms.collect(), clock, self.config)
-        self.storms = _kept(rows)
-        return self.storms.orderBy("kind").collect()
+        return self._tables.storms.before(self._number + 1).orderBy("kind").collect()
 
-    def _clock(self, at_s: float) -> Clock:
-        return Clock(self.number, NOON_US + round(at_s * SECOND_US))
+    @property
+    def agents(self) -> DataFrame:
+        """Return the state of the agents."""
+        return self._tables.agents.batch(self._number)
 
-    def _nothing(self) -> DataFrame:
-        return events(self.spark).withColumn("received_us", F.lit(0).cast("long"))
+    @property
+    def connections(self) -> DataFrame:
+        """Return the closed connections, as the state has them."""
+        return self._tables.connections.before(self._number + 1)
 
 
 def only(rows: list[Row]) -> Any:
@@ -85,5 +80,5 @@ def only(rows: list[Row]) -> Any:
     return row
 
 
-def _kept(rows: DataFrame) -> DataFrame:
-    return rows.localCheckpoint()
+def _us(at_s: float) -> int:
+    return NOON_US + round(at_s * SECOND_US)

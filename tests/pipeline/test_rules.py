@@ -285,8 +285,8 @@ def test_an_end_closed_when_it_began_to_close_or_else_when_it_was_closed() -> No
     def closed_us(close: Event | None) -> int:
         return End("client", {"close": close}, None, None, (0, 0), NOON_US, load({})).closed_us
 
-    assert closed_us({"closing_ts": 1, "ts": 2}) == 1
-    assert closed_us({"closing_ts": None, "ts": 2}) == 2
+    assert closed_us({"closing_us": 1, "ended_us": 2}) == 1
+    assert closed_us({"closing_us": None, "ended_us": 2}) == 2
     assert closed_us(None) == 0
 
 

@@ -99,7 +99,7 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
     assert "connections.max.idle.ms of at most 24560" in grown_alert.remedy
 
     still = only(history.storms_after(agent_event(BROKER, until_s=40), at_s=40))
-    assert (still["change"], still["state"], still["count"]) == (None, "active", 300)
+    assert (still["batch_id"], still["state"], still["count"]) == (grown["batch_id"], "active", 300)
     over = only(history.storms_after(agent_event(BROKER, until_s=70), at_s=70))
     assert (over["id"], over["change"], over["state"], over["count"]) == (storm["id"], "resolved", "resolved", 300)
     assert alert(over).labels() == grown_alert.labels()

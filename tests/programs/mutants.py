@@ -1,7 +1,7 @@
 """Runs `make mutants`: changes one sign, comparison or bound of the rules at a time, and lists what no test notices.
 
-Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. Left out are
-functions that build Spark's columns, and connections.py, which consists of these.
+Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. It leaves
+out functions that build Spark's columns, and connections.py, which consists of these.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def test_the_header_of_every_request_is_right(conversation: list[Held]) -> None:
 
 
 def test_every_response_is_matched_with_its_request(conversation: list[Held]) -> None:
-    """What has none asked for none, or its connection ended: a consumer does not wait for its last polls."""
+    """A request without one had acks=0, or its connection ended: a consumer does not wait for its last polls."""
     ended = set()
     for held in conversation:
         recorded = held.recorded

@@ -68,7 +68,7 @@ def test_every_message_that_it_explains_is_one_that_we_print() -> None:
 
 def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     limits, policy = (DOCS / "explain/limits.md").read_text(), (ROOT / "SECURITY.md").read_text()
-    assert f"else {DEFAULT.connections:,}, or as `--memory-limit` says" in limits
+    assert f"else {DEFAULT.connections:,}, or as `--memory-limit` allows" in limits
     assert f"- {DEFAULT.connections:,} connections" in policy
     assert f"plus {DEFAULT.ends:,} slots" in policy
     assert f"Processes that own connections {DEFAULT.workloads_bytes // MIB} MiB" in policy

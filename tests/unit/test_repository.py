@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from kafka_probe_pipeline.session import PACKAGES
+
 ROOT = Path(__file__).parents[2]
 # In pieces, so that this file does not hold what it looks for.
 REGISTRY_HOSTS = [
@@ -104,6 +106,13 @@ def test_sparks_connector_has_the_version_of_pyspark() -> None:
     )
     assert set(revisions) == {version}
     assert f"build/jars/spark-{version}\n" in (ROOT / "scripts/setup.sh").read_text()
+
+
+def test_the_guide_and_the_jars_have_the_versions_of_delta_lake_and_spark_that_the_job_names() -> None:
+    assert set(re.findall(r"--packages (\S+)", (ROOT / "docs/guide/pipeline.md").read_text())) == {PACKAGES}
+    _, delta = PACKAGES.split(",")
+    revisions = re.findall(r'org="io.delta" name="[^"]+" rev="([^"]+)"', (ROOT / "scripts/jars/spark.xml").read_text())
+    assert set(revisions) == {delta.rpartition(":")[2]}
 
 
 def test_every_c_source_names_its_licence(tracked: list[Path]) -> None:

@@ -251,7 +251,7 @@ def test_a_storm_is_one_alert_in_time_with_its_cause_its_size_and_its_victims(sc
     assert idle_alerts(scene)[-1][1]["id"] == last["id"]
     wait_until(
         lambda: IDLE not in {alert["labels"]["kind"] for alert in scene.receiver.alerts()},
-        "the Alertmanager to hear that it is over",
+        "the alert to end in the Alertmanager",
         timeout_s=60,
     )
 
@@ -266,8 +266,8 @@ def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
 def known_s(events: Sequence[Event], pids: set[int]) -> float:
     """Return when the threshold was crossed and the other end had reported, seconds since epoch.
 
-    That is when the report of the clients' agent with the close that makes a storm was sent, and the first word of the
-    brokers' agent on the time after that close.
+    That is when both were sent: the report of the clients' agent with the close that makes a storm, and the first
+    report of the brokers' agent that covers the time after that close.
     """
     settings = load({})
     words = [event for event in events if event["kind"] == "agent"]

@@ -48,7 +48,7 @@ class Hook:
         return f"{self.type.value[1]} {self.target}"
 
 
-# Hooks are attached in this order: the end of a connection is watched before any connection is followed.
+# Hooks are attached in this order: closes are watched before any connection is followed.
 _LIFECYCLE = (
     Hook("on_tcp_destroy_sock", HookType.RAW_TRACEPOINT, "tcp_destroy_sock"),
     Hook("on_inet_sock_set_state", HookType.RAW_TRACEPOINT, "inet_sock_set_state"),

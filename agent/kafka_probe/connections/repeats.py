@@ -45,9 +45,9 @@ class Repeats:
     def due(
         self, newest: Iterable[int], listed: Collection[SocketEnds], now_ns: int
     ) -> tuple[Sequence[int], Sequence[SocketEnds]]:
-        """Return the keys of connections that the report of now repeats; some may have ended.
+        """Return the keys of connections that this report repeats; some may have ended.
 
-        newest, listed: the keys of now, for the next pass; `newest` begins with that of the newest connection.
+        newest, listed: all keys, for the next pass; `newest` begins with that of the newest connection.
         """
         if self._began_ns is None:
             self._began_ns = now_ns

@@ -35,7 +35,7 @@ class AgentEvent(Origin, Stamped):
     open: Annotated[list[OpenGroup], "the same, counted in groups"]
     other: Annotated[
         dict[str, int],
-        "opens, closes and resets of the interval without an event, see open_limit and close_limit: "
+        "opens, closes and resets of the interval without an event, see open_limit, close_limit and reset_limit: "
         "open/SIDE, close/SIDE/HOW/CLOSED_BY or reset to count",
     ]
     losses: Annotated[dict[str, int], "losses since the start, by reason; normally all are zero"]

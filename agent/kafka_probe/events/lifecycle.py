@@ -97,7 +97,7 @@ class CloseFacts(TypedDict):
 
 
 class CloseEvent(ConnectionFacts, CloseFacts, ActivityFacts, Stamped):
-    """The end of a connection."""
+    """The close of a connection."""
 
     kind: Annotated[Literal["close"], KIND]
     found: Annotated[str, "as in open"]

@@ -113,7 +113,7 @@ class ClientEntry:
 
     @property
     def type(self) -> str:
-        """The client type: internal, broker, producer, consumer, producer+consumer, admin or other."""
+        """Return the client type: internal, broker, producer, consumer, producer+consumer, admin or other."""
         if self.internal:
             return "internal"
         if Activity.REPLICATE in self.role:

@@ -178,7 +178,7 @@ class LabelTable(Generic[LabelRow]):
 
     @property
     def owners(self) -> AbstractSet[OwnerLabels]:
-        """All workloads that have rows, except OTHER."""
+        """Return all workloads that have rows, except OTHER."""
         return self._rows.keys()
 
     def __len__(self) -> int:

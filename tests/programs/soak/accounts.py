@@ -103,8 +103,10 @@ def reports_of_nodes(lines: Iterable[bytes], nodes: Iterable[str], flood_port: i
 
 @dataclass(slots=True)
 class Account:
-    """How many there were of a kind, and how many of them while nobody watched; what is left, in sentences. `unread`:
-    what the broker did not read."""
+    """Counts of each kind, those of ends that no agent watched, and a sentence for each difference left.
+
+    unread: what the broker did not read.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     unread: frozenset[Any] = frozenset()
