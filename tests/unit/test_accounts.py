@@ -78,14 +78,15 @@ def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
 
 
+@pytest.mark.parametrize("loss", ["frame_truncated", "header_incomplete"])
 @pytest.mark.parametrize(("broke_off_us", "unexplained"), [(9 * SECOND_US, 0), (21 * SECOND_US, 1)])
 def test_an_answer_that_broke_off_while_an_agent_watched_is_explained_by_its_loss(
-    broke_off_us: int, unexplained: int
+    broke_off_us: int, unexplained: int, loss: str
 ) -> None:
     times = wire(*ANSWERED)
     times.broken_off.append(broke_off_us)
     first = reports(1, 2, 3)
-    first.losses = {"frame_truncated": 1}
+    first.losses = {"frame_limit": 0, loss: 1}
     second = AgentReports(reported_until_us=90 * SECOND_US, complete_until_us=90 * SECOND_US)
     kept = account(times, [first, second], [0, 20 * SECOND_US + 1], [20 * SECOND_US])
     assert len(kept.unexplained) == unexplained
