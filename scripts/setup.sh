@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the requirements of `make demo`: Debian packages, a virtual environment in .venv, this project in it, and jars
-# under build/jars. With `tests`, also those of the tests; with `nodes`, also those of the tests of image, chart and
-# service. Keeps existing installations. It first checks whether it can finish, and changes nothing if it cannot.
+# under build/jars. With `tests`, also those of the tests; with `nodes`, also those of the tests of image, chart,
+# service, HDFS and S3. Keeps existing installations. It first checks whether it can finish, and changes nothing if it
+# cannot.
 set -euo pipefail
 
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -136,5 +137,16 @@ fetch() {
 fetch kafka build/jars/kafka-4.3.0
 fetch spark build/jars/spark-4.0.0
 [ "$what" = demo ] || fetch prometheus build/jars/prometheus-1.8.0
+[ "$what" != nodes ] || fetch hdfs build/jars/hdfs-3.4.1
+[ "$what" != nodes ] || fetch s3 build/jars/s3-3.4.1
+
+# --- An S3 server, in an environment of its own because it needs an older python-dateutil -----------------------------
+
+if [ "$what" = nodes ] && ! cmp -s scripts/moto.txt build/moto/requirements; then
+    say "installing moto, an S3 server, into build/moto (log: build/setup-moto.log)"
+    { "$python" -m venv --clear build/moto && build/moto/bin/pip install -r scripts/moto.txt; } >build/setup-moto.log 2>&1 9>&- \
+        || refuse "pip failed; the end of build/setup-moto.log:" "$(tail -n 15 build/setup-moto.log)"
+    cp scripts/moto.txt build/moto/requirements
+fi
 
 say "ready"

@@ -99,7 +99,7 @@ def _set_by_signals() -> Event:
 
 
 @cli.command()
-@flags("output", "open_limit", "closed_limit", "master", "jars_dir", "internal")
+@flags("output", "checkpoint_dir", "open_limit", "closed_limit", "master", "jars_dir", "internal")
 @click.option(
     "--table",
     "name",

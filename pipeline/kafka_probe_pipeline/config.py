@@ -76,7 +76,9 @@ class Config(BaseSettings):
     listen: str = Field("", pattern=r"^(|.+:\d{1,5})$")
     """host:port of `/metrics` for Prometheus, without authentication, such as 127.0.0.1:9466; default: none"""
     output: str = Field("kafka-probe-output", min_length=1)
-    """directory of the tables and the checkpoints, a path or a URI; the file system must rename atomically"""
+    """directory of the tables, a path or a URI, also of an object store"""
+    checkpoint_dir: str = ""
+    """directory of the checkpoints; default: that of the tables; not on an object store, which cannot rename"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
@@ -141,9 +143,14 @@ class Config(BaseSettings):
     """folder with the jars of Spark's Kafka connector and Delta Lake; default: the jars of `make setup`"""
 
     @property
+    def directories(self) -> list[str]:
+        """Return the directories of the tables and, last, of the checkpoints; one if they are the same."""
+        return [*dict.fromkeys((self.output, self.checkpoint_dir or self.output))]
+
+    @property
     def checkpoint(self) -> str:
         """Return the folder of the offsets of the traffic query."""
-        return f"{self.output}/checkpoint"
+        return f"{self.directories[-1]}/checkpoint"
 
     @property
     def checkpoints(self) -> dict[str, str]:
@@ -173,7 +180,7 @@ class Config(BaseSettings):
     @property
     def connections_checkpoint(self) -> str:
         """Return the folder of the offsets of the connections query."""
-        return f"{self.output}/connections_checkpoint"
+        return f"{self.directories[-1]}/connections_checkpoint"
 
     @property
     def days_kept(self) -> dict[str, int]:

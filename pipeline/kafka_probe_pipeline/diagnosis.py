@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, hadoop, lifecycle, session, sinks, source, storms, verdicts
+from kafka_probe_pipeline import agents, connections, lifecycle, output, session, sinks, source, storms, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
@@ -90,7 +90,7 @@ class Diagnosis:
         began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
         spark = session.for_few_rows(records.sparkSession)
-        hadoop.require_shared(spark, self.config.output, self.name)
+        output.require(spark, self.config, self.name)
         parsed = records.transform(source.parsed, *KINDS).persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))

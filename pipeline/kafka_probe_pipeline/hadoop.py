@@ -1,4 +1,4 @@
-"""Accesses the file system of the output directory through Hadoop: a local one, HDFS or a mounted volume."""
+"""Accesses the file system of the output directory through Hadoop: a local one, HDFS or an object store."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ def absolute(spark: SparkSession, name: str) -> str:
     """Return the path as a URI."""
     path = _path(spark, name)
     return str(_file_system(spark, path).makeQualified(path).toString())
+
+
+def scheme(spark: SparkSession, name: str) -> str:
+    """Return the scheme of a path's file system, such as `file` or `s3a`, whose classes may be missing."""
+    default = _jvm(spark).org.apache.hadoop.fs.FileSystem.getDefaultUri(spark.sparkContext._jsc.hadoopConfiguration())
+    return str(_path(spark, name).toUri().getScheme() or default.getScheme())
 
 
 def read(spark: SparkSession, name: str) -> str:

@@ -1,6 +1,7 @@
 """Maintenance of the tables, in a thread of the driver: retention, removal of unused files, and compaction.
 
-It runs in a Spark pool of its own and with one task at a time, so that alerts do not wait for it.
+It runs in a Spark pool of its own and with one task at a time, so that alerts do not wait for it, and in the process
+that writes, because Delta Lake has one safe writer on an object store.
 """
 
 from __future__ import annotations

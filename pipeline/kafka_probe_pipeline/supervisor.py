@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_probe_pipeline import source, topics
+from kafka_probe_pipeline import output, source, topics
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
@@ -40,10 +40,12 @@ def start(
     """Start the two streams from the events topic: `traffic` and `diagnosis`.
 
     Raises:
-        StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
+        StartError: a table has no checkpoint or another one, so that events would be lost or count twice; or the
+            checkpoints would be on an object store.
     """
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
+    output.take_over(spark, config)
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))

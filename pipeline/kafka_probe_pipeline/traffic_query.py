@@ -11,7 +11,7 @@ from typing import ClassVar
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, hadoop, names, report, seen_events, session, source
+from kafka_probe_pipeline import agents, names, output, report, seen_events, session, source
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
@@ -52,7 +52,7 @@ class TrafficQuery:
     def __call__(self, records: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         spark = session.for_its_cores(records.sparkSession)
-        hadoop.require_shared(spark, self.config.output, self.name)
+        output.require(spark, self.config, self.name)
         parsed = records.transform(source.parsed).persist()
         try:
             by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()

@@ -7,6 +7,7 @@ and never written twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from uuid import uuid4
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
@@ -14,6 +15,8 @@ from pyspark.sql import types as T
 from kafka_probe_pipeline import hadoop, session
 
 KEPT = 2
+_DRAFTS = "_draft_"
+_DRAFT = f"{_DRAFTS}{uuid4().hex}"  # of this process: a job that was replaced may still write its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,9 @@ class Versions:
         """Write the version of a micro-batch, which must not exist yet.
 
         The files are written into a directory that readers skip, and appear by one rename, atomic on local disks and
-        HDFS. What a killed attempt left is overwritten.
+        HDFS.
         """
-        draft = f"{self.path}/_draft"
+        draft = f"{self.path}/{_DRAFT}"
         rows.write.mode("overwrite").parquet(draft)
         hadoop.rename(self.spark, draft, self._of(batch_id))
 
@@ -66,9 +69,12 @@ class Versions:
         return self.batch(numbers[-1]) if numbers else None
 
     def remove_old(self) -> None:
-        """Remove all but the newest versions."""
+        """Remove all but the newest versions, and what killed attempts left."""
         for number in self._numbers()[:-KEPT]:
             hadoop.remove(self.spark, self._of(number))
+        for draft in hadoop.names(self.spark, f"{self.path}/{_DRAFTS}*"):
+            if draft != _DRAFT:
+                hadoop.remove(self.spark, f"{self.path}/{draft}")
 
     def _numbers(self) -> list[int]:
         """Return the numbers of the micro-batches whose versions exist, ascending."""

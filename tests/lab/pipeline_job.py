@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from itertools import count
@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe_pipeline import cli, supervisor, topics
 from kafka_probe_pipeline.buffered_table import BufferedTable
-from kafka_probe_pipeline.config import flag_of, load
+from kafka_probe_pipeline.config import Config, flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import Table
@@ -36,21 +36,28 @@ Moment = Callable[["Run"], bool]
 class Run:
     """A set of topics and an output directory, on which the job can run any number of times.
 
-    often: it looks for events several times a second instead of at the default interval.
+    often: it looks for events several times a second instead of at the default interval. settings: further ones, such
+    as another `output` than that below `directory`.
     """
 
-    def __init__(self, broker: Broker, directory: Path, *, often: bool = True) -> None:
+    def __init__(self, broker: Broker, directory: Path, *, often: bool = True, **settings: object) -> None:
         number = next(_numbers)
         self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
         kinds = ("events", "traffic", "dead", "alerts")
         self.events, self.traffic, self.dead, self.alerts = (f"{kind}-{number}" for kind in kinds)
         self.seq = 0
         self.progress = Progress()
-        self._intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2, "table_interval": 0} if often else {}
+        intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2, "table_interval": 0} if often else {}
+        self._more = {**intervals, **settings}
 
     def flags(self, *more: str) -> list[str]:
         settings = (part for name, value in self._settings.items() for part in (flag_of(name), str(value)))
         return ["run", *settings, *more]
+
+    @property
+    def config(self) -> Config:
+        """Return the configuration of the job."""
+        return load(self._settings)
 
     @property
     def _settings(self) -> dict[str, object]:
@@ -61,7 +68,7 @@ class Run:
             "dead_letter_topic": self.dead,
             "alerts_topic": self.alerts,
             "output": str(self.output),
-            **self._intervals,
+            **self._more,
         }
 
     def send(self, records: int) -> None:
@@ -103,8 +110,9 @@ class Run:
         }
 
     @contextmanager
-    def job(self, *more: str) -> Iterator[subprocess.Popen[bytes]]:
-        process = processes.start([sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)], log=self.log)
+    def job(self, *more: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        command = [sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)]
+        process = processes.start(command, log=self.log, env=env)
         try:
             yield process
         finally:
@@ -120,15 +128,15 @@ class Run:
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
         """Return True if writers set the times of the events topic's records."""
-        return topics.has_times_of_writers(spark, load(self._settings))
+        return topics.has_times_of_writers(spark, self.config)
 
     def table(self, spark: SparkSession, name: str = "traffic") -> DataFrame:
         """Return the rows of one of the job's tables."""
-        return Table(spark, load(self._settings), name).read()
+        return Table(spark, self.config, name).read()
 
     def buffered(self, spark: SparkSession, name: str) -> DataFrame:
         """Return the rows of one of the job's buffered tables, committed or not."""
-        return BufferedTable.of(spark, load(self._settings), name, {}).read()
+        return BufferedTable.of(spark, self.config, name, {}).read()
 
     def shown(
         self, spark: SparkSession, table: str = "traffic", *, as_json: bool = True, internal: bool = False

@@ -31,7 +31,9 @@ def test_the_newest_before_a_batch_is_found_and_old_ones_are_removed(spark: Spar
 
 def test_a_draft_that_a_killed_job_left_is_no_version_and_is_replaced(spark: SparkSession, tmp_path: Path) -> None:
     state = Versions(spark, str(tmp_path), SCHEMA)
-    spark.createDataFrame([(1,)], SCHEMA).write.parquet(str(tmp_path / "_draft"))
+    spark.createDataFrame([(1,)], SCHEMA).write.parquet(str(tmp_path / "_draft_of_another"))
     assert state.newest() is None
     state.write(spark.createDataFrame([(2,)], SCHEMA), 0)
     assert state.batch(0).collect() == [(2,)]
+    state.remove_old()
+    assert not (tmp_path / "_draft_of_another").exists()
