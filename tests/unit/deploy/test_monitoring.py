@@ -100,9 +100,9 @@ def test_what_a_variable_offers_exists() -> None:
 
 
 def test_a_dashboard_can_be_imported_beside_the_others() -> None:
-    assert len(DASHBOARDS) == 3
+    assert len(DASHBOARDS) == 4
     found = dashboards()
-    assert len({dashboard["uid"] for dashboard in found}) == len({dashboard["title"] for dashboard in found}) == 3
+    assert len({dashboard["uid"] for dashboard in found}) == len({dashboard["title"] for dashboard in found}) == 4
     for dashboard in found:
         panels = dashboard["panels"]
         assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels)
