@@ -18,10 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
+from kafka_probe.connections import refusals
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming, Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.learner import Learner
+from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
@@ -34,6 +36,7 @@ from kafka_probe.time_limit import NO_LIMIT, ReportPart, TimeLimit
 from kafka_probe.workloads import NOBODY
 
 LOSSES = {
+    **refusals.LOSSES,
     "topics_shed": "flow events without their topics, because the agent took more CPU than `--cpu-limit`",
     "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`, or because "
     "more flows cannot be sent within their interval",
@@ -45,6 +48,7 @@ _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
+_REFUSED_TOPIC_BYTES = 512  # memory per topic of a response with errors
 
 
 @dataclass(slots=True)
@@ -58,6 +62,7 @@ class _Count:
     bytes: int = 0
     latency: Counter[int] = field(default_factory=Counter)
     naming: Naming | None = None  # for the fetch session
+    refused: Sums = field(default_factory=dict)
     kept: bool = False
 
     @classmethod
@@ -71,6 +76,7 @@ class _Topic:
     requests: int = 0
     partitions: set[int] = field(default_factory=set)
     sums: Counter[MeasureKind] = field(default_factory=Counter)
+    refused: Counter[MeasureKind] = field(default_factory=Counter)
     codecs: Counter[str] = field(default_factory=Counter)
     errors: Counter[int] = field(default_factory=Counter)
 
@@ -112,19 +118,25 @@ class Flows:
         self._tracker = tracker
         self._names = names
         self._learner = learner
-        self._limit_bytes = bounds.counts_bytes // 2  # the other half belongs to the interval being reported
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        requests_bytes = bounds.counts_bytes // 16
+        self._refusals = Refusals(requests_bytes, self.losses)
+        # The other half belongs to the interval being reported.
+        self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2
         self._held_bytes = 0
         self._budget_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
         self._shares = Shares(self._budget_bytes)
         self._counts: dict[tuple[int, int], _Count] = {}  # by connection and number of the shape
         self._shapes: set[int] = set()  # numbers of the shapes of the counts
         self._other: _Others = {}
-        self.losses = Counter(dict.fromkeys(LOSSES, 0))
 
     def add(self, batch: Iterable[Frames]) -> None:
         """Count the frames of a batch. Their order affects only the facts that connections and fetch sessions learn."""
         fetches: _Fetches = {}
-        for frames in sorted(batch, key=_first_seen):
+        in_order = sorted(batch, key=_first_seen)
+        for frames in in_order:
+            self._refusals.see(frames)
+        for frames in in_order:
             self._add(frames, fetches)
         for (_, api_key), (connection, named) in fetches.items():
             self._tracker.see_fetches(connection, api_key, named)
@@ -140,6 +152,7 @@ class Flows:
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         no_latency = Counter[int]()
+        refused = self._refusals.refused(frames)
         for i, start in enumerate(starts.tolist()):
             key = int(conns[start]), frames.number
             connection = self._tracker.of_frames(key[0], ends[i] - start)
@@ -154,6 +167,8 @@ class Flows:
                 _, named = fetches.setdefault((key[0], shape.facts.api_key), (count.connection, []))
                 named.append((count.naming, frames, order[start : ends[i]]))
             count.latency.update(latency)
+            for topic, of_topic in refused.get(key[0], {}).items():
+                count.refused.setdefault(topic, Counter()).update(of_topic)
             if not count.kept:
                 self._count_other(count)
 
@@ -200,6 +215,8 @@ class Flows:
             topic.requests += 0 if facts.response else count.frames
             for measure, value in sums:
                 topic.sums[measure.kind] += value
+            for refused in count.refused.values():
+                topic.refused.update(refused)
 
     def report(
         self, interval: Interval, *, with_topics: bool = True, limit: TimeLimit = NO_LIMIT
@@ -296,6 +313,8 @@ class Flows:
         for measure, value in _measured(count):
             if measure.kind in _OF_TOPICS:
                 topics[measure.topic].sums[measure.kind] += value
+        for named, refused in count.refused.items():
+            self._topic(flow, count.connection, TopicFacts(*named, (), ()), 0).refused.update(refused)
 
     def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
         named = self._names.resolve(facts, connection.cluster_id)
@@ -362,7 +381,8 @@ def _count_bytes(shape: Shape) -> int:
     asked = (*facts.topics, *facts.forgotten) if facts.api_key in FETCHES else ()
     partitions = sum(len(topic.partitions) for topic in asked)
     of_session = _ASKED_TOPIC_BYTES * len(asked) + _ASKED_PARTITION_BYTES * partitions
-    return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session
+    of_refusals = _REFUSED_TOPIC_BYTES * len(facts.topics) if facts.response and facts.errors else 0
+    return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session + of_refusals
 
 
 def _event(
@@ -401,7 +421,7 @@ def _event(
 
 
 def _event_topic(name: str | None, topic_id: str | None, topic: _Topic) -> FlowTopic:
-    return {
+    event: FlowTopic = {
         "topic": name,
         "topic_id": topic_id,
         "requests": topic.requests,
@@ -413,6 +433,10 @@ def _event_topic(name: str | None, topic_id: str | None, topic: _Topic) -> FlowT
         "codecs": dict(topic.codecs),
         "errors": _counts(topic.errors),
     }
+    if topic.refused:
+        event["refused_records"] = topic.refused[MeasureKind.RECORDS]
+        event["refused_bytes"] = topic.refused[MeasureKind.RECORD_BYTES]
+    return event
 
 
 def _only(values: Collection[_Value]) -> _Value | None:

@@ -112,8 +112,8 @@ def test_many_frames_at_once_count_as_one_by_one() -> None:
         built
         for n in range(40)
         for built in (
-            request(PRODUCE, 9, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=5000 + n),
-            response(PRODUCE, 9, 1 + n % 2, frame_bytes=90, latency_us=100 * n),
+            request(PRODUCE, 9, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=5000 + n, correlation_id=n),
+            response(PRODUCE, 9, 1 + n % 2, frame_bytes=90, latency_us=100 * n, correlation_id=n),
             request(FETCH, 13, 1 + n % 2, client_id=f"client-{n % 2}", frame_bytes=70),
             response(FETCH, 13, 1 + n % 3 % 2, latency_us=7 * n),
             fetched_nothing(1 + n % 2, latency_us=500_000 + n),
@@ -214,6 +214,22 @@ def test_batches_codecs_acks_and_transactions_are_counted(watched: Watched) -> N
     (topic,) = flow["topics"]
     assert (topic["records"], topic["batches"], topic["codecs"]) == (28, 8, {"zstd": 4})
     assert (flow["acks"], flow["transactional_id"]) == (-1, "etl-1")
+
+
+def test_what_the_broker_did_not_write_is_refused_in_the_interval_of_its_response(watched: Watched) -> None:
+    records = Records(bytes(500), records=7)
+    produce = {"Acks": -1, "TopicData": [{"Name": "orders", "PartitionData": [{"Index": 0, "Records": records}]}]}
+    refused = {"Responses": [{"Name": "orders", "PartitionResponses": [{"Index": 0, "ErrorCode": 6}]}]}
+    for number in (1, 2):
+        watched.see(by_hand("Produce", 9, produce, correlation_id=number))
+    (topic,) = watched.flow()["topics"]
+    assert topic["records"] == 14
+    assert "refused_records" not in topic
+    watched.see(by_hand("Produce", 9, refused, answer=True, correlation_id=2))
+    (topic,) = watched.flow()["topics"]
+    assert (topic["topic"], topic["records"], topic["errors"]) == ("orders", 0, {"6": 1})
+    assert (topic["refused_records"], topic["refused_bytes"]) == (7, 500)
+    assert watched.flows.losses["refusal_unmatched"] == 0
 
 
 def test_who_fetches_as_a_replica_is_reported_and_a_consumer_is_none(watched: Watched) -> None:

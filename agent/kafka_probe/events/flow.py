@@ -20,7 +20,16 @@ from kafka_probe.events.common import (
 LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 
 
-class FlowTopic(TypedDict):
+class RefusedFacts(TypedDict, total=False):
+    """What Produce requests contained and the broker did not write; absent if it wrote everything."""
+
+    refused_records: Annotated[
+        int, "part of records of requests whose response has an error: the broker did not write it"
+    ]
+    refused_bytes: Annotated[int, "the same of bytes"]
+
+
+class FlowTopic(RefusedFacts):
     """The counts of one topic in a `flow` event."""
 
     topic: Annotated[str | None, TOPIC_NAME]
