@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
 KAFKA_PORT = 9092
-RETAINED = ("traffic", "opens", "closes", "verdicts")
+RETAINED = ("traffic", "requests", "opens", "closes", "verdicts", "storms", "agents")
 """Tables that lose old rows. The names of topics are needed as long as rows have their ids."""
 # What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -121,7 +121,9 @@ class Config(BaseSettings):
     """seconds without a report until an open connection is gone; more than twice the agents' `--open-interval-s`"""
     closed_limit: float = Field(300, gt=0)
     """seconds that a connection with a verdict is kept for late events of its other end"""
-    retain: Annotated[str, AfterValidator(_retain)] = "traffic=90d,opens=30d,closes=90d,verdicts=365d"
+    retain: Annotated[str, AfterValidator(_retain)] = (
+        "traffic=90d,requests=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d"
+    )
     """how long tables keep rows, in whole days; a table that is not named keeps everything"""
     maintenance_interval: float = Field(600, gt=0)
     """seconds between runs that merge small files and remove old ones"""

@@ -15,7 +15,8 @@ from pyspark.sql import types as T
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.lifecycle import CONNECTION, RECEIVED
+from kafka_probe_pipeline.event_rows import RECEIVED
+from kafka_probe_pipeline.lifecycle import CONNECTION
 from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
 
 SIDES = ("client", "server")
@@ -65,6 +66,7 @@ VERDICT = struct_of(
         "by": _STRING,
         "idle_us": _LONG,
         "closed_us": _LONG,
+        "refused_bytes": _LONG,
     }
 )
 SCHEMA = struct_of(

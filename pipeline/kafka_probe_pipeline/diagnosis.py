@@ -14,7 +14,18 @@ from typing import ClassVar, NamedTuple
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, connections, lifecycle, output, session, sinks, source, storms, verdicts
+from kafka_probe_pipeline import (
+    agents,
+    connections,
+    event_rows,
+    lifecycle,
+    output,
+    session,
+    sinks,
+    source,
+    storms,
+    verdicts,
+)
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
@@ -26,11 +37,12 @@ from kafka_probe_pipeline.versions import Versions
 log = logging.getLogger("kafka_probe_pipeline")
 
 KINDS = ("open", "close", "reset", "agent")
+BUFFERED = ("opens", "closes", "verdicts", "storms", "agents")
 
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The state of the diagnosis, and its tables."""
+    """The state of the diagnosis, and its tables. What changed in the state of storms is a table, too."""
 
     agents: Versions
     connections: Versions
@@ -38,6 +50,8 @@ class Tables:
     opens: BufferedTable
     closes: BufferedTable
     verdicts: BufferedTable
+    storm_changes: BufferedTable
+    agent_reports: BufferedTable
 
     @classmethod
     def of(cls, spark: SparkSession, config: Config, commits: dict[str, Commit] | None = None) -> Tables:
@@ -47,14 +61,20 @@ class Tables:
             Versions(spark, config.agents, agents.SCHEMA),
             Versions(spark, config.connections, connections.SCHEMA),
             Versions(spark, config.storms, storms.SCHEMA),
-            *(BufferedTable.of(spark, config, name, commits) for name in ("opens", "closes", "verdicts")),
+            *(BufferedTable.of(spark, config, name, commits) for name in BUFFERED),
         )
+
+    @property
+    def buffered(self) -> list[BufferedTable]:
+        """Return the tables of facts."""
+        return [self.opens, self.closes, self.verdicts, self.storm_changes, self.agent_reports]
 
 
 class News(NamedTuple):
     """What a micro-batch has: the number of events, and when Kafka got the oldest and the newest, µs since epoch.
 
     The times are None without events. opens_without_id, closes_without_id: those without a flow id.
+    reports: those of agents that are kept in a table.
     """
 
     oldest_us: int | None
@@ -64,13 +84,14 @@ class News(NamedTuple):
     closes: int
     opens_without_id: int
     closes_without_id: int
+    reports: int
 
     @classmethod
     def of(cls, events: DataFrame) -> News:
         """Count the events."""
         kinds = [F.col("kind") == kind for kind in ("open", "close")]
         without = F.col("flow_id").isNull()
-        counts = (*kinds, *(kind & without for kind in kinds))
+        counts = (*kinds, *(kind & without for kind in kinds), event_rows.is_minutely())
         times = F.min("received_us"), F.max("received_us")
         (row,) = events.agg(*times, F.count("*"), *map(F.count_if, counts)).collect()
         return cls(*row)
@@ -147,16 +168,20 @@ class Diagnosis:
             known_now = tables.storms.batch(batch_id).collect()
             self.progress.storms(sum(storm["state"] == storms.ACTIVE for storm in known_now))
             changed = [alert(storm) for storm in known_now if storm["batch_id"] == batch_id]
+            if changed:
+                tables.storm_changes.add(tables.storms.batch(batch_id).transform(storms.changes, batch_id), batch_id)
             self._alert(changed, tables.storms.spark)
         for versions in (tables.agents, tables.connections, tables.storms):
             versions.remove_old()
-        for table in (tables.opens, tables.closes, tables.verdicts):
+        for table in tables.buffered:
             table.commit_if_due(clock)
 
     def _keep(self, events: DataFrame, news: News, batch_id: int, tables: Tables) -> tuple[DataFrame, DataFrame]:
-        """Add the rows of opens and closes to their tables, with the flow ids that are known elsewhere; return them."""
+        """Add the rows of events to their tables; return opens and closes, with flow ids that are known elsewhere."""
         since_us = self._lately_us(news)
-        opens, closes = events.transform(lifecycle.opens), events.transform(lifecycle.closes)
+        opens, closes = events.transform(event_rows.opens), events.transform(event_rows.closes)
+        if news.reports:
+            tables.agent_reports.add(events.transform(event_rows.agents), batch_id)
         if news.opens_without_id:
             opens = opens.transform(
                 lifecycle.with_flow_ids,

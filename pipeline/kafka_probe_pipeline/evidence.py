@@ -163,6 +163,12 @@ class End:
         return self.asked > 0 or (without and not self.silent_for(self.config.right_after))
 
     @property
+    def produced_bytes(self) -> int | None:
+        """Return the size of the last request if it was a Produce."""
+        size: int | None = self.close("last_request_bytes") if self.close("last_api") == "Produce" else None
+        return size
+
+    @property
     def with_others(self) -> bool:
         """Return True if its process closed other connections at the same time after other silences.
 

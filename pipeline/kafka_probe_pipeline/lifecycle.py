@@ -1,4 +1,4 @@
-"""Makes the rows of the tables `opens` and `closes`: one per event, when Kafka received it included.
+"""Finds the flow ids of opens and closes that lack them.
 
 Pure functions of DataFrames; this module never reads or writes.
 """
@@ -9,58 +9,12 @@ from functools import reduce
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
-from kafka_probe_pipeline.source import spark_schema, struct_of
+from kafka_probe_pipeline.event_rows import CLOSES, OPENS, RECEIVED
 
-RECEIVED = "received_ts"
-"""When Kafka got the event, by its clock; the other times are of the agent's clock."""
 CONNECTION = ("agent_id", "conn_id")
 """Columns that name one end of a connection, as one run of an agent saw it."""
-MOST_TOPICS = 21
-"""Topics of a row: an agent names 20, and sums the others in one entry."""
-_TIMES = ("ts", "closing_ts", "still_open_ts")
 _ADDRESSES = ("node", "netns", "side", "local", "peer")
-
-
-def _table_of(kind: str) -> T.StructType:
-    """Return the columns of a table of one kind of event: its fields, with times as timestamps."""
-    kinds = {field.name: field.dataType for field in spark_schema(kind) if field.name not in ("v", "kind")}
-    times = dict.fromkeys((*(name for name in _TIMES if name in kinds), RECEIVED), T.TimestampType())
-    return struct_of({**kinds, **times})
-
-
-OPENS, CLOSES = _table_of("open"), _table_of("close")
-
-
-def opens(events: DataFrame) -> DataFrame:
-    """Return the rows of the first and repeated `open` events: columns of `OPENS`."""
-    return _rows(events, "open", OPENS)
-
-
-def closes(events: DataFrame) -> DataFrame:
-    """Return the rows of the `close` events: columns of `CLOSES`."""
-    return _rows(events, "close", CLOSES)
-
-
-def _rows(events: DataFrame, kind: str, table: T.StructType) -> DataFrame:
-    of_kind = events.where((F.col("kind") == kind) & F.col("conn_id").isNotNull())
-    return of_kind.select(*(_column(field) for field in table))
-
-
-def _column(field: T.StructField) -> Column:
-    match field:
-        case T.StructField(name=name) if name == RECEIVED:
-            value = F.timestamp_micros("received_us")
-        case T.StructField(dataType=T.TimestampType()):
-            value = F.timestamp_micros(field.name)
-        case T.StructField(dataType=T.ArrayType(elementType=T.StructType() as element)):
-            # Another kind of event may have more fields in its list of the same name.
-            listed = F.slice(field.name, 1, MOST_TOPICS)
-            value = F.transform(listed, lambda one: F.struct(*(one[name].alias(name) for name in element.names)))
-        case _:
-            value = F.col(field.name)
-    return value.alias(field.name)
 
 
 def with_flow_ids(opens: DataFrame, earlier: DataFrame, closed: DataFrame) -> DataFrame:

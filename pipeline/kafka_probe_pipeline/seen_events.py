@@ -26,12 +26,12 @@ _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
 
 
 def without_seen(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return the events without the flows that an earlier batch had: flows add up.
+    """Return the events without the flows and requests that an earlier batch had.
 
     before: `SCHEMA`, as of then. An event that is in the batch twice still is.
     """
     seen_before = F.broadcast(before.select("agent_id", "seen"))
-    known = (F.col("kind") == "flow") & _is_seen(F.col("seq"))
+    known = F.col("kind").isin("flow", "request") & _is_seen(F.col("seq"))
     return events.join(seen_before, "agent_id", "left").where(~known).drop("seen")
 
 

@@ -33,7 +33,10 @@ SPANS = ("throttle_ms", "age_us", "idle_us", "silence_us", "received_idle_us", "
 TIMES = ("since", "closing_ts", "still_open_ts", "complete_since", "complete_until")
 ADDRESSES = ("local", "peer")
 MAPS = ("errors", "latency", "latency_empty")
-COUNTS_OF_TOPIC = ("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes")
+COUNTS_OF_TOPIC = (
+    *("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes"),
+    *("refused_records", "refused_bytes"),
+)
 MAPS_OF_TOPIC = ("errors", "codecs")
 
 # How an agent begins the line of an event of some kinds.

@@ -64,6 +64,20 @@ SCHEMA = struct_of(
     }
 )
 
+_TIMES = {"since_ts": "since_us", "opened_ts": "opened_us", "resolved_ts": "resolved_us"}
+# A row of the table: what a micro-batch changed. `ts`: when, by Kafka's clock.
+CHANGES = struct_of(
+    {
+        **dict.fromkeys(("ts", *_TIMES), T.TimestampType()),
+        **{
+            field.name: field.dataType
+            for field in SCHEMA
+            if not field.name.endswith("_us") and field.name not in ("level", "batch_id")
+        },
+        "idle_us": _LONG,
+    }
+)
+
 
 def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int], clock: Clock, config: Config) -> bool:
     """Return True if `storms` has anything to do: it costs less to ask first.
@@ -217,6 +231,13 @@ class Storm:
             return {**storm, "change": None}
         grows = {"updated_us": now_us} if changes["change"] != RESOLVED else {}
         return {**storm, **changes, **grows, "batch_id": clock.batch_id}
+
+
+def changes(storms: DataFrame, batch_id: int) -> DataFrame:
+    """Return what a micro-batch changed: columns of `CHANGES`."""
+    times = {"ts": F.greatest("updated_us", "resolved_us"), **{name: F.col(us) for name, us in _TIMES.items()}}
+    changed = storms.where((F.col("batch_id") == batch_id) & F.col("change").isNotNull())
+    return changed.withColumns({name: F.timestamp_micros(us) for name, us in times.items()}).select(*CHANGES.names)
 
 
 def incidents_of(connections: DataFrame, config: Config) -> DataFrame:

@@ -10,13 +10,15 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import hadoop, lifecycle, names, session, traffic, verdicts
+from kafka_probe_pipeline import event_rows, hadoop, names, session, storms, traffic, verdicts
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.errors import StartError, last_cause
+from kafka_probe_pipeline.event_rows import RECEIVED
 
 
 class TableKind(NamedTuple):
@@ -35,9 +37,12 @@ _OF_ENDS = ("ts", "flow_id", "conn_id", "local", "peer")
 TABLES = {
     "traffic": TableKind(traffic.SCHEMA, "window_start", "traffic", ("level", "topic", "topic_id", "client_id", "pod")),
     "topic_names": TableKind(names.SCHEMA, "ts", "traffic", ("topic_id",)),
-    "opens": TableKind(lifecycle.OPENS, lifecycle.RECEIVED, "diagnosis", _OF_ENDS),
-    "closes": TableKind(lifecycle.CLOSES, lifecycle.RECEIVED, "diagnosis", _OF_ENDS),
+    "requests": TableKind(event_rows.REQUESTS, RECEIVED, "traffic", ("ts", "flow_id", "api", "latency_us")),
+    "opens": TableKind(event_rows.OPENS, RECEIVED, "diagnosis", _OF_ENDS),
+    "closes": TableKind(event_rows.CLOSES, RECEIVED, "diagnosis", _OF_ENDS),
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
+    "storms": TableKind(storms.CHANGES, "ts", "diagnosis", ("id", "kind", "cause")),
+    "agents": TableKind(event_rows.AGENTS, RECEIVED, "diagnosis", ("ts", "node")),
 }
 DATE = "date"
 """Column of the UTC date of a row's time, by which the tables are partitioned."""
@@ -95,9 +100,12 @@ class Table:
         return self.read().where(F.col(BATCH_ID) == batch_id)
 
     def read(self) -> DataFrame:
-        """Return all rows, with `date` and `batch_id`; none before the first micro-batch."""
+        """Return all rows, with `date` and `batch_id`; none before the first micro-batch.
+
+        They have the columns of this release: those that a newer one added are left out, missing ones are null.
+        """
         if self.exists():
-            return self.spark.read.format("delta").load(self.path)
+            return self.spark.read.format("delta").load(self.path).to(self._columns)
         return session.rows(self.spark, (), self._columns)
 
     def last_batch(self) -> int:
@@ -111,12 +119,20 @@ class Table:
         """Return if the table has the rows of its query's checkpoint, no more and no less.
 
         Raises:
-            StartError: it is of an older release or of another checkpoint, or has more or fewer micro-batches.
+            StartError: it has columns of another release or is of another checkpoint, or has more or fewer
+                micro-batches.
         """
         if hadoop.names(self.spark, f"{self.path}/{BATCH_ID}=*"):
             raise StartError(f"{self.path} was written by an older release. Move it away or choose another --output.")
         if not self.exists():
             return
+        try:
+            self.read()
+        except AnalysisException as error:
+            raise StartError(
+                f"{self.path} has a column of another type, written by another release. Move it away or choose another "
+                f"--output. {last_cause(error)}"
+            ) from None
         if self._checkpoint_id() is None:
             raise StartError(
                 f"{self.path} has batches, but its checkpoint {self._checkpoint} is missing. Move the table away or "
@@ -179,6 +195,7 @@ class Table:
             .write.format("delta")
             .mode("append")
             .partitionBy(DATE)
+            .option("mergeSchema", "true")  # adds the columns that an older release did not write
             .options(**_PROPERTIES, **{"delta.dataSkippingStatsColumns": ",".join(statistics)})
             .options(txnAppId=checkpoint_id, txnVersion=batch_id)
             .save(self.path)

@@ -50,6 +50,8 @@ COUNTS = {
     "batches": (None, "batches"),
     "record_bytes": (None, "bytes"),
     "uncounted_bytes": (None, "uncounted_bytes"),
+    "refused_records": (None, "refused_records"),
+    "refused_bytes": (None, "refused_bytes"),
     "throttle_ms": ("throttle_ms", None),
 }
 HISTOGRAMS = {

@@ -1,4 +1,4 @@
-"""The query of traffic: sums flows into a table and a topic, and sends malformed lines to a topic."""
+"""The query of traffic: sums flows, keeps requests, and sends sums and malformed lines to topics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, names, output, report, seen_events, session, source
+from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, session, source
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
@@ -35,6 +35,7 @@ class TrafficQuery:
     config: Config
     table: Table
     names: Table
+    requests: Table
     seen_events: Versions
     progress: Progress
 
@@ -45,6 +46,7 @@ class TrafficQuery:
             config,
             Table(spark, config, "traffic"),
             Table(spark, config, "topic_names"),
+            Table(spark, config, "requests"),
             Versions(spark, config.seen_events, seen_events.SCHEMA),
             progress,
         )
@@ -55,15 +57,19 @@ class TrafficQuery:
         output.require(spark, self.config, self.name)
         parsed = records.transform(source.parsed).persist()
         try:
-            by_reason = parsed.groupBy("reason").agg(F.count("*"), F.max(F.unix_micros("timestamp"))).collect()
-            counts = {reason: count for reason, count, _ in by_reason}
-            newest_us = max((newest_us for _, _, newest_us in by_reason), default=0)
+            is_request = F.col("event.kind") == "request"
+            found = F.count("*"), F.max(F.unix_micros("timestamp")), F.count_if(is_request)
+            by_reason = parsed.groupBy("reason").agg(*found).collect()
+            counts = {reason: count for reason, count, *_ in by_reason}
+            newest_us = max((newest_us for _, _, newest_us, _ in by_reason), default=0)
             events = source.received(parsed)
             known = self.names.read().drop(BATCH_ID, DATE)
             new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
+            fresh = events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
+            if any(requests for *_, requests in by_reason):
+                self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
             rows = (
-                events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
-                .transform(traffic, self.config.window)
+                fresh.transform(traffic, self.config.window)
                 .transform(names.named, self.names.read())
                 .transform(summed, KEYS)
             )

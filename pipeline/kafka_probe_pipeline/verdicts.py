@@ -35,7 +35,7 @@ ConnectionRow = Mapping[str, Any]
 SCHEMA = struct_of(
     {
         **dict.fromkeys(("ts", "judged_ts"), T.TimestampType()),
-        **{name: VERDICT[name].dataType for name in ("cause", "evidence", "by", "idle_us")},
+        **{name: VERDICT[name].dataType for name in ("cause", "evidence", "by", "idle_us", "refused_bytes")},
         **{field.name: field.dataType for field in CONNECTION if field.name != "verdict"},
     }
 )
@@ -181,6 +181,7 @@ def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
         "by": SIDE_OF[rule.by],
         "idle_us": end.silence_us,
         "closed_us": end.closed_us,
+        "refused_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
     }
 
 

@@ -116,10 +116,30 @@ def closed(agent: str, connection: int = 1, **fields: Any) -> Event:
     return at_end(agent, "close", connection, **facts | fields)
 
 
+def requested(agent: str, connection: int = 1, **fields: Any) -> Event:
+    """Return the event of a Produce request of an end, with its response."""
+    topic = {"topic": "orders", "partition": 3, "error": 0, "records": 5, "bytes": 100}
+    facts: Event = {
+        "api": "Produce",
+        "api_key": ApiKey.PRODUCE,
+        "api_version": 11,
+        "correlation_id": 7,
+        "request_bytes": 200,
+        "response_bytes": 60,
+        "latency_us": 1500,
+        "errors": {},
+        "topics": [topic],
+    }
+    return at_end(agent, "request", connection, **facts | fields)
+
+
 def agent_event(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
-    """Return an `agent` event, which states that everything up to `until_s` after noon has been sent."""
+    """Return an `agent` event, which states that everything up to `until_s` after noon has been sent.
+
+    It is of an interval of five seconds.
+    """
     until = NOON_US + round(until_s * SECOND_US)
     about = ("conn_id", "flow_id", "side", "workload", "local", "peer")
-    facts: Event = {"ts": until, "complete_until": until, "open": []}
+    facts: Event = {"since": until - 5 * SECOND_US, "ts": until, "complete_until": until, "open": []}
     event = at_end(agent, "agent", **facts | fields)
     return {name: value for name, value in event.items() if name not in about}

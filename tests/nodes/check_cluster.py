@@ -23,7 +23,18 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.tables import TABLES
-from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, agent_event, at_end, closed, lines, opened
+from tests.builders.spark_events import (
+    BROKER,
+    CLIENT,
+    SECOND_US,
+    Event,
+    agent_event,
+    at_end,
+    closed,
+    lines,
+    opened,
+    requested,
+)
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
@@ -161,12 +172,13 @@ def events_of_round(host: int, end: str, number: int) -> list[Event]:
     return [
         *(opened(end, one) for one in new),
         *(at_end(end, "flow", one, **traffic, topics=[topic | named]) for one in new),
+        requested(end, first),
         *(
             closed(end, one, how=("fin", "rst_received")[one % 2], silence_us=30 * SECOND_US)
             for one in old
             if end == CLIENT or one % 2 == 0
         ),
-        agent_event(end, until_s=100 + number),
+        agent_event(end, until_s=121 + number),
     ]
 
 

@@ -14,7 +14,7 @@ from kafka_probe_pipeline import connections, session
 from kafka_probe_pipeline.alerts import Alert
 from kafka_probe_pipeline.buffered_table import Commit
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.diagnosis import Diagnosis, News, Tables
+from kafka_probe_pipeline.diagnosis import BUFFERED, Diagnosis, News, Tables
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import NOON_US, SECOND_US, Event, events
@@ -37,7 +37,7 @@ class History:
         spark.conf.set("spark.sql.shuffle.partitions", 1)  # tasks of few rows cost more than the rows
         self._directory = TemporaryDirectory()
         self._config = load({**settings, "output": str(Path(self._directory.name) / "output")})
-        commits = dict.fromkeys(("opens", "closes", "verdicts"), _JUST_COMMITTED)
+        commits = dict.fromkeys(BUFFERED, _JUST_COMMITTED)
         self._tables = Tables.of(spark, self._config, commits)
         self._diagnosis = _Silent(self._config, Progress(), commits=commits)
         self._number = -1

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import buffered_table, lifecycle
+from kafka_probe_pipeline import buffered_table, event_rows
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.source import Clock
@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> Config:
 
 def rows(spark: SparkSession, *numbers: int) -> DataFrame:
     reported = events(spark, *(opened(CLIENT, number) for number in numbers))
-    return reported.withColumn("received_us", F.lit(NOON_US)).transform(lifecycle.opens)
+    return reported.withColumn("received_us", F.lit(NOON_US)).transform(event_rows.opens)
 
 
 class Job:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import polars
@@ -12,7 +13,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.tables import TABLES
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, agent_event, closed, flow, opened
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, agent_event, closed, flow, opened, requested
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
 
@@ -21,7 +22,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 # Far beyond what nanoseconds can count.
 YEAR_9000_US = 221_845_392_000_000_000
 TOPIC_ID = "aa" * 16
-ROWS = {"traffic": 4, "topic_names": 1, "opens": 2, "closes": 2, "verdicts": 1}
+ROWS = {
+    "traffic": 4,
+    "topic_names": 1,
+    "requests": 1,
+    "opens": 2,
+    "closes": 2,
+    "verdicts": 1,
+    "storms": 1,
+    "agents": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +41,12 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
     topic = {"topic_id": TOPIC_ID, "topic": "orders", "requests": 7}
     run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))
     run.once(spark)
-    ends = [of(end, 1) for of in (opened, closed) for end in (CLIENT, BROKER)]
-    run.send_events(flow(2), *ends, *(agent_event(end, until_s=100) for end in (CLIENT, BROKER)))
-    run.once(spark)
+    killed: dict[str, Any] = {"owner_exiting": True, "closed_by": "local"}
+    ends = [opened(CLIENT), opened(BROKER), closed(CLIENT, **killed), closed(BROKER)]
+    asked = requested(CLIENT)
+    reports = [agent_event(end, until_s=second) for end in (CLIENT, BROKER) for second in (121, 126)]
+    run.send_events(flow(2), *ends, asked, asked, *reports)
+    run.once(spark, storm_minimum=1, storm_percent=0, reconnect_minimum=1)
     return run.output
 
 
@@ -54,7 +67,17 @@ def test_duckdb_sums_traffic_by_time_and_topic(output: Path) -> None:
     assert ask(output / "traffic", "SELECT max(year(window_start)) FROM facts") == [(9000,)]
 
 
-def ask(table: Path, question: str, *values: object) -> list[tuple[object, ...]]:
+def test_requests_storms_and_agents_have_the_fields_of_their_events(output: Path) -> None:
+    ((topic,),) = ask(output / "requests", "SELECT topics[1] FROM facts WHERE api = 'Produce' AND latency_us = 1500")
+    assert (topic["topic"], topic["partition"], topic["records"]) == ("orders", 3, 5)
+    (storm,) = ask(output / "storms", "SELECT change, state, count, opened_ts = ts, workloads[1].name FROM facts")
+    assert storm[:4] == ("opened", "active", 1, True)
+    nodes = ask(output / "agents", "SELECT node, complete_until = ts, age(ts, since) FROM facts ORDER BY node")
+    assert [node for node, *_ in nodes] == ["broker-node", "client-node"]
+    assert {(complete, age) for _, complete, age in nodes} == {(True, timedelta(seconds=5))}
+
+
+def ask(table: Path, question: str, *values: object) -> list[tuple[Any, ...]]:
     """Return the answer of DuckDB to a question about the table `facts`."""
     with duckdb.connect() as connection:
         connection.register("facts", DeltaTable(str(table)).to_pyarrow_dataset())

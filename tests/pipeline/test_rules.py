@@ -93,6 +93,22 @@ def test_the_cause_changes_at_the_bounds(ends: Ends, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("facts", "cause", "refused_bytes"),
+    [
+        (after(999_999, **ACKS_0, last_request_bytes=2_000_000), "rejected_request", 2_000_000),
+        (after(1_000_000, **ACKS_0, last_request_bytes=2_000_000), "unknown", None),
+        ({"in_flight": 1, "last_api": "Fetch", "last_request_bytes": 90}, "rejected_request", None),
+    ],
+)
+def test_what_a_rejected_produce_did_not_write_is_in_its_verdict(
+    facts: Event, cause: str, refused_bytes: int | None
+) -> None:
+    (verdict,) = verdicts(connection(*events_of(closed_first(BROKER, facts))))
+    assert verdict
+    assert (verdict["cause"], verdict["refused_bytes"]) == (cause, refused_bytes)
+
+
+@pytest.mark.parametrize(
     ("facts", "expected"),
     [
         ({"unacked_bytes": 1, "unanswered_retransmits": 1}, "middlebox_silent_drop"),

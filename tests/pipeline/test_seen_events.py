@@ -34,6 +34,13 @@ def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkS
     assert after([("agent-1", [(0, 1021)])], *range(1022, 3100)) == [("agent-1", [(0, 3099)])]
 
 
+def test_flows_and_requests_that_were_seen_are_dropped_and_other_events_are_not(spark: SparkSession) -> None:
+    before = spark.createDataFrame([("agent-1", [(0, 9)])], _BEFORE)
+    reported = [flow(number, kind=kind) for number, kind in ((3, "flow"), (4, "request"), (5, "open"), (10, "request"))]
+    rows = events(spark, *reported).transform(seen_events.without_seen, before).collect()
+    assert sorted(row["seq"] for row in rows) == [5, 10]
+
+
 def test_of_an_agent_with_many_holes_the_widest_ranges_are_kept(spark: SparkSession) -> None:
     forged = range(10_000, 10_000 + 4 * seen_events.RANGES_KEPT, 2)
     (row,) = seen_events.seen(

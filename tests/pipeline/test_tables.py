@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.tables import DAYS_AHEAD, DAYS_LATE, TABLES, Table
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
@@ -48,6 +50,61 @@ def test_a_wrong_clock_makes_no_date_of_its_own(spark: SparkSession, table: Tabl
     assert dates(table) == [("2025-12-01", 0)] * 3 + [("2026-01-02", 0)] * 3
     years = sorted(row["window_start"].year for row in table.read().collect())
     assert (years[0], years[-1]) == (1971, 2099)
+
+
+@pytest.fixture
+def verdicts(table: Table) -> Table:
+    """A table with columns in columns, of one micro-batch with one row."""
+    Path(table.config.connections_checkpoint).mkdir()
+    Path(table.config.connections_checkpoint, "metadata").write_text('{"id": "another"}')
+    verdicts = Table(table.spark, table.config, "verdicts")
+    verdicts.append(verdict(table.spark, TABLES["verdicts"].schema), 0, NOON_US)
+    return verdicts
+
+
+def verdict(spark: SparkSession, columns: T.StructType) -> DataFrame:
+    """Return a row whose client's process is `app`."""
+    at = "timestamp '2026-01-01 12:00:00'"
+    known = spark.range(1).selectExpr(
+        f"{at} AS ts",
+        "named_struct('workload', named_struct('comm', 'app'), 'is_new', true) AS client",
+        "'x' AS is_new",
+    )
+    return known.to(columns)
+
+
+def with_more(columns: T.StructType) -> T.StructType:
+    """Return the columns of a newer release: one more, and one more in `client`."""
+    client = columns["client"].dataType
+    assert isinstance(client, T.StructType)
+    more = T.StructField("is_new", T.BooleanType())
+    others = (field for field in columns if field.name != "client")
+    return T.StructType(
+        [*others, T.StructField("client", T.StructType([*client, more])), T.StructField("is_new", T.StringType())]
+    )
+
+
+def test_what_a_newer_release_added_is_left_out_and_kept(verdicts: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    spark, kind = verdicts.spark, TABLES["verdicts"]
+    with monkeypatch.context() as newer:
+        newer.setitem(TABLES, "verdicts", kind._replace(schema=with_more(kind.schema)))
+        assert [row["is_new"] for row in verdicts.read().collect()] == [None]
+        verdicts.append(verdict(spark, with_more(kind.schema)), 1, NOON_US)
+    verdicts.append(verdict(spark, kind.schema), 2, NOON_US)
+    assert verdicts.read().columns == ["date", "batch_id", *kind.schema.names]
+    found = spark.read.format("delta").load(verdicts.path).orderBy("batch_id").collect()
+    assert [(row["is_new"], row["client"]["is_new"]) for row in found] == [(None, None), ("x", True), (None, None)]
+    assert [row["client"]["workload"]["comm"] for row in verdicts.read().collect()] == ["app"] * 3
+
+
+def test_a_column_of_another_type_is_refused_in_one_sentence(verdicts: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = TABLES["verdicts"]
+    other = T.StructType(
+        [T.StructField(f.name, T.DateType() if f.name == "idle_us" else f.dataType) for f in kind.schema]
+    )
+    monkeypatch.setitem(TABLES, "verdicts", kind._replace(schema=other))
+    with pytest.raises(StartError, match="has a column of another type, written by another release"):
+        verdicts.require_checkpoint()
 
 
 def test_a_batch_without_rows_commits_nothing(spark: SparkSession, table: Table) -> None:

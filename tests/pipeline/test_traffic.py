@@ -38,7 +38,7 @@ HALF = 2**62  # of what a sum cannot hold any more
 
 def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_levels(spark: SparkSession) -> None:
     orders = {"topic": "orders", "requests": 2, "records": 10, "bytes": 1000, "uncounted_bytes": 7, "errors": {"3": 1}}
-    orders |= {"batches": 6, "codecs": {"zstd": 6}}
+    orders |= {"batches": 6, "codecs": {"zstd": 6}, "refused_records": 4, "refused_bytes": 400}
     sales = {"topic": "sales", "requests": 1, "records": 4, "bytes": 300, "uncounted_bytes": 0}
     event = flow(
         requests=2,
@@ -56,9 +56,27 @@ def test_the_totals_of_an_api_and_what_was_done_to_each_topic_are_rows_of_two_le
         .select("level", "topic", *(name for name in COUNTS), *(name for name in HISTOGRAMS)),
         spark.createDataFrame(
             [
-                ("api", None, 2, 1, 1500, 90, 14, 6, 1300, 7, 5, {"3": 1}, {"70": 1}, None, None),
-                ("topic", "orders", 2, None, None, None, 10, 6, 1000, 7, None, {"3": 1}, None, None, {"zstd": 6}),
-                ("topic", "sales", 1, None, None, None, 4, None, 300, 0, None, None, None, None, None),
+                ("api", None, 2, 1, 1500, 90, 14, 6, 1300, 7, 4, 400, 5, {"3": 1}, {"70": 1}, None, None),
+                (
+                    "topic",
+                    "orders",
+                    2,
+                    None,
+                    None,
+                    None,
+                    10,
+                    6,
+                    1000,
+                    7,
+                    4,
+                    400,
+                    None,
+                    {"3": 1},
+                    None,
+                    None,
+                    {"zstd": 6},
+                ),
+                ("topic", "sales", 1, None, None, None, 4, None, 300, 0, None, None, None, None, None, None, None),
             ],
             "level string, topic string, "
             + ", ".join(f"{name} long" for name in COUNTS)

@@ -1,0 +1,79 @@
+"""Makes the rows of the tables that have one row per event: its fields, and when Kafka received it.
+
+Pure functions of DataFrames; this module never reads or writes.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline.source import MOST_TOPICS, spark_schema, struct_of
+
+RECEIVED = "received_ts"
+"""When Kafka got the event, by its clock; the other times are of the agent's clock."""
+TOPICS_OF_CONNECTION = 21
+"""Most topics of an open or a close: an agent names 20, and sums the others in one entry."""
+_TIMES = ("ts", "since", "closing_ts", "still_open_ts", "complete_since", "complete_until")
+_MINUTE_US = 60_000_000
+
+
+def _columns_of(kind: str, *without: str) -> T.StructType:
+    """Return the columns of a table of one kind of event: its fields, with times as timestamps."""
+    fields = {field.name: field.dataType for field in spark_schema(kind) if field.name not in ("v", "kind", *without)}
+    times = dict.fromkeys((*(name for name in _TIMES if name in fields), RECEIVED), T.TimestampType())
+    return struct_of({**fields, **times})
+
+
+OPENS, CLOSES, REQUESTS = map(_columns_of, ("open", "close", "request"))
+AGENTS = _columns_of("agent", "open")
+
+
+def opens(events: DataFrame) -> DataFrame:
+    """Return the rows of the first and repeated `open` events: columns of `OPENS`."""
+    return _rows(events.where((F.col("kind") == "open") & F.col("conn_id").isNotNull()), OPENS)
+
+
+def closes(events: DataFrame) -> DataFrame:
+    """Return the rows of the `close` events: columns of `CLOSES`."""
+    return _rows(events.where((F.col("kind") == "close") & F.col("conn_id").isNotNull()), CLOSES)
+
+
+def requests(events: DataFrame) -> DataFrame:
+    """Return the rows of the `request` events, each once: columns of `REQUESTS`."""
+    once = events.where(F.col("kind") == "request").dropDuplicates(["agent_id", "seq"])
+    return _rows(once, REQUESTS, MOST_TOPICS)
+
+
+def agents(events: DataFrame) -> DataFrame:
+    """Return one row per agent and minute, of the `agent` events that `is_minutely`: columns of `AGENTS`."""
+    return _rows(events.where(is_minutely()), AGENTS)
+
+
+def is_minutely() -> Column:
+    """Return whether an event is the `agent` event of the interval in which a minute ends.
+
+    An agent sends these events every few seconds, and most of their counters grow with each.
+    """
+    minutes = (F.floor(F.col(name) / _MINUTE_US) for name in ("since", "ts"))
+    return F.coalesce((F.col("kind") == "agent") & (next(minutes) < next(minutes)), F.lit(False))
+
+
+def _rows(events: DataFrame, columns: T.StructType, most_topics: int = TOPICS_OF_CONNECTION) -> DataFrame:
+    return events.select(*(_column(field, most_topics) for field in columns))
+
+
+def _column(field: T.StructField, most_topics: int) -> Column:
+    match field:
+        case T.StructField(name=name) if name == RECEIVED:
+            value = F.timestamp_micros("received_us")
+        case T.StructField(dataType=T.TimestampType()):
+            value = F.timestamp_micros(field.name)
+        case T.StructField(dataType=T.ArrayType(elementType=T.StructType() as element)):
+            # Another kind of event may have more fields in its list of the same name.
+            listed = F.slice(field.name, 1, most_topics)
+            value = F.transform(listed, lambda one: F.struct(*(one[name].alias(name) for name in element.names)))
+        case _:
+            value = F.col(field.name)
+    return value.alias(field.name)
