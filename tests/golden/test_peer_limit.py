@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import count
 
 import pytest
@@ -75,6 +75,18 @@ def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket
         (end,) = small.ends_of(talk)
         assert end.frames == talk.sent[: 2 * len(HONEST)]
         assert small.lost()["peer_limited"] > 2 * len(HONEST)
+
+
+def test_the_last_eighth_of_the_ring_is_for_opens_and_closes(small: Capture, server: socket.socket) -> None:
+    with ExitStack() as floods:
+        for _ in range(8):  # together they fill seven eighths
+            exchange(floods.enter_context(connection(server, next(ADDRESSES))), range(FLOOD))
+        with connection(server, next(ADDRESSES)) as talk:
+            exchange(talk, HONEST)
+        wait_until(lambda: any(end.closed and end.gone for end in small.ends_of(talk)), "the open and the close")
+    (end,) = small.ends_of(talk)
+    assert end.frames == []
+    assert small.lost()["ring_full"] >= 2 * len(HONEST)
 
 
 def test_reading_frees_space_in_the_ring(small: Capture, server: socket.socket) -> None:

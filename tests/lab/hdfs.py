@@ -90,6 +90,8 @@ class Hdfs:
         shutil.rmtree(self._data, ignore_errors=True)
 
     def _is_ready(self) -> bool:
+        if any(process and process.poll() is not None for process in (self._data_node, self._name_node)):
+            raise LabError(f"HDFS ended:\n{tail(self.log)}")
         with suppress(OSError, ValueError, KeyError):  # it does not answer yet
             beans = get(f"http://127.0.0.1:{self._pages}/jmx?qry=Hadoop:service=NameNode,name=*Info").json()["beans"]
             info = {name: value for bean in beans for name, value in bean.items()}
@@ -105,9 +107,8 @@ class Hdfs:
     def _run(self, main_class: str, *arguments: str) -> subprocess.Popen[bytes]:
         if not JARS.exists():
             raise LabError(f"no jars in {JARS}: run `make setup-nodes`")
-        shared = (
-            jar for kind in ("hadoop-client-*", "log4j-*", "slf4j-api-*") for jar in _OF_SPARK.glob(f"{kind}.jar")
-        )
+        kinds = "hadoop-client-*", "log4j-*", "slf4j-api-*", "jcl-over-slf4j-*"
+        shared = (jar for kind in kinds for jar in _OF_SPARK.glob(f"{kind}.jar"))
         class_path = ":".join(map(str, (self._directory, *JARS.glob("*.jar"), *shared)))
         command = ["java", "-Xmx256m", *SHORT_LIVED, "-cp", class_path, main_class, *arguments]
         return processes.start(command, log=self.log)

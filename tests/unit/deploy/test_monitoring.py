@@ -22,6 +22,7 @@ UNASKED = {
         "resync",
         "urgent_data",
         "header_incomplete",
+        "refusal_unmatched",
         "response_unmatched",
         "request_unanswered",
         "before_proof",
