@@ -28,11 +28,16 @@ MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
-COUNTS = ("requests", "responses", "request_bytes", "response_bytes")
+COUNTS = (
+    *("requests", "responses", "request_bytes", "response_bytes"),
+    *("sent_bytes", "received_bytes", "unacked_bytes", "last_request_bytes", "connections"),
+    *("in_flight", "retransmits", "unanswered_retransmits"),
+)
 SPANS = ("throttle_ms", "age_us", "idle_us", "silence_us", "received_idle_us", "listener_closed_us")
 TIMES = ("since", "closing_ts", "still_open_ts", "complete_since", "complete_until")
 ADDRESSES = ("local", "peer")
 MAPS = ("errors", "latency", "latency_empty")
+MAPS_OF_AGENT = ("losses", "counters", "other")
 COUNTS_OF_TOPIC = (
     *("requests", "partitions", "records", "batches", "bytes", "uncounted_bytes"),
     *("refused_records", "refused_bytes"),
@@ -169,7 +174,7 @@ def _out_of_bounds(event: Column, fields: Container[str]) -> Column:
 
     found = [out(event[name]) for name in COUNTS if name in fields]
     found += [beyond(event[name]) for name in SPANS if name in fields]
-    found += [out_of_map(event[name]) for name in MAPS if name in fields]
+    found += [out_of_map(event[name]) for name in (*MAPS, *MAPS_OF_AGENT) if name in fields]
     if "topics" in fields:
         found.append(F.exists(event["topics"], of_topic))
     if "open" in fields:

@@ -43,23 +43,24 @@ class Kept:
 
 
 class KeptHere(Kept):
-    """A local sink that keeps its events. lost: how many events it counts as lost."""
+    """A local sink that keeps its events. lost: how many events it counts as lost; spent_s: its CPU time."""
 
     lost = 0
+    spent_s = 0.0
 
     def losses(self) -> Mapping[str, int]:
         return {"server_behind": self.lost}
 
     def cpu_s(self) -> float:
-        return 0.0
+        return self.spent_s
 
 
 class Fed:
     """An agent that is given samples instead of a ring."""
 
-    def __init__(self, requests: str = "off") -> None:
+    def __init__(self, requests: str = "off", cpu_limit: float | None = None) -> None:
         self.sink, self.local_sink = Kept(), KeptHere()
-        config = Config(node="node-1", requests=RequestEvents.parse(requests))
+        config = Config(node="node-1", requests=RequestEvents.parse(requests), cpu_limit=cpu_limit)
         self.agent = Agent(config, self.sink, [self.local_sink])
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.builders.wire import MARKER
 from tests.lab.times import Times
 from tests.programs.attack.judge import Reported, faults, figures
@@ -65,6 +67,28 @@ def test_honest_clients_that_do_nothing_during_the_flood_are_a_fault() -> None:
 def test_losses_have_to_explain_what_is_missing() -> None:
     _, found = judged(reported(50, 30, 50, 50, 50, losses=18))
     assert found[1:] == ["topics: 20 honest requests missing, losses explain 18"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "losses", "expected"),
+    [(100, 0, []), (101, 0, ["topics: 101 honest requests missing, losses explain 0"]), (101, 1, [])],
+)
+def test_what_is_more_than_a_tenth_of_a_second_has_to_be_explained_also_below_one_percent(
+    missing: int, losses: int, expected: list[str]
+) -> None:
+    row = figures(FLOOD, NEXT_US, reported(50), WIRE, LIMIT_BYTES)
+    many = {"honest_requests": 50_000, "seconds": 50.0, "reported_percent": 99.8, "losses": {"ring_full": losses}}
+    assert list(faults(row | many | {"missing": missing}, may_lose=False)) == expected
+
+
+def test_a_second_capture_that_saw_nothing_or_a_marker_is_a_fault() -> None:
+    row = figures(FLOOD, NEXT_US, reported(50, 50, 50, 50, 50), WIRE, LIMIT_BYTES)
+    for ring, expected in (
+        ({"samples": 9, "markers": 0}, []),
+        ({"samples": 9, "markers": 2}, ["topics: 2 markers in the ring"]),
+        ({"samples": 0, "markers": 0}, ["topics: the second capture saw nothing"]),
+    ):
+        assert list(faults(row | {"done": {"ring": ring}}, may_lose=False)) == expected
 
 
 def test_losses_that_only_a_flood_has_explain_nothing() -> None:

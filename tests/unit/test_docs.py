@@ -10,6 +10,7 @@ from pathlib import Path
 from kafka_probe.config import Config
 from kafka_probe.events import KINDS
 from kafka_probe.memory import DEFAULT, MIB
+from kafka_probe.workloads import log_dirs
 from kafka_probe.workloads.cgroup import MOST_CGROUPS, MOST_PATH_BYTES
 
 ROOT = Path(__file__).parents[2]
@@ -78,3 +79,7 @@ def test_bounds_of_the_default_memory_limit_are_the_ones_that_hold() -> None:
     assert f"Clients in the API {DEFAULT.clients_bytes // MIB} MiB" in policy
     assert f"- {MOST_CGROUPS:,} cgroups of each hierarchy" in policy
     assert f"paths of up to {MOST_PATH_BYTES} bytes" in policy
+    assert f"to find {log_dirs._MOST_LOG_DIRS} log directories" in policy
+    bpf = "".join((ROOT / "bpf" / name).read_text() for name in ("maps.h", "peer_limit.h"))
+    numbers = {name: int(number) for name, number in re.findall(r"#define (MAX_PEERS|PEER_RATE) (\d+)", bpf)}
+    assert f"{numbers['PEER_RATE']:,} samples per second from a peer. {numbers['MAX_PEERS']:,} buckets" in policy

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+
+import pytest
+
 from kafka_probe.config import RequestEvents
 from kafka_probe.load_shedding import LoadShedding
+from tests.builders.fed_agent import Fed
 
 LIMIT = 0.2
 
@@ -17,6 +23,19 @@ def after(shedding: LoadShedding, *shares: float) -> str | None:
     for share in shares:
         shedding.spend(share)
     return shedding.shed
+
+
+@pytest.mark.parametrize(("of_server_s", "shed"), [(1.0, "topics"), (9.0, None)])
+def test_the_time_of_the_http_server_costs_no_detail(
+    monkeypatch: pytest.MonkeyPatch, of_server_s: float, shed: str | None
+) -> None:
+    now_s = 0.0
+    clocks = SimpleNamespace(process_time=lambda: now_s, monotonic=lambda: now_s, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr("kafka_probe.reporting.time", clocks)
+    fed = Fed(cpu_limit=0.5)
+    now_s, fed.local_sink.spent_s = 10.0, of_server_s
+    fed.report()
+    assert fed.events("agent")[-1]["shed"] == shed
 
 
 def test_without_a_limit_nothing_is_left_out() -> None:

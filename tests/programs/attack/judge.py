@@ -22,8 +22,8 @@ from tests.programs.attack.topic import values
 
 SIDES = ("client", "server")
 LEAST_PERCENT = 99.0
-# What is answered as an interval ends may count in the next one.
-UNEXPLAINED = 0.01
+# What is answered as an interval ends may count in the next one: the requests of this time.
+UNEXPLAINED_S = 0.1
 # Losses that can be of honest requests: the others are only of what a flood makes, as frames that are not Kafka.
 EXPLAINING = (
     *("ring_full", "map_full", "gap", "program_skipped", "connection_unknown", "connection_limit"),
@@ -111,6 +111,7 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
         "done": phase.done,
         "peak_mib": round(phase.peak_bytes / (1 << 20), 1),
         "limit_mib": round(limit_bytes / (1 << 20), 1),
+        "seconds": round((phase.ended_us - phase.began_us) / 1e6, 1),
         "honest_requests": meanwhile,
         "missing": missing,
         # A loss may last longer than the flood.
@@ -137,7 +138,8 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
     elif row["reported_percent"] < LEAST_PERCENT and not may_lose:
         yield f"{name}: {row['reported_percent']} % of honest requests reported"
     explained = sum(row["losses"].get(loss, 0) for loss in EXPLAINING)
-    if row["missing"] - explained > UNEXPLAINED * (row["honest_requests"] or 0):
+    per_second = row["honest_requests"] / row["seconds"] if row["seconds"] else 0
+    if row["missing"] - explained > UNEXPLAINED_S * per_second:
         yield f"{name}: {row['missing']} honest requests missing, losses explain {explained}"
     if row["restarts"]:
         yield f"{name}: the agent ended"
@@ -145,8 +147,11 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
         yield f"{name}: health answered by {row['unhealthy']}, slowest {row['slowest_health_s']} s"
     if row["longest_interval_s"] > LONGEST_INTERVAL_S:
         yield f"{name}: an interval of {row['longest_interval_s']} s"
-    if markers := (row["done"].get("ring") or {}).get("markers"):
-        yield f"{name}: {markers} markers in the ring"
+    ring = row["done"].get("ring")
+    if ring and ring["markers"]:
+        yield f"{name}: {ring['markers']} markers in the ring"
+    if ring is not None and not ring.get("samples"):
+        yield f"{name}: the second capture saw nothing"
 
 
 def faults_of_logs(logs: Iterable[Path]) -> Iterator[str]:
@@ -155,5 +160,7 @@ def faults_of_logs(logs: Iterable[Path]) -> Iterator[str]:
         text = log.read_bytes() if log.exists() else b""
         if log.name == AGENT_LOG:  # the JVM's has tabs
             yield from (f"{log.parent.name}/{log.name}: {what}" for what in suspicious(text))
+        elif MARKER in text:
+            yield f"{log.parent.name}/{log.name}: markers"
         lines = [line for line in text.decode(errors="replace").splitlines() if any(word in line for word in _TROUBLE)]
         yield from (f"{log.parent.name}/{log.name}: {line[:200]}" for line in lines[:3])

@@ -75,6 +75,14 @@ def test_the_lock_of_a_log_directory_will_do(tmp_path: Path, found: Found) -> No
     assert found(lock) == {StoredTopic(orders, "orders", False)}
 
 
+def test_no_more_log_directories_are_read_than_a_broker_has(
+    tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_dirs, "_MOST_LOG_DIRS", 2)
+    held = [partition(tmp_path / f"disk-{n}", "orders-0", topic_id()) for n in range(4)]
+    assert len(found(*held)) == 2
+
+
 def test_several_log_directories_are_all_read(tmp_path: Path, found: Found) -> None:
     ids = [topic_id() for _ in range(3)]
     held = [partition(tmp_path / f"disk-{n}", f"topic-{n}-0", each) for n, each in enumerate(ids)]
