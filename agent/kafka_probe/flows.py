@@ -44,6 +44,7 @@ LOSSES = {
     "with 262,144 characters",
 }
 TOPICS, CHARACTERS = 4096, 1 << 18  # most topics that an event names, and most characters of their names
+MOST_THROTTLE_MS = 1 << 40  # the pipeline would take a larger sum, of made-up throttle times, for a forged event
 _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
@@ -409,7 +410,7 @@ def _event(
         "errors": _counts(flow.errors),
         "latency": _counts(flow.latency),
         "latency_empty": _counts(flow.latency_empty),
-        "throttle_ms": flow.throttle_ms,
+        "throttle_ms": max(0, min(flow.throttle_ms, MOST_THROTTLE_MS)),
         "acks": _only(flow.acks),
         "transactional_id": _only(flow.transactional_ids),
         "replica_id": _only(flow.replica_ids),

@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.errors import OutputError
 
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
+
+def _reported(access: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Make a function raise OutputError, with the path and Hadoop's reason, if the file system refuses or is away."""
+
+    @wraps(access)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return access(*args, **kwargs)
+        except Py4JJavaError as error:
+            raise OutputError(f"Cannot access {args[1]}: {error.java_exception.toString()}") from None
+
+    return call
+
+
+@_reported
 def exists(spark: SparkSession, name: str) -> bool:
     """Return True if there is a file or directory of the name."""
     path = _path(spark, name)
     return bool(_file_system(spark, path).exists(path))
 
 
+@_reported
 def names(spark: SparkSession, pattern: str) -> list[str]:
     """Return the last parts of the paths that match the pattern, such as `offsets/[0-9]*`."""
     path = _path(spark, pattern)
     return [status.getPath().getName() for status in _file_system(spark, path).globStatus(path) or ()]
 
 
+@_reported
 def rename(spark: SparkSession, name: str, new: str) -> None:
     """Rename a directory; `new` must not exist.
 
@@ -32,12 +54,14 @@ def rename(spark: SparkSession, name: str, new: str) -> None:
         raise OSError(f"cannot rename {name} to {new}")
 
 
+@_reported
 def remove(spark: SparkSession, name: str) -> None:
     """Remove a directory and what it contains; it may be missing."""
     path = _path(spark, name)
     _file_system(spark, path).delete(path, True)
 
 
+@_reported
 def absolute(spark: SparkSession, name: str) -> str:
     """Return the path as a URI."""
     path = _path(spark, name)
@@ -50,6 +74,7 @@ def scheme(spark: SparkSession, name: str) -> str:
     return str(_path(spark, name).toUri().getScheme() or default.getScheme())
 
 
+@_reported
 def read(spark: SparkSession, name: str) -> str:
     """Return the text of a small file; an empty one if it is missing."""
     if not exists(spark, name):
@@ -62,6 +87,7 @@ def read(spark: SparkSession, name: str) -> str:
         file.close()
 
 
+@_reported
 def write(spark: SparkSession, name: str, text: str) -> None:
     """Write or overwrite a small file of ASCII."""
     path = _path(spark, name)

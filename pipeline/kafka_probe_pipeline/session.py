@@ -69,6 +69,8 @@ _LOCAL = {
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+    # S3's client would buffer uploads in files by another class.
+    "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -1,4 +1,4 @@
-"""What is one peer of a ring above half: an IPv6 /64, and at a client's end a process."""
+"""What is one peer: an IPv6 /64, and at a client's end a process; and the rate of a peer of perf buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing
 import pytest
 
 from tests.builders.wire import METADATA, joined, request, response
-from tests.lab.capture import BUFFER, Capture
+from tests.lab.capture import Capture
 from tests.lab.conversation import TIMEOUT_S, accepted_by, exchange, receive_all
 from tests.lab.network import Namespace
 from tests.lab.processes import free_port, wait_until
@@ -19,12 +19,12 @@ from tests.lab.processes import free_port, wait_until
 pytestmark = [
     pytest.mark.root,
     pytest.mark.long,  # it loads programs of its own
-    pytest.mark.skipif(BUFFER == "perf", reason="perf buffers do not show how full they are"),
 ]
 
 RING_BYTES = 64 << 10  # 256 records, 16 of them a peer's share above half
 FLOOD = range(200)
 HONEST = range(1, 6)
+BURST = 10_000  # frames that a peer may send at once: 20,000 samples, of which a frame takes one or two
 SERVER, STRANGER, NEIGHBOUR, OTHER = "fd00::9:0:0:0:1", "fd00::1:0:0:0:1", "fd00::1:0:0:0:2", "fd00::2:0:0:0:1"
 # Sends requests, each after the response to the one before: port, then hexadecimal requests with the responses' sizes.
 CLIENT = """
@@ -50,7 +50,7 @@ def network() -> Iterator[Namespace]:
 def test_addresses_of_an_ipv6_network_have_one_share(network: Namespace) -> None:
     port = free_port()
     with (
-        closing(Capture(port, client_side=False, ring_bytes=RING_BYTES)) as capture,
+        closing(Capture(port, client_side=False, buffer="ring", ring_bytes=RING_BYTES)) as capture,
         network.inside(),
         socket.create_server((SERVER, port), family=socket.AF_INET6) as listener,
         accepted_by(listener, SERVER, source=STRANGER) as flood,
@@ -71,7 +71,7 @@ def test_processes_at_a_clients_end_have_shares_of_their_own() -> None:
     asked, given = [[make(METADATA, 12, number) for number in HONEST] for make in (request, response)]
     arguments = [f"{one.wire.hex()}:{len(other.wire)}" for one, other in zip(asked, given, strict=True)]
     with (
-        closing(Capture(port, server_side=False, ring_bytes=RING_BYTES)) as capture,
+        closing(Capture(port, server_side=False, buffer="ring", ring_bytes=RING_BYTES)) as capture,
         socket.create_server(("127.0.0.1", port)) as listener,
         accepted_by(listener, "127.0.0.1") as flood,
         accepted_by(listener, "127.0.0.1") as same,
@@ -96,3 +96,25 @@ def test_processes_at_a_clients_end_have_shares_of_their_own() -> None:
         wait_until(is_seen, "all of the other process")
         assert [end.frames for end in capture.ends_of(same)] != [same.sent]
         assert capture.lost().keys() >= {"peer_limited"}
+
+
+def test_a_peer_of_perf_buffers_has_a_fixed_rate() -> None:
+    port = free_port()
+    asked, given = [[make(METADATA, 12, number) for number in range(1000)] for make in (request, response)]
+    with (
+        closing(Capture(port, client_side=False, buffer="perf", ring_bytes=64 << 20)) as capture,
+        socket.create_server(("127.0.0.1", port)) as listener,
+        accepted_by(listener, "127.0.0.1", source="127.0.2.1") as flood,
+        accepted_by(listener, "127.0.0.1", source="127.0.2.2") as other,
+    ):
+        for _ in range(50):  # several times what a second allows
+            flood.ask(*asked)
+            flood.answer(*given)
+        exchange(other, HONEST)
+        (end,) = capture.ends_of(other)
+        assert end.frames == other.sent
+        (limited,) = capture.ends_of(flood)
+        assert BURST <= len(limited.frames) < len(flood.sent)
+        lost = capture.lost()
+        assert lost["peer_limited"] > 0
+        assert "ring_full" not in lost

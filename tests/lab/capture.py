@@ -62,6 +62,7 @@ class Capture:
         server_side: bool = True,
         agent_pid: int = 0,
         netns: int = 0,
+        buffer: str = BUFFER,
         ring_bytes: int = RING_BYTES,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
@@ -75,7 +76,7 @@ class Capture:
             max_connections=max_connections,
             netns=netns,
         )
-        self._programs = Programs.load(BACKEND, BUFFER, options, rules(), CACHE)
+        self._programs = Programs.load(BACKEND, buffer, options, rules(), CACHE)
         self._ports = ports
         self.begin()
 

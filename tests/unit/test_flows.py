@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kafka_probe import flows
 from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
@@ -287,6 +288,15 @@ def test_errors_and_throttle_times_add_up(watched: Watched) -> None:
     flow = watched.flow()
     assert flow["errors"] == {"1": 3, "71": 3}
     assert flow["throttle_ms"] == 3 * 17
+
+
+def test_made_up_throttle_times_make_no_event_that_the_pipeline_would_refuse(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert flows.MOST_THROTTLE_MS < 2**48
+    monkeypatch.setattr(flows, "MOST_THROTTLE_MS", 20)
+    watched.see(response(FETCH, 12), response(FETCH, 12))
+    assert watched.flow()["throttle_ms"] == 20
 
 
 def test_an_error_of_a_whole_topic_is_the_topics(watched: Watched) -> None:
