@@ -29,6 +29,7 @@ from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.peer_limits import Shares
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
@@ -49,7 +50,7 @@ _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
-_REFUSED_TOPIC_BYTES = 512  # memory per topic of a response with errors
+_REFUSED_TOPIC_BYTES = 800  # memory per topic of a response with errors
 
 
 @dataclass(slots=True)
@@ -120,7 +121,7 @@ class Flows:
         self._names = names
         self._learner = learner
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        requests_bytes = bounds.counts_bytes // 16
+        requests_bytes = bounds.counts_bytes // 8
         self._refusals = Refusals(requests_bytes, self.losses)
         # The other half belongs to the interval being reported.
         self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2
@@ -290,7 +291,8 @@ class Flows:
         else:
             flow.requests += count.frames
             flow.request_bytes += count.bytes
-        flow.throttle_ms += sum(value for measure, value in _measured(count) if measure.kind is MeasureKind.THROTTLE_MS)
+        throttled = (value for measure, value in _measured(count) if measure.kind is MeasureKind.THROTTLE_MS)
+        flow.throttle_ms += max(0, sum(throttled))
 
     def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
         self._sum_frames(flow, count)
@@ -315,7 +317,9 @@ class Flows:
             if measure.kind in _OF_TOPICS:
                 topics[measure.topic].sums[measure.kind] += value
         for named, refused in count.refused.items():
-            self._topic(flow, count.connection, TopicFacts(*named, (), ()), 0).refused.update(refused)
+            known = self._names.resolve(TopicFacts(*named, (), ()), count.connection.cluster_id)
+            topic = flow.topics.get(known) or flow.topics.setdefault((None, None), _Topic())
+            topic.refused.update(refused)
 
     def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
         named = self._names.resolve(facts, connection.cluster_id)
@@ -382,7 +386,8 @@ def _count_bytes(shape: Shape) -> int:
     asked = (*facts.topics, *facts.forgotten) if facts.api_key in FETCHES else ()
     partitions = sum(len(topic.partitions) for topic in asked)
     of_session = _ASKED_TOPIC_BYTES * len(asked) + _ASKED_PARTITION_BYTES * partitions
-    of_refusals = _REFUSED_TOPIC_BYTES * len(facts.topics) if facts.response and facts.errors else 0
+    refused = facts.topics if facts.response and facts.api_key == ApiKey.PRODUCE else ()
+    of_refusals = _REFUSED_TOPIC_BYTES * sum(bool(topic.errors) for topic in refused)
     return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session + of_refusals
 
 
@@ -410,7 +415,7 @@ def _event(
         "errors": _counts(flow.errors),
         "latency": _counts(flow.latency),
         "latency_empty": _counts(flow.latency_empty),
-        "throttle_ms": max(0, min(flow.throttle_ms, MOST_THROTTLE_MS)),
+        "throttle_ms": min(flow.throttle_ms, MOST_THROTTLE_MS),
         "acks": _only(flow.acks),
         "transactional_id": _only(flow.transactional_ids),
         "replica_id": _only(flow.replica_ids),

@@ -1,4 +1,4 @@
-"""What is one peer: an IPv6 /64, and at a client's end a process; and the rate of a peer of perf buffers."""
+"""A peer is an IPv6 /64, or at a client's end a process; with perf buffers each has a fixed rate."""
 
 from __future__ import annotations
 

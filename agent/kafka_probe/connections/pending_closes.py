@@ -106,7 +106,7 @@ class PendingCloses:
         return self._settled[0].ended_ns if self._settled else None
 
     def drop_oldest(self) -> PendingClose | None:
-        """Take the close that was added first, settled or not; None if there is none."""
+        """Take the oldest close, settled or not; None if there is none."""
         if self._settled:
             self.taken_count += 1
             return self._settled.popleft()

@@ -1,14 +1,13 @@
 """Finds the records of Produce requests that a broker did not write, because its response has an error.
 
-The response names the partitions, the request has their records. Few responses have an error, so requests are kept as
-columns, and searched only for those.
+The response names the partitions, the request has their records. Requests are kept as columns. Only a response with an
+error starts a search.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,96 +15,145 @@ import numpy.typing as npt
 from kafka_probe.connections.fetch_sessions import Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.facts import MeasureKind, Shape, shape_bytes
+from kafka_probe.protocol.facts import Facts, MeasureKind, Shape, text_bytes
 from kafka_probe.protocol.measures import Integers
 
 LOSSES = {
     "refusal_unmatched": "Produce responses with an error whose request is not known: its records count as written",
 }
-# Errors of records that the leader has written: REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND and, for an
-# earlier request, DUPLICATE_SEQUENCE_NUMBER (org.apache.kafka.common.protocol.Errors).
-_WRITTEN = frozenset({7, 20, 46})
+# Errors of records that the leader has written: REQUEST_TIMED_OUT and NOT_ENOUGH_REPLICAS_AFTER_APPEND
+# (org.apache.kafka.common.protocol.Errors).
+_WRITTEN = frozenset({7, 20})
 _SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
+# Memory of the requests of one shape in a batch, of each of their columns, and at least of each request.
+_GROUP_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 64
+_LARGEST = 1 / 64  # of the limit: larger requests would displace those of everybody else
+_STEPS_BACK = 8  # through requests with the same correlation id, which an honest client does not have
 
 Keys = npt.NDArray[np.uint64]
+Partition = tuple[Topic, int]
 Sums = dict[Topic, Counter[MeasureKind]]
 """RECORDS and RECORD_BYTES by topic."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Requests:
-    """Requests of one shape: the key of each, (n,), and its measures, (n, measures of the shape)."""
+    """Requests of one shape in one batch: their keys, (n,), and RECORDS and RECORD_BYTES by partition, (n, columns)."""
 
-    shape: Shape
     keys: Keys
+    columns: dict[Partition, list[tuple[MeasureKind, int]]]
     values: Integers
-
-    @property
-    def size_bytes(self) -> int:
-        return shape_bytes(self.shape) + self.keys.nbytes + self.values.nbytes
-
-    def columns(self, partitions: set[tuple[Topic, int]]) -> Iterator[tuple[Topic, MeasureKind, int]]:
-        """Yield topic, kind and column of the measures of these partitions."""
-        topics = [(topic.name, topic.topic_id) for topic in self.shape.facts.topics]
-        for column, measure in enumerate(self.shape.measures):
-            if measure.kind in _SUMMED and (topics[measure.topic], measure.partition) in partitions:
-                yield topics[measure.topic], measure.kind, column
+    size_bytes: int
+    used: npt.NDArray[np.bool_]
 
 
+@dataclass(slots=True)
+class _Index:
+    """The keys of all requests in ascending order, equal ones from old to new, and where each request is."""
+
+    keys: Keys
+    group: npt.NDArray[np.intp]
+    row: npt.NDArray[np.intp]
+
+
+@dataclass(slots=True)
 class Refusals:
     """The newest Produce requests, up to `limit_bytes`. `losses` counts by the names of LOSSES."""
 
-    def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
-        self._limit_bytes = limit_bytes
-        self._requests: deque[_Requests] = deque()
-        self._held_bytes = 0
-        self.losses = losses
+    limit_bytes: int
+    losses: Counter[str]
+    held_bytes: int = 0
+    _requests: deque[_Requests] = field(default_factory=deque)
+    _index: _Index | None = None
 
     def see(self, frames: Frames) -> None:
-        """Keep the frames if they are Produce requests that a response will follow."""
+        """Keep the frames if they are Produce requests with records that a response will follow."""
         facts = frames.shape.facts
         if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks == 0:
             return
-        new = _Requests(frames.shape, _keys(frames), frames.values)
-        self._requests.append(new)
-        self._held_bytes += new.size_bytes
-        while self._held_bytes > self._limit_bytes:
-            self._held_bytes -= self._requests.popleft().size_bytes
+        measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in _SUMMED]
+        size_bytes = _size(frames.shape, len(measures), len(frames.index))
+        if not measures or size_bytes > self.limit_bytes * _LARGEST:
+            return
+        columns: dict[Partition, list[tuple[MeasureKind, int]]] = {}
+        for column, (_, measure) in enumerate(measures):
+            topic = facts.topics[measure.topic]
+            key = (topic.name, topic.topic_id), measure.partition
+            columns.setdefault(key, []).append((measure.kind, column))
+        values = frames.values[:, [number for number, _ in measures]]  # a copy: the whole batch would else be kept
+        used = np.zeros(len(frames.index), np.bool_)
+        self._requests.append(_Requests(_keys(frames), columns, values, size_bytes, used))
+        self._index = None
+        self.held_bytes += size_bytes
+        while self.held_bytes > self.limit_bytes:
+            self.held_bytes -= self._requests.popleft().size_bytes
 
     def refused(self, frames: Frames) -> dict[int, Sums]:
-        """Return the sums of what Produce responses refused, by connection; nothing for other frames."""
-        facts = frames.shape.facts
-        if facts.api_key != ApiKey.PRODUCE or not facts.response:
-            return {}
-        refused = {
-            ((topic.name, topic.topic_id), partition)
-            for topic in facts.topics
-            for partition, code in topic.errors
-            if code not in _WRITTEN
-        }
-        return self._sums(frames, refused) if refused else {}
-
-    def _sums(self, frames: Frames, refused: set[tuple[Topic, int]]) -> dict[int, Sums]:
-        conns, keys = frames.column("conn").tolist(), _keys(frames)
-        unmatched = np.ones(len(keys), np.bool_)
+        """Return RECORDS and RECORD_BYTES that the broker did not write, by connection; empty for other frames."""
+        refused = _refused(frames.shape.facts)
         sums: dict[int, Sums] = {}
-        for requests in reversed(self._requests):
-            _, rows, responses = np.intersect1d(requests.keys, keys, return_indices=True)
-            unmatched[responses] = False
-            for topic, kind, column in requests.columns(refused) if len(rows) else ():
-                values = requests.values[rows, column].tolist()
-                for response, value in zip(responses.tolist(), values, strict=True):
-                    sums.setdefault(conns[response], {}).setdefault(topic, Counter())[kind] += value
-            if not unmatched.any():
-                break
-        self.losses["refusal_unmatched"] += int(unmatched.sum())
+        if not refused:
+            return sums
+        index = self._sorted()
+        keys = _keys(frames)
+        last = (np.searchsorted(index.keys, keys, side="right") - 1).tolist()
+        for conn, key, at in zip(frames.column("conn").tolist(), keys.tolist(), last, strict=True):
+            found = self._take(index, key, at)
+            if found is None:
+                self.losses["refusal_unmatched"] += 1
+                continue
+            requests, row = found
+            for partition in refused & requests.columns.keys():
+                of_topic = sums.setdefault(conn, {}).setdefault(partition[0], Counter())
+                for kind, column in requests.columns[partition]:
+                    of_topic[kind] += int(requests.values[row, column])
         return sums
+
+    def _take(self, index: _Index, key: int, at: int) -> tuple[_Requests, int] | None:
+        """Return the newest request with this key that no response has taken before, and its row; None without one."""
+        for place in range(at, max(at - _STEPS_BACK, -1), -1):
+            if int(index.keys[place]) != key:
+                return None
+            requests, row = self._requests[int(index.group[place])], int(index.row[place])
+            if not requests.used[row]:
+                requests.used[row] = True
+                return requests, row
+        return None
+
+    def _sorted(self) -> _Index:
+        """Return the index of the requests. It is made anew when requests were added since."""
+        if self._index is None:
+            lengths = [len(requests.keys) for requests in self._requests]
+            keys = np.concatenate([np.empty(0, np.uint64), *(requests.keys for requests in self._requests)])
+            group = np.repeat(np.arange(len(lengths)), lengths)
+            row = np.concatenate([np.empty(0, np.intp), *map(np.arange, lengths)])
+            order = np.argsort(keys, kind="stable")
+            self._index = _Index(keys[order], group[order], row[order])
+        return self._index
+
+
+def _refused(facts: Facts) -> set[Partition]:
+    """Return the partitions of a Produce response whose records the broker did not write."""
+    if facts.api_key != ApiKey.PRODUCE or not facts.response:
+        return set()
+    return {
+        ((topic.name, topic.topic_id), partition)
+        for topic in facts.topics
+        for partition, code in topic.errors
+        if code not in _WRITTEN
+    }
+
+
+def _size(shape: Shape, columns: int, rows: int) -> int:
+    """Return the memory of requests of a shape in bytes, rounded up."""
+    names = sum(text_bytes(topic.name or "") for topic in shape.facts.topics)
+    return _GROUP_BYTES + names + _COLUMN_BYTES * columns + max(_ROW_BYTES, 16 + 8 * columns) * rows
 
 
 def _keys(frames: Frames) -> Keys:
     """Return a number for each connection and correlation id, (n,).
 
-    Two connections share numbers by chance only, once in 2^31 pairs of connections.
+    Numbers of two connections are equal by chance, once in 2^31 pairs of connections.
     """
     keys: Keys = frames.column("conn").astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     return keys ^ frames.column("correlation_id").astype(np.int64).astype(np.uint64)

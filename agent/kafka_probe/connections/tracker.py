@@ -292,7 +292,7 @@ class Tracker:
     def _has_slot_for_connection(self) -> bool:
         """Return True if the bounds allow one more connection.
 
-        It takes the slot of the oldest connection whose close was lost, else that of the oldest close, as a loss.
+        The connection takes the slot of the oldest one whose close was lost, else that of the oldest close, as a loss.
         """
         if self.full:
             self.losses["connection_limit"] += 1

@@ -21,12 +21,12 @@ LATENCY = "bucket to count; bucket i holds (2^(i/8), 2^((i+1)/8)] seconds"
 
 
 class RefusedFacts(TypedDict, total=False):
-    """What Produce requests contained and the broker did not write; absent if it wrote everything."""
+    """Counts of what the broker did not write; absent if it wrote everything."""
 
     refused_records: Annotated[
-        int, "part of records of requests whose response has an error: the broker did not write it"
+        int, "records of Produce requests that the broker did not write, counted when its response arrives"
     ]
-    refused_bytes: Annotated[int, "the same of bytes"]
+    refused_bytes: Annotated[int, "size of their record sets"]
 
 
 class FlowTopic(RefusedFacts):

@@ -22,7 +22,7 @@ from tests.programs.attack.topic import values
 
 SIDES = ("client", "server")
 LEAST_PERCENT = 99.0
-# What is answered as an interval ends may count in the next one: the requests of this time.
+# Responses right before the end of an interval may count in the next one: those of this time.
 UNEXPLAINED_S = 0.1
 # Losses that can be of honest requests: the others are only of what a flood makes, as frames that are not Kafka.
 EXPLAINING = (

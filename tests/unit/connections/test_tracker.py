@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,18 +74,24 @@ def test_closes_are_sent_in_the_order_of_their_times(tracker: Tracker) -> None:
 
 
 class _SlowNat(Conntrack):
-    """Connection tracking that takes longer than a report may take."""
+    """Connection tracking that takes longer than a report may take, by a clock of its own."""
 
     def __init__(self) -> None:
         self.not_asked = 0
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def translations(self, identities: Sequence[Identity]) -> list[Nat | None]:
-        time.sleep(0.3)
+        self.now_s += 10
         return [None] * len(identities)
 
 
-def test_queries_for_nat_take_no_time_from_opens() -> None:
-    tracker = Tracker(WorkloadResolver(), _SlowNat())
+def test_queries_for_nat_take_no_time_from_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    nat = _SlowNat()
+    monkeypatch.setattr("kafka_probe.time_limit.time", nat)
+    tracker = Tracker(WorkloadResolver(), nat)
     take(tracker, opened(1), opened(0, kind=SampleKind.RESET))
     sent = [event["kind"] for event in tracker.report_opens(SINCE_BOOT, TimeLimit(1.0))]
     assert sent == ["reset", "open"]
