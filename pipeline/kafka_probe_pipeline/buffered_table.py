@@ -79,6 +79,9 @@ class BufferedTable:
 
     def _number(self, batch_id: int) -> int | None:
         """Return the version of the buffer after a micro-batch; None if there is none, or the table has it."""
-        number, last = self.buffer.number_before(batch_id + 1), self.commits.get(self.table.name)
-        committed = last.version if last else self.table.last_batch()
-        return number if number is not None and number > committed else None
+        number = self.buffer.number_before(batch_id + 1)
+        if number is None:
+            return None
+        if self.table.name not in self.commits:
+            self.commits[self.table.name] = Commit(self.table.last_batch(), 0)
+        return number if number > self.commits[self.table.name].version else None

@@ -14,14 +14,16 @@ from threading import Event
 from types import FrameType
 
 import click
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import connections, names, report, session, storms, supervisor, topics
+from kafka_probe_pipeline import connections, names, output, report, session, storms, supervisor, topics
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError
+from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError, last_cause
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.progress import Progress
@@ -73,6 +75,8 @@ def run(**given: object) -> None:
                 stack.enter_context(receiver)
             stack.enter_context(Maintenance(spark, config))
             diagnosis = Diagnosis(config, progress, receivers)
+            output.require_renames(spark, config)
+            output.take_over(spark, config)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, listed("created", created))
             supervisor.run_through_outages(
@@ -138,14 +142,17 @@ def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) 
 def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
     """Return what `show` prints of a table."""
     tables = {name: Table(spark, config, name) for name in TABLES}
-    rows = {name: table.read().drop(DATE, BATCH_ID) for name, table in tables.items()}
+
+    def rows(name: str) -> DataFrame:
+        return tables[name].read().drop(DATE, BATCH_ID)
+
     match name:
         case "connections" if tables["opens"].exists() or tables["closes"].exists():
-            return connections.current(rows["opens"], rows["closes"], config).orderBy("key")
+            return connections.current(rows("opens"), rows("closes"), config).orderBy("key")
         case "traffic" if tables[name].exists():
-            return report.totals(rows[name].transform(names.named, rows["topic_names"]))
+            return report.totals(rows(name).transform(names.named, rows("topic_names")))
         case "verdicts" if tables[name].exists():
-            return rows[name].orderBy("judged_ts", "key")
+            return rows(name).orderBy("judged_ts", "key")
         case "storms" if (found := Versions(spark, config.storms, storms.SCHEMA).newest()) is not None:
             return found.orderBy("opened_us")
     raise StartError(f"No table {name} in {config.output}: set --output to that of `kafka-probe-pipeline run`.")
@@ -158,3 +165,6 @@ def main() -> None:
     except PipelineError as error:
         print(f"kafka-probe-pipeline: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except (PySparkException, Py4JJavaError) as error:  # of a table or a checkpoint that cannot be read
+        print(f"kafka-probe-pipeline: {printable_lines(last_cause(error))}", file=sys.stderr)
+        sys.exit(PipelineError.exit_code)

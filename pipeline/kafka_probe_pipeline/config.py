@@ -78,7 +78,7 @@ class Config(BaseSettings):
     output: str = Field("kafka-probe-output", min_length=1)
     """directory of the tables, a path or a URI, also of an object store"""
     checkpoint_dir: str = ""
-    """directory of the checkpoints; default: that of the tables; not on an object store, which cannot rename"""
+    """directory of the checkpoints, which must rename atomically, as S3 does not; default: that of the tables"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
@@ -86,7 +86,7 @@ class Config(BaseSettings):
     verdict_interval: float = Field(2, gt=0)
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
     table_interval: float = Field(30, ge=0)
-    """seconds between commits to the tables of connections and verdicts; each one adds files to them"""
+    """seconds between commits to the tables of the diagnosis; each one adds files to them"""
     other_end_wait: float = Field(15, ge=0)
     """seconds to wait for the other end of a closed connection if no agent has reported it"""
     agent_silent: float = Field(30, gt=0)

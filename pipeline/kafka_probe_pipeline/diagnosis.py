@@ -42,7 +42,7 @@ BUFFERED = ("opens", "closes", "verdicts", "storms", "agents")
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The state of the diagnosis, and its tables. What changed in the state of storms is a table, too."""
+    """The state of the diagnosis, and its tables. Changes of storms are a table, too."""
 
     agents: Versions
     connections: Versions

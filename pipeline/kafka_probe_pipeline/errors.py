@@ -25,7 +25,13 @@ class AwayError(PipelineError):
 
 
 class OutputError(PipelineError):
-    """The output directory does not keep what is written to it."""
+    """The output cannot be accessed, or does not keep what is written to it."""
+
+
+class TakenOverError(PipelineError):
+    """Another job writes to the output since. A supervisor should not start this one again."""
+
+    exit_code = 4
 
 
 class UsageError(PipelineError):

@@ -56,8 +56,8 @@ def is_minutely() -> Column:
 
     An agent sends these events every few seconds, and most of their counters grow with each.
     """
-    minutes = (F.floor(F.col(name) / _MINUTE_US) for name in ("since", "ts"))
-    return F.coalesce((F.col("kind") == "agent") & (next(minutes) < next(minutes)), F.lit(False))
+    first, last = (F.floor(F.col(name) / _MINUTE_US) for name in ("since", "ts"))
+    return F.coalesce((F.col("kind") == "agent") & (first < last), F.lit(False))
 
 
 def _rows(events: DataFrame, columns: T.StructType, most_topics: int = TOPICS_OF_CONNECTION) -> DataFrame:

@@ -16,7 +16,7 @@ Result = TypeVar("Result")
 
 
 def _reported(access: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """Make a function raise OutputError, with the path and Hadoop's reason, if the file system refuses or is away."""
+    """Make a function raise OutputError with the path and Hadoop's reason, if the file system fails."""
 
     @wraps(access)
     def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -92,8 +92,10 @@ def write(spark: SparkSession, name: str, text: str) -> None:
     """Write or overwrite a small file of ASCII."""
     path = _path(spark, name)
     file = _file_system(spark, path).create(path, True)
-    file.writeBytes(text)
-    file.close()
+    try:
+        file.writeBytes(text)
+    finally:
+        file.close()
 
 
 def require_shared(spark: SparkSession, directory: str, query: str) -> None:

@@ -15,7 +15,7 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import session
+from kafka_probe_pipeline import output, session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.tables import TABLES, Table
@@ -74,6 +74,7 @@ class Maintenance:
             return
         try:
             if table.exists():
+                output.require_owner(self._spark, self._config)
                 step(*arguments)
         except Exception as error:
             if not self._stopping.is_set():

@@ -1,6 +1,6 @@
-"""Guards the directories that the job writes to: for one job at a time, and seen by all its executors.
+"""Ensures that one job at a time writes to the output, and that all its executors share it.
 
-A job that starts takes the tables over, and the one before stops itself. So a job that was left behind on another host,
+A job that starts takes the output over, and the one before stops itself. So a job that was left behind on another host,
 such as one whose node lost its network, ends as soon as it comes back.
 """
 
@@ -12,18 +12,19 @@ from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import hadoop
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import OutputError, StartError
+from kafka_probe_pipeline.errors import StartError, TakenOverError
 
-# Schemes of Hadoop's file systems that copy instead of renaming. Those of Azure's hierarchical namespace (abfs) rename.
+# Schemes of Hadoop's file systems that copy instead of renaming. Azure's abfs renames if the account has a hierarchical
+# namespace.
 _OBJECT_STORES = {"cosn", "gs", "obs", "oss", "s3", "s3a", "s3n", "swift", "wasb", "wasbs"}
 _JOB_ID = uuid4().hex
 
 
-def take_over(spark: SparkSession, config: Config) -> None:
-    """Make this process the one job that writes to the tables.
+def require_renames(spark: SparkSession, config: Config) -> None:
+    """Return if the checkpoints are on a file system that renames atomically.
 
     Raises:
-        StartError: the checkpoints would be on an object store.
+        StartError: they would be on an object store.
     """
     checkpoints = config.directories[-1]
     if hadoop.scheme(spark, checkpoints) in _OBJECT_STORES:
@@ -31,21 +32,37 @@ def take_over(spark: SparkSession, config: Config) -> None:
             f"Checkpoints cannot be in {checkpoints}: an object store does not rename atomically. Set --checkpoint-dir "
             "to a directory on a disk, HDFS or a mounted volume that outlives the job."
         )
-    hadoop.write(spark, _owner(config), _JOB_ID)
+
+
+def take_over(spark: SparkSession, config: Config) -> None:
+    """Make this process the one job that writes to the tables and the checkpoints."""
+    for directory in config.directories:
+        hadoop.write(spark, _owner(directory), _JOB_ID)
+
+
+def require_owner(spark: SparkSession, config: Config) -> None:
+    """Return if no other job has taken over the tables or the checkpoints since this process did.
+
+    Raises:
+        TakenOverError: one has.
+    """
+    for directory in config.directories:
+        if hadoop.read(spark, _owner(directory)) != _JOB_ID:
+            raise TakenOverError(f"Another job has taken over {directory}. Only one at a time may use it.")
 
 
 def require(spark: SparkSession, config: Config, query: str) -> None:
     """Return if the micro-batch of a query may write.
 
     Raises:
-        OutputError: another job has taken over the tables, or executors write where this process does not read.
+        TakenOverError: another job has taken over.
+        OutputError: executors write where this process does not read.
     """
-    if hadoop.read(spark, _owner(config)) != _JOB_ID:
-        raise OutputError(f"Another job has taken over {config.output}. Only one at a time may use an --output.")
+    require_owner(spark, config)
     for directory in config.directories:
         hadoop.require_shared(spark, directory, query)
 
 
-def _owner(config: Config) -> str:
+def _owner(directory: str) -> str:
     """Return the file with the id of the job that started last."""
-    return f"{config.output}/job"
+    return f"{directory}/job"

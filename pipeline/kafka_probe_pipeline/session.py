@@ -34,6 +34,8 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "false",
+    # A forged event may name a key twice. The default would end the job.
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     # Each micro-batch uses some hundred compiled expressions. Spark keeps 100, and would compile all of them again.
     "spark.sql.codegen.cache.maxEntries": "2000",
     # Else each function of a column first reports its place in the code to the JVM: most of the time that a plan takes.
@@ -69,8 +71,10 @@ _LOCAL = {
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
-    # S3's client would buffer uploads in files by another class.
+    # By default S3A buffers uploads through LocalFileSystem, which the class above replaces. A buffer in memory takes
+    # the size of a part at once.
     "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
+    "spark.hadoop.fs.s3a.multipart.size": "8M",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_probe_pipeline import output, source, topics
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
+from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, TakenOverError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
@@ -30,6 +30,7 @@ OF_BROKERS_AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
     r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"
 )
+_TAKEN_OVER = re.compile(TakenOverError.__name__)
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -40,12 +41,13 @@ def start(
     """Start the two streams from the events topic: `traffic` and `diagnosis`.
 
     Raises:
-        StartError: a table has no checkpoint or another one, so that events would be lost or count twice; or the
-            checkpoints would be on an object store.
+        TakenOverError: another job has taken over the output.
+        StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
     """
+    output.require_owner(spark, config)
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
-    output.take_over(spark, config)
+    diagnosis.commits.clear()  # another process may have committed since
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
@@ -115,5 +117,6 @@ def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stop
                 return
             progress.look(queries)
     except StreamingQueryException as error:
-        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
+        kinds = {OF_BROKERS_AWAY: AwayError, _TAKEN_OVER: TakenOverError}
+        kind = next((kind for pattern, kind in kinds.items() if pattern.search(str(error))), PipelineError)
         raise kind(f"The stream stopped: {last_cause(error)}") from None

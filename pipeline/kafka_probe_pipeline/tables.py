@@ -7,17 +7,17 @@ that a micro-batch which Spark repeats after a crash finds its rows there. This 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import event_rows, hadoop, names, session, storms, traffic, verdicts
+from kafka_probe_pipeline import event_rows, hadoop, names, output, session, storms, traffic, verdicts
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import StartError, last_cause
+from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.event_rows import RECEIVED
 
 
@@ -124,22 +124,28 @@ class Table:
         """
         if hadoop.names(self.spark, f"{self.path}/{BATCH_ID}=*"):
             raise StartError(f"{self.path} was written by an older release. Move it away or choose another --output.")
+        last_noted = int(hadoop.read(self.spark, self._note) or 0)
         if not self.exists():
+            if last_noted:
+                raise StartError(
+                    f"{self.path} is missing, but its checkpoint {self._checkpoint} has batches. Restore the table, or "
+                    "move the checkpoint away; otherwise events would be lost."
+                )
             return
-        try:
-            self.read()
-        except AnalysisException as error:
+        known = self.spark.read.format("delta").load(self.path).schema
+        if conflicts := [*_conflicts(known, self._columns)]:
             raise StartError(
-                f"{self.path} has a column of another type, written by another release. Move it away or choose another "
-                f"--output. {last_cause(error)}"
-            ) from None
+                f"{self.path} has columns of other types, written by another release: {', '.join(conflicts)}. Move it "
+                "away or choose another --output."
+            )
         if self._checkpoint_id() is None:
             raise StartError(
                 f"{self.path} has batches, but its checkpoint {self._checkpoint} is missing. Move the table away or "
                 "choose another --output; otherwise events would be lost or count twice."
             )
+        last = self.last_batch()
         planned = max(map(int, hadoop.names(self.spark, f"{self._checkpoint}/offsets/[0-9]*")), default=-1)
-        if not int(hadoop.read(self.spark, self._note) or 0) <= self.last_batch() <= planned:
+        if not last_noted <= last <= planned:
             raise StartError(
                 f"{self.path} and its checkpoint {self._checkpoint} do not have the same batches. Restore both from "
                 "the same time, or move both away; otherwise events would be lost or count twice."
@@ -184,6 +190,7 @@ class Table:
     def _write(self, rows: DataFrame, batch_id: int, newest_us: int) -> None:
         checkpoint_id = self._checkpoint_id()
         assert checkpoint_id, "Spark writes it when a query starts"
+        output.require_owner(self.spark, self.config)
         newest = F.to_date(F.timestamp_micros(F.lit(newest_us)))
         _, time, _, filtered = TABLES[self.name]
         statistics = (BATCH_ID, time, *filtered)
@@ -219,3 +226,20 @@ class Table:
         jvm = self.spark.sparkContext._jvm
         assert jvm is not None
         return jvm
+
+
+def _conflicts(known: T.DataType, own: T.DataType, name: str = "") -> Iterator[str]:
+    """Yield the names of columns that are in both, with different types; `a.b`: of a column in a column."""
+    match known, own:
+        case T.StructType(), T.StructType():
+            for field in own:
+                if field.name in known.names:
+                    inner = f"{name}.{field.name}" if name else field.name
+                    yield from _conflicts(known[field.name].dataType, field.dataType, inner)
+        case T.ArrayType(), T.ArrayType():
+            yield from _conflicts(known.elementType, own.elementType, name)
+        case T.MapType(), T.MapType():
+            yield from _conflicts(known.keyType, own.keyType, name)
+            yield from _conflicts(known.valueType, own.valueType, name)
+        case _ if known != own:
+            yield name

@@ -69,7 +69,7 @@ class Versions:
         return self.batch(numbers[-1]) if numbers else None
 
     def remove_old(self) -> None:
-        """Remove all but the newest versions, and what killed attempts left."""
+        """Remove all but the newest versions, and drafts of killed attempts."""
         for number in self._numbers()[:-KEPT]:
             hadoop.remove(self.spark, self._of(number))
         for draft in hadoop.names(self.spark, f"{self.path}/{_DRAFTS}*"):

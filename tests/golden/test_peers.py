@@ -1,4 +1,4 @@
-"""A peer is an IPv6 /64, or at a client's end a process; with perf buffers each has a fixed rate."""
+"""A peer is an IPv6 /64, or a process at a client's end. With perf buffers each peer has a fixed rate."""
 
 from __future__ import annotations
 

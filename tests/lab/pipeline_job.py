@@ -14,7 +14,7 @@ from pathlib import Path
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import cli, supervisor, topics
+from kafka_probe_pipeline import cli, output, supervisor, topics
 from kafka_probe_pipeline.buffered_table import BufferedTable
 from kafka_probe_pipeline.config import Config, flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
@@ -94,10 +94,14 @@ class Run:
 
     def send_events(self, *events: Event, at_ms: int | None = None) -> None:
         """Send one record, which may be larger than a broker accepts uncompressed."""
+        self.send_lines(lines(*events), at_ms=at_ms)
+
+    def send_lines(self, text: str, *, at_ms: int | None = None) -> None:
+        """Send one record of these lines."""
         producer = KafkaProducer(
             bootstrap_servers=self.broker.bootstrap, compression_type="gzip", max_request_size=64 << 20
         )
-        producer.send(self.events, value=lines(*events).encode(), timestamp_ms=at_ms).get(10)
+        producer.send(self.events, value=text.encode(), timestamp_ms=at_ms).get(10)
         producer.close()
 
     def expected(self) -> dict[str, int]:
@@ -122,6 +126,7 @@ class Run:
         """Process all events in this process: with the existing session that takes a tenth of the time."""
         config = load({**self._settings, "once": True, **settings})
         topics.create_missing(spark, config)
+        output.take_over(spark, config)
         traffic = TrafficQuery.of(spark, config, self.progress)
         for query in supervisor.start(spark, config, traffic, Diagnosis(config, self.progress)):
             query.awaitTermination()

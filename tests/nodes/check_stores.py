@@ -58,7 +58,7 @@ class Store:
             for end in (CLIENT, BROKER)
             for event in (opened(end, number), closed(end, number))
         ]
-        self.run.send_events(*ends, agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100))
+        self.run.send_events(*ends, agent_event(CLIENT, until_s=121), agent_event(BROKER, until_s=121))
 
     def names(self, pattern: str) -> list[str]:
         return hadoop.names(self.spark, pattern)
@@ -94,6 +94,7 @@ class Store:
         for name, per_connection, key in (("opens", 2, "seq"), ("closes", 2, "seq"), ("verdicts", 1, "key")):
             rows = [row[key] for row in run.table(self.spark, name).select(key).collect()]
             assert len(rows) == len(set(rows)) == sends * CONNECTIONS * per_connection, name
+        assert run.table(self.spark, "agents").count() == 2 * sends
 
 
 @pytest.fixture(scope="module")
@@ -188,13 +189,15 @@ def test_a_job_that_starts_takes_over_and_the_one_before_stops_itself(store: Sto
     store.send(records=2)
     with store.run.job(*store.flags, env=store.env) as process:
 
-        def with_its_batch_done(_run: Run) -> bool:
-            return store.commits() > 0
+        def with_batches_of_both_queries_done(_run: Run) -> bool:
+            return store.commits() > 0 and bool(
+                store.names(f"{store.run.config.connections_checkpoint}/commits/[0-9]*")
+            )
 
-        store.run.wait_until(with_its_batch_done, process)
+        store.run.wait_until(with_batches_of_both_queries_done, process)
         store.run.once(store.spark)
         store.send(records=2)
-        assert process.wait(LIMIT_S) == 1, tail(store.run.log)
+        assert process.wait(LIMIT_S) == 4, tail(store.run.log)
     assert f"Another job has taken over {store.run.config.output}." in store.run.log.read_text()
     store.run.once(store.spark)
     store.check_tables(2)

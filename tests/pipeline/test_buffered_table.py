@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline import buffered_table, event_rows
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
 from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import CLIENT, NOON_US, SECOND_US, events, opened
 
@@ -19,11 +20,12 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(spark: SparkSession, tmp_path: Path) -> Config:
     config = load({"output": str(tmp_path), "table_interval": 30})
     metadata = Path(config.connections_checkpoint, "metadata")
     metadata.parent.mkdir()
     metadata.write_text(json.dumps({"id": "a checkpoint"}))
+    take_over(spark, config)
     return config
 
 

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from kafka_probe_pipeline import maintenance
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.maintenance import Maintenance
+from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
@@ -31,6 +32,7 @@ def table(spark: SparkSession, tmp_path: Path) -> Table:
     config = load({"output": os.path.relpath(tmp_path)})
     Path(config.checkpoint).mkdir()
     Path(config.checkpoint, "metadata").write_text('{"id": "a checkpoint"}')
+    take_over(spark, config)
     table = Table(spark, config, "traffic")
     for batch_id in range(BATCHES):
         table.append(rows(spark, batch_id), batch_id, NOON_US)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.errors import StartError, TakenOverError
+from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.tables import DAYS_AHEAD, DAYS_LATE, TABLES, Table
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
@@ -25,6 +27,7 @@ def table(spark: SparkSession, tmp_path: Path) -> Table:
     config = load({"output": str(tmp_path)})
     Path(config.checkpoint).mkdir()
     Path(config.checkpoint, "metadata").write_text('{"id": "a checkpoint"}')
+    take_over(spark, config)
     return Table(spark, config, "traffic")
 
 
@@ -97,14 +100,30 @@ def test_what_a_newer_release_added_is_left_out_and_kept(verdicts: Table, monkey
     assert [row["client"]["workload"]["comm"] for row in verdicts.read().collect()] == ["app"] * 3
 
 
-def test_a_column_of_another_type_is_refused_in_one_sentence(verdicts: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", [T.DateType(), T.StringType(), T.IntegerType()])
+def test_a_column_of_another_type_is_refused_in_one_sentence(
+    verdicts: Table, monkeypatch: pytest.MonkeyPatch, other: T.DataType
+) -> None:
     kind = TABLES["verdicts"]
-    other = T.StructType(
-        [T.StructField(f.name, T.DateType() if f.name == "idle_us" else f.dataType) for f in kind.schema]
-    )
-    monkeypatch.setitem(TABLES, "verdicts", kind._replace(schema=other))
-    with pytest.raises(StartError, match="has a column of another type, written by another release"):
+    columns = T.StructType([T.StructField(f.name, other if f.name == "idle_us" else f.dataType) for f in kind.schema])
+    monkeypatch.setitem(TABLES, "verdicts", kind._replace(schema=columns))
+    with pytest.raises(StartError, match="has columns of other types, written by another release: idle_us"):
         verdicts.require_checkpoint()
+
+
+def test_a_table_that_another_job_took_over_gets_no_commit(spark: SparkSession, table: Table) -> None:
+    table.append(rows(spark, 0), 0, NOON_US)
+    Path(table.config.output, "job").write_text("another")
+    with pytest.raises(TakenOverError, match="Another job has taken over"):
+        table.append(rows(spark, 1), 1, NOON_US)
+    assert dates(table) == [("2026-01-01", 0)]
+
+
+def test_a_table_that_is_missing_beside_its_checkpoint_is_refused(spark: SparkSession, table: Table) -> None:
+    table.append(rows(spark, 0), 5, NOON_US)
+    shutil.rmtree(table.path)
+    with pytest.raises(StartError, match=r"is missing, but its checkpoint .* has batches"):
+        table.require_checkpoint()
 
 
 def test_a_batch_without_rows_commits_nothing(spark: SparkSession, table: Table) -> None:

@@ -24,7 +24,7 @@ MANY = 1 << 20
 def produced(
     correlation_id: int, conn: int = 1, *, records: int = 7, acks: int = -1, topics: tuple[str, ...] = ("orders",)
 ) -> Samples:
-    """Return a request for each topic: records of 10 bytes each for partition 0, and 2 of 100 for partition 1."""
+    """Return a request with records of 10 bytes for partition 0 of each topic, and 2 more for partition 1."""
     first, second = Records(bytes(10 * records), records=records), Records(bytes(100), records=2)
     sets = [{"Index": 0, "Records": first}, {"Index": 1, "Records": second}]
     tree = {"Acks": acks, "TopicData": [{"Name": topic, "PartitionData": sets} for topic in topics]}
