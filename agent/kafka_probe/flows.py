@@ -8,11 +8,11 @@ each shape, the tracker the frames of fetch sessions and the finished `flow` eve
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
-from typing import Self, TypeVar
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,8 @@ from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import BUCKETS_PER_DOUBLING, ConnectionFacts, FlowEvent, FlowTopic, Interval, codec_name
+from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
+from kafka_probe.flow_events import INTERNAL, FlowSums, TopicSums, flow_event, other_events
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
@@ -34,7 +35,6 @@ from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.time_limit import NO_LIMIT, ReportPart, TimeLimit
-from kafka_probe.workloads import NOBODY
 
 LOSSES = {
     **refusals.LOSSES,
@@ -45,7 +45,6 @@ LOSSES = {
     "with 262,144 characters",
 }
 TOPICS, CHARACTERS = 4096, 1 << 18  # most topics that an event names, and most characters of their names
-MOST_THROTTLE_MS = 1 << 40  # the pipeline would take a larger sum, of made-up throttle times, for a forged event
 _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
@@ -73,37 +72,7 @@ class _Count:
         return cls(connection, shape, np.zeros(len(shape.measures), np.int64))
 
 
-@dataclass(slots=True, eq=False)
-class _Topic:
-    requests: int = 0
-    partitions: set[int] = field(default_factory=set)
-    sums: Counter[MeasureKind] = field(default_factory=Counter)
-    refused: Counter[MeasureKind] = field(default_factory=Counter)
-    codecs: Counter[str] = field(default_factory=Counter)
-    errors: Counter[int] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
-class _Flow:
-    requests: int = 0
-    responses: int = 0
-    request_bytes: int = 0
-    response_bytes: int = 0
-    throttle_ms: int = 0
-    errors: Counter[int] = field(default_factory=Counter)
-    latency: Counter[int] = field(default_factory=Counter)
-    latency_empty: Counter[int] = field(default_factory=Counter)
-    acks: set[int] = field(default_factory=set)
-    groups: set[str] = field(default_factory=set)
-    transactional_ids: set[str] = field(default_factory=set)
-    replica_ids: set[int] = field(default_factory=set)
-    topics: dict[tuple[str | None, str | None], _Topic] = field(default_factory=dict)
-    characters: int = 0  # of the topics' names
-
-
-_Value = TypeVar("_Value")
-
-_Others = dict[tuple[str, int], _Flow]
+_Others = dict[tuple[str, int], FlowSums]
 """Sums by side and API of the frames without counts of their own."""
 
 _Fetches = dict[tuple[int, int], tuple[Connection, list[NamedFrames]]]
@@ -207,13 +176,13 @@ class Flows:
     def _sum_other(self, count: _Count, other: _Others) -> None:
         connection, facts = count.connection, count.shape.facts
         self.losses["flow_limit"] += count.frames
-        api_key = _INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
-        flow = other.setdefault((connection.side, api_key), _Flow())
+        api_key = INTERNAL if connection.internal else facts.api_key if facts.api_key in apis() else NO_API
+        flow = other.setdefault((connection.side, api_key), FlowSums())
         self._sum_frames(flow, count)
         flow.errors = Counter({code if code in ERROR_NAMES else _UNKNOWN: n for code, n in flow.errors.items()})
         sums = [pair for pair in _measured(count) if pair[0].kind in _OF_TOPICS]
         if not connection.internal and (sums or facts.topics):
-            topic = flow.topics.setdefault((None, None), _Topic())
+            topic = flow.topics.setdefault((None, None), TopicSums())
             topic.requests += 0 if facts.response else count.frames
             for measure, value in sums:
                 topic.sums[measure.kind] += value
@@ -244,7 +213,7 @@ class Flows:
             for count in counts.values():
                 self._sum_other(count, other)
             counts.clear()
-            yield from _others(other, interval)
+            yield from other_events(other, interval)
 
         return flows()
 
@@ -261,12 +230,12 @@ class Flows:
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
             if limit.is_over(ReportPart.FLOWS):
                 return
-            flows: dict[tuple[int, int], _Flow] = {}
+            flows: dict[tuple[int, int], FlowSums] = {}
             for key in keys:
                 count = counts.pop(key)
                 connection, facts = count.connection, count.shape.facts
-                api = (_INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
-                flow = flows.setdefault(api, _Flow())
+                api = (INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
+                flow = flows.setdefault(api, FlowSums())
                 self._sum(flow, count, with_topics=with_topics and not connection.internal)
             for (api_key, api_version), flow in flows.items():
                 by_session = asked.pop((conn, api_key, api_version), {})
@@ -274,11 +243,11 @@ class Flows:
                     self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics
                 group = connection.group(api_key, flow.groups)
-                event = _event(connection.facts(), api_key, api_version, flow, group, interval)
+                event = flow_event(connection.facts(), api_key, api_version, flow, group, interval)
                 self._tracker.add_flow(connection, event)
                 yield event
 
-    def _sum_frames(self, flow: _Flow, count: _Count) -> None:
+    def _sum_frames(self, flow: FlowSums, count: _Count) -> None:
         facts = count.shape.facts
         if facts.response:
             flow.responses += count.frames
@@ -294,7 +263,7 @@ class Flows:
         throttled = (value for measure, value in _measured(count) if measure.kind is MeasureKind.THROTTLE_MS)
         flow.throttle_ms += max(0, sum(throttled))
 
-    def _sum(self, flow: _Flow, count: _Count, *, with_topics: bool) -> None:
+    def _sum(self, flow: FlowSums, count: _Count, *, with_topics: bool) -> None:
         self._sum_frames(flow, count)
         facts = count.shape.facts
         if not facts.response:
@@ -316,27 +285,25 @@ class Flows:
         for measure, value in _measured(count):
             if measure.kind in _OF_TOPICS:
                 topics[measure.topic].sums[measure.kind] += value
+        by_name = {(named.name, named.topic_id): topic for named, topic in zip(facts.topics, topics, strict=True)}
         for named, refused in count.refused.items():
-            known = self._names.resolve(TopicFacts(*named, (), ()), count.connection.cluster_id)
-            topic = flow.topics.get(known) or flow.topics.setdefault((None, None), _Topic())
-            topic.refused.update(refused)
+            by_name[named].refused.update(refused)
 
-    def _topic(self, flow: _Flow, connection: Connection, facts: TopicFacts, frames: int) -> _Topic:
+    def _topic(self, flow: FlowSums, connection: Connection, facts: TopicFacts, frames: int) -> TopicSums:
         named = self._names.resolve(facts, connection.cluster_id)
         if named not in flow.topics:
             characters = flow.characters + len(named[0] or "")
             if len(flow.topics) >= TOPICS or characters > CHARACTERS:
                 self.losses["topic_limit"] += 1
-                return flow.topics.setdefault((None, None), _Topic())
+                return flow.topics.setdefault((None, None), TopicSums())
             flow.characters = characters
-        topic = flow.topics.setdefault(named, _Topic())
+        topic = flow.topics.setdefault(named, TopicSums())
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:
             topic.errors[code] += frames
         return topic
 
 
-_INTERNAL = -1
 _UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
 _OF_TOPICS = (
     MeasureKind.RECORDS,
@@ -362,24 +329,6 @@ def _measured(count: _Count) -> list[tuple[Measure, int]]:
     return list(zip(count.shape.measures, count.values.tolist(), strict=True))
 
 
-def _others(flows: _Others, interval: Interval) -> Iterator[FlowEvent]:
-    """Yield the events of frames beyond the budget, by side and API; fields of connections, as `conn_id`, are null."""
-    for (side, api_key), flow in flows.items():
-        connections: ConnectionFacts = {
-            "side": side,
-            "flow_id": None,
-            "conn_id": None,
-            "local": None,
-            "peer": None,
-            "netns": None,
-            "cluster_id": None,
-            "workload": NOBODY.named(),
-            "client": {"id": None, "software_name": None, "software_version": None},
-            "opaque": None,
-        }
-        yield _event(connections, api_key, None, flow, None, interval)
-
-
 def _count_bytes(shape: Shape) -> int:
     """Return the memory of a count in bytes, without its shape and its latency buckets."""
     facts = shape.facts
@@ -389,65 +338,3 @@ def _count_bytes(shape: Shape) -> int:
     refused = facts.topics if facts.response and facts.api_key == ApiKey.PRODUCE else ()
     of_refusals = _REFUSED_TOPIC_BYTES * sum(bool(topic.errors) for topic in refused)
     return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session + of_refusals
-
-
-def _event(
-    connection: ConnectionFacts,
-    api_key: int,
-    api_version: int | None,
-    flow: _Flow,
-    group: str | None,
-    interval: Interval,
-) -> FlowEvent:
-    named = api_key not in (_INTERNAL, NO_API)
-    api = apis().get(api_key)
-    return {
-        "kind": "flow",
-        **connection,
-        "api": api.name if api else None,
-        "api_key": api_key if named else None,
-        "api_version": api_version if named else None,
-        "internal": api_key == _INTERNAL,
-        "requests": flow.requests,
-        "responses": flow.responses,
-        "request_bytes": flow.request_bytes,
-        "response_bytes": flow.response_bytes,
-        "errors": _counts(flow.errors),
-        "latency": _counts(flow.latency),
-        "latency_empty": _counts(flow.latency_empty),
-        "throttle_ms": min(flow.throttle_ms, MOST_THROTTLE_MS),
-        "acks": _only(flow.acks),
-        "transactional_id": _only(flow.transactional_ids),
-        "replica_id": _only(flow.replica_ids),
-        "topics": [_event_topic(name, topic_id, topic) for (name, topic_id), topic in flow.topics.items()],
-        "group": group,
-        "since": interval.since_us,
-        "ts": interval.until_us,
-    }
-
-
-def _event_topic(name: str | None, topic_id: str | None, topic: _Topic) -> FlowTopic:
-    event: FlowTopic = {
-        "topic": name,
-        "topic_id": topic_id,
-        "requests": topic.requests,
-        "partitions": len(topic.partitions),
-        "records": topic.sums[MeasureKind.RECORDS],
-        "batches": topic.sums[MeasureKind.BATCHES],
-        "bytes": topic.sums[MeasureKind.RECORD_BYTES],
-        "uncounted_bytes": topic.sums[MeasureKind.UNCOUNTED_BYTES],
-        "codecs": dict(topic.codecs),
-        "errors": _counts(topic.errors),
-    }
-    if topic.refused:
-        event["refused_records"] = topic.refused[MeasureKind.RECORDS]
-        event["refused_bytes"] = topic.refused[MeasureKind.RECORD_BYTES]
-    return event
-
-
-def _only(values: Collection[_Value]) -> _Value | None:
-    return next(iter(values)) if len(values) == 1 else None
-
-
-def _counts(counter: Counter[int]) -> dict[str, int]:
-    return {str(key): count for key, count in sorted(counter.items())}

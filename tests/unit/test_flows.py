@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kafka_probe import flows
+from kafka_probe import flow_events
 from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
@@ -293,8 +293,8 @@ def test_errors_and_throttle_times_add_up(watched: Watched) -> None:
 def test_made_up_throttle_times_make_no_event_that_the_pipeline_would_refuse(
     watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert flows.MOST_THROTTLE_MS < 2**48
-    monkeypatch.setattr(flows, "MOST_THROTTLE_MS", 20)
+    assert flow_events.MOST_THROTTLE_MS < 2**48
+    monkeypatch.setattr(flow_events, "MOST_THROTTLE_MS", 20)
     watched.see(response(FETCH, 12), response(FETCH, 12))
     assert watched.flow()["throttle_ms"] == 20
 

@@ -7,7 +7,7 @@ error starts a search.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -56,15 +56,15 @@ class _Index:
     row: npt.NDArray[np.intp]
 
 
-@dataclass(slots=True)
 class Refusals:
     """The newest Produce requests, up to `limit_bytes`. `losses` counts by the names of LOSSES."""
 
-    limit_bytes: int
-    losses: Counter[str]
-    held_bytes: int = 0
-    _requests: deque[_Requests] = field(default_factory=deque)
-    _index: _Index | None = None
+    def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
+        self._limit_bytes = limit_bytes
+        self.losses = losses
+        self.held_bytes = 0
+        self._requests: deque[_Requests] = deque()
+        self._index: _Index | None = None
 
     def see(self, frames: Frames) -> None:
         """Keep the frames if they are Produce requests with records that a response will follow."""
@@ -73,7 +73,7 @@ class Refusals:
             return
         measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in _SUMMED]
         size_bytes = _size(frames.shape, len(measures), len(frames.index))
-        if not measures or size_bytes > self.limit_bytes * _LARGEST:
+        if not measures or size_bytes > self._limit_bytes * _LARGEST:
             return
         columns: dict[Partition, list[tuple[MeasureKind, int]]] = {}
         for column, (_, measure) in enumerate(measures):
@@ -85,7 +85,7 @@ class Refusals:
         self._requests.append(_Requests(_keys(frames), columns, values, size_bytes, used))
         self._index = None
         self.held_bytes += size_bytes
-        while self.held_bytes > self.limit_bytes:
+        while self.held_bytes > self._limit_bytes:
             self.held_bytes -= self._requests.popleft().size_bytes
 
     def refused(self, frames: Frames) -> dict[int, Sums]:
