@@ -20,10 +20,10 @@ setup-nodes: ## install what `make test-nodes` needs as well
 demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
-test: setup-tests lint ## run lint, then the tests; those of pipeline and kernel beside the others
-	@nice -n 5 $(BIN)/python -m pytest tests/kernel tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
+test: setup-tests lint ## run lint, then the tests; those of the pipeline beside the others
+	@nice -n 5 $(BIN)/python -m pytest tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
-	$(BIN)/python -m pytest --ignore=tests/kernel --ignore=tests/pipeline; host=$$?; \
+	$(BIN)/python -m pytest --ignore=tests/pipeline; host=$$?; \
 	wait $$beside; beside=$$?; cat build/beside.log; exit $$((host | beside))
 
 test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
