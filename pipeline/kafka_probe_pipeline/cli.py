@@ -9,7 +9,8 @@ import logging
 import os
 import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from threading import Event
 from types import FrameType
 
@@ -61,7 +62,7 @@ def run(**given: object) -> None:
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
     spark = session.start(config.master, config.jars_dir)
     stopping = _set_by_signals()  # after the session, which sets a handler of its own
-    try:
+    with _stopped_after(spark):
         progress = Progress()
         if config.listen:
             progress.serve(config.listen)
@@ -83,6 +84,15 @@ def run(**given: object) -> None:
                 spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), progress, stopping
             )
         log.info("stopped; the tables are in %s%s", config.output, listed("malformed", progress.malformed))
+
+
+@contextmanager
+def _stopped_after(spark: SparkSession) -> Iterator[None]:
+    """Stop Spark after the block. Its errors become one sentence before that, because the JVM has their texts."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise PipelineError(last_cause(error)) from None
     finally:
         session.stop(spark)
 
@@ -117,11 +127,9 @@ def show(name: str, as_json: bool, **given: object) -> None:
     """Print one of the job's tables."""
     config = load(given)
     spark = session.start(config.master, config.jars_dir)
-    try:
+    with _stopped_after(spark):
         session.require_jars(spark)
         print_one(spark, config, name, as_json=as_json)
-    finally:
-        session.stop(spark)
 
 
 def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) -> None:
@@ -165,6 +173,3 @@ def main() -> None:
     except PipelineError as error:
         print(f"kafka-probe-pipeline: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
-    except (PySparkException, Py4JJavaError) as error:  # of a table or a checkpoint that cannot be read
-        print(f"kafka-probe-pipeline: {printable_lines(last_cause(error))}", file=sys.stderr)
-        sys.exit(PipelineError.exit_code)

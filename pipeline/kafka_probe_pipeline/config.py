@@ -145,14 +145,19 @@ class Config(BaseSettings):
     """folder with the jars of Spark's Kafka connector and Delta Lake; default: the jars of `make setup`"""
 
     @property
+    def checkpoint_directory(self) -> str:
+        """Return the directory of all checkpoints."""
+        return self.checkpoint_dir or self.output
+
+    @property
     def directories(self) -> list[str]:
-        """Return the directories of the tables and, last, of the checkpoints; one if they are the same."""
-        return [*dict.fromkeys((self.output, self.checkpoint_dir or self.output))]
+        """Return the directories that the job writes to, each once."""
+        return [*dict.fromkeys((self.output, self.checkpoint_directory))]
 
     @property
     def checkpoint(self) -> str:
         """Return the folder of the offsets of the traffic query."""
-        return f"{self.directories[-1]}/checkpoint"
+        return f"{self.checkpoint_directory}/checkpoint"
 
     @property
     def checkpoints(self) -> dict[str, str]:
@@ -182,7 +187,7 @@ class Config(BaseSettings):
     @property
     def connections_checkpoint(self) -> str:
         """Return the folder of the offsets of the connections query."""
-        return f"{self.directories[-1]}/connections_checkpoint"
+        return f"{self.checkpoint_directory}/connections_checkpoint"
 
     @property
     def days_kept(self) -> dict[str, int]:

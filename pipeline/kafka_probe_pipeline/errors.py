@@ -29,7 +29,7 @@ class OutputError(PipelineError):
 
 
 class TakenOverError(PipelineError):
-    """Another job writes to the output since. A supervisor should not start this one again."""
+    """Another job has taken over the output. Do not start this one again."""
 
     exit_code = 4
 

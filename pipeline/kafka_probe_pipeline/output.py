@@ -26,7 +26,7 @@ def require_renames(spark: SparkSession, config: Config) -> None:
     Raises:
         StartError: they would be on an object store.
     """
-    checkpoints = config.directories[-1]
+    checkpoints = config.checkpoint_directory
     if hadoop.scheme(spark, checkpoints) in _OBJECT_STORES:
         raise StartError(
             f"Checkpoints cannot be in {checkpoints}: an object store does not rename atomically. Set --checkpoint-dir "

@@ -33,8 +33,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as sock:
     for frame in sys.argv[2:]:
         asked, size = frame.split(":")
         sock.sendall(bytes.fromhex(asked))
-        while int(size) and len(sock.recv(int(size), socket.MSG_WAITALL)) < int(size):
-            pass
+        assert len(sock.recv(int(size), socket.MSG_WAITALL)) == int(size)
 """
 
 

@@ -22,7 +22,6 @@ from kafka_probe_pipeline import agents, job, supervisor
 from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
-from kafka_probe_pipeline.output import require_renames
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
@@ -48,11 +47,6 @@ def run(broker: Broker, tmp_path: Path) -> Run:
 def with_its_batch_done(run: Run) -> bool:
     """Return True if Spark regards a batch as done."""
     return run.commits() > 0
-
-
-def with_batches_of_both_queries_done(run: Run) -> bool:
-    """Return True if Spark regards a batch of each query as done."""
-    return run.commits() > 0 and any((run.output / "connections_checkpoint" / "commits").glob("[0-9]*"))
 
 
 def in_a_batch(run: Run) -> bool:
@@ -310,27 +304,6 @@ def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession)
             assert load(given).bootstrap_servers == "kafka-1:9092"
         else:
             assert len(run.shown(spark, given["name"], as_json=given["as_json"]).splitlines()) > 1
-
-
-def test_a_job_that_starts_takes_over_and_the_one_before_stops_itself(run: Run, spark: SparkSession) -> None:
-    run.send(records=2)
-    with run.job() as process:
-        run.wait_until(with_batches_of_both_queries_done, process)
-        run.once(spark)
-        run.send(records=2)
-        assert process.wait(LIMIT_S) == 4, tail(run.log)
-    assert f"The stream stopped: Another job has taken over {run.output}." in run.log.read_text()
-    run.once(spark)
-    (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
-    assert total["requests"] == run.expected()["requests"]
-
-
-@pytest.mark.parametrize("output", ["s3a://bucket/kafka-probe", "gs://bucket/kafka-probe"])
-def test_checkpoints_on_an_object_store_are_refused(spark: SparkSession, tmp_path: Path, output: str) -> None:
-    with pytest.raises(StartError, match="--checkpoint-dir"):
-        require_renames(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
-    with pytest.raises(StartError, match=f"cannot be in {output}: "):
-        require_renames(spark, load({"output": output}))
 
 
 def test_without_a_broker_it_says_so_in_one_sentence_and_exits_3(tmp_path: Path) -> None:

@@ -1,0 +1,57 @@
+"""One job at a time writes to an output, and its checkpoints are where they can be renamed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.output import require_renames
+from kafka_probe_pipeline.traffic import summed
+from tests.lab.broker import Broker
+from tests.lab.pipeline_job import LIMIT_S, Run, command_line
+from tests.lab.processes import tail
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def with_batches_of_both_queries_done(run: Run) -> bool:
+    """Return True if Spark regards a batch of each query as done."""
+    return run.commits() > 0 and any((run.output / "connections_checkpoint" / "commits").glob("[0-9]*"))
+
+
+def test_a_job_that_starts_takes_over_and_the_one_before_stops_itself(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    run = Run(broker, tmp_path)
+    run.send(records=2)
+    with run.job() as process:
+        run.wait_until(with_batches_of_both_queries_done, process)
+        run.once(spark)
+        run.send(records=2)
+        assert process.wait(LIMIT_S) == 4, tail(run.log)
+    assert f"The stream stopped: Another job has taken over {run.output}." in run.log.read_text()
+    run.once(spark)
+    (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
+    assert total["requests"] == run.expected()["requests"]
+
+
+@pytest.mark.parametrize("output", ["s3a://bucket/kafka-probe", "gs://bucket/kafka-probe"])
+def test_checkpoints_on_an_object_store_are_refused(spark: SparkSession, tmp_path: Path, output: str) -> None:
+    with pytest.raises(StartError, match="--checkpoint-dir"):
+        require_renames(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
+    with pytest.raises(StartError, match=f"cannot be in {output}: "):
+        require_renames(spark, load({"output": output}))
+
+
+def test_a_table_that_cannot_be_read_ends_show_with_a_sentence_and_no_traceback_of_python(tmp_path: Path) -> None:
+    log = tmp_path / "traffic" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020}.json").write_text("no commit")
+    ended = command_line("show", "--output", str(tmp_path))
+    assert ended.returncode == 1
+    assert "kafka-probe-pipeline: " in ended.stderr
+    assert "Traceback" not in ended.stderr
