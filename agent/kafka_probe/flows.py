@@ -28,7 +28,7 @@ from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
 from kafka_probe.flow_events import INTERNAL, FlowSums, TopicSums, flow_event, other_events
-from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
+from kafka_probe.memory import BORROWED_BYTES, DEFAULT, MIB, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
@@ -49,6 +49,7 @@ _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
+_MOST_REQUESTS_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 _REFUSED_TOPIC_BYTES = 800  # memory per topic of a response with errors
 
 
@@ -90,7 +91,7 @@ class Flows:
         self._names = names
         self._learner = learner
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        requests_bytes = bounds.counts_bytes // 8
+        requests_bytes = min(bounds.counts_bytes // 8, _MOST_REQUESTS_BYTES)
         self._refusals = Refusals(requests_bytes, self.losses)
         # The other half belongs to the interval being reported.
         self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2

@@ -25,9 +25,10 @@ LOSSES = {
 # (org.apache.kafka.common.protocol.Errors).
 _WRITTEN = frozenset({7, 20})
 _SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
-# Memory of the requests of one shape in a batch, of each of their columns, and at least of each request.
-_GROUP_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 64
-_LARGEST = 1 / 64  # of the limit: larger requests would displace those of everybody else
+# Memory of the requests of one shape in a batch, of each of their columns, and of each request with its index.
+_GROUP_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 96
+# Shares of the limit: a larger request is not kept, and of one shape in a batch the newest. Others would be displaced.
+_OF_REQUEST, _OF_SHAPE = 1 / 16, 1 / 4
 _STEPS_BACK = 8  # through requests with the same correlation id, which an honest client does not have
 
 Keys = npt.NDArray[np.uint64]
@@ -72,17 +73,20 @@ class Refusals:
         if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks == 0:
             return
         measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in _SUMMED]
-        size_bytes = _size(frames.shape, len(measures), len(frames.index))
-        if not measures or size_bytes > self._limit_bytes * _LARGEST:
+        one_bytes = _size(frames.shape, len(measures), 1)
+        if not measures or one_bytes > self._limit_bytes * _OF_REQUEST:
             return
+        rows = min(len(frames.index), 1 + int((self._limit_bytes * _OF_SHAPE - one_bytes) // _row_bytes(len(measures))))
+        size_bytes = _size(frames.shape, len(measures), rows)
         columns: dict[Partition, list[tuple[MeasureKind, int]]] = {}
         for column, (_, measure) in enumerate(measures):
             topic = facts.topics[measure.topic]
             key = (topic.name, topic.topic_id), measure.partition
             columns.setdefault(key, []).append((measure.kind, column))
-        values = frames.values[:, [number for number, _ in measures]]  # a copy: the whole batch would else be kept
-        used = np.zeros(len(frames.index), np.bool_)
-        self._requests.append(_Requests(_keys(frames), columns, values, size_bytes, used))
+        # Copies: the arrays of the whole batch would else be kept.
+        values = frames.values[-rows:, [number for number, _ in measures]]
+        keys = _keys(frames)[-rows:].copy()
+        self._requests.append(_Requests(keys, columns, values, size_bytes, np.zeros(rows, np.bool_)))
         self._index = None
         self.held_bytes += size_bytes
         while self.held_bytes > self._limit_bytes:
@@ -147,7 +151,11 @@ def _refused(facts: Facts) -> set[Partition]:
 def _size(shape: Shape, columns: int, rows: int) -> int:
     """Return the memory of requests of a shape in bytes, rounded up."""
     names = sum(text_bytes(topic.name or "") for topic in shape.facts.topics)
-    return _GROUP_BYTES + names + _COLUMN_BYTES * columns + max(_ROW_BYTES, 16 + 8 * columns) * rows
+    return _GROUP_BYTES + names + _COLUMN_BYTES * columns + _row_bytes(columns) * rows
+
+
+def _row_bytes(columns: int) -> int:
+    return _ROW_BYTES + 8 * columns
 
 
 def _keys(frames: Frames) -> Keys:

@@ -136,9 +136,25 @@ def test_what_is_kept_stays_below_the_limit_and_the_newest_stays() -> None:
     assert watched.losses["refusal_unmatched"] == 1
 
 
+def test_all_requests_of_a_busy_partition_are_kept() -> None:
+    watched, numbers = Watched(limit_bytes=2 * MANY), range(2000)
+    watched.see(*map(produced, numbers))
+    sums = watched.see(*(answered(number, REFUSED) for number in numbers))
+    assert sums == {1: {ORDERS: counts(7 * len(numbers), 70 * len(numbers))}}
+    assert watched.losses["refusal_unmatched"] == 0
+
+
+def test_of_too_many_requests_of_one_shape_the_newest_are_kept() -> None:
+    watched, numbers = Watched(limit_bytes=MANY // 4), range(2000)
+    watched.see(*map(produced, numbers))
+    assert watched.refusals.held_bytes <= MANY // 4
+    assert watched.see(answered(1999, REFUSED)) == {1: {ORDERS: counts(7, 70)}}
+    assert watched.see(answered(0, REFUSED)) == {}
+
+
 def test_a_request_that_would_displace_those_of_others_is_not_kept() -> None:
     watched = Watched(limit_bytes=MANY)
-    watched.see(produced(1), produced(2, topics=tuple(f"topic-{number}" for number in range(60))))
+    watched.see(produced(1), produced(2, topics=tuple(f"topic-{number}" for number in range(200))))
     assert watched.see(answered(1, REFUSED)) == {1: {ORDERS: counts(7, 70)}}
     assert watched.see(answered(2, {("topic-1", 0): NOT_LEADER})) == {}
 
@@ -152,6 +168,7 @@ def test_kept_requests_take_no_more_memory_than_was_counted_whatever_else_is_in_
     def keep_all() -> Watched:
         for batch in batches[1:]:
             watched.see_batch(batch)
+        watched.see(answered(-1, REFUSED))  # makes the index
         return watched
 
     before = watched.refusals.held_bytes
