@@ -77,6 +77,7 @@ def run(**given: object) -> None:
             stack.enter_context(Maintenance(spark, config))
             diagnosis = Diagnosis(config, progress, receivers)
             output.require_renames(spark, config)
+            supervisor.require_checkpoints(spark, config)  # before another job is stopped for this one
             output.take_over(spark, config)
             diagnosis.resume(spark)
             log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, listed("created", created))

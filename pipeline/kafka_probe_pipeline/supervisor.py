@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from kafka_probe_pipeline import output, source, topics
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, TakenOverError, last_cause
+from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
@@ -30,7 +30,6 @@ OF_BROKERS_AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
     r"|Failed to create new KafkaAdminClient|No resolvable bootstrap urls"
 )
-_TAKEN_OVER = re.compile(TakenOverError.__name__)
 
 log = logging.getLogger("kafka_probe_pipeline")
 
@@ -45,14 +44,23 @@ def start(
         StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
     """
     output.require_owner(spark, config)
-    for name in TABLES:
-        Table(spark, config, name).require_checkpoint()
+    require_checkpoints(spark, config)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
     traffic_query = _start(events, traffic, config.checkpoint, config.trigger_interval, config)
     return traffic_query, _start(events, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+
+
+def require_checkpoints(spark: SparkSession, config: Config) -> None:
+    """Return if each table fits its checkpoint.
+
+    Raises:
+        StartError: one does not.
+    """
+    for name in TABLES:
+        Table(spark, config, name).require_checkpoint()
 
 
 def _start(
@@ -76,6 +84,7 @@ def run_through_outages(
     """Run the queries that `begin` starts, and start them again after an outage of the brokers.
 
     Raises:
+        TakenOverError: another job has taken over the output, which a query may have failed of.
         PipelineError: a query failed for another reason, or with `--once`.
     """
     while not stopping.is_set():
@@ -89,6 +98,9 @@ def run_through_outages(
             if config.once:
                 raise
             log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
+        except PipelineError:
+            output.require_owner(spark, config)
+            raise
         while not (stopping.is_set() or _answer(spark, config)):
             time.sleep(_RETRY_S)
 
@@ -117,6 +129,5 @@ def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stop
                 return
             progress.look(queries)
     except StreamingQueryException as error:
-        kinds = {OF_BROKERS_AWAY: AwayError, _TAKEN_OVER: TakenOverError}
-        kind = next((kind for pattern, kind in kinds.items() if pattern.search(str(error))), PipelineError)
+        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
         raise kind(f"The stream stopped: {last_cause(error)}") from None

@@ -123,20 +123,20 @@ class Table:
                 micro-batches.
         """
         if hadoop.names(self.spark, f"{self.path}/{BATCH_ID}=*"):
-            raise StartError(f"{self.path} was written by an older release. Move it away or choose another --output.")
-        last_noted = int(hadoop.read(self.spark, self._note) or 0)
+            raise StartError(f"{self.path} was written by an older release. Choose another --output.")
+        noted = hadoop.read(self.spark, self._note)
         if not self.exists():
-            if last_noted:
+            if noted:
                 raise StartError(
                     f"{self.path} is missing, but its checkpoint {self._checkpoint} has batches. Restore the table, or "
-                    "move the checkpoint away; otherwise events would be lost."
+                    "choose another --output; otherwise events would be lost."
                 )
             return
         known = self.spark.read.format("delta").load(self.path).schema
         if conflicts := [*_conflicts(known, self._columns)]:
             raise StartError(
-                f"{self.path} has columns of other types, written by another release: {', '.join(conflicts)}. Move it "
-                "away or choose another --output."
+                f"{self.path} has columns of other types, written by another release: {', '.join(conflicts)}. Choose "
+                "another --output."
             )
         if self._checkpoint_id() is None:
             raise StartError(
@@ -145,7 +145,7 @@ class Table:
             )
         last = self.last_batch()
         planned = max(map(int, hadoop.names(self.spark, f"{self._checkpoint}/offsets/[0-9]*")), default=-1)
-        if not last_noted <= last <= planned:
+        if not int(noted or 0) <= last <= planned:
             raise StartError(
                 f"{self.path} and its checkpoint {self._checkpoint} do not have the same batches. Restore both from "
                 "the same time, or move both away; otherwise events would be lost or count twice."

@@ -33,7 +33,7 @@ def test_a_job_that_starts_takes_over_and_the_one_before_stops_itself(
         run.once(spark)
         run.send(records=2)
         assert process.wait(LIMIT_S) == 4, tail(run.log)
-    assert f"The stream stopped: Another job has taken over {run.output}." in run.log.read_text()
+    assert f"kafka-probe-pipeline: Another job has taken over {run.output}." in run.log.read_text()
     run.once(spark)
     (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
     assert total["requests"] == run.expected()["requests"]
@@ -45,6 +45,18 @@ def test_checkpoints_on_an_object_store_are_refused(spark: SparkSession, tmp_pat
         require_renames(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
     with pytest.raises(StartError, match=f"cannot be in {output}: "):
         require_renames(spark, load({"output": output}))
+
+
+def test_a_start_that_is_refused_leaves_the_output_to_the_job_that_has_it(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    run = Run(broker, tmp_path)
+    run.send(records=1)
+    run.once(spark)
+    (run.output / "job").write_text("another")
+    with run.job("--checkpoint-dir", str(tmp_path / "elsewhere")) as process:
+        assert process.wait(LIMIT_S) == 3, tail(run.log)
+    assert (run.output / "job").read_text() == "another"
 
 
 def test_a_table_that_cannot_be_read_ends_show_with_a_sentence_and_no_traceback_of_python(tmp_path: Path) -> None:

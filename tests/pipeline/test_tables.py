@@ -119,8 +119,11 @@ def test_a_table_that_another_job_took_over_gets_no_commit(spark: SparkSession, 
     assert dates(table) == [("2026-01-01", 0)]
 
 
-def test_a_table_that_is_missing_beside_its_checkpoint_is_refused(spark: SparkSession, table: Table) -> None:
-    table.append(rows(spark, 0), 5, NOON_US)
+@pytest.mark.parametrize("batch_id", [0, 5])
+def test_a_table_that_is_missing_beside_its_checkpoint_is_refused(
+    spark: SparkSession, table: Table, batch_id: int
+) -> None:
+    table.append(rows(spark, 0), batch_id, NOON_US)
     shutil.rmtree(table.path)
     with pytest.raises(StartError, match=r"is missing, but its checkpoint .* has batches"):
         table.require_checkpoint()
