@@ -132,7 +132,8 @@ def stop(session: SparkSession) -> None:
         process.stdin.close()  # the JVM then ends by itself, and removes its files
         with suppress(TimeoutExpired):
             process.wait(_END_S)
-    kill()
+        process.kill()
+        process.wait()
 
 
 def _stop(session: SparkSession) -> None:
@@ -146,10 +147,12 @@ def _stop(session: SparkSession) -> None:
 
 
 def kill() -> None:
-    """Kill the JVM, if this process started it."""
+    """Kill the JVM, if this process started it.
+
+    It does not wait: a signal handler that interrupted `Popen.wait` would wait for the lock of that for ever.
+    """
     if process := _jvm_process():
         process.kill()
-        process.wait()
 
 
 def _jvm_process() -> Any:

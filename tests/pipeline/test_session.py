@@ -1,8 +1,13 @@
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import session
@@ -16,6 +21,17 @@ def test_a_program_of_spark_submit_does_not_choose_master_or_jars_anew(
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(UsageError, match="pass --master and --jars to spark-submit"):
         session.start(*arguments)
+
+
+def test_a_signal_that_interrupts_the_wait_for_the_jvm_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "60"]) as jvm:
+        monkeypatch.setattr(SparkContext, "_gateway", SimpleNamespace(proc=jvm))
+        with jvm._waitpid_lock:  # type: ignore[attr-defined]  # as `Popen.wait` does
+            killing = Thread(target=session.kill, daemon=True)
+            killing.start()
+            killing.join(10)
+            assert not killing.is_alive()
+        assert jvm.wait(10) == -signal.SIGKILL
 
 
 @pytest.mark.spark
