@@ -29,7 +29,7 @@ SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
 DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
 DECODED_AT_ONCE = MIB // 2  # bytes of frames in one portion, to which one more frame may be added
-COMPILER_BYTES = 384 * MIB  # only at startup: LLVM, with its code in the page cache
+COMPILER_BYTES = 480 * MIB  # only at startup: LLVM, with its files in the page cache; 451 MiB if nothing was cached
 
 KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one of `unfinished`, 1/32 of one of `held`
 BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection

@@ -34,7 +34,7 @@ def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
 
 
 def test_a_limit_below_what_the_compiler_takes_is_refused() -> None:
-    with pytest.raises(StartError, match=r"--memory-limit 256 MiB is too low: compiling the programs takes 384 MiB"):
+    with pytest.raises(StartError, match=r"--memory-limit 256 MiB is too low: compiling the programs takes 480 MiB"):
         bounds_of(limited(memory_limit="256MiB"))
 
 
@@ -62,7 +62,7 @@ def kernel_bytes(of: Map, *, beforehand: bool) -> int:
 
 
 @pytest.mark.root
-@pytest.mark.parametrize("limit", ["384MiB", "512MiB", "1GiB"])
+@pytest.mark.parametrize("limit", ["480MiB", "512MiB", "1GiB"])
 def test_maps_take_no_more_of_a_connection_than_was_reckoned(limit: str) -> None:
     most = bounds_of(limited(memory_limit=limit)).connections
     options = Options((9092,), True, True, agent_tgid=0, ring_bytes=8 * MIB, max_connections=most)
