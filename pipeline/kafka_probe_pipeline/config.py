@@ -83,7 +83,7 @@ class Config(BaseSettings):
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
     """seconds between micro-batches of traffic; each one adds files to its tables"""
-    verdict_interval: float = Field(2, gt=0)
+    verdict_interval: float = Field(4, gt=0)
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
     table_interval: float = Field(30, ge=0)
     """seconds between commits to the tables of the diagnosis; each one adds files to them"""

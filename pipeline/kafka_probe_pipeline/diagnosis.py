@@ -102,17 +102,18 @@ class Diagnosis:
     """One micro-batch, the same however often it is called with the same batch."""
 
     name: ClassVar = "diagnosis"
+    kinds: ClassVar = KINDS
     config: Config
     progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)
 
-    def __call__(self, records: DataFrame, batch_id: int) -> None:
+    def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         # A session of the query's own: Spark made it from that of the job.
-        spark = session.for_few_rows(records.sparkSession)
+        spark = session.for_few_rows(parsed.sparkSession)
         output.require(spark, self.config, self.name)
-        parsed = records.transform(source.parsed, *KINDS).persist()
+        parsed.persist()
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
             news = News.of(events)

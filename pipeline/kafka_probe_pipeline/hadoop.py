@@ -125,7 +125,8 @@ def require_shared(spark: SparkSession, directory: str, query: str) -> None:
 
 
 def _path(spark: SparkSession, name: str) -> Any:
-    return _jvm(spark).org.apache.hadoop.fs.Path(name)
+    # By its whole name: Py4J would look for a class `org`, `org.apache` and so on, each time in all jars.
+    return getattr(_jvm(spark), "org.apache.hadoop.fs.Path")(name)
 
 
 def _jvm(spark: SparkSession) -> Any:

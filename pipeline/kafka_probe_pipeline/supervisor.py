@@ -48,9 +48,9 @@ def start(
     diagnosis.commits.clear()  # another process may have committed since
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    events = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
-    traffic_query = _start(events, traffic, config.checkpoint, config.trigger_interval, config)
-    return traffic_query, _start(events, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+    records = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
+    traffic_query = _start(records, traffic, config.checkpoint, config.trigger_interval, config)
+    return traffic_query, _start(records, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
 
 
 def require_checkpoints(spark: SparkSession, config: Config) -> None:
@@ -64,11 +64,13 @@ def require_checkpoints(spark: SparkSession, config: Config) -> None:
 
 
 def _start(
-    events: DataFrame, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
+    records: DataFrame, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
-    events.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
-    writer = events.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
+    records.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
+    # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
+    parsed = records.transform(source.parsed, *query.kinds)
+    writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()

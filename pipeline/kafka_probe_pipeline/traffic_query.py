@@ -32,6 +32,7 @@ class TrafficQuery:
     """
 
     name: ClassVar = "traffic"
+    kinds: ClassVar = ()  # all
     config: Config
     table: Table
     names: Table
@@ -51,11 +52,11 @@ class TrafficQuery:
             progress,
         )
 
-    def __call__(self, records: DataFrame, batch_id: int) -> None:
+    def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
-        spark = session.for_its_cores(records.sparkSession)
+        spark = session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
-        parsed = records.transform(source.parsed).persist()
+        parsed.persist()
         try:
             is_request = F.col("event.kind") == "request"
             found = F.count("*"), F.max(F.unix_micros("timestamp")), F.count_if(is_request)
