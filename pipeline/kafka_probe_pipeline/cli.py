@@ -1,6 +1,6 @@
 """The command line: `kafka-probe-pipeline run` streams, `kafka-probe-pipeline show` prints tables.
 
-Executors run no Python. SIGINT and SIGTERM end `run` with status 0; a second one ends it at once.
+SIGINT and SIGTERM end `run` with status 0; a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import connections, names, output, report, session, storms, supervisor, topics
+from kafka_probe_pipeline import connections, names, output, report, session, storms, supervisor, topics, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
@@ -67,6 +67,7 @@ def run(**given: object) -> None:
         if config.listen:
             progress.serve(config.listen)
         session.require_jars(spark)
+        verdicts.require_executors(spark)
         created = topics.create_missing(spark, config)
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)

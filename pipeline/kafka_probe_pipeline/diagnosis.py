@@ -110,8 +110,7 @@ class Diagnosis:
 
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
-        # A session of the query's own: Spark made it from that of the job.
-        spark = session.for_few_rows(parsed.sparkSession)
+        spark = session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
         parsed.persist()
         try:
@@ -146,9 +145,14 @@ class Diagnosis:
                     closes = closes.transform(connections.not_over, tables.closes.read(since_us, batch_id - 1), known)
                 # Not a checkpoint: Spark computes again what a lost executor held of persisted rows.
                 known = connections.connections(closes, others, known).persist()
-            rows = verdicts.verdicts(known, agents_now, clock, self.config)
-            if known.is_cached or rows is not known:
+            rows, has_verdict = known, F.col("verdict").isNotNull()
+            judged = verdicts.verdicts(known, agents_now, clock, self.config)
+            if judged:
+                rows = known.where(has_verdict).unionByName(judged.persist())
+            if known.is_cached or (judged and not judged.where(has_verdict).isEmpty()):
                 tables.connections.write(rows.transform(connections.within_limits, clock, self.config), batch_id)
+            if judged:
+                judged.unpersist()
             known.unpersist()
         rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)

@@ -7,18 +7,40 @@ silences are. This module never names a cause and never touches Spark.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kafka_probe_pipeline.config import Config
+if TYPE_CHECKING:
+    from kafka_probe_pipeline.config import Config
 
 SECOND_US = 1_000_000
 SIDE_OF = {"client": "client", "broker": "server"}
+END_FIELDS = ("close", "last_seen_us", "opaque", "workload")
+"""Columns of `connections.END` that rules use."""
 
 
-@dataclass(frozen=True, slots=True)
-class AgentProgress:
+class Limits(NamedTuple):
+    """The settings that rules use: seconds, and `same_age_percent`. Executors lack what `Config` imports."""
+
+    agent_silent: float
+    authentication_within: float
+    clock_margin: float
+    close_notify_within: float
+    closed_together: float
+    idle_minimum: float
+    other_end_wait: float
+    right_after: float
+    same_age_percent: float
+    shutdown_within: float
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return the limits of a configuration."""
+        return cls(*(getattr(config, name) for name in cls._fields))
+
+
+class AgentProgress(NamedTuple):
     """The last report of an agent: since and up to when its reports are complete, by its own clock.
 
     last_seen_us: when it arrived, by Kafka's clock. resets_since: resets before it were dropped here.
@@ -34,7 +56,7 @@ class AgentProgress:
 class End:
     """One end of a connection, as it is known now.
 
-    name: client or broker. known: the columns of `connections.END`, None: nobody watches it. agent: its agent's last
+    name: client or broker. known: the columns `END_FIELDS`, None: nobody watches it. agent: its agent's last
     report. reset_us: when its host last sent the other end an RST without a socket. silences_us: the least and the
     greatest silence of what its process itself closed together with it, this one included.
     """
@@ -45,7 +67,11 @@ class End:
     reset_us: int | None
     silences_us: tuple[int, int]
     now_us: int
-    config: Config
+    limits: Limits
+
+    def with_silences(self, least_us: int, greatest_us: int) -> Self:
+        """Return the end with other `silences_us`."""
+        return replace(self, silences_us=(least_us, greatest_us))
 
     def close(self, name: str) -> Any:
         """Return a field of its `close`; None while it is open."""
@@ -87,7 +113,7 @@ class End:
     @property
     def idle(self) -> bool:
         """Return True if the silence before the close is long enough for a limit on idle connections."""
-        return self.closed and self.silent_for(self.config.idle_minimum)
+        return self.closed and self.silent_for(self.limits.idle_minimum)
 
     @property
     def no_answer(self) -> bool:
@@ -131,7 +157,7 @@ class End:
         """
         if self.tls_received_idle_us is None:
             return False
-        just_now = self.tls_received_idle_us < self.config.close_notify_within * SECOND_US
+        just_now = self.tls_received_idle_us < self.limits.close_notify_within * SECOND_US
         return bool(just_now or not (self.idle or self.ended))
 
     @property
@@ -143,13 +169,13 @@ class End:
     def authenticating(self) -> bool:
         """Return True if the last request was one to authenticate, moments before the close."""
         asked_to = self.close("last_api") in ("SaslHandshake", "SaslAuthenticate")
-        return asked_to and not self.silent_for(self.config.authentication_within)
+        return asked_to and not self.silent_for(self.limits.authentication_within)
 
     @property
     def stopped_listening(self) -> bool:
         """Return True if the last socket that listened on the port was closed not long before."""
         since_us = self.close("listener_closed_us")
-        return since_us is not None and since_us <= self.config.shutdown_within * SECOND_US
+        return since_us is not None and since_us <= self.limits.shutdown_within * SECOND_US
 
     @property
     def asked(self) -> int:
@@ -160,7 +186,7 @@ class End:
     def owed(self) -> bool:
         """Return True if a request has no response, or a Produce with acks=0 was sent moments before."""
         without = self.close("last_api") == "Produce" and self.close("last_acks") == 0
-        return self.asked > 0 or (without and not self.silent_for(self.config.right_after))
+        return self.asked > 0 or (without and not self.silent_for(self.limits.right_after))
 
     @property
     def produced_bytes(self) -> int | None:
@@ -175,13 +201,13 @@ class End:
         No limit on idle connections explains silences that differ.
         """
         least, greatest = self.silences_us
-        margin_us = self.config.idle_minimum * SECOND_US  # clients look at their limits every second or so
-        return greatest > least * (1 + self.config.same_age_percent / 100) + margin_us
+        margin_us = self.limits.idle_minimum * SECOND_US  # clients look at their limits every second or so
+        return greatest > least * (1 + self.limits.same_age_percent / 100) + margin_us
 
     @property
     def silent(self) -> bool:
         """Return True if its agent has not reported for so long that no report is expected."""
-        return self.agent is not None and self.now_us - self.agent.last_seen_us >= self.config.agent_silent * SECOND_US
+        return self.agent is not None and self.now_us - self.agent.last_seen_us >= self.limits.agent_silent * SECOND_US
 
     def reported_until(self, until_us: float) -> bool:
         """Return True if its agent has reported everything up to then, by the clock of its host."""

@@ -76,7 +76,7 @@ def reset_between(end: End, other: End) -> bool:
 
     False if the other end closed by itself after a silence that was not longer: then it closed before the RST came.
     """
-    margin_us = end.config.clock_margin * SECOND_US
+    margin_us = end.limits.clock_margin * SECOND_US
     before = other.itself and other.silence_us <= end.silence_us + margin_us
     return end.got_reset and other.watched and not other.sent_reset and not before
 

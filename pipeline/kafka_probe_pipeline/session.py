@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from subprocess import TimeoutExpired
 from threading import Thread
 from typing import Any
+from zipfile import ZipFile
 
 import pyspark
 from py4j.java_gateway import JavaClass, java_import
-from pyspark import SparkContext
+from pyspark import SparkContext, SparkFiles
 from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -120,13 +122,28 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
         options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
     for name, value in options.items():
         builder = builder.config(name, value)
+    if is_local:
+        os.environ["PYSPARK_PYTHON"] = sys.executable  # else executors take the first python3 of the path
     try:
         session = builder.getOrCreate()
     except (PySparkException, PySparkRuntimeError) as error:
         raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
     for name in _NAMED_BY_PYSPARK:
         java_import(session.sparkContext._jvm, name)
+    if not is_local:
+        _send_package(session)
     return for_its_cores(session) if is_local else session
+
+
+def _send_package(session: SparkSession) -> None:
+    """Send this package to the executors, which judge connections with it."""
+    package = Path(__file__).parent
+    archive = Path(SparkFiles.getRootDirectory()) / "sent" / f"{package.name}.zip"  # removed with the context
+    archive.parent.mkdir(exist_ok=True)
+    with ZipFile(archive, "w", strict_timestamps=False) as written:
+        for file in package.glob("*.py"):
+            written.write(file, f"{package.name}/{file.name}")
+    session.sparkContext.addPyFile(str(archive))
 
 
 def stop(session: SparkSession) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from threading import Event
 
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_probe_pipeline import output, source, topics
+from kafka_probe_pipeline import output, session, source, topics
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
@@ -46,11 +46,10 @@ def start(
     output.require_owner(spark, config)
     require_checkpoints(spark, config)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
-    # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
-    # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    records = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
-    traffic_query = _start(records, traffic, config.checkpoint, config.trigger_interval, config)
-    return traffic_query, _start(records, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+    traffic_query = _start(spark, traffic, config.checkpoint, config.trigger_interval, config)
+    of_few_rows = session.for_few_rows(spark.newSession())
+    diagnosis_query = _start(of_few_rows, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+    return traffic_query, diagnosis_query
 
 
 def require_checkpoints(spark: SparkSession, config: Config) -> None:
@@ -64,10 +63,13 @@ def require_checkpoints(spark: SparkSession, config: Config) -> None:
 
 
 def _start(
-    records: DataFrame, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
+    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
-    records.sparkSession.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
+    # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
+    # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
+    records = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
     parsed = records.transform(source.parsed, *query.kinds)
     writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)

@@ -1,35 +1,35 @@
-"""Judges closed connections: names the cause of each close, with the evidence as a sentence.
+"""Gives each closed connection a verdict: the cause of its close, with the evidence as a sentence.
 
-The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
-that would have seen it are complete; the evidence states if that agent is silent or has lost something. Spark keeps the
-connections and finds those to judge, which are few; each is judged on its own, on the driver. This module never reads
-or writes.
+Spark keeps the connections, adds what a verdict needs beside the two ends, and has `judging` run on its executors, for
+each connection on its own. This module never reads or writes.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter
+from functools import partial
 
-from pyspark.sql import DataFrame, Row
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.connections import SCHEMA as CONNECTION
 from kafka_probe_pipeline.connections import SIDES, VERDICT
-from kafka_probe_pipeline.evidence import SECOND_US, SIDE_OF, AgentProgress, End
-from kafka_probe_pipeline.rules import RULES
+from kafka_probe_pipeline.errors import StartError, last_cause
+from kafka_probe_pipeline.evidence import END_FIELDS, SECOND_US, AgentProgress, Limits
+from kafka_probe_pipeline.judging import Judge, together
 from kafka_probe_pipeline.source import Clock, struct_of
 
 # Connections that were judged within this time are compared with those that are judged now: connections that were
 # closed together may be judged in different batches.
 _COMPARED_US = 30 * SECOND_US
-
-ConnectionRow = Mapping[str, Any]
+# Columns of an agent's state that show which of its reports are complete.
+_PROGRESS = AgentProgress._fields
+_ADDRESSES = ["agent_id", "local", "peer"]
+_PROCESS = ["client.agent_id", "client.workload.pid", "client.workload.start_time"]
+_TOGETHER = struct_of({"key": T.StringType(), "least": T.LongType(), "greatest": T.LongType()})
 
 # A row of the table. `ts`: when the connection was closed, by the clock of the end `by`; `judged_ts` is of Kafka's.
 SCHEMA = struct_of(
@@ -41,168 +41,93 @@ SCHEMA = struct_of(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Agents:
-    """The last reports of all agents, and the resets that their hosts sent, by agent, local and far end."""
+def require_executors(spark: SparkSession) -> None:
+    """Return if executors can judge.
 
-    progress: Mapping[str, AgentProgress]
-    resets: Mapping[tuple[str, str, str], int]
-
-    @classmethod
-    def of(cls, agents: Iterable[Row], resets: Iterable[Row]) -> Agents:
-        """Rows of `agents.SCHEMA` without resets, and of `resets_between`."""
-        progress = {}
-        for row in agents:
-            times = ("complete_until", "last_seen_us", "complete_since", "resets_since")
-            progress[row["agent_id"]] = AgentProgress(**{name: row[name] or 0 for name in times})
-        return cls(progress, {(row["agent_id"], row["local"], row["peer"]): row["ts"] for row in resets})
-
-
-def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame:
-    """Return the connections with each `verdict` that can be given now; the same DataFrame if there is none."""
-    is_closed = F.col("client.close").isNotNull() | F.col("server.close").isNotNull()
-    recent = F.col("verdict.judged_us") > clock.now_us - _COMPARED_US - config.closed_together * SECOND_US
-    concerned = connections.where(is_closed & (F.col("verdict").isNull() | recent))
-    of_concern = concerned.collect()
-    if all(row["verdict"] for row in of_concern):
-        return connections
-    reports = Agents.of(
-        agents.drop("node", "open", "resets").collect(), agents.transform(resets_between, concerned).collect()
-    )
-    new = [*judged([row.asDict(recursive=True) for row in of_concern], reports, clock, config)]
-    if not new:
-        return connections
-    found = session.rows(connections.sparkSession, ({"key": key, "new": verdict} for key, verdict in new), _GIVEN)
-    with_new = connections.join(F.broadcast(found), "key", "left")
-    return with_new.withColumn("verdict", F.coalesce("verdict", "new")).select(*CONNECTION.names)
-
-
-def resets_between(agents: DataFrame, connections: DataFrame) -> DataFrame:
-    """Return when the host of an end last sent a reset to the other end: `agent_id`, `local`, `peer` and `ts`.
-
-    Of the ends of the connections only: all agents together may have sent more than the driver can hold.
+    Raises:
+        StartError: they cannot run this package.
     """
-    keys = ["agent_id", "local", "peer"]
-    sent = agents.select("agent_id", F.explode("resets").alias("reset")).select("agent_id", "reset.*")
-    ends = connections.select(F.explode(F.array(*SIDES)).alias("end")).select("end.*").select(keys)
-    return sent.join(F.broadcast(ends), keys, "left_semi").groupBy(keys).agg(F.max("ts").alias("ts"))
+    try:
+        spark.range(1).select(_together(0, F.array(F.struct(F.lit(0), F.lit(0), F.lit(""))))).collect()
+    except PySparkException as error:
+        raise StartError(
+            f"Executors cannot run this job's Python code: {last_cause(error)}. They need the driver's version of "
+            "Python; PYSPARK_PYTHON names their interpreter."
+        ) from None
 
 
-_GIVEN = struct_of({"key": CONNECTION["key"].dataType, "new": VERDICT})
+def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame | None:
+    """Return the connections without a verdict, each with the one that can be given now; None if there are none.
 
-
-def judged(
-    connections: Sequence[ConnectionRow], agents: Agents, clock: Clock, config: Config
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return key and verdict of the connections that get one now. Those that have one are compared with them."""
-
-    def end(name: str, of: ConnectionRow) -> End:
-        known = of[SIDE_OF[name]]
-        progress = agents.progress.get(known["agent_id"]) if known else None
-        reset_us = agents.resets.get((known["agent_id"], known["local"], known["peer"])) if known else None
-        return End(name, known, progress, reset_us, (0, 0), clock.now_us, config)
-
-    clients = [end("client", one) for one in connections]
-    together = silences_together(clients, config.closed_together * SECOND_US)
-    for one, client, silences_us in zip(connections, clients, together, strict=True):
-        if one["verdict"] is None:
-            verdict = _verdict(replace(client, silences_us=silences_us), end("broker", one), config)
-            if verdict:
-                yield one["key"], {"batch_id": clock.batch_id, "judged_us": clock.now_us, **verdict}
-
-
-def silences_together(clients: Sequence[End], within_us: float) -> list[tuple[int, int]]:
-    """Return the least and the greatest silence of what the process of each client itself closed within that time, µs.
-
-    Both are the client's own silence if its process closed nothing else.
+    To be persisted: Spark may move a filter on `verdict` to where it is made, and judge twice.
     """
-    found = [(client.silence_us, client.silence_us) for client in clients]
-    processes: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-    for number, client in enumerate(clients):
-        owner = client.known and client.known["workload"]
-        if client.known and client.itself and owner and owner["pid"] is not None:
-            processes[client.known["agent_id"], owner["pid"], owner["start_time"]].append(number)
-    for closed in processes.values():
-        closed.sort(key=lambda number: clients[number].closed_us)
-        times = [clients[number].closed_us for number in closed]
-        silences = [clients[number].silence_us for number in closed]
-        for number, extremes in zip(closed, _extremes(times, silences, within_us), strict=True):
-            found[number] = extremes
-    return found
-
-
-def _extremes(times: Sequence[int], values: Sequence[int], within_us: float) -> Iterator[tuple[int, int]]:
-    """Yield the least and the greatest of the values within that time of each; `times` ascend.
-
-    least and greatest: indices into `values`, as monotonic queues: the first is that of the least or greatest value.
-    """
-    least: deque[int] = deque()
-    greatest: deque[int] = deque()
-    end = 0
-    for time_us in times:
-        while end < len(times) and times[end] <= time_us + within_us:
-            while least and values[least[-1]] >= values[end]:
-                least.pop()
-            while greatest and values[greatest[-1]] <= values[end]:
-                greatest.pop()
-            least.append(end)
-            greatest.append(end)
-            end += 1
-        for indices in (least, greatest):
-            while times[indices[0]] < time_us - within_us:
-                indices.popleft()
-        yield values[least[0]], values[greatest[0]]
-
-
-def _verdict(client: End, broker: End, config: Config) -> dict[str, Any] | None:
-    """Return the verdict on a connection from both of its ends; None while it waits."""
-    if not _settled(client, broker, config):
+    waits = F.col("verdict").isNull()
+    if connections.where(waits).isEmpty():
         return None
-    pairs = {"client": (client, broker), "broker": (broker, client)}
-    rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
-    end, other = pairs[rule.by]
-    complete = True
-    # The agent of the end reports for that long afterwards what else the process closed.
-    witness, margin = (end, config.closed_together) if rule.rests_on == "end" else (other, config.clock_margin)
-    if rule.rests_on:
-        margin_us = margin * SECOND_US
-        since_us = end.closed_us - end.silence_us - margin_us
-        # A reset from the other end contradicts a rule that rests on it, and other closes one that rests on this end.
-        lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
-        complete = not lost and witness.reported_until(end.closed_us + margin_us)
-        if not (complete or lost or witness.silent):
-            return None
-    words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker))]
-    if not complete:
-        words.append(f"; the cause would be {rule.cause} if the agent at the {witness.name} had reported everything")
-    return {
-        "cause": rule.cause if complete else "unknown",
-        "evidence": "".join(words),
-        "by": SIDE_OF[rule.by],
-        "idle_us": end.silence_us,
-        "closed_us": end.closed_us,
-        "refused_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
-    }
+    recent = F.col("verdict.judged_us") > clock.now_us - _COMPARED_US - config.closed_together * SECOND_US
+    judge = F.udf(Judge(Limits.of(config), clock.batch_id, clock.now_us), VERDICT)
+    return (
+        connections.where(waits | recent)
+        .transform(with_silences, config.closed_together)
+        .where(waits)
+        .transform(with_reports, agents)
+        .withColumn("verdict", judge(*(f"{side}_end" for side in SIDES), "silences"))
+        .select(*CONNECTION.names)
+    )
 
 
-def _settled(client: End, broker: End, config: Config) -> bool:
-    """Return True if no further report of the close is expected, or the wait for it was long enough."""
-    if client.closed and broker.closed:
-        return True
-    open_end, closed_end = (broker, client) if client.closed else (client, broker)
-    if open_end.watched:
-        return open_end.silent or open_end.reported_until(closed_end.closed_us + config.clock_margin * SECOND_US)
-    assert closed_end.known
-    return bool(open_end.now_us - closed_end.known["last_seen_us"] >= config.other_end_wait * SECOND_US)
+def with_silences(connections: DataFrame, within_s: float) -> DataFrame:
+    """Add `silences`: the `least` and `greatest` silence of what the client's process itself closed together, µs.
+
+    Both are the client's own silence if its process closed nothing else within that time.
+    """
+    close, pid = F.col("client.close"), F.col("client.workload.pid")
+    by_reset = (close["how"] == "rst_sent") & ~close["closed_by"].eqNullSafe(F.lit("peer"))
+    closed_us = F.coalesce(close["closing_us"], close["ended_us"], F.lit(0))
+    silence_us = F.coalesce(close["silence_us"], close["idle_us"], close["age_us"], F.lit(0))
+    itself = connections.where(((close["closed_by"] == "local") | by_reset) & pid.isNotNull())
+    # Not a window of Spark, which looks at all closes of it for each of them.
+    of_processes = (
+        itself.select(*_PROCESS, F.struct(closed_us, silence_us, "key").alias("close"))
+        .groupBy("agent_id", "pid", "start_time")
+        .agg(F.sort_array(F.collect_list("close")).alias("closes"))
+        .where(F.size("closes") > 1)
+        .select(F.explode(_together(within_s, F.col("closes"))).alias("one"))
+        .select(F.col("one.key").alias("key"), F.struct("one.least", "one.greatest").alias("of_process"))
+    )
+    own = F.struct(silence_us.alias("least"), silence_us.alias("greatest"))
+    return (
+        connections.join(of_processes, "key", "left")
+        .withColumn("silences", F.coalesce("of_process", own))
+        .drop("of_process")
+    )
 
 
-def _missing_report(end: End) -> str:
-    """Return why an end did not report its close; an empty text if it did."""
-    if not end.watched:
-        return f"; no agent watched the {end.name}"
-    if not end.closed and end.silent:
-        return f"; the agent at the {end.name} has not reported since {end.last_report}"
-    return ""
+def _together(within_s: float, closes: Column) -> Column:
+    of_processes = F.udf(partial(together, round(within_s * SECOND_US)), T.ArrayType(_TOGETHER))
+    return of_processes(closes)
+
+
+def with_reports(connections: DataFrame, agents: DataFrame) -> DataFrame:
+    """Add `client_end` and `server_end`: structs of `known`, `agent` and `reset_us`, see `evidence.End`."""
+    progress = agents.select("agent_id", F.struct(*(F.coalesce(each, F.lit(0)).alias(each) for each in _PROGRESS)))
+    ends = connections.select(F.explode(F.array(*SIDES)).alias("end")).select("end.*").select(_ADDRESSES)
+    resets = agents.select("agent_id", F.explode("resets").alias("reset")).select("agent_id", "reset.*")
+    # A host that is scanned sends resets without end.
+    last = resets.join(ends, _ADDRESSES, "left_semi").groupBy(_ADDRESSES).agg(F.max("ts"))
+    for side in SIDES:
+        of_side = progress.toDF(f"{side}_agent_id", f"{side}_agent")
+        resets_of_side = last.toDF(*(f"{side}_reset_{name}" for name in (*_ADDRESSES, "us")))
+        same_agent = F.col(f"{side}.agent_id") == F.col(f"{side}_agent_id")
+        same_end = [F.col(f"{side}.{name}") == F.col(f"{side}_reset_{name}") for name in _ADDRESSES]
+        connections = connections.join(F.broadcast(of_side), same_agent, "left").join(resets_of_side, same_end, "left")
+    return connections.withColumns({f"{side}_end": _end(side) for side in SIDES})
+
+
+def _end(side: str) -> Column:
+    known = F.when(F.col(side).isNotNull(), F.struct(*(f"{side}.{name}" for name in END_FIELDS)))
+    agent, reset_us = F.col(f"{side}_agent"), F.col(f"{side}_reset_us")
+    return F.struct(known.alias("known"), agent.alias("agent"), reset_us.alias("reset_us"))
 
 
 def given(connections: DataFrame, batch_id: int) -> DataFrame:
@@ -217,8 +142,9 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
 
 def counted(connections: DataFrame, clock: Clock, config: Config) -> tuple[Counter[str], Counter[str]]:
     """Return how many verdicts of each cause are of this batch, and how many of the last window."""
-    recent = F.col("verdict.judged_us") > clock.now_us - config.storm_window * SECOND_US
-    rows = connections.where(recent).select("verdict.cause", "verdict.batch_id").collect()
-    return Counter(row["cause"] for row in rows if row["batch_id"] == clock.batch_id), Counter(
-        row["cause"] for row in rows
-    )
+    is_recent = F.col("verdict.judged_us") > clock.now_us - config.storm_window * SECOND_US
+    is_new = F.col("verdict.batch_id") == clock.batch_id
+    of_cause = connections.where(is_recent).groupBy("verdict.cause")
+    rows = of_cause.agg(F.count("*").alias("recent"), F.count_if(is_new).alias("new")).collect()
+    new = Counter({row["cause"]: row["new"] for row in rows if row["new"]})
+    return new, Counter({row["cause"]: row["recent"] for row in rows})

@@ -122,9 +122,9 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Itera
         "spark.executor.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        # Executors that started a Python would fail.
         "spark.pyspark.driver.python": sys.executable,
-        "spark.pyspark.python": "/bin/false",
+        # Without the packages of this environment, which is a virtual one.
+        "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / "python3"),
     }
     directory.mkdir()
     (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -149,7 +151,7 @@ def spark(env: dict[str, str], jars: Path) -> Iterator[SparkSession]:
     spark.stop()
 
 
-@pytest.fixture(params=["hdfs", "s3"])
+@pytest.fixture(params=["disk", "hdfs", "s3"])
 def store(
     request: pytest.FixtureRequest,
     broker: Broker,
@@ -165,6 +167,8 @@ def store(
 def _store(
     kind: str, broker: Broker, hdfs: Hdfs, spark: SparkSession, jars: Path, env: dict[str, str], tmp_path: Path
 ) -> Store:
+    if kind == "disk":
+        return Store(Run(broker, tmp_path), spark, (), {})
     if kind == "hdfs":
         run = Run(broker, tmp_path, output=f"{hdfs.uri}/{tmp_path.name}")
         return Store(run, spark, (), {})
@@ -255,3 +259,53 @@ def test_tables_on_s3_are_read_without_spark(
         assert len(found) == store.run.table(spark, name).count() > 0, name
     rows = [json.loads(line) for line in store.run.shown(spark).splitlines()]
     assert sum(row["requests"] for row in rows if row["level"] == "api") == store.run.expected()["requests"]
+
+
+@pytest.mark.root
+def test_on_a_full_disk_the_job_ends_with_one_sentence_and_goes_on_later(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", disk], check=True)
+    try:
+        store = Store(Run(broker, tmp_path, output=str(disk / "output")), spark, (), {})
+        store.send(records=2)
+        with store.run.job() as process:
+
+            def with_its_batch_done(_run: Run) -> bool:
+                return store.commits() > 0
+
+            store.run.wait_until(with_its_batch_done, process)
+            filler = disk / "filler"
+            with suppress(OSError), filler.open("wb", buffering=0) as full:
+                while full.write(bytes(4096)):
+                    pass
+            store.send(records=2)
+            assert process.wait(LIMIT_S) == 1, tail(store.run.log)
+        log = store.run.log.read_text()
+        assert log.count("kafka-probe-pipeline: ") == 1, tail(store.run.log)
+        assert "No space left on device" in log.splitlines()[-1]
+        assert "Traceback" not in log
+        filler.unlink()
+        store.run.once(spark)
+        store.check_tables(2)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.root
+def test_where_it_may_not_write_the_job_ends_with_one_sentence(broker: Broker, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", disk], check=True)
+    try:
+        run = Run(broker, tmp_path, output=str(disk / "output"))
+        with run.job() as process:
+            assert process.wait(LIMIT_S) == 1, tail(run.log)
+    finally:
+        subprocess.run(["umount", disk], check=True)
+    log = run.log.read_text()
+    assert log.count("kafka-probe-pipeline: ") == 1, tail(run.log)
+    assert f"kafka-probe-pipeline: Cannot access {run.config.output}" in log.splitlines()[-1]
+    assert "Traceback" not in log

@@ -8,9 +8,8 @@ from typing import Any
 
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.connections import CLOSE, END
-from kafka_probe_pipeline.evidence import AgentProgress
-from kafka_probe_pipeline.source import Clock
-from kafka_probe_pipeline.verdicts import Agents, judged
+from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
+from kafka_probe_pipeline.judging import Judge
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened
 
 LATE_S = 20  # later than anybody waits for an end that nobody has named
@@ -37,17 +36,30 @@ def connection(*reported: Event) -> dict[str, Any]:
     return row
 
 
-def verdicts(
-    *rows: Mapping[str, Any],
+def verdict(
+    row: Mapping[str, Any],
+    *,
     agents: Mapping[str, AgentProgress] | None = None,
     resets: Mapping[tuple[str, str, str], int] | None = None,
+    silences_us: tuple[int, int] | None = None,
     at_s: float = LATE_S,
     **settings: object,
-) -> list[dict[str, Any] | None]:
-    """Return the verdict on each of the rows; None: it waits. By default the agents' reports are `COMPLETE`."""
-    reports = Agents({CLIENT: COMPLETE, BROKER: COMPLETE} if agents is None else agents, resets or {})
-    given = dict(judged(rows, reports, Clock(0, NOON_US + round(at_s * SECOND_US)), load(settings)))
-    return [given.get(row["key"]) for row in rows]
+) -> dict[str, Any] | None:
+    """Return the verdict on the row of a connection; None: it waits. By default the agents' reports are `COMPLETE`.
+
+    silences_us: those of what the client's process closed together; by default it closed nothing else.
+    """
+    reports = {CLIENT: COMPLETE, BROKER: COMPLETE} if agents is None else agents
+    judge = Judge(Limits.of(load(settings)), 0, NOON_US + round(at_s * SECOND_US))
+
+    def end(name: str, known: Mapping[str, Any] | None) -> End:
+        if not known:
+            return judge.end(name, None, None, None)
+        reset_us = (resets or {}).get((known["agent_id"], known["local"], known["peer"]))
+        return judge.end(name, known, reports.get(known["agent_id"]), reset_us)
+
+    client = end("client", row["client"])
+    return judge.verdict(client.with_silences(*(silences_us or (client.silence_us,) * 2)), end("broker", row["server"]))
 
 
 @dataclass(frozen=True)
@@ -74,9 +86,9 @@ class Case:
         resets = {
             (each["agent_id"], each["local"], each["peer"]): each["ts"] for each in reported if each["kind"] == "reset"
         }
-        (verdict,) = verdicts(connection(*reported), resets=resets)
-        assert verdict
-        return verdict
+        given = verdict(connection(*reported), resets=resets)
+        assert given
+        return given
 
     def check(self, verdict: Mapping[str, Any]) -> None:
         """Fail unless the verdict names the cause, with the words."""

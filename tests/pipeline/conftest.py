@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    spark = session.start()
+    spark = session.for_few_rows(session.start())
     yield spark
     spark.stop()
     with warnings.catch_warnings():

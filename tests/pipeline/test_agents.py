@@ -6,7 +6,6 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import agents
-from kafka_probe_pipeline.verdicts import resets_between
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, at_end, closed, opened
 from tests.pipeline.history import History
 
@@ -59,11 +58,3 @@ def test_a_close_of_the_agents_own_end_needs_no_resets(spark: SparkSession, monk
         opened(BROKER), closed(CLIENT, closed_by="local"), closed(BROKER), *sent, agent_event(CLIENT)
     )
     assert row["verdict"]["cause"] == "client_idle_limit"
-
-
-def test_only_the_newest_resets_between_the_ends_of_connections_are_collected(spark: SparkSession) -> None:
-    history = History(spark)
-    ends = opened(BROKER, 1), closed(CLIENT, 1)
-    history.batch(*ends, reset(1, NOON_US), reset(1, NOON_US + 5), *resets(3, at_s=1))
-    rows = resets_between(history.agents, history.connections).collect()
-    assert rows == [(BROKER, "10.0.0.9:9092", "10.9.0.1:1", NOON_US + 5)]

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_probe_pipeline import supervisor
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.errors import StartError
-from kafka_probe_pipeline.output import require_renames
-from kafka_probe_pipeline.traffic import summed
+from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.errors import StartError, TakenOverError
+from kafka_probe_pipeline.output import require_owner, require_renames, take_over
+from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Run, command_line
 from tests.lab.processes import tail
@@ -18,25 +20,23 @@ from tests.lab.processes import tail
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
-def with_batches_of_both_queries_done(run: Run) -> bool:
-    """Return True if Spark regards a batch of each query as done."""
-    return run.commits() > 0 and any((run.output / "connections_checkpoint" / "commits").glob("[0-9]*"))
-
-
-def test_a_job_that_starts_takes_over_and_the_one_before_stops_itself(
+def test_what_started_before_does_not_write_after_a_takeover(
     broker: Broker, spark: SparkSession, tmp_path: Path
 ) -> None:
     run = Run(broker, tmp_path)
-    run.send(records=2)
-    with run.job() as process:
-        run.wait_until(with_batches_of_both_queries_done, process)
-        run.once(spark)
-        run.send(records=2)
-        assert process.wait(LIMIT_S) == 4, tail(run.log)
-    assert f"kafka-probe-pipeline: Another job has taken over {run.output}." in run.log.read_text()
+    run.send(records=1)
     run.once(spark)
-    (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()
-    assert total["requests"] == run.expected()["requests"]
+    traffic, diagnosis = TrafficQuery.of(spark, run.config, run.progress), Diagnosis(run.config, run.progress)
+    for directory in run.config.directories:
+        (Path(directory) / "job").write_text("another")
+        with pytest.raises(TakenOverError, match=f"Another job has taken over {directory}"):
+            supervisor.start(spark, run.config, traffic, diagnosis)
+        with pytest.raises(TakenOverError):
+            traffic(spark.range(0), 1)
+        with pytest.raises(TakenOverError):
+            diagnosis(spark.range(0), 1)
+        take_over(spark, run.config)
+    require_owner(spark, run.config)
 
 
 @pytest.mark.parametrize("output", ["s3a://bucket/kafka-probe", "gs://bucket/kafka-probe"])

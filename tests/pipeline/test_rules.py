@@ -1,16 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
-from pyspark.sql import Row
 
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.evidence import AgentProgress, End
+from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
 from kafka_probe_pipeline.rules import CAUSES, RULES
-from kafka_probe_pipeline.verdicts import Agents
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event
 from tests.pipeline.cases import (
     AUTHENTICATED,
@@ -28,7 +25,7 @@ from tests.pipeline.cases import (
     connection,
     events_of,
     silent,
-    verdicts,
+    verdict,
 )
 
 BROKER_ADDRESS, NAT_ADDRESS = "10.0.0.9:9092", "10.9.0.1:1"
@@ -45,8 +42,7 @@ def test_every_cause_that_a_rule_names_is_explained() -> None:
 
 def judge(ends: Ends, opaque: str | None = None, **how: Any) -> dict[str, Any] | None:
     """Return the verdict on one connection."""
-    (verdict,) = verdicts(connection(*events_of(ends, opaque=opaque)), **how)
-    return verdict
+    return verdict(connection(*events_of(ends, opaque=opaque)), **how)
 
 
 def cause(ends: Ends, opaque: str | None = None, **how: Any) -> str | None:
@@ -103,9 +99,9 @@ def test_the_cause_changes_at_the_bounds(ends: Ends, expected: str) -> None:
 def test_what_a_rejected_produce_did_not_write_is_in_its_verdict(
     facts: Event, cause: str, refused_bytes: int | None
 ) -> None:
-    (verdict,) = verdicts(connection(*events_of(closed_first(BROKER, facts))))
-    assert verdict
-    assert (verdict["cause"], verdict["refused_bytes"]) == (cause, refused_bytes)
+    given = judge(closed_first(BROKER, facts))
+    assert given
+    assert (given["cause"], given["refused_bytes"]) == (cause, refused_bytes)
 
 
 @pytest.mark.parametrize(
@@ -172,35 +168,15 @@ def test_data_right_before_the_close_may_have_been_a_close_notify(facts: Event, 
         assert cause({CLIENT: BY_ITSELF | facts, BROKER: {}}, "tls") != "unknown"
 
 
-@pytest.mark.parametrize(
-    ("silence_us", "later_us", "pid", "expected"),
-    [
-        (13_000_001, 0, 7, "normal"),
-        (13_000_000, 0, 7, "client_idle_limit"),
-        (20_000_000, 1_000_000, 7, "normal"),
-        (20_000_000, 1_000_001, 7, "client_idle_limit"),
-        (20_000_000, 0, 8, "client_idle_limit"),
-        (20_000_000, 0, None, "client_idle_limit"),
-    ],
-)
-def test_closes_of_one_process_at_one_time_after_other_silences_are_no_limit(
-    silence_us: int, later_us: int, pid: int | None, expected: str
-) -> None:
-    def of(number: int, pid: int | None, **facts: object) -> dict[str, Any]:
-        ends = {CLIENT: {**BY_ITSELF, "workload": {"pid": pid, "start_time": 1}, **facts}, BROKER: {}}
-        return connection(*events_of(ends, number))
-
-    one = of(1, pid and 7, silence_us=10_000_000)
-    other = of(2, pid, silence_us=silence_us, closing_ts=NOON_US + later_us)
-    assert [verdict and verdict["cause"] for verdict in verdicts(one, other)] == [expected, expected]
-    # One that has its verdict is company, and gets no other.
-    assert [verdict and verdict["cause"] for verdict in verdicts(one, other | {"verdict": {}})] == [expected, None]
+@pytest.mark.parametrize(("greatest_us", "expected"), [(13_000_001, "normal"), (13_000_000, "client_idle_limit")])
+def test_closes_of_one_process_at_one_time_after_other_silences_are_no_limit(greatest_us: int, expected: str) -> None:
+    assert cause(closed_first(CLIENT, after(10_000_000)), silences_us=(10_000_000, greatest_us)) == expected
 
 
 def agent(*, until_us: int = 3 * SECOND_US, seen_s: float = LATE_S, **facts: int) -> AgentProgress:
     """Return the last report of an agent; times are after noon."""
     seen_us = NOON_US + round(seen_s * SECOND_US)
-    return replace(COMPLETE, complete_until=NOON_US + until_us, last_seen_us=seen_us, **facts)
+    return COMPLETE._replace(complete_until=NOON_US + until_us, last_seen_us=seen_us, **facts)
 
 
 @pytest.mark.parametrize(
@@ -299,16 +275,8 @@ def test_where_no_payload_ever_passed_the_age_is_the_silence(facts: Event, idle_
 
 def test_an_end_closed_when_it_began_to_close_or_else_when_it_was_closed() -> None:
     def closed_us(close: Event | None) -> int:
-        return End("client", {"close": close}, None, None, (0, 0), NOON_US, load({})).closed_us
+        return End("client", {"close": close}, None, None, (0, 0), NOON_US, Limits.of(load({}))).closed_us
 
     assert closed_us({"closing_us": 1, "ended_us": 2}) == 1
     assert closed_us({"closing_us": None, "ended_us": 2}) == 2
     assert closed_us(None) == 0
-
-
-def test_what_an_agent_does_not_report_is_zero() -> None:
-    known = {"complete_until": 4, "last_seen_us": 3, "complete_since": 2, "resets_since": 1}
-    rows = [Row(agent_id="a", **known), Row(agent_id="b", **dict.fromkeys(known))]
-    assert Agents.of(rows, [Row(agent_id="a", local="l", peer="p", ts=5)]) == Agents(
-        {"a": AgentProgress(4, 3, 2, 1), "b": AgentProgress(0, 0, 0, 0)}, {("a", "l", "p"): 5}
-    )

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.evidence import End
-from kafka_probe_pipeline.verdicts import silences_together
+from kafka_probe_pipeline import agents, session
+from kafka_probe_pipeline.connections import SCHEMA
+from kafka_probe_pipeline.judging import together
+from kafka_probe_pipeline.verdicts import with_reports, with_silences
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.cases import BY_ITSELF, CASES, EXITED, LATE_S, RESET, Case
 from tests.pipeline.history import History, only
@@ -128,17 +132,87 @@ def test_a_batch_that_is_done_again_gives_the_same(spark: SparkSession) -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 2), st.integers(1, 20), st.integers(0, 9)), max_size=30), st.integers(0, 8))
-def test_silences_together_are_those_of_all_that_the_process_closed_within_the_time(
-    closes: list[tuple[int, int, int]], within_us: int
+@given(st.lists(st.tuples(st.integers(1, 20), st.integers(0, 9)), min_size=1, max_size=30), st.integers(0, 8))
+def test_silences_together_are_those_of_all_closes_within_the_time(
+    closes: list[tuple[int, int]], within_us: int
 ) -> None:
-    def end(pid: int, closed_us: int, silence_us: int) -> End:
-        close = {"closing_us": closed_us, "closed_by": "local", "how": "fin", "silence_us": silence_us}
-        known = {"agent_id": CLIENT, "workload": {"pid": pid, "start_time": 1}, "close": close}
-        return End("client", known, None, None, (0, 0), NOON_US, load({}))
+    def silences(at_us: int) -> list[int]:
+        return [silence for us, silence in closes if abs(us - at_us) <= within_us]
 
-    def company(pid: int, closed_us: int) -> list[int]:
-        return [silence for other, us, silence in closes if other == pid and abs(us - closed_us) <= within_us]
+    ordered = sorted((us, silence, str(number)) for number, (us, silence) in enumerate(closes))
+    simple = [(key, min(silences(us)), max(silences(us))) for us, _, key in ordered]
+    assert together(within_us, ordered) == simple
 
-    simple = [(min(company(pid, us)), max(company(pid, us))) for pid, us, _ in closes]
-    assert silences_together([end(*close) for close in closes], within_us) == simple
+
+@pytest.mark.parametrize(
+    ("facts", "silences"),
+    [
+        ({}, (5, 30)),
+        ({"closed_by": None, "how": "rst_sent"}, (5, 30)),
+        ({"closed_by": "peer", "how": "rst_sent"}, (30, 30)),
+        ({"closed_by": "peer"}, (30, 30)),
+        ({"closing_us": None, "ended_us": 8}, (5, 30)),
+        ({"closing_us": 9}, (30, 30)),
+        ({"silence_us": None, "idle_us": 31}, (5, 31)),
+        ({"silence_us": None, "idle_us": None, "age_us": 32}, (5, 32)),
+        ({"agent_id": "another"}, (30, 30)),
+        ({"pid": 8}, (30, 30)),
+        ({"pid": None}, (30, 30)),
+        ({"start_time": 2}, (30, 30)),
+    ],
+)
+def test_silences_are_those_of_what_the_process_itself_closed_together(
+    spark: SparkSession, facts: Event, silences: tuple[int, int]
+) -> None:
+    def row(key: str, **facts: object) -> Event:
+        close: Event = {"closed_by": "local", "how": "fin", "closing_us": 4, "silence_us": 30, **facts}
+        agent_id = close.pop("agent_id", CLIENT)
+        workload = {"pid": close.pop("pid", 7), "start_time": close.pop("start_time", 1)}
+        return {"key": key, "client": {"agent_id": agent_id, "workload": workload, "close": close}}
+
+    rows = [row("one", **facts), row("other", silence_us=5)]
+    found = with_silences(session.rows(spark, rows, SCHEMA), within_s=4e-6).select("key", "silences.*")
+    assert {row["key"]: (row["least"], row["greatest"]) for row in found.collect()} == {
+        "one": silences,
+        "other": silences if silences[0] == 5 else (5, 5),
+    }
+
+
+def test_a_connection_that_was_judged_is_company_of_those_that_are_judged_later(spark: SparkSession) -> None:
+    process = {"pid": 7, "start_time": 1, "comm": "app"}
+    history = History(spark)
+    ends = [closed(CLIENT, 1, **BY_ITSELF, workload=process, silence_us=5 * SECOND_US), closed(BROKER, 1)]
+    rows = history.batch(*ends, agent_event(CLIENT, until_s=20), agent_event(BROKER, until_s=20))
+    assert [row["verdict"]["cause"] for row in rows] == ["client_idle_limit"]
+    rows = history.batch(closed(CLIENT, 2, **BY_ITSELF, workload=process), closed(BROKER, 2), at_s=1)
+    assert [row["verdict"]["cause"] for row in rows] == ["client_idle_limit", "normal"]
+
+
+def test_what_an_agent_does_not_report_is_zero_and_the_last_reset_of_its_host_counts(spark: SparkSession) -> None:
+    known = {"complete_until": 4, "last_seen_us": 3, "complete_since": 2, "resets_since": 1}
+    reset = {"local": "l", "peer": "p"}
+    reports: list[Event] = [
+        {"agent_id": "a", **known, "resets": [{**reset, "ts": 5}, {**reset, "ts": 6}, {**reset, "peer": "q", "ts": 7}]},
+        {"agent_id": "b", "resets": []},
+        {"agent_id": "z", "resets": [{**reset, "ts": 8}]},
+    ]
+    ends = {"client": {"agent_id": "a", "opaque": "tls", **reset}, "server": {"agent_id": "b", **reset}}
+    rows: list[Event] = [
+        {"key": "both", **ends},
+        {"key": "none"},
+        {"key": "unknown agent", "client": {"agent_id": "c"}},
+    ]
+    found = with_reports(session.rows(spark, rows, SCHEMA), session.rows(spark, reports, agents.SCHEMA))
+    by_key = {row["key"]: row.asDict(recursive=True) for row in found.collect()}
+    of_both = {side: by_key["both"][f"{side}_end"] for side in ("client", "server")}
+    assert (of_both["client"]["agent"], of_both["client"]["reset_us"]) == (known, 6)
+    assert (of_both["server"]["agent"], of_both["server"]["reset_us"]) == (dict.fromkeys(known, 0), None)
+    assert of_both["client"]["known"]["opaque"] == "tls"
+    assert by_key["none"]["client_end"] == {"known": None, "agent": None, "reset_us": None}
+    assert by_key["unknown agent"]["client_end"]["agent"] is None
+    assert len(by_key) == len(rows)
+
+
+def test_executors_need_nothing_but_python_to_judge() -> None:
+    command = "import sys; sys.path.append(sys.argv[1]); import kafka_probe_pipeline.judging"
+    subprocess.run([sys.executable, "-I", "-S", "-c", command, Path(session.__file__).parents[1]], check=True)

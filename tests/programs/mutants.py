@@ -1,7 +1,7 @@
 """Runs `make mutants`: changes one sign, comparison or bound of the rules at a time, and lists what no test notices.
 
 Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. It leaves
-out functions that build Spark's columns, and connections.py, which consists of these.
+out functions that build Spark's columns, and connections.py and verdicts.py, which consist of these.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import pytest
 
 PACKAGE = "kafka_probe_pipeline"
-MODULES = ("evidence", "rules", "verdicts", "storms")
+MODULES = ("evidence", "rules", "judging", "storms")
 TESTS = [f"tests/pipeline/test_{name}.py" for name in ("rules", "verdicts", "storm_rules")]
 # Bounds on the tests of one change, which may make a loop endless; they need a second or two of CPU.
 MOST_S, MOST_BYTES = 20, 1 << 30
@@ -42,10 +42,7 @@ SWAPPED: dict[type[ast.AST], Sequence[type[ast.AST]]] = {
 }
 # Beginnings of changes that may stay unnoticed, each with the reason.
 EXCUSED = {
-    "verdicts: 30 * SECOND_US  ->": "only a function that builds columns uses it",
-    "verdicts: (0, 0)  ->": "it is replaced for clients, and no rule asks for it of brokers",
-    "verdicts: values[least[-1]] >= values[end]  ->": "of equal values either place will do",
-    "verdicts: values[greatest[-1]] <= values[end]  ->": "of equal values either place will do",
+    "judging: (0, 0)  ->": "it is replaced for clients, and no rule asks for it of brokers",
     "storms: MOST_ACTIVE = 200  ->": "only a function that builds columns uses it",
     "storms: last - number  ->": "windows are numbered by their ends then",
     "storms: end = 0  ->  end = 1": "the first is always at its own idle age",

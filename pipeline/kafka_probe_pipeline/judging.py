@@ -1,0 +1,127 @@
+"""Judges a closed connection: names the cause of its close, with the evidence as a sentence.
+
+The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
+that would have seen it are complete; the evidence states if that agent is silent or has lost something. Spark runs this
+on its executors, so it imports nothing but Python's own modules, `evidence` and `rules`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka_probe_pipeline.evidence import SECOND_US, SIDE_OF, AgentProgress, End, Limits
+from kafka_probe_pipeline.rules import RULES
+
+
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Judges the connections of one micro-batch, each on its own. now_us: the time of the batch, by Kafka's clock."""
+
+    limits: Limits
+    batch_id: int
+    now_us: int
+
+    def __call__(self, client: Any, server: Any, silences: Any) -> dict[str, Any] | None:
+        """Return a verdict, as a row of `connections.VERDICT`, on rows of `verdicts.with_reports`; None if it waits."""
+
+        def end(name: str, row: Any) -> End:
+            known, agent = row["known"], row["agent"]
+            progress = AgentProgress(**agent.asDict()) if agent else None
+            return self.end(name, known.asDict(recursive=True) if known else None, progress, row["reset_us"])
+
+        return self.verdict(end("client", client).with_silences(*silences), end("broker", server))
+
+    def end(self, name: str, known: Mapping[str, Any] | None, agent: AgentProgress | None, reset_us: int | None) -> End:
+        """Return an end of a connection, without the silences of what else its process closed."""
+        return End(name, known, agent, reset_us, (0, 0), self.now_us, self.limits)
+
+    def verdict(self, client: End, broker: End) -> dict[str, Any] | None:
+        """Return the verdict on a connection from both of its ends; None while it waits."""
+        if not self._settled(client, broker):
+            return None
+        pairs = {"client": (client, broker), "broker": (broker, client)}
+        rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
+        end, other = pairs[rule.by]
+        complete = True
+        # The agent of the end reports for that long afterwards what else the process closed.
+        witness, margin_s = (
+            (end, self.limits.closed_together) if rule.rests_on == "end" else (other, self.limits.clock_margin)
+        )
+        if rule.rests_on:
+            margin_us = margin_s * SECOND_US
+            since_us = end.closed_us - end.silence_us - margin_us
+            # A reset from the other end contradicts a rule that rests on it, and other closes one that rests on this.
+            lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
+            complete = not lost and witness.reported_until(end.closed_us + margin_us)
+            if not (complete or lost or witness.silent):
+                return None
+        words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker))]
+        if not complete:
+            agent = f"the agent at the {witness.name}"
+            words.append(f"; the cause would be {rule.cause} if {agent} had reported everything")
+        return {
+            "batch_id": self.batch_id,
+            "judged_us": self.now_us,
+            "cause": rule.cause if complete else "unknown",
+            "evidence": "".join(words),
+            "by": SIDE_OF[rule.by],
+            "idle_us": end.silence_us,
+            "closed_us": end.closed_us,
+            "refused_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
+        }
+
+    def _settled(self, client: End, broker: End) -> bool:
+        """Return True if no further report of the close is expected, or the wait for it was long enough."""
+        if client.closed and broker.closed:
+            return True
+        open_end, closed_end = (broker, client) if client.closed else (client, broker)
+        if open_end.watched:
+            margin_us = self.limits.clock_margin * SECOND_US
+            return open_end.silent or open_end.reported_until(closed_end.closed_us + margin_us)
+        assert closed_end.known
+        return bool(self.now_us - closed_end.known["last_seen_us"] >= self.limits.other_end_wait * SECOND_US)
+
+
+def together(within_us: int, closes: Sequence[tuple[int, int, str]]) -> list[tuple[str, int, int]]:
+    """Return each close's key, with the least and the greatest silence of those within that time of it, µs.
+
+    closes: time, silence and key of what one process closed; times ascend.
+    """
+    times, silences, keys = zip(*closes, strict=True)
+    extremes = _extremes(times, silences, within_us)
+    return [(key, least, greatest) for key, (least, greatest) in zip(keys, extremes, strict=True)]
+
+
+def _extremes(times: Sequence[int], values: Sequence[int], within_us: int) -> Iterator[tuple[int, int]]:
+    """Yield the least and the greatest of the values within that time of each; `times` ascend.
+
+    least and greatest: indices into `values`, as monotonic queues: the first is that of the least or greatest value.
+    """
+    least: deque[int] = deque()
+    greatest: deque[int] = deque()
+    end = 0
+    for time_us in times:
+        while end < len(times) and times[end] <= time_us + within_us:
+            while least and values[least[-1]] >= values[end]:
+                least.pop()
+            while greatest and values[greatest[-1]] <= values[end]:
+                greatest.pop()
+            least.append(end)
+            greatest.append(end)
+            end += 1
+        for indices in (least, greatest):
+            while times[indices[0]] < time_us - within_us:
+                indices.popleft()
+        yield values[least[0]], values[greatest[0]]
+
+
+def _missing_report(end: End) -> str:
+    """Return why an end did not report its close; an empty text if it did."""
+    if not end.watched:
+        return f"; no agent watched the {end.name}"
+    if not end.closed and end.silent:
+        return f"; the agent at the {end.name} has not reported since {end.last_report}"
+    return ""
