@@ -61,13 +61,13 @@ def run(**given: object) -> None:
         raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
     spark = session.start(config.master, config.jars_dir)
-    stopping = _set_by_signals()  # after the session, which sets a handler of its own
     with _stopped_after(spark):
+        session.require_jars(spark)
+        verdicts.require_executors(spark)  # waits for them
+        stopping = _set_by_signals()  # after the session, which sets a handler of its own
         progress = Progress()
         if config.listen:
             progress.serve(config.listen)
-        session.require_jars(spark)
-        verdicts.require_executors(spark)
         created = topics.create_missing(spark, config)
         if topics.has_times_of_writers(spark, config):
             log.warning(TIMES_OF_WRITERS, config.events_topic)

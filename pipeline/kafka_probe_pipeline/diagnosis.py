@@ -145,14 +145,7 @@ class Diagnosis:
                     closes = closes.transform(connections.not_over, tables.closes.read(since_us, batch_id - 1), known)
                 # Not a checkpoint: Spark computes again what a lost executor held of persisted rows.
                 known = connections.connections(closes, others, known).persist()
-            rows, has_verdict = known, F.col("verdict").isNotNull()
-            judged = verdicts.verdicts(known, agents_now, clock, self.config)
-            if judged:
-                rows = known.where(has_verdict).unionByName(judged.persist())
-            if known.is_cached or (judged and not judged.where(has_verdict).isEmpty()):
-                tables.connections.write(rows.transform(connections.within_limits, clock, self.config), batch_id)
-            if judged:
-                judged.unpersist()
+            self._judge(known, agents_now, clock, tables)
             known.unpersist()
         rows = tables.connections.before(batch_id + 1)
         new, recent = verdicts.counted(rows, clock, self.config)
@@ -180,6 +173,17 @@ class Diagnosis:
             versions.remove_old()
         for table in tables.buffered:
             table.commit_if_due(clock)
+
+    def _judge(self, known: DataFrame, agents_now: DataFrame, clock: source.Clock, tables: Tables) -> None:
+        """Write the state of the connections with the verdicts that can be given now, if anything changed."""
+        rows, has_verdict = known, F.col("verdict").isNotNull()
+        judged = verdicts.verdicts(known, agents_now, clock, self.config)
+        if judged:
+            rows = known.where(has_verdict).unionByName(judged.persist())
+        if known.is_cached or (judged and not judged.where(has_verdict).isEmpty()):
+            tables.connections.write(rows.transform(connections.within_limits, clock, self.config), clock.batch_id)
+        if judged:
+            judged.unpersist()
 
     def _keep(self, events: DataFrame, news: News, batch_id: int, tables: Tables) -> tuple[DataFrame, DataFrame]:
         """Add the rows of events to their tables; return opens and closes, with flow ids that are known elsewhere."""

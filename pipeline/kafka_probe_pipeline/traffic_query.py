@@ -21,6 +21,9 @@ from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
 
+# Kinds of events that name no topics and count no requests. An idle fleet sends only these.
+_WITHOUT_TRAFFIC = ("agent", "reset")
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficQuery:
@@ -58,37 +61,48 @@ class TrafficQuery:
         output.require(spark, self.config, self.name)
         parsed.persist()
         try:
-            is_request = F.col("event.kind") == "request"
-            found = F.count("*"), F.max(F.unix_micros("timestamp")), F.count_if(is_request)
-            by_reason = parsed.groupBy("reason").agg(*found).collect()
-            counts = {reason: count for reason, count, *_ in by_reason}
-            newest_us = max((newest_us for _, _, newest_us, _ in by_reason), default=0)
-            events = source.received(parsed)
-            known = self.names.read().drop(BATCH_ID, DATE)
-            new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
-            fresh = events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
-            if any(requests for *_, requests in by_reason):
-                self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
-            rows = (
-                fresh.transform(traffic, self.config.window)
-                .transform(names.named, self.names.read())
-                .transform(summed, KEYS)
+            kind = F.col("event.kind")
+            by_reason = (
+                parsed.groupBy("reason")
+                .agg(
+                    F.count("*").alias("lines"),
+                    F.max(F.unix_micros("timestamp")).alias("newest_us"),
+                    F.count_if(~kind.isin(*_WITHOUT_TRAFFIC)).alias("with_traffic"),
+                    F.count_if(kind == "request").alias("requests"),
+                )
+                .collect()
             )
-            rows = self.table.append(rows, batch_id, newest_us)
+            counts = {row["reason"]: row["lines"] for row in by_reason}
+            newest_us = max((row["newest_us"] for row in by_reason), default=0)
+            events = source.received(parsed)
+            if any(row["with_traffic"] for row in by_reason):
+                self._add(events, batch_id, newest_us, requests=any(row["requests"] for row in by_reason))
             if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
             self.seen_events.remove_old()
-            self._send(rows)
-            if not new.isEmpty():
-                earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))
-                self._send(earlier.transform(names.named_late, new))
-            send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
+            if counts.keys() - {None}:
+                send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
             self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
             self.progress.lines(counts)
             if self.config.console:
-                report.print_tables(report.totals(rows).collect(), sys.stdout, internal=self.config.internal)
+                rows = report.totals(self.table.batch(batch_id)).collect()
+                report.print_tables(rows, sys.stdout, internal=self.config.internal)
         finally:
             parsed.unpersist()
+
+    def _add(self, events: DataFrame, batch_id: int, newest_us: int, *, requests: bool) -> None:
+        """Add the events to the tables, and send the rows of traffic."""
+        known = self.names.read().drop(BATCH_ID, DATE)
+        new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
+        fresh = events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
+        if requests:
+            self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
+        named = fresh.transform(traffic, self.config.window).transform(names.named, self.names.read())
+        rows = named.transform(summed, KEYS)
+        self._send(self.table.append(rows, batch_id, newest_us))
+        if not new.isEmpty():
+            earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))
+            self._send(earlier.transform(names.named_late, new))
 
     def _remember(self, events: DataFrame, batch_id: int) -> None:
         """Keep what was seen of each agent, and log how many are too many."""

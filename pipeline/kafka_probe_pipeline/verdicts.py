@@ -7,8 +7,11 @@ each connection on its own. This module never reads or writes.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -49,10 +52,10 @@ def require_executors(spark: SparkSession) -> None:
     """
     try:
         spark.range(1).select(_together(0, F.array(F.struct(F.lit(0), F.lit(0), F.lit(""))))).collect()
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         raise StartError(
             f"Executors cannot run this job's Python code: {last_cause(error)}. They need the driver's version of "
-            "Python; PYSPARK_PYTHON names their interpreter."
+            "Python: set spark.pyspark.python to their interpreter, and spark.pyspark.driver.python to the driver's."
         ) from None
 
 
@@ -65,27 +68,26 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Co
     if connections.where(waits).isEmpty():
         return None
     recent = F.col("verdict.judged_us") > clock.now_us - _COMPARED_US - config.closed_together * SECOND_US
-    judge = F.udf(Judge(Limits.of(config), clock.batch_id, clock.now_us), VERDICT)
+    judge = _udf(Judge(Limits.of(config), clock.batch_id, clock.now_us), VERDICT)
     return (
-        connections.where(waits | recent)
-        .transform(with_silences, config.closed_together)
-        .where(waits)
+        connections.where(waits)
         .transform(with_reports, agents)
+        .transform(with_silences, connections.where(waits | recent), config.closed_together)
         .withColumn("verdict", judge(*(f"{side}_end" for side in SIDES), "silences"))
         .select(*CONNECTION.names)
     )
 
 
-def with_silences(connections: DataFrame, within_s: float) -> DataFrame:
+def with_silences(connections: DataFrame, compared: DataFrame, within_s: float) -> DataFrame:
     """Add `silences`: the `least` and `greatest` silence of what the client's process itself closed together, µs.
 
-    Both are the client's own silence if its process closed nothing else within that time.
+    Both are the client's own silence if `compared` has nothing else that its process closed within that time.
     """
     close, pid = F.col("client.close"), F.col("client.workload.pid")
     by_reset = (close["how"] == "rst_sent") & ~close["closed_by"].eqNullSafe(F.lit("peer"))
     closed_us = F.coalesce(close["closing_us"], close["ended_us"], F.lit(0))
     silence_us = F.coalesce(close["silence_us"], close["idle_us"], close["age_us"], F.lit(0))
-    itself = connections.where(((close["closed_by"] == "local") | by_reset) & pid.isNotNull())
+    itself = compared.where(((close["closed_by"] == "local") | by_reset) & pid.isNotNull())
     # Not a window of Spark, which looks at all closes of it for each of them.
     of_processes = (
         itself.select(*_PROCESS, F.struct(closed_us, silence_us, "key").alias("close"))
@@ -104,8 +106,12 @@ def with_silences(connections: DataFrame, within_s: float) -> DataFrame:
 
 
 def _together(within_s: float, closes: Column) -> Column:
-    of_processes = F.udf(partial(together, round(within_s * SECOND_US)), T.ArrayType(_TOGETHER))
-    return of_processes(closes)
+    return _udf(partial(together, round(within_s * SECOND_US)), T.ArrayType(_TOGETHER))(closes)
+
+
+def _udf(function: Callable[..., Any], returned: T.DataType) -> Callable[..., Column]:
+    """Return a function of columns. Arrow would need packages on the executors."""
+    return F.udf(function, returned, useArrow=False)
 
 
 def with_reports(connections: DataFrame, agents: DataFrame) -> DataFrame:

@@ -55,6 +55,8 @@ ROOT = Path(__file__).parents[2]
 STATES = ("agents", "connections", "storms")
 PARTITIONS, HOSTS, ROUNDS, CLOSES = 6, 4, 4, 10
 RECORDS_PER_BATCH = 8
+# Without the packages of this environment, which is a virtual one.
+_PLAIN_PYTHON = Path(sys.base_prefix) / "bin" / "python3"
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +112,8 @@ class Job:
 
 
 @contextmanager
-def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Iterator[Job]:
-    """Run the job by the guide's command."""
+def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str, python: Path = _PLAIN_PYTHON) -> Iterator[Job]:
+    """Run the job by the guide's command. python: the interpreter of the executors."""
     port = free_port()
     settings = {
         "spark.ui.port": port,
@@ -123,8 +125,7 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str) -> Itera
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.pyspark.driver.python": sys.executable,
-        # Without the packages of this environment, which is a virtual one.
-        "spark.pyspark.python": str(Path(sys.base_prefix) / "bin" / "python3"),
+        "spark.pyspark.python": str(python),
     }
     directory.mkdir()
     (directory / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
@@ -245,6 +246,14 @@ def test_an_executor_that_is_killed_changes_no_table(
 def contents(table: DataFrame) -> list[str]:
     """Return the rows of a table as texts, sorted."""
     return sorted(json.dumps(row.asDict(recursive=True), sort_keys=True, default=str) for row in table.collect())
+
+
+def test_executors_without_python_are_noticed_at_the_start(broker: Broker, cluster: Cluster, directory: Path) -> None:
+    run = Run(broker, directory / "without-python")
+    run.send(records=1)
+    with submitted(run, cluster, directory / "conf-without-python", python=Path("/bin/false")) as job:
+        assert job.process.wait(LIMIT_S) == 3, tail(run.log)
+    assert "kafka-probe-pipeline: Executors cannot run this job's Python code: " in run.log.read_text()
 
 
 def test_where_executors_have_disks_of_their_own_it_stops_before_anything_counts_as_done(

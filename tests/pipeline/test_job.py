@@ -119,6 +119,8 @@ def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_w
 def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark: SparkSession) -> None:
     run.send_events(flow(0), flow(1), flow(1, agent_id="another"))
     run.once(spark)
+    run.send_events(agent_event("agent-1", seq=3))
+    run.once(spark)  # no traffic
     run.send_events(flow(1), flow(2), flow(2, agent_id="another"))
     run.once(spark)
     (total,) = run.table(spark).where("level = 'api'").transform(summed, ()).collect()

@@ -171,7 +171,8 @@ def test_silences_are_those_of_what_the_process_itself_closed_together(
         return {"key": key, "client": {"agent_id": agent_id, "workload": workload, "close": close}}
 
     rows = [row("one", **facts), row("other", silence_us=5)]
-    found = with_silences(session.rows(spark, rows, SCHEMA), within_s=4e-6).select("key", "silences.*")
+    both = session.rows(spark, rows, SCHEMA)
+    found = with_silences(both, both, within_s=4e-6).select("key", "silences.*")
     assert {row["key"]: (row["least"], row["greatest"]) for row in found.collect()} == {
         "one": silences,
         "other": silences if silences[0] == 5 else (5, 5),
