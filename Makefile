@@ -21,7 +21,7 @@ demo: setup ## run a broker, clients, the agent and the pipeline for two minutes
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
 test: setup-tests lint ## run lint, then the tests; those of the pipeline beside the others
-	@nice -n 5 $(BIN)/python -m pytest -n 2 --dist loadfile tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
+	@nice -n 5 $(BIN)/python -m pytest tests/pipeline >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest --ignore=tests/pipeline; host=$$?; \
 	wait $$beside; beside=$$?; cat build/beside.log; exit $$((host | beside))
