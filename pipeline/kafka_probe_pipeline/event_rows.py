@@ -65,7 +65,7 @@ def _rows(events: DataFrame, columns: T.StructType, most_topics: int = TOPICS_OF
 
 
 def _expression(field: T.StructField, most_topics: int) -> str:
-    """Return a column in SQL, which takes one call to the JVM for all columns of a table."""
+    """Return a column in SQL: all columns of a table then take one call to the JVM."""
     match field:
         case T.StructField(name=name) if name == RECEIVED:
             value = "timestamp_micros(received_us)"

@@ -20,9 +20,7 @@ from tests.lab.processes import tail
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
-def test_what_started_before_does_not_write_after_a_takeover(
-    broker: Broker, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_after_a_takeover_the_job_before_writes_nothing(broker: Broker, spark: SparkSession, tmp_path: Path) -> None:
     run = Run(broker, tmp_path)
     run.send(records=1)
     run.once(spark)

@@ -43,6 +43,8 @@ SWAPPED: dict[type[ast.AST], Sequence[type[ast.AST]]] = {
 # Beginnings of changes that may stay unnoticed, each with the reason.
 EXCUSED = {
     "judging: (0, 0)  ->": "it is replaced for clients, and no rule asks for it of brokers",
+    "judging: values[least[-1]] >= values[end]  ->": "of equal values either place will do",
+    "judging: values[greatest[-1]] <= values[end]  ->": "of equal values either place will do",
     "storms: MOST_ACTIVE = 200  ->": "only a function that builds columns uses it",
     "storms: last - number  ->": "windows are numbered by their ends then",
     "storms: end = 0  ->  end = 1": "the first is always at its own idle age",
