@@ -14,8 +14,9 @@ from typing import Any
 from pyspark.sql import Row
 
 from kafka_probe.text import printable
+from kafka_probe_pipeline.incidents import CRASHES, IDLE, RESTART
 from kafka_probe_pipeline.scopes import ALL_CONNECTIONS
-from kafka_probe_pipeline.storms import CRASHES, IDLE, RESOLVED, RESTART
+from kafka_probe_pipeline.storms import RESOLVED
 
 NAMES = {
     IDLE: "KafkaIdleDisconnectStorm",

@@ -10,35 +10,25 @@ from pyspark.sql import Row
 
 from kafka_probe_pipeline import session, storms
 from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock
-from kafka_probe_pipeline.storms import (
-    CRASHES,
-    IDLE,
-    RECONNECTS,
-    RESTART,
-    Incident,
-    Storm,
-    begun,
-    densest,
-    due,
-    without_new,
-)
+from kafka_probe_pipeline.storms import Cell, Storm, begun, densest, due, without_new
 from tests.builders.spark_events import NOON_US, SECOND_US, Event
 
 CONFIG = load({})
-INCIDENT = Incident(
-    kind=IDLE,
-    subject="middlebox_reset",
-    level=1000,
-    given_in=1,
-    judged_us=NOON_US,
-    closed_us=NOON_US,
-    cause="middlebox_reset",
-    idle_us=30 * SECOND_US,
-    evidence="",
-    both=True,
-    scopes=[Row(scope="all", name="connections")],
-)
+CELL = Cell(hop=600, level=1000, closes=1, since_us=NOON_US)
+FOUND: Event = {
+    "count": 21,
+    "fresh": 20,
+    "both_ends": 19,
+    "cause": "middlebox_reset",
+    "idle_us": 30 * SECOND_US,
+    "evidence": "the client received an RST",
+    "share": 0.5,
+    "population": 40,
+    "scope": "all connections",
+    **{column: [{"count": 20, "name": "a"}] for column in HIT_MOST},
+}
 
 
 def clock(later_s: float = 0) -> Clock:
@@ -63,104 +53,93 @@ def test_where_nothing_can_have_come_of_it_nobody_looks_for_a_storm() -> None:
     assert not looks(Row(state="resolved", updated_us=NOON_US), normal=1)
 
 
+def candidate(*cells: Cell, kind: str = IDLE) -> Row:
+    """Return a candidate as `incidents.candidates` does."""
+    return Row(kind=kind, subject="middlebox_reset", count=sum(cell.closes for cell in cells), cells=[*cells])
+
+
 @pytest.mark.parametrize(("kind", "minimum"), [(IDLE, 20), (RESTART, 20), (CRASHES, 20), (RECONNECTS, 100)])
 def test_a_storm_begins_with_the_least_number_of_its_kind(kind: str, minimum: int) -> None:
-    many = [INCIDENT._replace(kind=kind)] * minimum
-    (storm,) = begun(many, clock(), CONFIG)
-    assert storm.subject == (kind, "middlebox_reset")
+    some = CELL._replace(closes=minimum - 1)
+    storm = begun(candidate(some, CELL, kind=kind), clock(), CONFIG)
+    assert storm
+    assert (storm.now["kind"], storm.now["subject"]) == (kind, "middlebox_reset")
     assert len(storm.now["id"]) == 16
-    assert begun(many[1:], clock(), CONFIG) == []
-    assert begun([*many[1:], INCIDENT._replace(kind=kind, subject="other")], clock(), CONFIG) == []
+    assert begun(candidate(some, kind=kind), clock(), CONFIG) is None
+    assert begun(candidate(some, CELL._replace(hop=1), kind=kind), clock(), CONFIG) is None
 
 
 def test_a_storm_begins_with_its_first_close_at_the_middle_of_its_levels() -> None:
-    many = [INCIDENT._replace(level=1000 + 3 * n, closed_us=NOON_US - n % 7) for n in range(20)]
-    (storm,) = begun(many, clock(), CONFIG)
+    cells = [CELL._replace(level=1000 + 3 * n, since_us=NOON_US - n % 7) for n in range(20)]
+    storm = begun(candidate(*cells), clock(), CONFIG)
+    assert storm
     assert (storm.now["level"], storm.now["since_us"]) == (1028, NOON_US - 6)
 
 
-@pytest.mark.parametrize(("storm_window", "storm_quiet"), [(40, 60), (60, 40)])
-def test_a_storm_begins_with_verdicts_of_the_window_as_long_as_it_would_not_be_over(
-    storm_window: float, storm_quiet: float
-) -> None:
-    config = load({"storm_window": storm_window, "storm_quiet": storm_quiet})
-    assert begun([INCIDENT] * 20, clock(39.999_999), config)
-    assert not begun([INCIDENT] * 20, clock(40), config)
-
-
 @pytest.mark.parametrize(
-    ("level", "later_us", "together"),
-    [
-        (1095, 0, True),
-        (1096, 0, False),
-        (905, 0, True),
-        (904, 0, False),
-        (1000, 59_999_999, True),
-        (1000, 60_000_000, False),
-    ],
+    ("level", "hop", "together"),
+    [(1095, 600, True), (1096, 600, False), (905, 600, True), (904, 600, False), (1000, 605, True), (1000, 606, False)],
 )
-def test_the_densest_group_is_within_a_tenth_of_the_idle_age_and_a_minute(
-    level: int, later_us: int, together: bool
+def test_the_densest_group_is_within_a_tenth_of_the_idle_age_and_six_sixths_of_a_window(
+    level: int, hop: int, together: bool
 ) -> None:
-    other = INCIDENT._replace(level=level, closed_us=NOON_US + later_us)
-    group = densest([INCIDENT, other], CONFIG)
+    other = CELL._replace(level=level, hop=hop)
+    group = densest([CELL, other], CONFIG)
     assert len(group) == 1 + together
-    assert other in group or level < INCIDENT.level
-    assert len(densest([INCIDENT, other, INCIDENT], CONFIG)) == 2 + together
+    assert other in group or level < CELL.level
+    assert len(densest([CELL, other, CELL], CONFIG)) == 2 + together
+    assert densest([CELL, other._replace(closes=5)], CONFIG)[-1].closes == (1 if level == 905 else 5)
 
 
-@pytest.mark.parametrize(("first_us", "last_us", "together"), [(10_000_000, 69_999_999, 2), (9_999_999, 60_000_000, 1)])
-def test_windows_begin_every_ten_seconds(first_us: int, last_us: int, together: int) -> None:
-    closes = [INCIDENT._replace(closed_us=NOON_US + us) for us in (first_us, last_us)]
-    assert len(densest(closes, CONFIG)) == together
+def test_the_number_of_closes_decides_and_not_that_of_cells() -> None:
+    many = CELL._replace(closes=5)
+    few = [CELL._replace(level=level) for level in (2000, 2001, 2002, 2003)]
+    assert densest([*few, many], CONFIG) == [many]
+    assert densest([*few, many, CELL._replace(level=2004), CELL._replace(level=2005)], CONFIG)[0] == few[0]
 
 
 def test_of_groups_that_are_as_dense_the_latest_counts() -> None:
-    early, late = INCIDENT, INCIDENT._replace(closed_us=NOON_US + 3600 * SECOND_US)
+    early, late = CELL, CELL._replace(hop=960)
     assert densest([late, early], CONFIG) == [late]
     assert densest([early, late, early], CONFIG) == [early, early]
+    assert densest([], CONFIG) == []
 
 
-def storm_of(*members: Incident, **facts: object) -> Storm:
+def storm_of(fresh: int = 0, members: int = 0, **facts: object) -> Storm:
     """Return a storm that is active since noon."""
     row = dict.fromkeys(storms.SCHEMA.names) | {"id": "a", "kind": IDLE, "level": 1000, "state": "active"}
     times = {"since_us": NOON_US, "opened_us": NOON_US, "updated_us": NOON_US}
-    return Storm(row | {"subject": "middlebox_reset", "count": 20} | times | facts, list(members))
+    return Storm(row | {"subject": "middlebox_reset", "count": 20} | times | facts, fresh, members)
 
 
-@pytest.mark.parametrize(
-    ("level", "later_us", "part"),
-    [
-        (1095, 0, True),
-        (1096, 0, False),
-        (905, 0, True),
-        (904, 0, False),
-        (1000, -60_000_000, True),
-        (1000, -60_000_001, False),
-    ],
-)
-def test_a_storm_grows_by_closes_within_a_tenth_of_its_idle_age_and_from_a_minute_before_it(
-    level: int, later_us: int, part: bool
-) -> None:
-    one = INCIDENT._replace(level=level, closed_us=NOON_US + later_us)
-    assert storm_of().has(one, storms._span(CONFIG), CONFIG) == part
+@pytest.mark.parametrize("known", [{}, {"opened_us": None, "state": None}], ids=["active", "new"])
+def test_a_storm_is_described_by_what_its_members_have_in_common(known: Event) -> None:
+    storm = storm_of(**known)
+    storm.describe(FOUND)
+    assert (storm.fresh, storm.members) == (20, 21)
+    names = FOUND.keys() - {"fresh", "count"}
+    assert {name: storm.now[name] for name in names} == {name: FOUND[name] for name in names}
 
 
-def of_scopes(workload: str | None, broker: str | None = None) -> Incident:
-    return INCIDENT._replace(scopes=[Row(scope="workload", name=workload), Row(scope="broker", name=broker)])
+def test_only_an_idle_storm_has_an_idle_age() -> None:
+    storm = storm_of(kind=CRASHES)
+    storm.describe(FOUND)
+    assert storm.now["idle_us"] is None
 
 
-@pytest.mark.parametrize(
-    ("hits", "scope", "share", "population"), [(19, "broker b", 0.5, 80), (20, "workload a", 1, 20)]
-)
-def test_a_storm_has_the_largest_share_of_a_scope_in_which_it_hit_enough(
-    hits: int, scope: str, share: float, population: int
-) -> None:
-    storm = storm_of(*[of_scopes("a", "b")] * hits, *[of_scopes(None, "b")] * (40 - hits))
-    counted = {("a", ("workload", "a")): hits - 1, ("a", ("broker", "b")): 80, ("other", ("broker", "b")): 40}
-    storm.describe(counted, CONFIG)
-    assert (storm.now["scope"], storm.now["share"], storm.now["population"]) == (scope, share, population)
-    assert storm.now["workloads"] == [{"count": hits, "name": "a"}]
+def test_a_storm_of_which_most_members_are_forgotten_keeps_its_share() -> None:
+    storm = storm_of(share=0.4, population=50, scope="broker b")
+    storm.describe(FOUND | dict.fromkeys(("share", "population", "scope")))
+    assert (storm.now["share"], storm.now["population"], storm.now["scope"]) == (0.4, 50, "broker b")
+    assert storm.now["both_ends"] == 19
+
+
+def test_a_storm_without_new_members_stays_as_it_was_but_a_new_one_is_described() -> None:
+    storm, new = storm_of(cause="process_exit"), storm_of(state=None)
+    for one in (storm, new):
+        one.describe(FOUND | {"fresh": 0})
+    assert storm.now["cause"] == "process_exit"
+    assert new.now["cause"] == "middlebox_reset"
 
 
 @pytest.mark.parametrize(
@@ -177,54 +156,19 @@ def test_all_but_middleboxes_have_to_hit_a_tenth(cause: str, share: float | None
     assert storm_of(cause=cause, share=share).is_large(CONFIG) == large
 
 
-def test_a_storm_is_described_by_what_most_of_it_have_in_common_and_by_evidence_of_both_ends() -> None:
-    members = [
-        INCIDENT._replace(idle_us=5, cause="z", evidence="b"),
-        INCIDENT._replace(idle_us=1, cause="y", evidence="c", both=False),
-        INCIDENT._replace(idle_us=3, cause="y", evidence="a"),
-        INCIDENT._replace(idle_us=2, cause="z", evidence=""),
-    ]
-    storm = storm_of(*members)
-    storm.describe({}, CONFIG)
-    assert {name: storm.now[name] for name in ("cause", "idle_us", "both_ends", "evidence")} == {
-        "cause": "y", "idle_us": 2, "both_ends": 3, "evidence": "b",
-    }  # fmt: skip
-    other = storm_of(*members, kind=CRASHES)
-    other.describe({}, CONFIG)
-    assert other.now["idle_us"] is None
-    other.members.clear()
-    other.describe({}, CONFIG)
-    assert other.now["both_ends"] == 3
-
-
-def test_the_five_that_were_hit_most_are_named() -> None:
-    storm = storm_of(*(of_scopes(name) for name in "aabcdefffg"))
-    storm.describe({}, CONFIG)
-    assert [(hit["name"], hit["count"]) for hit in storm.now["workloads"]] == [
-        ("f", 3), ("a", 2), ("g", 1), ("e", 1), ("d", 1),
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
-    ("facts", "members", "later_s", "expected"),
+    ("facts", "fresh", "later_s", "expected"),
     [
-        (
-            {"opened_us": None},
-            [INCIDENT] * 2,
-            5,
-            {"change": "opened", "count": 2, "updated_us": NOON_US + 5 * SECOND_US},
-        ),
-        ({}, [INCIDENT, INCIDENT._replace(given_in=0)], 70, {"change": "updated", "count": 21, "state": "active"}),
-        ({}, [INCIDENT._replace(given_in=0)], 59.999_999, {"change": None, "count": 20, "state": "active"}),
-        ({}, [], 60, {"change": "resolved", "count": 20, "state": "resolved", "updated_us": NOON_US}),
-        ({"state": "resolved"}, [INCIDENT], 70, {"change": None, "count": 20, "state": "resolved"}),
+        ({"opened_us": None}, 2, 5, {"change": "opened", "count": 3, "updated_us": NOON_US + 5 * SECOND_US}),
+        ({}, 1, 70, {"change": "updated", "count": 21, "state": "active"}),
+        ({}, 0, 59.999_999, {"change": None, "count": 20, "state": "active"}),
+        ({}, 0, 60, {"change": "resolved", "count": 20, "state": "resolved", "updated_us": NOON_US}),
+        ({"state": "resolved"}, 1, 70, {"change": None, "count": 20, "state": "resolved"}),
     ],
     ids=["begins", "grows", "waits", "ends", "is over"],
 )
-def test_a_storm_opens_grows_and_is_resolved(
-    facts: Event, members: list[Incident], later_s: float, expected: Event
-) -> None:
-    row = storm_of(*members, **facts).brought_up_to_date(clock(later_s), CONFIG)
+def test_a_storm_opens_grows_and_is_resolved(facts: Event, fresh: int, later_s: float, expected: Event) -> None:
+    row = storm_of(fresh, 3, **facts).brought_up_to_date(clock(later_s), CONFIG)
     assert {name: row[name] for name in expected} == expected
     if expected["change"]:
         assert row["batch_id"] == 1
@@ -241,6 +185,9 @@ def test_a_storm_is_kept_as_long_as_closed_connections(
     assert len(rows) == kept
 
 
-@pytest.mark.parametrize(("values", "middle"), [([4, 1, 3, 2], 2), ([5, 4, 1, 3, 2], 3)])
-def test_the_middle_is_the_lower_median(values: list[int], middle: int) -> None:
-    assert storms._middle(values) == middle
+def test_the_table_has_what_people_read_of_a_storm() -> None:
+    assert storms.CHANGES.names == [
+        *("ts", "since_ts", "opened_ts", "resolved_ts", "id", "kind", "subject", "state", "change", "count"),
+        *("population", "share", "scope", "cause", "both_ends", "evidence"),
+        *("workloads", "brokers", "networks", "idle_us"),
+    ]

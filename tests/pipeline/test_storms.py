@@ -9,13 +9,8 @@ from pyspark.sql import SparkSession
 from kafka_probe.connections.identity import network as of_agents
 from kafka_probe_pipeline import storms
 from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.scopes import network
-from kafka_probe_pipeline.storms import (
-    CRASHES,
-    IDLE,
-    RECONNECTS,
-    RESTART,
-)
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.history import History, only
 

@@ -1,0 +1,237 @@
+"""Counts the verdicts that may be part of storms, and finds what those of one storm have in common.
+
+Of a possible storm and of a storm the driver gets one row, however many connections they closed. Functions of
+DataFrames; this module never reads or writes tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline import session
+from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.connections import SIDES
+from kafka_probe_pipeline.scopes import BROKER, NETWORK, UNNAMED, WORKLOAD, open_by_agents, scopes_of_connection
+from kafka_probe_pipeline.source import Clock, struct_of
+
+IDLE, RESTART, CRASHES, RECONNECTS = "idle_disconnects", "broker_restart", "client_crash_loop", "reconnects"
+# A few connections that a device between clients and brokers drops are a storm, however many others it forwards.
+MIDDLEBOX_CAUSES = ("middlebox_reset", "middlebox_silent_drop")
+IDLE_CAUSES = ("client_idle_limit", "broker_idle_limit", *MIDDLEBOX_CAUSES)
+# Lists of scopes that a storm hit most.
+HIT_MOST = {"workloads": WORKLOAD, "brokers": BROKER, "networks": NETWORK}
+NAMED_PER_SCOPE = 5
+# A window starts so many times per its length.
+HOPS = 6
+# Levels of idle ages are logarithms in thousandths: a difference of 10 % is 95.
+LEVELS = 1000
+SECOND_US = 1_000_000
+# Most possible storms that the driver gets: clients choose the names of workloads.
+MOST_CANDIDATES = 1_000
+
+_SCOPE = ("scope", "name")
+_LONG, _STRING = T.LongType(), T.StringType()
+_STORM = struct_of({**dict.fromkeys(("id", "kind", "subject"), _STRING), "level": _LONG, "since_us": _LONG})
+
+
+def incidents(connections: DataFrame, config: Config) -> DataFrame:
+    """The connections whose verdict may be part of a storm, with the `kind`, `subject` and `level` of that."""
+    cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
+    ages_us = {side: F.col(f"{side}.close.age_us") for side in ("client", "server")}
+    age_us = F.when(by == "client", ages_us["client"]).otherwise(ages_us["server"])
+    kind = (
+        F.when(cause.isin(*IDLE_CAUSES), F.when(idle_us >= config.idle_minimum * SECOND_US, IDLE))
+        .when((cause == "broker_shutdown") | ((cause == "process_exit") & (by == "server")), RESTART)
+        .when(cause == "process_exit", CRASHES)
+        .when(age_us <= config.storm_window * SECOND_US, RECONNECTS)
+    )
+    is_idle = F.col("kind") == IDLE
+    names = F.map_from_entries(F.transform("scopes", lambda of: F.struct(of["scope"], of["name"])))
+    subject = F.when(is_idle, cause).when(F.col("kind") == RESTART, names[BROKER]).otherwise(names[WORKLOAD])
+    return (
+        connections.where(F.col("verdict").isNotNull())
+        .withColumns({"kind": kind, "scopes": scopes_of_connection()})
+        .where(F.col("kind").isNotNull())
+        .select(
+            "kind",
+            subject.alias("subject"),
+            F.when(is_idle, level(idle_us, config)).otherwise(0).alias("level"),
+            F.col("verdict.batch_id").alias("given_in"),
+            *(f"verdict.{name}" for name in ("judged_us", "closed_us", "cause", "idle_us", "evidence")),
+            (F.col("ends") == "both").alias("both"),
+            "scopes",
+        )
+    )
+
+
+def level(idle_us: Column, config: Config) -> Column:
+    """Idle ages that are the same by `same_age_percent` and `idle_minimum` differ by no more than the span in it."""
+    slack_us = config.idle_minimum * SECOND_US * 100 / config.same_age_percent
+    return (F.log(idle_us + slack_us) * LEVELS).cast("long")
+
+
+def span(config: Config) -> int:
+    """Return by how much the levels of idle ages differ at most that are the same."""
+    return round(math.log1p(config.same_age_percent / 100) * LEVELS)
+
+
+def minimum(kind: str, config: Config) -> int:
+    """Return how many closes a storm of a kind begins with."""
+    return config.reconnect_minimum if kind == RECONNECTS else config.storm_minimum
+
+
+def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Config) -> list[Row]:
+    """Return the kinds and subjects with enough recent incidents that are part of no storm so far.
+
+    Each row has `cells`: `hop`, `level`, `closes` and `since_us` of those that closed at one idle age, between the
+    starts of two windows. Closes that are alike share one, so that a storm has hundreds at most.
+    """
+    recent_us = clock.now_us - min(config.storm_window, config.storm_quiet) * SECOND_US
+    hop_us = max(1, round(config.storm_window * SECOND_US / HOPS))
+    kind = F.col("kind")
+    return (
+        incidents.where(F.col("judged_us") > recent_us)
+        .alias("one")
+        .join(F.broadcast(storms.alias("storm")), _is_member(config), "left_anti")
+        .groupBy("kind", "subject", F.expr(f"closed_us DIV {hop_us}").alias("hop"), "level")
+        .agg(F.count("*").alias("closes"), F.min("closed_us").alias("since_us"))
+        .groupBy("kind", "subject")
+        .agg(
+            F.sum("closes").alias("count"),
+            F.collect_list(F.struct("hop", "level", "closes", "since_us")).alias("cells"),
+        )
+        .where(
+            F.col("count") >= F.when(kind == RECONNECTS, minimum(RECONNECTS, config)).otherwise(config.storm_minimum)
+        )
+        .orderBy(kind == RECONNECTS, F.desc("count"), "kind", "subject")  # a workload causes reconnects at will
+        .limit(MOST_CANDIDATES)
+        .collect()
+    )
+
+
+def rows(spark: SparkSession, storms: Iterable[Mapping[str, Any]]) -> DataFrame:
+    """Return as rows which incidents are part of the storms."""
+    return session.rows(spark, ({name: storm[name] for name in _STORM.names} for storm in storms), _STORM)
+
+
+def described(
+    incidents: DataFrame,
+    storms: DataFrame,
+    connections: DataFrame,
+    agents: DataFrame,
+    open_connections: DataFrame,
+    clock: Clock,
+    config: Config,
+) -> list[Row]:
+    """Return a row per storm that has incidents: columns of `in_common`, `share_of` and `hit_most`.
+
+    open_connections: those of which no end is closed. They are counted only in scopes that no agent counts.
+    """
+    of_storms = members(incidents, storms, config).persist()
+    found = hits(of_storms).persist()
+    closed = closed_since(found, connections, config).persist()
+    try:
+        uncounted = None if closed.where(~F.col("counted")).isEmpty() else open_connections
+        share = closed.transform(share_of, agents, uncounted)
+        rows = of_storms.transform(in_common, clock).join(share, "id", "left").join(hit_most(found), "id", "left")
+        return rows.collect()
+    finally:
+        for each in (of_storms, found, closed):
+            each.unpersist()
+
+
+def members(incidents: DataFrame, storms: DataFrame, config: Config) -> DataFrame:
+    """Return the incidents that are part of the storms, once per storm, each with the storm's `id` and `since_us`."""
+    joined = incidents.alias("one").join(F.broadcast(storms.alias("storm")), _is_member(config))
+    return joined.select("storm.id", "storm.since_us", "one.*")
+
+
+def in_common(members: DataFrame, clock: Clock) -> DataFrame:
+    """Return what the members of each storm have in common: `cause`, `idle_us`, `both_ends` and `evidence`.
+
+    Beside these `count`, and `fresh`: how many are of the micro-batch. `idle_us` is the lower median.
+    """
+    return members.groupBy("id").agg(
+        F.count("*").alias("count"),
+        F.count_if(F.col("given_in") == clock.batch_id).alias("fresh"),
+        F.mode("cause", deterministic=True).alias("cause"),
+        F.expr("percentile_disc(0.5) WITHIN GROUP (ORDER BY idle_us)").cast("long").alias("idle_us"),
+        F.count_if("both").alias("both_ends"),
+        F.max(F.struct("both", "evidence"))["evidence"].alias("evidence"),
+    )
+
+
+def hits(members: DataFrame) -> DataFrame:
+    """Return how many members of a storm each scope has: `id`, `since_us`, `scope`, `name` and `hits`."""
+    of = members.select("id", "since_us", F.explode("scopes").alias("of")).where(F.col("of.name").isNotNull())
+    return of.groupBy("id", "since_us", "of.scope", "of.name").agg(F.count("*").alias("hits"))
+
+
+def hit_most(hits: DataFrame) -> DataFrame:
+    """Return the names of each scope that a storm hit most: lists of `count` and `name`, most first."""
+    in_order = Window.partitionBy("id", "scope").orderBy(F.desc("hits"), F.desc("name"))
+    most = hits.withColumn("place", F.row_number().over(in_order)).where(F.col("place") <= NAMED_PER_SCOPE)
+    one = F.struct(F.col("hits").alias("count"), "name")
+    lists = {column: F.collect_list(F.when(F.col("scope") == scope, one)) for column, scope in HIT_MOST.items()}
+    return most.groupBy("id").agg(*(F.sort_array(names, asc=False).alias(column) for column, names in lists.items()))
+
+
+def closed_since(hits: DataFrame, connections: DataFrame, config: Config) -> DataFrame:
+    """Add to scopes how many of their connections were open when the storm began, and are closed: `closed`.
+
+    Only of scopes with enough hits: a workload with one connection would always have a share of 100 %.
+    """
+    large = hits.where(F.col("hits") >= config.storm_minimum)
+    was_open = F.coalesce(F.col("opened_us") <= F.col("since_us"), F.lit(True))
+    is_since = F.col("closed_us") >= _earliest_us(F.col("since_us"), config)
+    opened_us = F.least(*(f"{side}.opened_us" for side in SIDES)).alias("opened_us")
+    of_scopes = connections.select("verdict.closed_us", opened_us, F.explode(scopes_of_connection()).alias("of"))
+    return (
+        of_scopes.select("closed_us", "opened_us", "of.*")
+        .join(F.broadcast(large), [*_SCOPE])
+        .groupBy("id", *_SCOPE, "hits")
+        .agg(F.count_if(was_open & is_since).alias("closed"), F.max("counted").alias("counted"))
+    )
+
+
+def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame | None) -> DataFrame:
+    """Return of each storm the scope of which it hit the largest part: `share`, `population` and `scope`.
+
+    The population is how many connections the scope had when the storm began: those open now or closed since. Agents
+    report how many are open.
+    """
+    reported = agents.transform(open_by_agents)
+    named = reported.where(F.col("name") != UNNAMED)
+    # A scope without a group of its own may have any part of those that agents sum up.
+    summed_up = reported.where(F.col("name") == UNNAMED).select("scope", F.col("open_reported").alias("summed_up"))
+    scopes = closed.join(named, [*_SCOPE], "left").join(summed_up, "scope", "left")
+    is_open = F.when(F.col("counted"), F.coalesce("open_reported", "summed_up"))
+    if open_connections is not None:
+        of = open_connections.select(F.explode(scopes_of_connection()).alias("of")).where(~F.col("of.counted"))
+        of_each = of.groupBy("of.scope", "of.name").agg(F.count("*").alias("open_found"))
+        scopes = scopes.join(of_each, [*_SCOPE], "left")
+        is_open = F.coalesce(is_open, "open_found")
+    population = F.greatest(F.coalesce(is_open, F.lit(0)) + F.col("closed"), "hits")
+    share = F.struct((F.col("hits") / population).alias("share"), population.alias("population"), *_SCOPE)
+    largest = scopes.groupBy("id").agg(F.max(share).alias("largest"))
+    return largest.select(
+        "id", "largest.share", "largest.population", F.concat_ws(" ", "largest.scope", "largest.name").alias("scope")
+    )
+
+
+def _is_member(config: Config) -> Column:
+    """The condition of a join of incidents, as `one`, with storms, as `storm`."""
+    near = F.abs(F.col("one.level") - F.col("storm.level")) <= span(config)
+    same = (F.col("one.kind") == F.col("storm.kind")) & F.col("one.subject").eqNullSafe(F.col("storm.subject"))
+    return same & near & (F.col("one.closed_us") >= _earliest_us(F.col("storm.since_us"), config))
+
+
+def _earliest_us(since_us: Column, config: Config) -> Column:
+    """Return the time of the earliest close that can join a storm. Agents do not report closes in order of time."""
+    return since_us - round(config.storm_window * SECOND_US)

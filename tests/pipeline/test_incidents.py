@@ -1,0 +1,164 @@
+"""The bounds of what Spark counts for storms: all cases of a test are kinds or subjects of one DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from kafka_probe_pipeline import agents, incidents, session
+from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
+from kafka_probe_pipeline.source import Clock, struct_of
+from tests.builders.spark_events import NOON_US, SECOND_US, Event
+
+pytestmark = pytest.mark.spark
+
+CONFIG = load({})
+CLOCK = Clock(1, NOON_US)
+_LONG, _STRING, _BOOL = T.LongType(), T.StringType(), T.BooleanType()
+_SCOPES = T.ArrayType(struct_of({"scope": _STRING, "name": _STRING, "counted": _BOOL}))
+_INCIDENT = struct_of(
+    {
+        **dict.fromkeys(("kind", "subject", "cause", "evidence"), _STRING),
+        **dict.fromkeys(("level", "given_in", "judged_us", "closed_us", "idle_us"), _LONG),
+        "both": _BOOL,
+        "scopes": _SCOPES,
+    }
+)
+
+
+def incident(subject: str | None = "middlebox_reset", **facts: object) -> Event:
+    """Return a row of `incidents.incidents`, of noon."""
+    at = dict.fromkeys(("judged_us", "closed_us"), NOON_US)
+    names = {"kind": IDLE, "subject": subject, "cause": "middlebox_reset", "evidence": "", "both": True}
+    return names | at | {"level": 1000, "given_in": 1, "idle_us": 30 * SECOND_US, "scopes": []} | facts
+
+
+def storm(subject: str | None = "middlebox_reset", **facts: object) -> Event:
+    return {"id": subject, "kind": IDLE, "subject": subject, "level": 1000, "since_us": NOON_US} | facts
+
+
+def rows(spark: SparkSession, *of: Event) -> DataFrame:
+    return session.rows(spark, of, _INCIDENT)
+
+
+def candidates(spark: SparkSession, *of: Event, storms: Iterable[Event] = (), config: Config = CONFIG) -> set[str]:
+    """Return the subjects of the candidates."""
+    found = incidents.candidates(rows(spark, *of), incidents.rows(spark, storms), CLOCK, config)
+    return {row["subject"] for row in found}
+
+
+def test_a_candidate_has_at_least_the_number_of_its_kind(spark: SparkSession) -> None:
+    most = {IDLE: 20, RESTART: 20, CRASHES: 20, RECONNECTS: 100}
+    enough = [incident(f"enough {kind}", kind=kind) for kind, count in most.items() for _ in range(count)]
+    few = [incident(f"few {kind}", kind=kind) for kind, count in most.items() for _ in range(count - 1)]
+    assert candidates(spark, *enough, *few) == {f"enough {kind}" for kind in most}
+
+
+@pytest.mark.parametrize(("storm_window", "storm_quiet"), [(40, 60), (60, 40)])
+def test_verdicts_count_for_the_window_as_long_as_their_storm_would_not_be_over(
+    spark: SparkSession, storm_window: float, storm_quiet: float
+) -> None:
+    config = load({"storm_window": storm_window, "storm_quiet": storm_quiet})
+    of = [incident(str(us), judged_us=NOON_US - us) for us in (39_999_999, 40_000_000)] * 20
+    assert candidates(spark, *of, config=config) == {"39999999"}
+
+
+def test_closes_of_a_storm_are_no_candidates(spark: SparkSession) -> None:
+    assert candidates(spark, *[incident("a"), incident("b"), incident(None)] * 20, storms=[storm("a")]) == {"b", None}
+
+
+def test_a_candidate_has_what_closed_at_one_level_between_starts_of_windows(spark: SparkSession) -> None:
+    of = [incident(closed_us=NOON_US + us) for us in (9_999_999, 0, 10_000_000)]
+    other = [incident(level=2000, closed_us=NOON_US - 1)] * 18
+    (row,) = incidents.candidates(rows(spark, *of, *other), incidents.rows(spark, ()), CLOCK, CONFIG)
+    noon = NOON_US // 10_000_000
+    assert (row["kind"], row["count"]) == (IDLE, 21)
+    assert {*map(tuple, row["cells"])} == {
+        (noon, 1000, 2, NOON_US), (noon + 1, 1000, 1, NOON_US + 10_000_000), (noon - 1, 2000, 18, NOON_US - 1),
+    }  # fmt: skip
+
+
+def test_the_driver_gets_the_largest_candidates_and_of_reconnects_what_is_left(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(incidents, "MOST_CANDIDATES", 2)
+    few, some, many = [incident("few")] * 20, [incident("some")] * 21, [incident("many", kind=RECONNECTS)] * 200
+    assert candidates(spark, *few, *some, *many) == {"few", "some"}
+    assert candidates(spark, *few, *many) == {"few", "many"}
+
+
+def test_a_storm_has_closes_within_a_tenth_of_its_idle_age_and_from_a_minute_before_it(spark: SparkSession) -> None:
+    cases = [(1095, 0), (1096, 0), (905, 0), (904, 0), (1000, -60_000_000), (1000, -60_000_001), (1000, 3600 * 10**6)]
+    of = [incident(f"{level} {later_us}", level=level, closed_us=NOON_US + later_us) for level, later_us in cases]
+    storms = [storm(one["subject"]) for one in of] + [storm(None), storm("other")]
+    found = incidents.members(rows(spark, *of, incident(None)), incidents.rows(spark, storms), CONFIG)
+    assert {(row["id"], row["subject"]) for row in found.collect()} == {
+        *((f"{level} {later_us}",) * 2 for level, later_us in [cases[0], cases[2], cases[4], cases[6]]), (None, None),
+    }  # fmt: skip
+
+
+def members(spark: SparkSession, *of: Event) -> DataFrame:
+    """Return incidents as members of the storms of their subjects."""
+    storms = [storm(subject) for subject in {one["subject"] for one in of}]
+    return incidents.members(rows(spark, *of), incidents.rows(spark, storms), CONFIG)
+
+
+def test_a_storm_has_in_common_what_most_have_the_median_and_evidence_of_both_ends(spark: SparkSession) -> None:
+    of = [
+        incident(idle_us=5, cause="z", evidence="b", given_in=0),
+        incident(idle_us=1, cause="y", evidence="c", both=False),
+        incident(idle_us=3, cause="y", evidence="a"),
+        incident(idle_us=2, cause="z", evidence=""),
+    ]
+    odd = [incident("odd", idle_us=us, cause="z") for us in (5, 4, 1, 3, 2)]
+    found = {row["id"]: row.asDict() for row in incidents.in_common(members(spark, *of, *odd), CLOCK).collect()}
+    assert found["middlebox_reset"] == {
+        "id": "middlebox_reset",
+        "count": 4,
+        "fresh": 3,
+        "cause": "y",
+        "idle_us": 2,
+        "both_ends": 3,
+        "evidence": "b",
+    }
+    assert found["odd"]["idle_us"] == 3
+
+
+def of_scopes(**names: str | None) -> Event:
+    return incident(scopes=[{"scope": scope, "name": name, "counted": True} for scope, name in names.items()])
+
+
+def test_the_five_that_were_hit_most_are_named(spark: SparkSession) -> None:
+    of = [of_scopes(workload=name, broker=None, network=f"{name}/24") for name in "aabcdefffg"]
+    (row,) = members(spark, *of).transform(incidents.hits).transform(incidents.hit_most).collect()
+    most = [("f", 3), ("a", 2), ("g", 1), ("e", 1), ("d", 1)]
+    assert [(hit["name"], hit["count"]) for hit in row["workloads"]] == most
+    assert [(hit["name"], hit["count"]) for hit in row["networks"]] == [(f"{name}/24", count) for name, count in most]
+    assert row["brokers"] == []
+
+
+def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> None:
+    """The population of a scope is at least what was hit, and may be all that agents sum up."""
+    of = struct_of(
+        {**dict.fromkeys(("id", "scope", "name"), _STRING), "hits": _LONG, "closed": _LONG, "counted": _BOOL}
+    )
+    closed = [
+        *(("a", "workload", "w", 20, 19, True), ("a", "broker", "b", 30, 30, True)),
+        *(("b", "broker", "b", 30, 30, True), ("b", "broker", "c", 40, 40, True), ("b", "network", "n", 20, 20, True)),
+        ("c", "broker", "d", 20, 19, False),
+    ]
+    scopes = session.rows(spark, (dict(zip(of.names, row, strict=True)) for row in closed), of)
+    open_ends = [
+        {"side": "server", "local": "b", "peer_network": "n", "count": 30},
+        {"side": "server", "local": "c", "count": 40},
+        {"side": "client", "local": "10.0.1.1", "count": 7},
+    ]
+    reported = session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
+    found = incidents.share_of(scopes, reported, None).collect()
+    assert {row["id"]: (row["scope"], row["share"], row["population"]) for row in found} == {
+        "a": ("workload w", 20 / 26, 26), "b": ("broker c", 0.5, 80), "c": ("broker d", 1, 20),
+    }  # fmt: skip
