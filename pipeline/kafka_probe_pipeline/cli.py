@@ -60,7 +60,7 @@ def run(**given: object) -> None:
     if not config.bootstrap_servers:
         raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
-    spark = session.start(config.master, config.jars_dir)
+    spark = session.start(config.master, config.jars_dir, brief=config.once)
     with _stopped_after(spark):
         session.require_jars(spark)
         verdicts.require_executors(spark)  # waits for them
@@ -128,7 +128,7 @@ def _set_by_signals() -> Event:
 def show(name: str, as_json: bool, **given: object) -> None:
     """Print one of the job's tables."""
     config = load(given)
-    spark = session.start(config.master, config.jars_dir)
+    spark = session.start(config.master, config.jars_dir, brief=True)
     with _stopped_after(spark):
         session.require_jars(spark)
         print_one(spark, config, name, as_json=as_json)

@@ -44,6 +44,8 @@ _ALWAYS = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Else what is persisted gets a session of its own, each time. No table has buckets.
+    "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
     # To read a table's log is a Spark job of this many tasks.
     "spark.databricks.delta.snapshotPartitions": "2",
     # No checksum of the table beside each commit: it would double the files of the log, and nothing reads it.
@@ -53,20 +55,14 @@ _ALWAYS = {
     # VACUUM lists files in this many tasks. The default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
-# A local session is one JVM for one small job: no page on port 4040, nothing listening beyond loopback, and only the
-# quick compiler, without which the first micro-batch takes twice as long.
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+# A local session is one JVM for one small job: no page on port 4040, and nothing listening beyond loopback.
 _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.extraJavaOptions": " ".join(
-        (
-            "-XX:TieredStopAtLevel=1",
-            # Of the quick compiler alone the JVM keeps 48 MB, full within minutes: then it would compile nothing more.
-            "-XX:ReservedCodeCacheSize=240m",
-            f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
-        )
-    ),
+    # The serial collector takes less time in all, and pauses of half a second do not matter here.
+    _JAVA_OPTIONS: f"-XX:+UseSerialGC -Dlog4j2.configurationFile={LOGGING.as_uri()}",
     # Each of the job's two queries may run two tasks at a time: the long ones of traffic do not hold up alerts.
     "spark.default.parallelism": "2",
     "spark.scheduler.mode": "FAIR",
@@ -78,8 +74,17 @@ _LOCAL = {
     "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
     "spark.hadoop.fs.s3a.multipart.size": "8M",
     "spark.ui.enabled": "false",
+    # What the page would show is kept in memory, with or without it.
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "100",
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.sql.ui.explainMode": "simple",
     "spark.ui.showConsoleProgress": "false",
 }
+# Of a session that ends soon, which the JVM's thorough compiler costs more than it saves. Of the quick compiler alone
+# the JVM keeps 48 MB of code by default, full within minutes: then it would compile nothing more.
+_BRIEF = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 # Many wide expressions on few rows: to compile them takes longer than to interpret them, and to plan each stage anew
 # longer than what a better plan saves.
 _FEW_ROWS = {
@@ -98,8 +103,10 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 _STOP_S, _END_S = 5, 3
 
 
-def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSession:
+def start(master: str | None = None, jars_dir: Path | None = None, *, brief: bool = False) -> SparkSession:
     """A session on `master`; None means what spark-submit named, else `local[4]`.
+
+    brief: it ends within a minute or two.
 
     Raises:
         StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.
@@ -119,6 +126,8 @@ def start(master: str | None = None, jars_dir: Path | None = None) -> SparkSessi
     if master:
         builder = builder.master(master)
         options |= _LOCAL if is_local else {}
+        if is_local and brief:
+            options[_JAVA_OPTIONS] += _BRIEF
         options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
     for name, value in options.items():
         builder = builder.config(name, value)

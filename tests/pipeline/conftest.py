@@ -30,6 +30,14 @@ def spark() -> Iterator[SparkSession]:
         gc.collect()
 
 
+@pytest.fixture(autouse=True)
+def _without_persisted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove what a test persisted: Spark compares each later plan with it."""
+    yield
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark").catalog.clearCache()
+
+
 @pytest.fixture(scope="package")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     with Broker(tmp_path_factory.mktemp("broker")) as broker:

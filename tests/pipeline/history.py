@@ -8,17 +8,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
-from kafka_probe_pipeline import connections, session
+from kafka_probe_pipeline import connections, session, source
 from kafka_probe_pipeline.alerts import Alert
 from kafka_probe_pipeline.buffered_table import Commit
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.diagnosis import BUFFERED, Diagnosis, News, Tables
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.source import Clock
-from tests.builders.spark_events import NOON_US, SECOND_US, Event, events
+from tests.builders.spark_events import NOON_US, SECOND_US, Event, lines
 
+# What `source.received` returns of events.
+_RECEIVED = T.StructType([*source.spark_schema(), T.StructField("received_us", T.LongType())])
 _JUST_COMMITTED = Commit(-1, NOON_US * 2)  # so that all rows stay in the buffer
 
 
@@ -45,11 +47,13 @@ class History:
     def batch(self, *of: Event, at_s: float | Sequence[float] = 0) -> list[Row]:
         """Apply a batch; return the closed connections after it, as the state has them. at_s: of all, or of each."""
         self._number += 1
-        times_s = at_s if isinstance(at_s, Sequence) else [at_s]
-        at_us = F.array(*(F.lit(_us(one)) for one in times_s))
-        number = F.monotonically_increasing_id().cast("int") if len(times_s) > 1 else F.lit(0)
-        reported = events(self._spark, *of).withColumn("received_us", at_us[number]).persist()
-        self._diagnosis.look(reported, News.of(reported), Clock(self._number, _us(max(times_s))), self._tables)
+        times_s = at_s if isinstance(at_s, Sequence) else [at_s] * len(of)
+        received = (event | {"received_us": _us(one)} for event, one in zip(of, times_s, strict=True))
+        file = Path(self._directory.name) / f"{self._number}.json"
+        file.write_text(lines(*received))
+        reported = self._spark.read.schema(_RECEIVED).json(str(file)).persist()
+        clock = Clock(self._number, _us(max(times_s, default=0)))
+        self._diagnosis.look(reported, News.of(reported), clock, self._tables)
         reported.unpersist()
         return self.connections.orderBy("key").collect()
 

@@ -113,25 +113,20 @@ def test_after_a_restart_of_an_agent_what_says_nothing_is_no_second_connection(s
     }
 
 
-@pytest.mark.parametrize(
-    ("connection", "differs"),
-    [
-        (1, {"node": "elsewhere"}),
-        (1, {"netns": 7}),
-        (1, {"peer": "10.0.0.9:9093"}),
-        (1, {"side": "server"}),
-        (2, {}),
-    ],
-    ids=["another node", "another network", "another end", "the other side", "after it was closed"],
-)
-def test_what_another_listed_is_another_connection(
-    spark: SparkSession, connection: int, differs: dict[str, object]
-) -> None:
+def test_what_another_listed_is_another_connection(spark: SparkSession) -> None:
     history = History(spark)
     history.batch(opened(CLIENT), opened(CLIENT, 2), closed(CLIENT, 2))
-    listed = opened(CLIENT, connection, agent_id="another", conn_id="1", flow_id=None, found="listed")
-    history.batch({**listed, **differs}, at_s=5)
-    assert [row["key"] for row in history.current()] == [f"{1:016x}", f"{2:016x}", "another/1"]
+    others = {
+        "another node": opened(CLIENT, node="elsewhere"),
+        "another network": opened(CLIENT, netns=7),
+        "another end": opened(CLIENT, peer="10.0.0.9:9093"),
+        "the other side": opened(CLIENT, side="server"),
+        "after it was closed": opened(CLIENT, 2),
+    }
+    listed = {"conn_id": "1", "flow_id": None, "found": "listed"}
+    history.batch(*({**event, **listed, "agent_id": name} for name, event in others.items()), at_s=5)
+    known = [f"{1:016x}", f"{2:016x}"]
+    assert [row["key"] for row in history.current()] == sorted([*known, *(f"{name}/1" for name in others)])
 
 
 def test_what_nobody_spoke_of_for_long_is_gone(spark: SparkSession) -> None:

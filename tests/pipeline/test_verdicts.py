@@ -37,23 +37,30 @@ def test_the_cause_is_named_with_its_evidence(judged: dict[str, Any], case: Case
 
 
 @pytest.mark.parametrize(
-    ("closed_together", "both", "cause"),
-    [(1, True, "normal"), (1, False, "unknown"), (0.2, True, "client_idle_limit"), (0.2, False, "client_idle_limit")],
+    ("closed_together", "causes"),
+    [(1, ("normal", "unknown")), (0.2, ("client_idle_limit", "client_idle_limit"))],
 )
 def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(
-    spark: SparkSession, closed_together: float, both: bool, cause: str
+    spark: SparkSession, closed_together: float, causes: tuple[str, str]
 ) -> None:
-    def of_one(connection: int, **facts: object) -> list[Event]:
-        process = {"pid": 7, "start_time": 1, "comm": "app"}
-        ends = [closed(CLIENT, connection, **BY_ITSELF, workload=process, **facts), closed(BROKER, connection)]
-        return ends if both else ends[:1]
+    """causes: where both ends are watched, and where only the client's is."""
+
+    def of_process(pid: int, *, both: bool) -> list[Event]:
+        def of_one(connection: int, **facts: object) -> list[Event]:
+            process = {"pid": pid, "start_time": 1, "comm": "app"}
+            number = 10 * pid + connection
+            ends = [closed(CLIENT, number, **BY_ITSELF, workload=process, **facts), closed(BROKER, number)]
+            return ends if both else ends[:1]
+
+        whole = [*of_one(1), *of_one(2, silence_us=5 * SECOND_US, closing_ts=NOON_US + SECOND_US // 2)]
+        return [*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US)]
 
     history = History(spark, closed_together=closed_together)
-    whole = [*of_one(1), *of_one(2, silence_us=5 * SECOND_US, closing_ts=NOON_US + SECOND_US // 2)]
-    history.batch(*whole, *of_one(3, closing_ts=NOON_US + 10 * SECOND_US))
+    history.batch(*of_process(1, both=True), *of_process(2, both=False))
     rows = history.batch(agent_event(CLIENT, until_s=20), at_s=LATE_S)
-    assert [row["verdict"]["cause"] for row in rows] == [cause, cause, "client_idle_limit"]
-    assert ("idle for 5.0 s to 30.0 s" in rows[0]["verdict"]["evidence"]) == (cause != "client_idle_limit")
+    for cause, of in zip(causes, (rows[:3], rows[3:]), strict=True):
+        assert [row["verdict"]["cause"] for row in of] == [cause, cause, "client_idle_limit"]
+        assert ("idle for 5.0 s to 30.0 s" in of[0]["verdict"]["evidence"]) == (cause != "client_idle_limit")
 
 
 @pytest.mark.parametrize(("close_notify_within", "cause"), [(0.05, "unknown"), (0.01, "normal")])
@@ -144,9 +151,8 @@ def test_silences_together_are_those_of_all_closes_within_the_time(
     assert together(within_us, ordered) == simple
 
 
-@pytest.mark.parametrize(
-    ("facts", "silences"),
-    [
+def test_silences_are_those_of_what_the_process_itself_closed_together(spark: SparkSession) -> None:
+    cases: list[tuple[Event, tuple[int, int]]] = [
         ({}, (5, 30)),
         ({"closed_by": None, "how": "rst_sent"}, (5, 30)),
         ({"closed_by": "peer", "how": "rst_sent"}, (30, 30)),
@@ -159,23 +165,22 @@ def test_silences_together_are_those_of_all_closes_within_the_time(
         ({"pid": 8}, (30, 30)),
         ({"pid": None}, (30, 30)),
         ({"start_time": 2}, (30, 30)),
-    ],
-)
-def test_silences_are_those_of_what_the_process_itself_closed_together(
-    spark: SparkSession, facts: Event, silences: tuple[int, int]
-) -> None:
-    def row(key: str, **facts: object) -> Event:
+    ]
+
+    def row(key: str, number: int, **facts: object) -> Event:
         close: Event = {"closed_by": "local", "how": "fin", "closing_us": 4, "silence_us": 30, **facts}
-        agent_id = close.pop("agent_id", CLIENT)
+        agent_id = close.pop("agent_id", f"agent-{number}")
         workload = {"pid": close.pop("pid", 7), "start_time": close.pop("start_time", 1)}
         return {"key": key, "client": {"agent_id": agent_id, "workload": workload, "close": close}}
 
-    rows = [row("one", **facts), row("other", silence_us=5)]
-    both = session.rows(spark, rows, SCHEMA)
-    found = with_silences(both, both, within_s=4e-6).select("key", "silences.*")
-    assert {row["key"]: (row["least"], row["greatest"]) for row in found.collect()} == {
-        "one": silences,
-        "other": silences if silences[0] == 5 else (5, 5),
+    rows = [row(f"one {number}", number, **facts) for number, (facts, _) in enumerate(cases)]
+    rows += [row(f"other {number}", number, silence_us=5) for number in range(len(cases))]
+    every = session.rows(spark, rows, SCHEMA)
+    found = with_silences(every, every, within_s=4e-6).select("key", "silences.*").collect()
+    of_other = [silences if silences[0] == 5 else (5, 5) for _, silences in cases]
+    assert {row["key"]: (row["least"], row["greatest"]) for row in found} == {
+        **{f"one {number}": silences for number, (_, silences) in enumerate(cases)},
+        **{f"other {number}": silences for number, silences in enumerate(of_other)},
     }
 
 

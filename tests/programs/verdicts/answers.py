@@ -43,7 +43,7 @@ def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, l
         for name, outputs in views.items():
             _feed(broker.bootstrap, name, outputs)
             run_pipeline(broker.bootstrap, directory / name / "pipeline", events=name)
-    spark = session.start()
+    spark = session.start(brief=True)
     try:
         return {
             name: [
