@@ -1,7 +1,7 @@
 """Runs `make mutants`: changes one sign, comparison or bound of the rules at a time, and lists what no test notices.
 
-Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. It leaves
-out functions that build Spark's columns, and connections.py and verdicts.py, which consist of these.
+Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. Changes of
+functions that build Spark's columns are then made one after the other in one process with a Spark session.
 """
 
 from __future__ import annotations
@@ -19,17 +19,26 @@ from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
+from unittest.mock import patch
 
 import pytest
+from pyspark.sql import SparkSession
 
 PACKAGE = "kafka_probe_pipeline"
 MODULES = ("evidence", "rules", "judging", "storms")
 TESTS = [f"tests/pipeline/test_{name}.py" for name in ("rules", "verdicts", "storm_rules")]
+# Modules whose functions build columns, and their tests.
+WITH_SPARK = {
+    "connections": ("connections", "verdicts", "storms"),
+    "incidents": ("incidents", "storms"),
+    "storms": ("storms",),
+    "verdicts": ("verdicts", "connections", "storms"),
+}
 # Bounds on the tests of one change, which may make a loop endless; they need a second or two of CPU.
 MOST_S, MOST_BYTES = 20, 1 << 30
 PAIRS = [
     *((ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)),
-    *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
+    *((ast.And, ast.Or), (ast.BitAnd, ast.BitOr), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 ]
 SWAPPED: dict[type[ast.AST], Sequence[type[ast.AST]]] = {
     **{one: [other] for pair in PAIRS for one, other in (pair, pair[::-1])},
@@ -46,9 +55,7 @@ EXCUSED = {
     "judging: values[least[-1]] >= values[end]  ->": "of equal values either place will do",
     "judging: values[greatest[-1]] <= values[end]  ->": "of equal values either place will do",
     "storms: MOST_ACTIVE = 200  ->": "only a function that builds columns uses it",
-    "storms: last - number  ->": "windows are numbered by their ends then",
-    "storms: end = 0  ->  end = 1": "the first is always at its own idle age",
-    "storms: LEVELS = 1000  ->": "levels and what they may differ by change alike",
+    "storms: cell.hop - number  ->": "windows are numbered by their ends then",
 }
 
 
@@ -61,13 +68,13 @@ class Mutant(NamedTuple):
     source: str
 
 
-def mutants(module: str) -> Iterator[Mutant]:
+def mutants(module: str, *, of_columns: bool = False) -> Iterator[Mutant]:
     """Yield the module with each change that is possible, one at a time."""
     spec = find_spec(f"{PACKAGE}.{module}")
     assert spec is not None
     assert spec.origin
     tree = ast.parse(Path(spec.origin).read_text())
-    for node, around in nodes(tree, tree):
+    for node, around in nodes(tree, tree, of_columns, inside=not of_columns):
         for name, value in changes(node):
             before, of = getattr(node, name), around if isinstance(node, ast.Constant) else node
             was = ast.unparse(of)
@@ -76,14 +83,25 @@ def mutants(module: str) -> Iterator[Mutant]:
             setattr(node, name, before)
 
 
-def nodes(node: ast.AST, around: ast.AST) -> Iterator[tuple[ast.expr | ast.AugAssign, ast.AST]]:
-    """Yield the expressions below a node, each with the node around it, except where Spark's columns are built."""
+def nodes(
+    node: ast.AST, around: ast.AST, of_columns: bool, *, inside: bool
+) -> Iterator[tuple[ast.expr | ast.AugAssign, ast.AST]]:
+    """Yield the expressions below a node, each with the node around it, without annotations.
+
+    of_columns: only in functions that build Spark's columns, otherwise only outside of these.
+    """
     if isinstance(node, ast.FunctionDef) and any(isinstance(n, ast.Name) and n.id == "F" for n in ast.walk(node)):
-        return
-    if isinstance(node, ast.expr | ast.AugAssign):
+        if not of_columns:
+            return
+        inside = True
+    if inside and isinstance(node, ast.expr | ast.AugAssign):
         yield node, around
-    for child in ast.iter_child_nodes(node):
-        yield from nodes(child, node)
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns"):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from nodes(child, node, of_columns, inside=inside)
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
@@ -92,8 +110,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
         case ast.Compare(ops=ops):
             for place, op in enumerate(ops):
                 yield from (("ops", [*ops[:place], other(), *ops[place + 1 :]]) for other in SWAPPED[type(op)])
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield "operand", ast.UnaryOp(ast.Not(), operand)
+        case ast.UnaryOp(op=ast.Not() | ast.Invert() as op, operand=operand):
+            yield "operand", ast.UnaryOp(op, operand)
         case ast.BoolOp(op=op) | ast.BinOp(op=op) | ast.UnaryOp(op=op) | ast.AugAssign(op=op):
             yield from (("op", other()) for other in SWAPPED.get(type(op), ()))
         case ast.Constant(value=int(value) | float(value)) if not isinstance(value, bool):
@@ -101,23 +119,48 @@ def changes(node: ast.AST) -> Iterator[tuple[str, object]]:
 
 
 def is_noticed(mutant: Mutant) -> bool:
-    """Return True if a test fails with the change. It is made in this process."""
+    """Return True if a test without Spark fails with the change. It is made in this process."""
     signal.signal(signal.SIGVTALRM, signal.default_int_handler)
     signal.setitimer(signal.ITIMER_VIRTUAL, MOST_S, 1)  # again, if an exception is ignored where it comes
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_BYTES, MOST_BYTES))
-    name = f"{PACKAGE}.{mutant.module}"
-    sys.modules[name] = module = ModuleType(name)
     try:
-        exec(compile(mutant.source, mutant.place, "exec"), vars(module))
-        return not tests_pass()
+        return not passes(mutant, TESTS, WithoutSpark())
     except (Exception, KeyboardInterrupt):
         return True
 
 
-def tests_pass() -> bool:
-    """Run the tests that need no Spark, up to the first that fails."""
+def unnoticed_with_spark() -> Iterator[Mutant]:
+    """Yield the changes of columns that no test with Spark notices; tests share one session."""
+    with patch.object(SparkSession, "stop"):
+        for module, names in WITH_SPARK.items():
+            tests = [f"tests/pipeline/test_{name}.py" for name in names]
+            for mutant in mutants(module, of_columns=True):
+                if passes(mutant, tests, WithSpark()):
+                    yield mutant
+
+
+def passes(mutant: Mutant, tests: Sequence[str], plugin: object) -> bool:
+    """Return True if tests pass with the change, which stays in this process."""
+    forget_modules()
+    name = f"{PACKAGE}.{mutant.module}"
+    sys.modules[name] = module = ModuleType(name)
+    try:
+        exec(compile(mutant.source, mutant.place, "exec"), vars(module))
+    except Exception:
+        return False
+    return tests_pass(tests, plugin)
+
+
+def forget_modules() -> None:
+    """Have modules of the pipeline and of its tests imported anew; packages of others stay imported."""
+    for name in [name for name in sys.modules if name.startswith((PACKAGE, "tests."))]:
+        del sys.modules[name]
+
+
+def tests_pass(tests: Sequence[str], plugin: object) -> bool:
+    """Run the tests that the plugin leaves, up to the first that fails."""
     with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        return pytest.main(["-x", "-q", "-p", "no:cacheprovider", *TESTS], plugins=[WithoutSpark()]) == 0
+        return pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[plugin]) == 0
 
 
 class WithoutSpark:
@@ -127,18 +170,25 @@ class WithoutSpark:
         items[:] = [item for item in items if "spark" not in getattr(item, "fixturenames", ())]
 
 
+class WithSpark:
+    """A plugin of pytest that leaves out tests without Spark."""
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
+
+
 def main() -> int:
     start = time.monotonic()
-    if not tests_pass():
+    if not tests_pass(TESTS, WithoutSpark()):
         print("The tests fail without a change: run make test.", file=sys.stderr)
         return 1
-    # Packages of others stay imported in the processes that start from here.
-    for name in [name for name in sys.modules if name.startswith((PACKAGE, "tests."))]:
-        del sys.modules[name]
+    forget_modules()  # before processes start from here
     every = [mutant for module in MODULES for mutant in mutants(module)]
     with get_context("fork").Pool(maxtasksperchild=1) as pool:
         noticed = pool.map(is_noticed, every, chunksize=1)
     unnoticed = [mutant for mutant, seen in zip(every, noticed, strict=True) if not seen]
+    every += [mutant for module in WITH_SPARK for mutant in mutants(module, of_columns=True)]
+    unnoticed += unnoticed_with_spark()
     survivors = [one for one in unnoticed if not f"{one.module}: {one.change}".startswith(tuple(EXCUSED))]
     for mutant in survivors:
         print(f"{mutant.place}: {mutant.change}")
