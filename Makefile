@@ -76,7 +76,7 @@ attack: setup-tests ## flood the agent beside honest clients, into build/attack.
 fuzz: setup-tests ## pass bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)
 	@$(BIN)/python -m tests.programs.fuzz
 
-mutants: setup-tests ## change one comparison or bound of the pipeline's rules at a time, and list what no test notices
+mutants: setup-tests ## change one comparison or bound of the pipeline's rules at a time, and list what no test notices (2 hours)
 	@$(BIN)/python -m tests.programs.mutants
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars

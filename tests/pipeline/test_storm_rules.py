@@ -65,6 +65,7 @@ def test_a_storm_begins_with_the_least_number_of_its_kind(kind: str, minimum: in
     assert storm
     assert (storm.now["kind"], storm.now["subject"]) == (kind, "middlebox_reset")
     assert len(storm.now["id"]) == 16
+    assert (storm.fresh, storm.members) == (0, 0)
     assert begun(candidate(some, kind=kind), clock(), CONFIG) is None
     assert begun(candidate(some, CELL._replace(hop=1), kind=kind), clock(), CONFIG) is None
 
@@ -95,6 +96,7 @@ def test_the_number_of_closes_decides_and_not_that_of_cells() -> None:
     many = CELL._replace(closes=5)
     few = [CELL._replace(level=level) for level in (2000, 2001, 2002, 2003)]
     assert densest([*few, many], CONFIG) == [many]
+    assert densest([many, *(cell._replace(hop=960) for cell in few)], CONFIG) == [many]
     assert densest([*few, many, CELL._replace(level=2004), CELL._replace(level=2005)], CONFIG)[0] == few[0]
 
 
