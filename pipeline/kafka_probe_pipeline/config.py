@@ -133,8 +133,8 @@ class Config(BaseSettings):
     """print the sums of each micro-batch"""
     internal: bool = False
     """also print kafka-probe's own traffic and connections"""
-    max_records_per_trigger: int = Field(1_000, gt=0)
-    """most Kafka records in one micro-batch, of which agents write up to 256 KiB each; bounds its size in a backlog"""
+    max_records_per_trigger: int = Field(10_000, gt=0)
+    """most Kafka records in one micro-batch; bounds its memory during a backlog"""
     skip_lost: bool = False
     """continue, instead of stopping, if the topic has dropped events that were not yet read"""
     kafka_option: dict[str, str] = {}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from kafka_probe.sinks.batch import BATCH_BYTES
 from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of, load
 from kafka_probe_pipeline.errors import UsageError
@@ -80,7 +79,3 @@ def test_help_names_every_setting_by_flag_and_variable() -> None:
         assert flag_of(name) in text
         assert VARIABLE_PREFIX + name.upper() in text
         assert field.description
-
-
-def test_a_micro_batch_of_records_as_agents_fill_them_has_256_mib_at_most() -> None:
-    assert load({}).max_records_per_trigger * BATCH_BYTES <= 256 << 20
