@@ -1,7 +1,7 @@
 """Counts the verdicts that may be part of storms, and finds what those of one storm have in common.
 
-Of a possible storm and of a storm the driver gets one row, however many connections they closed. Functions of
-DataFrames; this module never reads or writes tables.
+The driver gets a row of bounded size per possible storm and per storm, however many connections they closed. Functions
+of DataFrames; this module never reads or writes tables.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ HOPS = 6
 # Levels of idle ages are logarithms in thousandths: a difference of 10 % is 95.
 LEVELS = 1000
 SECOND_US = 1_000_000
-# Most possible storms that the driver gets: clients choose the names of workloads.
-MOST_CANDIDATES = 1_000
+# Most possible storms that the driver gets, and most cells of each, the largest: clients choose the names of workloads,
+# and agents the times. A storm has hundreds of cells.
+MOST_CANDIDATES, MOST_CELLS = 1_000, 5_000
+# There are only a few idle storms at once. A workload causes crashes and reconnects at will.
+_FIRST = [IDLE, RESTART, CRASHES, RECONNECTS]
 
 _SCOPE = ("scope", "name")
 _LONG, _STRING = T.LongType(), T.StringType()
@@ -77,7 +80,7 @@ def level(idle_us: Column, config: Config) -> Column:
 
 
 def span(config: Config) -> int:
-    """Return by how much the levels of idle ages differ at most that are the same."""
+    """Return the largest difference between levels of idle ages that are the same."""
     return round(math.log1p(config.same_age_percent / 100) * LEVELS)
 
 
@@ -89,27 +92,25 @@ def minimum(kind: str, config: Config) -> int:
 def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Config) -> list[Row]:
     """Return the kinds and subjects with enough recent incidents that are part of no storm so far.
 
-    Each row has `cells`: `hop`, `level`, `closes` and `since_us` of those that closed at one idle age, between the
-    starts of two windows. Closes that are alike share one, so that a storm has hundreds at most.
+    Each row has `cells`: `closes`, `hop`, `level` and `since_us` of those that closed at one idle age, between the
+    starts of two windows.
     """
     recent_us = clock.now_us - min(config.storm_window, config.storm_quiet) * SECOND_US
     hop_us = max(1, round(config.storm_window * SECOND_US / HOPS))
     kind = F.col("kind")
+    least = F.when(kind == RECONNECTS, minimum(RECONNECTS, config)).otherwise(minimum(IDLE, config))
+    cells = F.sort_array(F.collect_list(F.struct("closes", "hop", "level", "since_us")), asc=False)
     return (
         incidents.where(F.col("judged_us") > recent_us)
         .alias("one")
-        .join(F.broadcast(storms.alias("storm")), _is_member(config), "left_anti")
+        # Whenever they closed: a storm of the same kind, subject and idle age would have all later closes as well.
+        .join(F.broadcast(storms.alias("storm")), _is_alike(config), "left_anti")
         .groupBy("kind", "subject", F.expr(f"closed_us DIV {hop_us}").alias("hop"), "level")
         .agg(F.count("*").alias("closes"), F.min("closed_us").alias("since_us"))
         .groupBy("kind", "subject")
-        .agg(
-            F.sum("closes").alias("count"),
-            F.collect_list(F.struct("hop", "level", "closes", "since_us")).alias("cells"),
-        )
-        .where(
-            F.col("count") >= F.when(kind == RECONNECTS, minimum(RECONNECTS, config)).otherwise(config.storm_minimum)
-        )
-        .orderBy(kind == RECONNECTS, F.desc("count"), "kind", "subject")  # a workload causes reconnects at will
+        .agg(F.sum("closes").alias("count"), F.slice(cells, 1, MOST_CELLS).alias("cells"))
+        .where(F.col("count") >= least)
+        .orderBy(F.array_position(F.lit(_FIRST), kind), F.desc("count"), "subject")
         .limit(MOST_CANDIDATES)
         .collect()
     )
@@ -123,26 +124,29 @@ def rows(spark: SparkSession, storms: Iterable[Mapping[str, Any]]) -> DataFrame:
 def described(
     incidents: DataFrame,
     storms: DataFrame,
+    new: Iterable[str],
     connections: DataFrame,
     agents: DataFrame,
     open_connections: DataFrame,
     clock: Clock,
     config: Config,
 ) -> list[Row]:
-    """Return a row per storm that has incidents: columns of `in_common`, `share_of` and `hit_most`.
+    """Return a row per storm that has incidents of the micro-batch: columns of `in_common`, `share_of` and `hit_most`.
 
+    new: ids of storms that may begin now, which have one in any case.
     open_connections: those of which no end is closed. They are counted only in scopes that no agent counts.
     """
-    of_storms = members(incidents, storms, config).persist()
-    found = hits(of_storms).persist()
+    of_storms = members(incidents, storms, config)
+    changes = (F.col("fresh") > 0) | F.col("id").isin([*new])
+    common = of_storms.transform(in_common, clock).where(changes).persist()
+    found = of_storms.join(F.broadcast(common.select("id")), "id", "left_semi").transform(hits).persist()
     closed = closed_since(found, connections, config).persist()
     try:
         uncounted = None if closed.where(~F.col("counted")).isEmpty() else open_connections
         share = closed.transform(share_of, agents, uncounted)
-        rows = of_storms.transform(in_common, clock).join(share, "id", "left").join(hit_most(found), "id", "left")
-        return rows.collect()
+        return common.join(share, "id", "left").join(hit_most(found), "id", "left").collect()
     finally:
-        for each in (of_storms, found, closed):
+        for each in (common, found, closed):
             each.unpersist()
 
 
@@ -194,7 +198,7 @@ def closed_since(hits: DataFrame, connections: DataFrame, config: Config) -> Dat
     of_scopes = connections.select("verdict.closed_us", opened_us, F.explode(scopes_of_connection()).alias("of"))
     return (
         of_scopes.select("closed_us", "opened_us", "of.*")
-        .join(F.broadcast(large), [*_SCOPE])
+        .join(large, [*_SCOPE])
         .groupBy("id", *_SCOPE, "hits")
         .agg(F.count_if(was_open & is_since).alias("closed"), F.max("counted").alias("counted"))
     )
@@ -216,7 +220,7 @@ def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame |
         of = open_connections.select(F.explode(scopes_of_connection()).alias("of")).where(~F.col("of.counted"))
         of_each = of.groupBy("of.scope", "of.name").agg(F.count("*").alias("open_found"))
         scopes = scopes.join(of_each, [*_SCOPE], "left")
-        is_open = F.coalesce(is_open, "open_found")
+        is_open = F.coalesce(is_open, "open_found", "open_reported")
     population = F.greatest(F.coalesce(is_open, F.lit(0)) + F.col("closed"), "hits")
     share = F.struct((F.col("hits") / population).alias("share"), population.alias("population"), *_SCOPE)
     largest = scopes.groupBy("id").agg(F.max(share).alias("largest"))
@@ -226,10 +230,14 @@ def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame |
 
 
 def _is_member(config: Config) -> Column:
-    """The condition of a join of incidents, as `one`, with storms, as `storm`."""
+    """The condition of a join of incidents, as `one`, with their storms, as `storm`."""
+    return _is_alike(config) & (F.col("one.closed_us") >= _earliest_us(F.col("storm.since_us"), config))
+
+
+def _is_alike(config: Config) -> Column:
+    """The condition of a join of incidents with storms of the same kind, subject and idle age, at any time."""
     near = F.abs(F.col("one.level") - F.col("storm.level")) <= span(config)
-    same = (F.col("one.kind") == F.col("storm.kind")) & F.col("one.subject").eqNullSafe(F.col("storm.subject"))
-    return same & near & (F.col("one.closed_us") >= _earliest_us(F.col("storm.since_us"), config))
+    return (F.col("one.kind") == F.col("storm.kind")) & F.col("one.subject").eqNullSafe(F.col("storm.subject")) & near
 
 
 def _earliest_us(since_us: Column, config: Config) -> Column:

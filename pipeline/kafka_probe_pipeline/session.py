@@ -82,7 +82,7 @@ _LOCAL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.ui.showConsoleProgress": "false",
 }
-# Of a session that ends soon, which the JVM's thorough compiler costs more than it saves. Of the quick compiler alone
+# Options of a brief session, in which the JVM's thorough compiler costs more than it saves. Of the quick compiler alone
 # the JVM keeps 48 MB of code by default, full within minutes: then it would compile nothing more.
 _BRIEF = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 # Many wide expressions on few rows: to compile them takes longer than to interpret them, and to plan each stage anew
@@ -106,7 +106,7 @@ _STOP_S, _END_S = 5, 3
 def start(master: str | None = None, jars_dir: Path | None = None, *, brief: bool = False) -> SparkSession:
     """A session on `master`; None means what spark-submit named, else `local[4]`.
 
-    brief: it ends within a minute or two.
+    brief: it works for some minutes at most.
 
     Raises:
         StartError: there is no Java, the master does not answer, or `jars_dir` holds no jars.

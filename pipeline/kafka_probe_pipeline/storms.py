@@ -29,7 +29,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
-# Most storms that are active at once: hundreds of workloads at once share one cause.
+# Most storms that are active at once: where hundreds of workloads are hit at once, the alerts say nothing more.
 MOST_ACTIVE = 200
 
 _LONG, _STRING = T.LongType(), T.StringType()
@@ -106,7 +106,16 @@ def storms(
         if current:
             reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)
             of_current = incidents.rows(spark, (storm.now for storm in current.values()))
-            described = incidents.described(found, of_current, connections, reporting, open_connections, clock, config)
+            described = incidents.described(
+                found,
+                of_current,
+                [storm.now["id"] for storm in new],
+                connections,
+                reporting,
+                open_connections,
+                clock,
+                config,
+            )
             for row in described:
                 current[row["id"]].describe(row.asDict(recursive=True))
     finally:
@@ -123,9 +132,9 @@ def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config
 class Cell(NamedTuple):
     """How many closed at one idle age between the starts of two windows, see `incidents.candidates`."""
 
+    closes: int
     hop: int
     level: int
-    closes: int
     since_us: int
 
 
@@ -140,11 +149,9 @@ class Storm:
     def describe(self, found: Mapping[str, Any]) -> None:
         """Update what its members have in common, a row of `incidents.described`.
 
-        Without new members it stays as it was: the older ones are dropped at some time.
+        Without new members there is none: it stays as it was, because the older ones are dropped at some time.
         """
         self.fresh, self.members = found["fresh"], found["count"]
-        if not self.fresh and self.now["state"] == ACTIVE:
-            return
         names = ("cause", "both_ends", "evidence", *HIT_MOST)
         if found["share"] is not None:  # else most of its members are forgotten by now
             names = (*names, "share", "population", "scope")
@@ -203,12 +210,12 @@ def densest(cells: Iterable[Cell], config: Config) -> list[Cell]:
     for cell in cells:
         for number in range(HOPS):
             windows[cell.hop - number].append(cell)
-    most, best = 0, list[Cell]()
+    most, best, same = 0, list[Cell](), span(config)
     for _, of_window in sorted(windows.items()):
         of_window.sort(key=lambda cell: cell.level)
         count = end = 0
         for start, cell in enumerate(of_window):
-            while end < len(of_window) and of_window[end].level <= cell.level + span(config):
+            while end < len(of_window) and of_window[end].level <= cell.level + same:
                 count += of_window[end].closes
                 end += 1
             if count >= most:

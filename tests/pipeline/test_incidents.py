@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import agents, incidents, session
+from kafka_probe_pipeline import agents, connections, incidents, session
 from kafka_probe_pipeline.config import Config, load
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -67,7 +67,17 @@ def test_verdicts_count_for_the_window_as_long_as_their_storm_would_not_be_over(
     assert candidates(spark, *of, config=config) == {"39999999"}
 
 
-def test_closes_of_a_storm_are_no_candidates(spark: SparkSession) -> None:
+def test_a_candidate_has_the_largest_cells(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(incidents, "MOST_CELLS", 2)
+    of = [incident(level=1000 * number) for number in range(1, 10) for _ in range(number)]
+    (row,) = incidents.candidates(rows(spark, *of), incidents.rows(spark, ()), CLOCK, CONFIG)
+    assert [(cell["closes"], cell["level"]) for cell in row["cells"]] == [(9, 9000), (8, 8000)]
+
+
+def test_closes_at_the_idle_age_of_a_storm_are_no_candidates_whenever_they_were(spark: SparkSession) -> None:
+    old = [incident("a", closed_us=NOON_US - 3600 * SECOND_US)] * 20
+    assert candidates(spark, *old, storms=[storm("a")]) == set()
+    assert candidates(spark, *old, storms=[storm("a", level=1096)]) == {"a"}
     assert candidates(spark, *[incident("a"), incident("b"), incident(None)] * 20, storms=[storm("a")]) == {"b", None}
 
 
@@ -78,17 +88,18 @@ def test_a_candidate_has_what_closed_at_one_level_between_starts_of_windows(spar
     noon = NOON_US // 10_000_000
     assert (row["kind"], row["count"]) == (IDLE, 21)
     assert {*map(tuple, row["cells"])} == {
-        (noon, 1000, 2, NOON_US), (noon + 1, 1000, 1, NOON_US + 10_000_000), (noon - 1, 2000, 18, NOON_US - 1),
+        (2, noon, 1000, NOON_US), (1, noon + 1, 1000, NOON_US + 10_000_000), (18, noon - 1, 2000, NOON_US - 1),
     }  # fmt: skip
 
 
-def test_the_driver_gets_the_largest_candidates_and_of_reconnects_what_is_left(
+def test_the_driver_gets_the_largest_candidates_and_idle_ones_before_what_workloads_cause_at_will(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(incidents, "MOST_CANDIDATES", 2)
     few, some, many = [incident("few")] * 20, [incident("some")] * 21, [incident("many", kind=RECONNECTS)] * 200
-    assert candidates(spark, *few, *some, *many) == {"few", "some"}
-    assert candidates(spark, *few, *many) == {"few", "many"}
+    crashes = [incident("crashes", kind=CRASHES)] * 100
+    assert candidates(spark, *few, *some, *many, *crashes) == {"few", "some"}
+    assert candidates(spark, *few, *many, *crashes) == {"few", "crashes"}
 
 
 def test_a_storm_has_closes_within_a_tenth_of_its_idle_age_and_from_a_minute_before_it(spark: SparkSession) -> None:
@@ -126,6 +137,15 @@ def test_a_storm_has_in_common_what_most_have_the_median_and_evidence_of_both_en
         "evidence": "b",
     }
     assert found["odd"]["idle_us"] == 3
+
+
+def test_only_what_a_micro_batch_changes_is_described(spark: SparkSession) -> None:
+    of = [incident("grows"), incident("waits", given_in=0), incident("begins", given_in=0)]
+    storms = incidents.rows(spark, (storm(one["subject"]) for one in of))
+    none = session.rows(spark, (), connections.SCHEMA)
+    reports = session.rows(spark, (), agents.SCHEMA)
+    found = incidents.described(rows(spark, *of), storms, ["begins"], none, reports, none, CLOCK, CONFIG)
+    assert {row["id"]: row["count"] for row in found} == {"grows": 1, "begins": 1}
 
 
 def of_scopes(**names: str | None) -> Event:

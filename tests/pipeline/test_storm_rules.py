@@ -136,14 +136,6 @@ def test_a_storm_of_which_most_members_are_forgotten_keeps_its_share() -> None:
     assert storm.now["both_ends"] == 19
 
 
-def test_a_storm_without_new_members_stays_as_it_was_but_a_new_one_is_described() -> None:
-    storm, new = storm_of(cause="process_exit"), storm_of(state=None)
-    for one in (storm, new):
-        one.describe(FOUND | {"fresh": 0})
-    assert storm.now["cause"] == "process_exit"
-    assert new.now["cause"] == "middlebox_reset"
-
-
 @pytest.mark.parametrize(
     ("cause", "share", "large"),
     [
