@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := bash
 BIN := .venv/bin
+# One half of the tests, which runs beside the other.
 BESIDE := tests/pipeline tests/kernel
 
 .PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
@@ -21,7 +22,7 @@ setup-nodes: ## install what `make test-nodes` needs as well
 demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
-test: setup-tests lint ## run lint, then the tests; those of the pipeline and in a virtual machine beside the others
+test: setup-tests lint ## run lint, then the tests in two halves, side by side
 	@nice -n 5 $(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%); host=$$?; \

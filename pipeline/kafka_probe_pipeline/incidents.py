@@ -17,6 +17,7 @@ from pyspark.sql import types as T
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.connections import SIDES
+from kafka_probe_pipeline.evidence import SECOND_US
 from kafka_probe_pipeline.scopes import BROKER, NETWORK, UNNAMED, WORKLOAD, open_by_agents, scopes_of_connection
 from kafka_probe_pipeline.source import Clock, struct_of
 
@@ -31,12 +32,11 @@ NAMED_PER_SCOPE = 5
 HOPS = 6
 # Levels of idle ages are logarithms in thousandths: a difference of 10 % is 95.
 LEVELS = 1000
-SECOND_US = 1_000_000
 # Most possible storms that the driver gets, and most cells of each, the largest: clients choose the names of workloads,
 # and agents the times. A storm has hundreds of cells.
 MOST_CANDIDATES, MOST_CELLS = 1_000, 5_000
-# There are only a few idle storms at once. A workload causes crashes and reconnects at will.
-_FIRST = [IDLE, RESTART, CRASHES, RECONNECTS]
+# In this order: there are only a few idle storms at once, and a workload causes crashes and reconnects at will.
+_IN_ORDER = [IDLE, RESTART, CRASHES, RECONNECTS]
 
 _SCOPE = ("scope", "name")
 _LONG, _STRING = T.LongType(), T.StringType()
@@ -90,7 +90,7 @@ def minimum(kind: str, config: Config) -> int:
 
 
 def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Config) -> list[Row]:
-    """Return the kinds and subjects with enough recent incidents that are part of no storm so far.
+    """Return the kinds and subjects with enough recent incidents that are unlike those of active storms.
 
     Each row has `cells`: `closes`, `hop`, `level` and `since_us` of those that closed at one idle age, between the
     starts of two windows.
@@ -103,14 +103,14 @@ def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Co
     return (
         incidents.where(F.col("judged_us") > recent_us)
         .alias("one")
-        # Whenever they closed: a storm of the same kind, subject and idle age would have all later closes as well.
+        # Whenever they closed: a second storm at the same idle age would share its later closes with the first.
         .join(F.broadcast(storms.alias("storm")), _is_alike(config), "left_anti")
         .groupBy("kind", "subject", F.expr(f"closed_us DIV {hop_us}").alias("hop"), "level")
         .agg(F.count("*").alias("closes"), F.min("closed_us").alias("since_us"))
         .groupBy("kind", "subject")
         .agg(F.sum("closes").alias("count"), F.slice(cells, 1, MOST_CELLS).alias("cells"))
         .where(F.col("count") >= least)
-        .orderBy(F.array_position(F.lit(_FIRST), kind), F.desc("count"), "subject")
+        .orderBy(F.array_position(F.lit(_IN_ORDER), kind), F.desc("count"), "subject")
         .limit(MOST_CANDIDATES)
         .collect()
     )

@@ -44,7 +44,7 @@ _ALWAYS = {
     "spark.python.sql.dataFrameDebugging.enabled": "false",
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    # Else what is persisted gets a session of its own, each time. No table has buckets.
+    # Else Spark clones the session for each DataFrame that is persisted. No table has buckets.
     "spark.sql.sources.bucketing.autoBucketedScan.enabled": "false",
     # To read a table's log is a Spark job of this many tasks.
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -55,14 +55,11 @@ _ALWAYS = {
     # VACUUM lists files in this many tasks. The default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
-_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 # A local session is one JVM for one small job: no page on port 4040, and nothing listening beyond loopback.
 _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The serial collector takes less time in all, and pauses of half a second do not matter here.
-    _JAVA_OPTIONS: f"-XX:+UseSerialGC -Dlog4j2.configurationFile={LOGGING.as_uri()}",
     # Each of the job's two queries may run two tasks at a time: the long ones of traffic do not hold up alerts.
     "spark.default.parallelism": "2",
     "spark.scheduler.mode": "FAIR",
@@ -74,7 +71,7 @@ _LOCAL = {
     "spark.hadoop.fs.s3a.fast.upload.buffer": "array",
     "spark.hadoop.fs.s3a.multipart.size": "8M",
     "spark.ui.enabled": "false",
-    # What the page would show is kept in memory, with or without it.
+    # Without its page Spark keeps in memory what the page would show, too.
     "spark.ui.retainedJobs": "10",
     "spark.ui.retainedStages": "10",
     "spark.ui.retainedTasks": "100",
@@ -82,9 +79,11 @@ _LOCAL = {
     "spark.sql.ui.explainMode": "simple",
     "spark.ui.showConsoleProgress": "false",
 }
-# Options of a brief session, in which the JVM's thorough compiler costs more than it saves. Of the quick compiler alone
-# the JVM keeps 48 MB of code by default, full within minutes: then it would compile nothing more.
-_BRIEF = " -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+# In a brief session the JVM's thorough compiler costs more than it saves. With the quick compiler alone the JVM keeps
+# at most 48 MB of code by default. That is full within minutes: then it would compile nothing more.
+_QUICK_COMPILER = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+# Takes less time in all, and pauses of half a second do not matter here.
+_COLLECTOR = "-XX:+UseSerialGC"
 # Many wide expressions on few rows: to compile them takes longer than to interpret them, and to plan each stage anew
 # longer than what a better plan saves.
 _FEW_ROWS = {
@@ -125,9 +124,8 @@ def start(master: str | None = None, jars_dir: Path | None = None, *, brief: boo
     options = dict(_ALWAYS)
     if master:
         builder = builder.master(master)
-        options |= _LOCAL if is_local else {}
-        if is_local and brief:
-            options[_JAVA_OPTIONS] += _BRIEF
+        if is_local:
+            options |= _LOCAL | {"spark.driver.extraJavaOptions": _java_options(brief=brief)}
         options |= {"spark.jars": ",".join(jars)} if (jars := _jars(jars_dir)) else {}
     for name, value in options.items():
         builder = builder.config(name, value)
@@ -142,6 +140,14 @@ def start(master: str | None = None, jars_dir: Path | None = None, *, brief: boo
     if not is_local:
         _send_package(session)
     return for_its_cores(session) if is_local else session
+
+
+def _java_options(*, brief: bool) -> str:
+    options = [f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *(_QUICK_COMPILER if brief else ())]
+    # Java does not start with two collectors: one that the user's variables name counts.
+    if not any("GC" in os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")):
+        options.append(_COLLECTOR)
+    return " ".join(options)
 
 
 def _send_package(session: SparkSession) -> None:

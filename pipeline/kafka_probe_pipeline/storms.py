@@ -21,7 +21,8 @@ from pyspark.sql import types as T
 
 from kafka_probe_pipeline import incidents, session
 from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.incidents import HIT_MOST, HOPS, IDLE, MIDDLEBOX_CAUSES, SECOND_US, span
+from kafka_probe_pipeline.evidence import SECOND_US
+from kafka_probe_pipeline.incidents import HIT_MOST, HOPS, IDLE, MIDDLEBOX_CAUSES, span
 from kafka_probe_pipeline.source import Clock, struct_of
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -140,16 +141,16 @@ class Cell(NamedTuple):
 
 @dataclass
 class Storm:
-    """A row of `SCHEMA`, and how many incidents of the micro-batch, and in all, are part of the storm."""
+    """A row of `SCHEMA`, with the number of the storm's incidents in the micro-batch and in all."""
 
     now: dict[str, Any]
     fresh: int = 0
     members: int = 0
 
     def describe(self, found: Mapping[str, Any]) -> None:
-        """Update what its members have in common, a row of `incidents.described`.
+        """Update what its members have in common from a row of `incidents.described`.
 
-        Without new members there is none: it stays as it was, because the older ones are dropped at some time.
+        A storm without new members has no such row and stays as it was, because older members are dropped.
         """
         self.fresh, self.members = found["fresh"], found["count"]
         names = ("cause", "both_ends", "evidence", *HIT_MOST)
@@ -210,12 +211,12 @@ def densest(cells: Iterable[Cell], config: Config) -> list[Cell]:
     for cell in cells:
         for number in range(HOPS):
             windows[cell.hop - number].append(cell)
-    most, best, same = 0, list[Cell](), span(config)
+    most, best, width = 0, list[Cell](), span(config)
     for _, of_window in sorted(windows.items()):
         of_window.sort(key=lambda cell: cell.level)
         count = end = 0
         for start, cell in enumerate(of_window):
-            while end < len(of_window) and of_window[end].level <= cell.level + same:
+            while end < len(of_window) and of_window[end].level <= cell.level + width:
                 count += of_window[end].closes
                 end += 1
             if count >= most:

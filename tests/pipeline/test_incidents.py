@@ -28,6 +28,10 @@ _INCIDENT = struct_of(
         "scopes": _SCOPES,
     }
 )
+# Rows of `incidents.closed_since`.
+_CLOSED = struct_of(
+    {**dict.fromkeys(("id", "scope", "name"), _STRING), "hits": _LONG, "closed": _LONG, "counted": _BOOL}
+)
 
 
 def incident(subject: str | None = "middlebox_reset", **facts: object) -> Event:
@@ -163,15 +167,12 @@ def test_the_five_that_were_hit_most_are_named(spark: SparkSession) -> None:
 
 def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> None:
     """The population of a scope is at least what was hit, and may be all that agents sum up."""
-    of = struct_of(
-        {**dict.fromkeys(("id", "scope", "name"), _STRING), "hits": _LONG, "closed": _LONG, "counted": _BOOL}
-    )
     closed = [
         *(("a", "workload", "w", 20, 19, True), ("a", "broker", "b", 30, 30, True)),
         *(("b", "broker", "b", 30, 30, True), ("b", "broker", "c", 40, 40, True), ("b", "network", "n", 20, 20, True)),
         ("c", "broker", "d", 20, 19, False),
     ]
-    scopes = session.rows(spark, (dict(zip(of.names, row, strict=True)) for row in closed), of)
+    scopes = session.rows(spark, (dict(zip(_CLOSED.names, row, strict=True)) for row in closed), _CLOSED)
     open_ends = [
         {"side": "server", "local": "b", "peer_network": "n", "count": 30},
         {"side": "server", "local": "c", "count": 40},
@@ -182,3 +183,14 @@ def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> Non
     assert {row["id"]: (row["scope"], row["share"], row["population"]) for row in found} == {
         "a": ("workload w", 20 / 26, 26), "b": ("broker c", 0.5, 80), "c": ("broker d", 1, 20),
     }  # fmt: skip
+
+
+def test_in_a_scope_that_no_agent_counts_what_is_open_is_found_or_else_reported(spark: SparkSession) -> None:
+    scope = {"id": "a", "scope": "broker", "name": "b", "hits": 20, "closed": 20, "counted": False}
+    open_ends = [{"side": "server", "local": "b", "count": 30}]
+    reported = session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
+    for found, population in ((0, 50), (2, 22)):
+        peers = [{"key": str(number), "client": {"peer": "b"}} for number in range(found)]
+        open_connections = session.rows(spark, peers, connections.SCHEMA)
+        (row,) = incidents.share_of(session.rows(spark, [scope], _CLOSED), reported, open_connections).collect()
+        assert row["population"] == population

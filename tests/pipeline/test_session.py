@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -21,6 +22,20 @@ def test_a_program_of_spark_submit_does_not_choose_master_or_jars_anew(
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     with pytest.raises(UsageError, match="pass --master and --jars to spark-submit"):
         session.start(*arguments)
+
+
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"])
+@pytest.mark.parametrize("options", ["-Xss2m", "-XX:+UseG1GC"])
+def test_java_starts_whatever_collector_the_variables_name(
+    variable: str, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, options)
+    for brief in (True, False):
+        command = ["java", *session._java_options(brief=brief).split(), "-XX:+PrintFlagsFinal", "-version"]
+        flags = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        collectors = re.findall(r"bool (Use(?:Serial|G1)GC) += true", flags)
+        assert collectors == ["UseG1GC" if "G1" in options else "UseSerialGC"]
+        assert bool(re.search(r"TieredStopAtLevel += 1 ", flags)) == brief
 
 
 def test_a_signal_that_interrupts_the_wait_for_the_jvm_kills_it(monkeypatch: pytest.MonkeyPatch) -> None:
