@@ -30,9 +30,19 @@ class Agent:
     """
 
     def __init__(
-        self, config: Config, sink: Sink, local_sinks: Sequence[LocalSink] = (), bounds: Bounds = DEFAULT
+        self,
+        config: Config,
+        sink: Sink,
+        local_sinks: Sequence[LocalSink] = (),
+        bounds: Bounds = DEFAULT,
+        *,
+        internal_requests: bool = False,
     ) -> None:
-        """sink: the destination of events; local_sinks: further sinks, which must not block either."""
+        """sink: the destination of events; local_sinks: further sinks, which must not block either.
+
+        internal_requests: `request` events of kafka-probe's own connections as well. Not with a sink that sends
+        requests to Kafka: each event would cause another.
+        """
         self.turned_s: float | None = None
         self._config = config
         self._stopping = False
@@ -41,7 +51,7 @@ class Agent:
         resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit_bytes=bounds.workloads_bytes)
         self._sender = sender = Sender(config.node, sink, local_sinks)
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
-        self._processor = Processor(config, resolver, sender, bounds)
+        self._processor = Processor(config, resolver, sender, bounds, internal_requests=internal_requests)
         self._reporter = Reporter(self._processor, self._pod_watch, sender)
 
     def run(self, programs: Programs, listing: Listing | None) -> None:

@@ -149,12 +149,13 @@ Examples:
 )
 @options(CAPTURE_FIELDS)
 @click.option("--json", "as_json", is_flag=True, help="print the events as JSON, one per line")
-def trace(file: Path | None, as_json: bool, **flags: str | None) -> None:
+@click.option("--internal", is_flag=True, help="print kafka-probe's own requests as well")
+def trace(file: Path | None, as_json: bool, internal: bool, **flags: str | None) -> None:
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
     config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
-    _watch(config, trace_sink(as_json=as_json))
+    _watch(config, trace_sink(as_json=as_json), internal_requests=internal)
 
 
 @commands.command()
@@ -232,6 +233,8 @@ def _watch(
     report: Callable[[str], None] = _to_stderr,
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
+    *,
+    internal_requests: bool = False,
 ) -> None:
     """Run an agent with this sink until a signal or the sink stops it.
 
@@ -244,7 +247,7 @@ def _watch(
 
     try:
         bounds = bounds_of(config)
-        agent = Agent(config, sink, [server] if server else [], bounds)
+        agent = Agent(config, sink, [server] if server else [], bounds, internal_requests=internal_requests)
         if isinstance(sink, EndingSink):
             sink.on_closed = agent.stop
         if isinstance(sink, ConnectionsSink):

@@ -30,7 +30,17 @@ class Processor:
     Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
     """
 
-    def __init__(self, config: Config, resolver: WorkloadResolver, sender: Sender, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        config: Config,
+        resolver: WorkloadResolver,
+        sender: Sender,
+        bounds: Bounds,
+        *,
+        internal_requests: bool,
+    ) -> None:
+        """internal_requests: see Agent."""
+        self._internal_requests = internal_requests
         self._sender = sender
         self._bounds = bounds
         self._resolver = resolver
@@ -105,7 +115,9 @@ class Processor:
     def _look_closely(self) -> None:
         """Build exchanges only while they become events: that costs more than counting frames."""
         if self.load_shedding.requests and not self._exchanges:
-            self._exchanges = Exchanges(self.tracker, self.names, self._bounds.exchanges_bytes)
+            self._exchanges = Exchanges(
+                self.tracker, self.names, self._bounds.exchanges_bytes, internal=self._internal_requests
+            )
             self._exchanges.losses = self._request_losses
             self.reader.ask()
         elif self._exchanges and not self.load_shedding.requests:

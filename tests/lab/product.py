@@ -22,7 +22,8 @@ from tests.lab.topics import read_topic
 EVENTS, TRAFFIC, ALERTS = "kafka-probe.events", "kafka-probe.traffic", "kafka-probe.alerts"
 COULD_NOT_START = 3
 _AGENT = (sys.executable, "-m", "kafka_probe", "run")
-_ALONE = ("--listen", "off", "--cache-dir", "off")
+_ALONE = ("--listen", "off")
+_UNCACHED = {"KAFKA_PROBE_CACHE_DIR": "off"}  # not a flag, which revisions before it refuse
 _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 
@@ -80,7 +81,7 @@ class Agent:
             if not leftover.is_fifo():  # that somebody reads
                 leftover.unlink(missing_ok=True)
         command: list[str | Path] = [*_AGENT, *_ALONE, "--ready-file", self._ready, *self._flags]
-        log, output, environment = self.log, self.output, self._environment
+        log, output, environment = self.log, self.output, {**_UNCACHED, **(self._environment or {})}
         self._process = start(command, log=log, stdout=output, env=environment, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")

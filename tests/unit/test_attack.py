@@ -91,6 +91,26 @@ def test_a_second_capture_that_saw_nothing_or_a_marker_is_a_fault() -> None:
         assert list(faults(row | {"done": {"ring": ring}}, may_lose=False)) == expected
 
 
+@pytest.mark.parametrize(
+    ("losses", "expected"), [(21, []), (20, ["topics: 23 requests of all clients missing, losses explain 20"])]
+)
+def test_losses_have_to_explain_what_is_missing_of_the_flood_too(losses: int, expected: list[str]) -> None:
+    found = reported(50, 50, 50, 50, 50, losses=losses)
+    found.take(event("flow", 10, side="client", responses=90, local=None), b":9092")
+    found.take(event("flow", 10, side="server", responses=87, local=None), b":9092")
+    phase = Phase("topics", FLOOD.began_us, FLOOD.ended_us, done={"requests": 100})
+    row = figures(phase, NEXT_US, found, WIRE, LIMIT_BYTES)
+    assert row["missing_of_all"] == 23
+    assert list(faults(row, may_lose=False)) == expected
+
+
+def test_sides_of_revisions_with_other_names_count_as_well() -> None:
+    found = Reported()
+    for side in ("connecting", "accepting"):
+        found.take(event("flow", 5, side=side, responses=3, local="127.0.0.1:9092"), b":9092")
+    assert found.answered == {side: {5 * SECOND_US: 3} for side in ("client", "server")}
+
+
 def test_losses_that_only_a_flood_has_explain_nothing() -> None:
     row = figures(FLOOD, NEXT_US, reported(50, 30, 50, 50, 50), WIRE, LIMIT_BYTES)
     row["losses"] = {"before_proof": 200_000}

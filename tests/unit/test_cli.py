@@ -168,7 +168,9 @@ def test_help_ends_with_examples(command: str) -> None:
 class Standstill:
     """An agent that does nothing until it is stopped."""
 
-    def __init__(self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds) -> None:
+    def __init__(
+        self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds, **_: object
+    ) -> None:
         self.config = config
         self.sink = sink
         self.stops = 0

@@ -17,11 +17,14 @@ from kafka_probe import cli, logs
 from kafka_probe.check import Finding
 from kafka_probe.config import Config
 from kafka_probe.errors import StartError
+from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks.stdout import StdoutSink
 from kafka_probe.top import LiveTop, PlainTop
 from kafka_probe.trace import trace_sink
 from tests.builders import events as builders
+from tests.builders.fed_agent import Fed
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
+from tests.builders.samples import opened, request
 from tests.lab.agent_server import Served, serving
 from tests.lab.http import Answer, get, samples
 from tests.lab.processes import wait_until
@@ -125,13 +128,16 @@ def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> N
         )
         for name in NAMES
     ]
-    with serving() as served:
+    fed = Fed()
+    for conn, name in enumerate(NAMES, 1):
+        fed.see(opened(conn), request(ApiKey.METADATA, 12, conn, client_id=name))
+    with serving(connections=fed.agent.connections()) as served:
         served.server.send([*events, builders.agent(open=[builders.open_now(comm=name) for name in NAMES])])
         wait_until(lambda: "last_interval_timestamp_seconds 1" in served.get("/metrics").text, "the events")
         pages = {
             accept: get(f"{served.url}/metrics", accept=accept) for accept in ("*/*", "application/openmetrics-text")
         }
-        lists = {path: listed(served, path) for path in ("clients", "topics")}
+        lists = {path: listed(served, path) for path in ("clients", "topics", "connections")}
     for page in (*pages.values(), *chain(*lists.values())):
         assert page.status == 200
         assert not unsafe(page.text)
@@ -142,6 +148,8 @@ def test_metrics_have_labels_of_bounded_visible_text_and_the_api_has_json() -> N
     rows = {path: [row for page in found for row in page.json()["rows"]] for path, found in lists.items()}
     assert {row["client"]["id"] for row in rows["clients"]} == set(NAMES)
     assert set(PLAIN) <= {row["topic"] for row in rows["topics"]}
+    assert len(rows["connections"]) == len(NAMES)
+    assert set(PLAIN) <= {row["client"]["id"] for row in rows["connections"]}
 
 
 @pytest.mark.parametrize("name", [*NAMES, LONE_SURROGATE], ids=lambda name: ascii(name)[:30])

@@ -64,7 +64,16 @@ class Exchanges:
     Beyond `limit_bytes` it drops all requests of the connection that has had waiting requests for the longest time.
     """
 
-    def __init__(self, tracker: Tracker, names: TopicNames, limit_bytes: int = DEFAULT.exchanges_bytes) -> None:
+    def __init__(
+        self,
+        tracker: Tracker,
+        names: TopicNames,
+        limit_bytes: int = DEFAULT.exchanges_bytes,
+        *,
+        internal: bool = False,
+    ) -> None:
+        """internal: pair kafka-probe's own requests as well."""
+        self._internal = internal
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
@@ -86,7 +95,7 @@ class Exchanges:
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))
         for record, frame in frames:
             connection = self._tracker.get(int(record["conn"]))
-            if connection and not connection.internal:
+            if connection and (self._internal or not connection.internal):
                 for correlation_id, request, response in self._take(connection, int(record["correlation_id"]), frame):
                     yield self._event(connection, correlation_id, request, response, clock)
 

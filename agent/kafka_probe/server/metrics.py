@@ -168,6 +168,13 @@ METRICS = (
         histogram("latency_empty"),
     ),
     *sums("topic_", (*OWNER, "api", "topic"), topics, NAMED),
+    Metric(
+        "internal_requests_total",
+        "counter",
+        ("side",),
+        "requests of kafka-probe's own clients, which no other metric of requests counts",
+        lambda view: view.traffic.internal_requests.items(),
+    ),
     Metric("connections", "gauge", OWNER, "open connections", lambda view: view.traffic.open.items()),
     Metric(
         "connections_opened_total",

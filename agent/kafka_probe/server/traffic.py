@@ -202,6 +202,7 @@ class Traffic:
         self.topics = LabelTable(Named, limit)  # by workload, API and topic
         self.closes = LabelTable(CloseTotals, limit)  # by workload, `how` and `closed_by`
         # From 0: if a counter's first sample is its first increase, Prometheus does not see that increase.
+        self.internal_requests: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.opened: Counter[Labels] = Counter({(side,): 0 for side in SIDES})
         self.closed: Counter[Labels] = Counter({(side, *end): 0 for side in SIDES for end in ENDS})
         self.resets = 0
@@ -227,8 +228,10 @@ class Traffic:
                     self._end_interval(event)
 
     def _add_flow(self, flow: Mapping[str, Any]) -> None:
-        owner = _owner(flow)
-        api = "internal" if flow["internal"] else flow["api"] or "unknown"
+        if flow["internal"]:
+            self.internal_requests[flow["side"],] += flow["requests"]
+            return
+        owner, api = _owner(flow), flow["api"] or "unknown"
         self._spoke.add(owner)
         self.apis.setdefault((owner.side, api), Exchanged()).add(flow)
         self.workloads.row(owner, (api,), (api,)).add(flow)

@@ -3,7 +3,8 @@
     python -m tests.programs.attack.flood NAME HOST PORT COUNT SECONDS
 
 COUNT steps are spread evenly over SECONDS; where the machine cannot keep up, the rest is left out after twice as long.
-Standard output is what was done, as JSON: {"done": n, "seconds": s}.
+Standard output is what was done, as JSON: {"done": n, "seconds": s}, with "requests", the number of answered ones, of
+floods that are correct Kafka.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.programs.attack.frames import answer, heartbeat, metadata, produce
 from tests.programs.attack.planted import endless, plant
 
 TOPICS = 20  # of each request
-REQUESTS = 2  # of each step of `connections`
+REQUESTS = {"connections": 2, "client_ids": 1, "topics": 1, "groups": 1}  # of each step, answered
 BACKLOG = 4096
 PAIRS = 50  # of a flood by requests
 WRITERS = 500  # at a time, one byte after the other
@@ -198,7 +199,10 @@ def main() -> None:
         for number in paced(int(count), float(seconds)):
             step(number)
             done += 1
-    print(json.dumps({"done": done, "seconds": round(time.monotonic() - began, 1)}))
+    found = {"done": done, "seconds": round(time.monotonic() - began, 1)}
+    if name in REQUESTS:
+        found["requests"] = done * REQUESTS[name]
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Compares events with the wire: the effect of a flood on the agent and on its reports of honest clients.
 
 Requests of honest clients are counted where they were answered, by a capture of their broker's port. What a flood cost
-is what the agent's flows lack from the last interval before it to the last one before the next.
+is what the agent's flows lack from the last interval before it to the last one before the next. Losses do not say whose
+requests were lost. Therefore a flood that counts its requests is part of a second account: losses must explain all
+requests, honest or not, that no flow counts.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from tests.lab.times import Times
 from tests.programs.attack.lab import Phase, suspicious
 from tests.programs.attack.topic import values
 
-SIDES = ("client", "server")
+# The sides' names in revisions before `client` and `server`, for BASELINE.
+SIDES = {"client": "client", "server": "server", "connecting": "client", "accepting": "server"}
 LEAST_PERCENT = 99.0
 # Responses right before the end of an interval may count in the next one: those of this time.
 UNEXPLAINED_S = 0.1
@@ -29,6 +32,8 @@ EXPLAINING = (
     *("ring_full", "map_full", "gap", "program_skipped", "connection_unknown", "connection_limit"),
     *("frame_incomplete", "frame_limit", "flow_limit", "sink_buffer_full", "sink_refused", "sink_send_failed"),
 )
+# Losses that can be of requests of anybody. Those of flow_limit are in flows.
+EXPLAINING_ALL = ("peer_limited", *(loss for loss in EXPLAINING if loss != "flow_limit"))
 LONGEST_INTERVAL_S = 10.0  # twice what an interval is
 LONGEST_HEALTH_S = 5.0
 # Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.
@@ -37,12 +42,17 @@ AGENT_LOG = "agent.log"
 _TROUBLE = ("Traceback", " ERROR ", " CRITICAL ")
 
 
+def _by_side() -> dict[str, Counter[int]]:
+    return {"client": Counter(), "server": Counter()}
+
+
 @dataclass(slots=True)
 class Reported:
-    """What the agents sent. answered: responses of honest connections by side and the time of the interval's end;
-    intervals: end, length and losses so far of each agent's intervals, by node."""
+    """What the agents sent. answered and answered_all: responses of honest and of all connections by side and the time
+    of the interval's end; intervals: end, length and losses so far of each agent's intervals, by node."""
 
-    answered: dict[str, Counter[int]] = field(default_factory=lambda: {side: Counter() for side in SIDES})
+    answered: dict[str, Counter[int]] = field(default_factory=_by_side)
+    answered_all: dict[str, Counter[int]] = field(default_factory=_by_side)
     intervals: dict[str, list[tuple[int, int, dict[str, int]]]] = field(default_factory=dict)
     events: Counter[str] = field(default_factory=Counter)  # by node
     faults: Counter[str] = field(default_factory=Counter)
@@ -59,8 +69,11 @@ class Reported:
         if event["kind"] == "agent":
             found = self.intervals.setdefault(event["node"], [])
             found.append((event["ts"], event["ts"] - event["since"], event["losses"]))
-        elif event["kind"] == "flow" and honest_port in line:
-            self.answered[event["side"]][event["ts"]] += event["responses"]
+        elif event["kind"] == "flow":
+            side = SIDES[event["side"]]
+            self.answered_all[side][event["ts"]] += event["responses"]
+            if honest_port in line:
+                self.answered[side][event["ts"]] += event["responses"]
 
     def take_other(self, line: bytes) -> None:
         """Count an event of another agent."""
@@ -102,9 +115,10 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
     since_us = ends[max(0, bisect_right(ends, phase.began_us) - 1)]
     until_us = ends[bisect_right(ends, next_us) - 1]
     answered = [us for _, us in times.exchanges.values() if us is not None and since_us < us <= until_us]
-    counts = [sum(n for us, n in reported.answered[side].items() if since_us < us <= until_us) for side in SIDES]
     meanwhile = sum(phase.began_us <= us <= phase.ended_us for us in answered)
-    missing = max(0, len(answered) - min(counts))
+    missing = max(_missing(len(answered), reported.answered, since_us, until_us))
+    requests = phase.done.get("requests")
+    of_all = () if requests is None else _missing(len(answered) + requests, reported.answered_all, since_us, until_us)
     lengths = [us for some in reported.intervals.values() for end, us, _ in some if since_us < end <= until_us]
     return {
         "flood": phase.name,
@@ -114,6 +128,7 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
         "seconds": round((phase.ended_us - phase.began_us) / 1e6, 1),
         "honest_requests": meanwhile,
         "missing": missing,
+        "missing_of_all": sum(of_all),  # of both sides; 0 also if the flood does not count its requests
         # A loss may last longer than the flood.
         "reported_percent": max(0, round(100 * (1 - missing / meanwhile), 2)) if meanwhile else None,
         "losses": reported.losses(since_us, until_us),
@@ -125,6 +140,12 @@ def figures(phase: Phase, next_us: int, reported: Reported, times: Times, limit_
         "pages": dict(phase.pages),
         "problems": [*phase.problems, *sorted({*phase.bad_pages})],
     }
+
+
+def _missing(on_the_wire: int, answered: dict[str, Counter[int]], since_us: int, until_us: int) -> list[int]:
+    """Return how many responses each side lacks in the intervals that end in this time."""
+    counts = (sum(n for us, n in ends.items() if since_us < us <= until_us) for ends in answered.values())
+    return [max(0, on_the_wire - count) for count in counts]
 
 
 def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
@@ -141,6 +162,9 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
     per_second = row["honest_requests"] / row["seconds"] if row["seconds"] else 0
     if row["missing"] - explained > UNEXPLAINED_S * per_second:
         yield f"{name}: {row['missing']} honest requests missing, losses explain {explained}"
+    explained = sum(row["losses"].get(loss, 0) for loss in EXPLAINING_ALL)
+    if row["missing_of_all"] - explained > 2 * UNEXPLAINED_S * per_second:
+        yield f"{name}: {row['missing_of_all']} requests of all clients missing, losses explain {explained}"
     if row["restarts"]:
         yield f"{name}: the agent ended"
     if row["unhealthy_in_a_row"] >= UNHEALTHY_IN_A_ROW or row["slowest_health_s"] > LONGEST_HEALTH_S:

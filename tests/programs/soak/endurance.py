@@ -34,7 +34,6 @@ from tests.lab.product import EVENTS, TRAFFIC, Agent, run_pipeline
 from tests.lab.tcpdump import Capture
 from tests.lab.topics import create_topics, read_topic, warm_up
 from tests.lab.walker import walk
-from tests.programs.attack.flood import REQUESTS
 from tests.programs.soak.accounts import (
     Account,
     AgentReports,
@@ -228,7 +227,7 @@ class Soak:
                 raise LabError(f"the flood failed:\n{tail(log)}")
         finally:
             stop(process)
-        self.flooded += REQUESTS * json.loads(output.read_text())["done"]
+        self.flooded += json.loads(output.read_text())["requests"]
 
 
 def endure(minutes: float, directory: Path) -> dict[str, Any]:

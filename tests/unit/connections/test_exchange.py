@@ -12,7 +12,7 @@ from kafka_probe.connections.exchange import ROWS, Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import RequestEvent
+from kafka_probe.events import INTERNAL_CLIENT, RequestEvent
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.workloads import WorkloadResolver
 from tests.builders.bounded_tables import RESOLVER
@@ -35,11 +35,11 @@ PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT = (
 class Watched:
     """Connections 1 and 2, and the exchanges on them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, internal: bool = False) -> None:
         self.tracker = Tracker(WorkloadResolver())
         self.names = TopicNames()
         self.reader = FrameReader()
-        self.exchanges = Exchanges(self.tracker, self.names)
+        self.exchanges = Exchanges(self.tracker, self.names, internal=internal)
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
@@ -86,6 +86,13 @@ def test_a_request_and_its_response_are_one_event(watched: Watched) -> None:
 def test_the_response_may_come_in_a_later_batch(watched: Watched) -> None:
     assert watched.see(request(METADATA, 12, correlation_id=5)) == []
     assert len(watched.see(response(METADATA, 12, correlation_id=5))) == 1
+
+
+@pytest.mark.parametrize(("internal", "events"), [(False, 0), (True, 1)])
+def test_own_requests_are_no_events_unless_wanted(internal: bool, events: int) -> None:
+    watched = Watched(internal=internal)
+    asked = request(METADATA, 12, correlation_id=5, client_id=f"{INTERNAL_CLIENT}sink")
+    assert len(watched.see(asked, response(METADATA, 12, correlation_id=5))) == events
 
 
 def test_equal_correlation_ids_of_two_connections_are_two_exchanges(watched: Watched) -> None:

@@ -78,8 +78,14 @@ def test_processes_that_look_the_same_count_together() -> None:
 
 def test_what_has_no_name_is_counted_too() -> None:
     nobody = workload(None, pid=None)
-    summed = traffic(flow(api=None, internal=True), flow(api=None, workload=nobody))
-    assert by_workload(summed) == {("client", "", "java", "internal"): 10, ("client", "", "", "unknown"): 10}
+    summed = traffic(flow(api=None, workload=nobody))
+    assert by_workload(summed) == {("client", "", "", "unknown"): 10}
+
+
+def test_own_requests_count_only_as_such() -> None:
+    summed = traffic(flow(api=None, internal=True))
+    assert (by_workload(summed), summed.apis) == ({}, {})
+    assert summed.internal_requests == {("client",): 10, ("server",): 0}
 
 
 def test_each_topic_has_its_own_sums_and_its_id_as_name_until_there_is_one() -> None:
