@@ -103,7 +103,7 @@ DEFAULT = Bounds.within(328 * MIB)
 
 
 def bounds_of(config: Config) -> Bounds:
-    """Return the bounds for the settings: the memory limit less all fixed parts.
+    """Return the bounds for the settings: the memory limit less all fixed parts, in whole MiB.
 
     Raises:
         StartError: the settings need more memory than the limit.
@@ -130,7 +130,7 @@ def bounds_of(config: Config) -> Bounds:
         raise StartError(
             f"{limit}: compiling the programs takes {_mib(COMPILER_BYTES)} MiB for a moment at the start. Raise it."
         )
-    return Bounds.within(config.memory_limit - sum(fixed.values()))
+    return Bounds.within((config.memory_limit - sum(fixed.values())) // MIB * MIB)
 
 
 def event_bytes(event: Mapping[str, Any]) -> int:

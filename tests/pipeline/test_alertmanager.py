@@ -228,3 +228,14 @@ def test_what_a_receiver_answers_is_text_in_the_log(caplog: pytest.LogCaptureFix
         wait_until(lambda: "does not accept alerts" in caplog.text, "the failure")
         assert r"(HTTP 400: \x1b[2J\nFAKE LOG LINE\r)" in caplog.messages[0]
         assert not any(ord(character) < 32 for message in caplog.messages for character in message)
+
+
+@pytest.mark.parametrize(("byte", "shown"), [(b"x", "x" * 200), (b"\x1b", r"\x1b" * 63 + r"\x1" + "…")])
+def test_the_log_has_200_bytes_of_what_a_receiver_answers(
+    caplog: pytest.LogCaptureFixture, byte: bytes, shown: str
+) -> None:
+    answer = b"HTTP/1.1 400 no\r\nContent-Length: 9999\r\n\r\n" + byte * 1000
+    with trickling(answer) as rude, Alertmanager(rude.url) as sender:
+        sender.send([storm("a")])
+        wait_until(lambda: "does not accept alerts" in caplog.text, "the failure")
+    assert f"(HTTP 400: {shown})" in caplog.messages[0]

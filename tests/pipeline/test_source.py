@@ -125,9 +125,11 @@ BAD_LINES = {
     json.dumps(flow(ts=2**63 - 1)): "ts before 1970 or after 9999",
     json.dumps(flow(seq=-1)): "seq below 0 or above 2^48",
     json.dumps(flow(seq=2**63 - 1)): "seq below 0 or above 2^48",
+    json.dumps(flow(seq=2**48 + 1)): "seq below 0 or above 2^48",
     json.dumps(flow(kind="agent", complete_until=2**62)): "a time other than ts before 1970 or after 9999",
     json.dumps(flow(requests=-5)): "a count below 0 or beyond 2^48",
     json.dumps(flow(requests=2**63 - 1)): "a count below 0 or beyond 2^48",
+    json.dumps(flow(requests=2**48 + 1)): "a count below 0 or beyond 2^48",
     json.dumps(flow(latency={"3": -(2**60)})): "a count below 0 or beyond 2^48",
     json.dumps(flow(topics=[{"bytes": 1}, {"bytes": 2**49}])): "a count below 0 or beyond 2^48",
     json.dumps(flow(topics=[{"codecs": {"gzip": 2**49}}])): "a count below 0 or beyond 2^48",
@@ -177,6 +179,14 @@ def test_a_text_is_as_long_as_its_characters_however_they_are_escaped(spark: Spa
     longest = char * source.TEXT_CHARACTERS
     event = flow(client={"id": longest}, topics=[{"topic": longest}, *[{}] * source.TEXT_CHARACTERS])
     assert [row["client"]["id"] for row in events(spark, event).collect()] == [longest]
+
+
+def test_an_event_at_every_bound_is_one(spark: SparkSession) -> None:
+    labels = {"x" * (source.TEXT_CHARACTERS // 2): "x" * (source.TEXT_CHARACTERS // 2)}
+    addresses = dict.fromkeys(source.ADDRESSES, "1" * source.ADDRESS_CHARACTERS)
+    topics = [{"bytes": -source.MOST}, *[{}] * (source.MOST_TOPICS - 1)]
+    event = flow(source.MOST_SEQ, requests=source.MOST, topics=topics, workload={"labels": labels}, **addresses)
+    assert events(spark, event).count() == 1
 
 
 def test_the_longest_texts_of_an_agent_make_an_event(spark: SparkSession) -> None:

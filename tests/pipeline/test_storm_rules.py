@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from pyspark.sql import Row
 
-from kafka_probe_pipeline import incidents, session, storms
+from kafka_probe_pipeline import session, storms
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock
@@ -17,7 +16,6 @@ from kafka_probe_pipeline.storms import Cell, Storm, begun, densest, due, withou
 from tests.builders.spark_events import NOON_US, SECOND_US, Event
 
 CONFIG = load({})
-SECURITY = Path(__file__).parents[2] / "SECURITY.md"
 CELL = Cell(hop=600, level=1000, closes=1, since_us=NOON_US)
 FOUND: Event = {
     "count": 21,
@@ -187,10 +185,3 @@ def test_the_table_has_what_people_read_of_a_storm() -> None:
         *("population", "share", "scope", "cause", "both_ends", "evidence"),
         *("workloads", "brokers", "networks", "idle_us"),
     ]
-
-
-def test_the_security_policy_has_the_bounds_of_storms() -> None:
-    policy = " ".join(SECURITY.read_text().split())
-    assert f"At most {storms.MOST_ACTIVE} storms are active" in policy
-    assert f"at most {incidents.MOST_CANDIDATES:,} possible storms" in policy
-    assert f"the {incidents.MOST_CELLS:,} largest groups" in policy

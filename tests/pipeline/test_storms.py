@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterable
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from kafka_probe.connections.identity import network as of_agents
-from kafka_probe_pipeline import storms
+from kafka_probe_pipeline import connections, session, storms
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
-from kafka_probe_pipeline.scopes import network
+from kafka_probe_pipeline.scopes import NAME_CHARACTERS, network, scopes_of_connection
+from kafka_probe_pipeline.source import TEXT_CHARACTERS
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.history import History, only
 
@@ -281,3 +283,16 @@ def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> N
     endpoints = ["10.1.2.3:9", *(f"[{address}]:9" for address in v6)]
     rows = spark.createDataFrame([(endpoint,) for endpoint in endpoints], "a string")
     assert [row[0] for row in rows.select(network(rows["a"])).collect()] == [*map(of_agents, endpoints)]
+
+
+def test_names_of_what_a_storm_hit_are_cut_after_512_characters(spark: SparkSession) -> None:
+    long = "x" * TEXT_CHARACTERS
+    client = {"workload": {"comm": long, "namespace": "team", "pod": long}, "peer": long}
+    hit = session.rows(spark, [{"client": client}], connections.SCHEMA).select(F.explode(scopes_of_connection()))
+    names = {row["scope"]: row["name"] for row in hit.select("col.*").collect()}
+    assert names == {
+        "broker": long[:NAME_CHARACTERS],
+        "workload": long[:NAME_CHARACTERS],
+        "network": None,
+        "all": "connections",
+    }

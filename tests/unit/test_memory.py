@@ -67,5 +67,6 @@ def test_maps_take_no_more_of_a_connection_than_was_reckoned(limit: str) -> None
     most = bounds_of(limited(memory_limit=limit)).connections
     options = Options((9092,), True, True, agent_tgid=0, ring_bytes=8 * MIB, max_connections=most)
     maps = dict(compile_programs("tracepoint", options, Btf()).maps.values())
+    assert maps["held"].entries == maps["conns"].entries // 32
     growing = sum(kernel_bytes(maps[name], beforehand=False) for name in ("conns", "unfinished"))
     assert growing + kernel_bytes(maps["held"], beforehand=True) <= most * KERNEL_CONNECTION_BYTES

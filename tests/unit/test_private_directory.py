@@ -259,12 +259,6 @@ def test_a_bomb_takes_no_more_memory_than_there_is_for_events_in_transit(tmp_pat
     assert grown_kib << 10 < 3 * MAX_BATCH_BYTES < IN_TRANSIT_BYTES
 
 
-def test_the_bounds_of_a_file_are_those_that_the_security_policy_states() -> None:
-    policy = (Path(__file__).parents[2] / "SECURITY.md").read_text()
-    assert f"of at most {MAX_BATCH_BYTES // MIB} MiB packed and {MAX_BATCH_BYTES // MIB} MiB unpacked" in policy
-    assert f"at most {MAX_EVENTS:,} " in " ".join(policy.split())
-
-
 def test_a_file_that_is_longer_than_any_batch_is_not_read(tmp_path: Path) -> None:
     spool, segment = written(tmp_path / "spool", gzip.compress(b"{}\n"), events=1)
     os.truncate(tmp_path / "spool" / segment.name, MAX_BATCH_BYTES + 1)

@@ -8,6 +8,7 @@ from collections import Counter, deque
 import pytest
 
 from kafka_probe.capture.sample import SampleKind
+from kafka_probe.connections.tracker import LEAST_CLOSES
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.time_limit import ReportPart, TimeLimit
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -78,6 +79,15 @@ def test_a_late_report_sends_some_closes_after_their_opens_and_claims_no_more(mo
         assert (
             closes[-1]["ts"] <= last["complete_until"] < closes[-1]["ts"] + (1_000_000 if sent < CONNECTIONS else 10**9)
         )
+
+
+def test_a_report_without_time_sends_a_thousand_closes() -> None:
+    fed = Fed()
+    for conn in range(1, LEAST_CLOSES + 3):
+        fed.see(opened(conn), ended(conn))
+    for sent in (LEAST_CLOSES, LEAST_CLOSES + 2):
+        report(fed, limit_s=0)
+        assert len(fed.events("close")) == sent
 
 
 def test_a_flood_of_resets_delays_what_is_complete_and_does_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -276,6 +276,23 @@ def test_no_listener_of_this_end_was_closed(
     assert listener_of_a_close(tracker, *listeners, **fields) is None
 
 
+@pytest.mark.parametrize(
+    ("later", "remembered"),
+    [
+        ([(f"10.0.1.{n}", 9092) for n in range(3)], True),
+        ([(f"10.0.1.{n}", 9092) for n in range(4)], False),
+        ([("10.0.0.1", 10_000 + n) for n in range(255)], True),
+        ([("10.0.0.1", 10_000 + n) for n in range(256)], False),
+    ],
+    ids=["4 addresses", "5 addresses", "256 ports", "257 ports"],
+)
+def test_closed_listeners_of_256_ports_are_remembered_at_four_addresses_each(
+    tracker: Tracker, later: list[tuple[str, int]], remembered: bool
+) -> None:
+    others = [listener(closed=True, netns=7, local=local, ts_ns=3 * SECOND_NS) for local in later]
+    assert (listener_of_a_close(tracker, SHUT, *others) is not None) == remembered
+
+
 def test_a_reset_without_a_socket_is_reported_with_its_addresses(tracker: Tracker) -> None:
     take(tracker, opened(0, kind=SampleKind.RESET, local=BROKER, netns=7))
     (event,) = events(tracker)

@@ -10,7 +10,7 @@ import pytest
 from kafka_probe.capture.sample import SampleKind
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.pending_closes import PendingCloses
-from kafka_probe.connections.tracker import Tracker
+from kafka_probe.connections.tracker import _RESETS_PER_SLOT, Tracker
 from kafka_probe.flows import SUMMED
 from kafka_probe.memory import _ITEM_BYTES, CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB
 from kafka_probe.protocol.api_keys import ApiKey
@@ -74,6 +74,21 @@ def test_resets_leave_memory_to_closes() -> None:
     for conn in range(1, 4):
         tracker.close(closed(conn)[0])
     assert (tracker.losses["reset_limit"], tracker.losses["close_limit"]) == (3, 1)
+
+
+def test_resets_are_kept_until_the_next_report_in_half_of_the_slots_of_closes() -> None:
+    tracker = Tracker(RESOLVER)
+    kept = DEFAULT.ends // 2 * _RESETS_PER_SLOT
+    reset = opened(0, kind=SampleKind.RESET)[0]
+    for _ in range(kept):
+        tracker.take(reset)
+    assert tracker.losses["reset_limit"] == 0
+    for _ in range(3):
+        tracker.take(reset)
+    assert (tracker.losses["reset_limit"], tracker.other()) == (3, {"reset": 3})
+    assert len(reported(tracker)) == kept
+    tracker.take(reset)
+    assert tracker.losses["reset_limit"] == 3
 
 
 def test_four_resets_take_no_more_than_a_closed_connection() -> None:

@@ -217,6 +217,20 @@ def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.Monke
     assert sent.pages == 0
 
 
+def test_an_answer_is_sent_in_parts_of_64_kib() -> None:
+    body, parts = b"x" * (2 * (64 << 10) + 1), []
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        parts.append(message.get("body", b""))
+
+    asyncio.run(http._Chunked(body)({"type": "http"}, receive, send))
+    assert [len(part) for part in parts if part] == [64 << 10, 64 << 10, 1]
+    assert b"".join(parts) == body
+
+
 def test_a_page_of_metrics_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "_FRESH_S", 3600)
     with serving() as served:

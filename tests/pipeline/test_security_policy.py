@@ -1,0 +1,78 @@
+"""The numbers of SECURITY.md about the pipeline are those of the constants that enforce them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kafka_probe import events as schema
+from kafka_probe import text
+from kafka_probe_pipeline import (
+    agents,
+    alertmanager,
+    alerts,
+    incidents,
+    report,
+    scopes,
+    seen_events,
+    sinks,
+    source,
+    storms,
+    sums,
+)
+
+SECURITY = Path(__file__).parents[2] / "SECURITY.md"
+SECTION = "## What others can make the pipeline do", "## What a name can do"
+POLICY = " ".join(SECURITY.read_text().partition(SECTION[0])[2].partition(SECTION[1])[0].split())
+SPANS = {3600: "an hour"}
+
+
+def power_of_two(number: int) -> str:
+    exponent = number.bit_length() - 1
+    assert number == 1 << exponent
+    return f"2^{exponent}"
+
+
+KEYS = len(
+    [key for key in (*range(-9999, 9999), *schema.CODECS) if re.search(source.KEYS.replace(r"\z", r"\Z"), str(key))]
+)
+PINNED = (
+    f"a text or labels of more than {source.TEXT_CHARACTERS:,} characters",
+    f"an address of more than {source.ADDRESS_CHARACTERS}",
+    f"a count below 0 or beyond {power_of_two(source.MOST)}",
+    f"a `seq` above {power_of_two(source.MOST_SEQ)}",
+    f"its line cut after {sinks.DEAD_LETTER_CHARACTERS:,} characters",
+    f"names more than {source.MOST_TOPICS:,} topics",
+    f"more than {SPANS[agents._AHEAD_US // 1_000_000]} ahead",
+    f"the {seen_events.RANGES_KEPT} widest",
+    f"at most {agents.MOST_AGENTS:,} agents",
+    f"the newest {agents.RESETS_KEPT:,} resets",
+    f"At most {storms.MOST_ACTIVE} storms are active",
+    f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
+    f"names are cut after {scopes.NAME_CHARACTERS} characters",
+    f"names of at most {text.NAME_LIMIT} characters, and evidence of at most {alerts.EVIDENCE_LIMIT:,}",
+    f"A cell of `show` has at most {report.CELL_LIMIT:,} characters",
+    f"counts have at most {KEYS:,} keys",
+    f"exceed {(sums.OVERFLOWED + 1).bit_length() - 1} bits",
+    f"tables have {power_of_two(sums.OVERFLOWED + 1)}-1",
+    f"ends after {alertmanager.REQUEST_WITHIN_S:g} s in all",
+    f"waits at most {alertmanager.STOP_WITHIN_S:g} s for each Alertmanager",
+    f"cut after {alertmanager.LOGGED_BYTES} bytes",
+)
+# A number that no constant has.
+MEASURED = ("A row of traffic is below 1 MiB",)
+
+
+@pytest.mark.parametrize("sentence", PINNED)
+def test_the_policy_has_the_number_that_the_code_enforces(sentence: str) -> None:
+    assert sentence in POLICY
+
+
+def test_no_other_number_is_in_the_policy() -> None:
+    unexplained = POLICY
+    for sentence in (*PINNED, *MEASURED):
+        assert sentence in unexplained
+        unexplained = unexplained.replace(sentence, "")
+    assert re.findall(r"[^.:;]*\d[^.:;]*", unexplained) == []

@@ -1,0 +1,190 @@
+"""The numbers of SECURITY.md are those of the constants that enforce them. The pipeline's are in tests/pipeline."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kafka_probe import flows, loop, text
+from kafka_probe.capture import compiler
+from kafka_probe.config import Config
+from kafka_probe.connections import activity, conntrack, open_counts, pending_closes, tracker
+from kafka_probe.memory import (
+    BORROWED_BYTES,
+    COMPILER_BYTES,
+    CONNECTION_BYTES,
+    DECODED_AT_ONCE,
+    DECODED_BYTES,
+    DEFAULT,
+    HTTP_BYTES,
+    IN_HAND_BYTES,
+    IN_TRANSIT_BYTES,
+    INTERPRETER_BYTES,
+    KERNEL_CONNECTION_BYTES,
+    MIB,
+    SERIES_BYTES,
+    SERVER_WAITING_BYTES,
+    SPOOL_FILE_BYTES,
+    SPOOL_FILES,
+    bounds_of,
+)
+from kafka_probe.protocol import facts
+from kafka_probe.server import http, http_connection, limits, query
+from kafka_probe.sinks import spool
+from kafka_probe.sinks.batch import EVENT_BYTES
+from kafka_probe.time_limit import ReportPart
+from kafka_probe.workloads import cgroup, log_dirs, process, workload
+from tests.programs.attack import judge
+
+ROOT = Path(__file__).parents[2]
+POLICY = " ".join((ROOT / "SECURITY.md").read_text().split())
+OF_THE_PIPELINE = "## What others can make the pipeline do", "## What a name can do"
+WORDS: dict[float, str] = {1: "a", 2: "two", 3: "three", 4: "four"}
+WORDS |= {0.1: "a tenth", 0.2: "a fifth", 0.25: "a quarter", 0.5: "half", 0.75: "three quarters"}
+CONFIG = Config(node="node-1")
+
+
+def defined(name: str) -> int:
+    """Return a number that a header of bpf/ defines."""
+    headers = "".join(path.read_text() for path in sorted((ROOT / "bpf").glob("*.h")))
+    (number,) = re.findall(rf"^#define {name} (\d+)\b", headers, re.MULTILINE)
+    return int(number)
+
+
+def in_words(number: float) -> str:
+    return WORDS.get(number, f"{number:g}")
+
+
+def mib(size_bytes: int) -> int:
+    """Return a size in MiB, rounded up."""
+    return -(-size_bytes // MIB)
+
+
+METRICS_BYTES = SERIES_BYTES * CONFIG.metrics_series
+FIXED_BYTES = (
+    *(INTERPRETER_BYTES, DECODED_BYTES, HTTP_BYTES, IN_TRANSIT_BYTES, METRICS_BYTES),
+    *(CONFIG.ring_size_bytes, CONFIG.sink_buffer_bytes),
+)
+FIXED_MIB = mib(sum(FIXED_BYTES))
+FRAMES_OF_A_CALL = compiler.HOP_RUNS * compiler.HOPS  # some hops are over a segment of the buffer instead
+TOPIC_BYTES = activity._TOPIC_BYTES + facts.text_bytes("x" * 249)
+LARGEST_SUMS_BYTES = activity.ACTIVITY_BYTES + activity.MOST_TOPICS * TOPIC_BYTES
+
+IN_THE_KERNEL = (
+    f"at most one sample, with {defined('DATA_BYTES')} bytes of the first request",
+    f"more than {FRAMES_OF_A_CALL // 10_000 * 10_000:,} frames in one call",
+    f"until {in_words(defined('EXCHANGES_TO_FIND'))} exchanges have confirmed where frames begin",
+    f"(those of 0 to {defined('MAX_VERSIONS') - 1} modulo 65,536)",
+    f"the first {defined('COMMAND_LINE_BYTES')} bytes of a command line",
+    f"accept {defined('PEER_RATE'):,} samples per second from a peer. {defined('MAX_PEERS'):,} buckets",
+)
+MEMORY = (
+    f"`--memory-limit` ({mib(CONFIG.memory_limit)} MiB)",
+    f"The limit must be at least {mib(COMPILER_BYTES)} MiB",
+    f"{FIXED_MIB} MiB of the default are fixed: interpreter and libraries {mib(INTERPRETER_BYTES)}",
+    f"frames being decoded {mib(DECODED_BYTES)}, HTTP answers {mib(HTTP_BYTES)}, ring {mib(CONFIG.ring_size_bytes)}",
+    f"waiting events {mib(CONFIG.sink_buffer_bytes)} of up to {mib(EVENT_BYTES)} MiB each",
+    f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}.",
+    f"names of up to {SPOOL_FILES:,} files take {mib(SPOOL_FILES * SPOOL_FILE_BYTES)} MiB more",
+    f"Tables share the rest, {mib(CONFIG.memory_limit) - FIXED_MIB} MiB",
+    f"- {DEFAULT.connections:,} connections, of {KERNEL_CONNECTION_BYTES / 1024:.1f} KiB in the kernel",
+    f"{(CONNECTION_BYTES - KERNEL_CONNECTION_BYTES) / 1024:.1f} KiB in the agent",
+    f"plus {DEFAULT.ends:,} slots",
+    f"their fetch sessions take {mib(DEFAULT.learned_bytes)} MiB",
+    f"Sums of connections for their `close` take {mib(DEFAULT.activity_bytes)} MiB",
+    f"one with {activity.MOST_TOPICS} topics, the most that it names, up to {LARGEST_SUMS_BYTES // 1024} KiB",
+    f"Counts of {in_words(loop._REPORTS)} intervals (of {in_words(loop._REPORTS + 1)}",
+    f"if they are shorter than {loop._LEAST_REPORT_S:g} s)",
+    f"{mib(DEFAULT.counts_bytes)} MiB, and {mib(DEFAULT.connections * BORROWED_BYTES)} MiB per interval more",
+    f"A flow names {flows.TOPICS:,} topics, with {flows.CHARACTERS:,} characters in all",
+    f"Names of topic ids {mib(DEFAULT.topic_names_bytes)} MiB. Shapes of frames {mib(DEFAULT.shapes_bytes)} MiB",
+    f"unfinished frames {mib(DEFAULT.unfinished_bytes)} MiB",
+    f"requests that wait for their answer {mib(DEFAULT.exchanges_bytes)} MiB",
+    f"Processes that own connections {mib(DEFAULT.workloads_bytes)} MiB",
+    f"- {DEFAULT.groups:,} groups of open connections",
+    f"at most {2 * open_counts.MAX_GROUPS} and {open_counts.MAX_BYTES >> 10} KiB of JSON",
+    f"Clients in the API {mib(DEFAULT.clients_bytes)} MiB",
+    f"{mib(SERVER_WAITING_BYTES)} MiB of events between the agent and its HTTP server",
+    f"- {cgroup.MOST_CGROUPS:,} cgroups of each hierarchy",
+    f"paths of up to {cgroup.MOST_PATH_BYTES} bytes",
+    f"looks at {process._MOST_OPEN_FILES:,} open files, to find {log_dirs._MOST_LOG_DIRS} log directories",
+    f"at {log_dirs._MOST_ENTRIES:,} names in each of these. It remembers {log_dirs._MOST_NAMED:,} names",
+    f"listeners of {pending_closes._PORTS} ports, at {pending_closes._ADDRESSES} addresses each",
+    f"Texts have {facts.TEXT_CHARACTERS} bytes, or {facts.TEXT_CHARACTERS // 4} characters",
+    f"have {workload.TEXT_CHARACTERS:,} characters, or {workload.TEXT_CHARACTERS // 4} beyond Latin-1",
+    f"{in_words(DECODED_AT_ONCE / MIB).capitalize()} a MiB of frames is decoded at once",
+    f"A report is sent in parts of {mib(IN_HAND_BYTES)} MiB",
+    f"A report takes an interval, or {loop._LEAST_REPORT_S:g} s if that is longer",
+    f"seconds for {conntrack.ASKED_AT_ONCE:,} queries",
+    f"Flows beyond {in_words(ReportPart.FLOWS.value)} of this time",
+    f"Resets beyond {in_words(ReportPart.RESETS.value)} of it, opens beyond {in_words(ReportPart.OPENS.value)}",
+    f"at least {tracker.LEAST_CLOSES:,} closes by each",
+    f"Up to {DEFAULT.ends * tracker._RESETS_PER_SLOT // 2:,} resets",
+)
+FILES = (
+    f"of at most {mib(spool.MAX_BATCH_BYTES)} MiB packed and {mib(spool.MAX_BATCH_BYTES)} MiB unpacked",
+    f"at most {spool.MAX_EVENTS:,} and is checked against the contents",
+)
+HTTP_SERVER = (
+    f"CPU of its thread: {in_words(limits.CPU_SHARE)} of a core, after {in_words(limits.CPU_BURST_S)} second of CPU",
+    f"{limits.REQUESTS_PER_S} per second, {limits.REQUESTS_AT_ONCE} at once",
+    f"{query.FILTERS} values per request",
+    f"once {in_words(http._FRESH_S)} second at most",
+    f"delay them by {in_words(limits._PAUSE_S)} second, and one of more than {http_connection.MOST} connections",
+    f"Requests for long lists pause every {limits._TURN_S * 1000:g} ms",
+    f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
+    f"{query.SORTED:,} rows of a list that is being sorted, and {http._PAGES_SENT} pages of metrics",
+    f"An answer is sent in parts of {http._CHUNK_BYTES >> 10} KiB",
+    f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
+)
+NAMES = (
+    f"a name at most {text.NAME_LIMIT} characters of it, and a message of a log at most {text.MESSAGE_LIMIT:,}",
+    f"marks on one character beyond {in_words(text._MARKS_IN_A_ROW)}",
+)
+ATTACK = (f"less than {judge.LEAST_PERCENT:g} % of the honest clients' requests",)
+PINNED = (*IN_THE_KERNEL, *MEMORY, *FILES, *HTTP_SERVER, *NAMES, *ATTACK)
+
+# Numbers that no constant has: sizes that follow from those of objects, ...
+MEASURED = (
+    "takes up to 451 MiB for a moment",
+    "takes 0.4 KiB for each",
+    "takes some 200 bytes, a consumer of one topic 1.5 KiB",
+    "a connection with one topic some 850 bytes",
+    "some 3,000 with command lines of 500 characters",
+    "some 1,600 of eight topics",
+    ", in 1 MiB.",
+)
+# ... and numbers that are no bounds.
+NO_BOUNDS = (
+    "mode 0700",
+    "a 32-bit program",
+    "Before Linux 5.19",
+    f"`{CONFIG.listen}`",
+    "in version 1)",
+    "IPv4 address or an IPv6 /64",
+    "Latin-1",
+    "then 429",
+    "then 400",
+    "The answer is 421",
+    r"`\x1b`",
+)
+
+
+def test_the_bounds_under_default_settings_are_those_of_the_policy() -> None:
+    assert bounds_of(CONFIG) == DEFAULT
+
+
+@pytest.mark.parametrize("sentence", PINNED)
+def test_the_policy_has_the_number_that_the_code_enforces(sentence: str) -> None:
+    assert sentence in POLICY
+
+
+def test_no_other_number_is_in_the_policy() -> None:
+    before, _, rest = POLICY.partition(OF_THE_PIPELINE[0])
+    unexplained = before + rest[rest.index(OF_THE_PIPELINE[1]) :]
+    for sentence in (*PINNED, *MEASURED, *NO_BOUNDS):
+        assert sentence in unexplained
+        unexplained = unexplained.replace(sentence, "")
+    assert re.findall(r"[^.:;]*\d[^.:;]*", unexplained) == []
