@@ -47,8 +47,9 @@ class Reporter:
         self._kernel_us: int | None = None
         self._spent_s = time.process_time(), time.monotonic()
         self._hidden = 0
-        self._complete_since: int | None = None
-        self._complete_until = 0
+        # Of CLOCK_MONOTONIC, so that they follow a step of the wall clock.
+        self._complete_since_ns: int | None = None
+        self._complete_until_ns = 0
 
     def read_kernel(self, programs: Programs) -> None:
         """Read the kernel's counters and the programs' run time."""
@@ -84,10 +85,9 @@ class Reporter:
 
         def last() -> Iterator[AgentEvent]:
             # By now, not by the end of the interval: what was lost meanwhile may have ended later.
-            self._note_hidden(clock.epoch_us(time.monotonic_ns()))
-            sent_until_us = clock.epoch_us(tracker.sent_until(settled_ns))
-            self._complete_until = max(self._complete_until, sent_until_us)
-            yield self._agent_event(interval, self._complete_until, counts)
+            self._note_hidden(time.monotonic_ns())
+            self._complete_until_ns = max(self._complete_until_ns, tracker.sent_until(settled_ns))
+            yield self._agent_event(interval, counts, clock)
 
         events = chain[Event](opens, topics, flows, repeated, closes)
         return chain(self._sender.parts(events), self._sender.parts(last()))
@@ -102,19 +102,20 @@ class Reporter:
         kernel = {name: self._kernel[name] for name in COUNTERS}
         return {**kernel, **self._processor.counters(), **self._sender.counters()}
 
-    def _note_hidden(self, now_us: int) -> None:
+    def _note_hidden(self, now_ns: int) -> None:
         hidden = self.hidden_samples + self._sender.lost()
         hidden += sum(self._processor.tracker.losses[name] for name in _ENDS_LIMITED)
         if hidden > self._hidden:
-            self._hidden, self._complete_since = hidden, now_us
+            self._hidden, self._complete_since_ns = hidden, now_ns
 
-    def _agent_event(self, interval: Interval, complete_until: int, counts: _Counts) -> AgentEvent:
+    def _agent_event(self, interval: Interval, counts: _Counts, clock: WallClock) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
+        since_ns = self._complete_since_ns
         return {
             "kind": "agent",
             "since": interval.since_us,
-            "complete_since": self._complete_since,
-            "complete_until": complete_until,
+            "complete_since": None if since_ns is None else clock.epoch_us(since_ns),
+            "complete_until": clock.epoch_us(self._complete_until_ns),
             "other": counts.other,
             "connections": counts.connections,
             "open": counts.open,

@@ -126,7 +126,8 @@ def test_since_when_no_end_was_lost_is_reported() -> None:
     fed.report()
     before, at, after = fed.events("agent")
     assert before["complete_since"] is None
-    assert at["ts"] <= at["complete_since"] == after["complete_since"] < after["ts"]
+    assert at["ts"] <= at["complete_since"] < after["ts"]
+    assert after["complete_since"] == pytest.approx(at["complete_since"], abs=1000)  # by the clocks of its own report
 
 
 def test_events_are_numbered_without_gaps_across_intervals() -> None:
@@ -326,6 +327,25 @@ def test_events_follow_a_step_of_the_wall_clock_and_durations_do_not(
     for event in (flow, agent):
         assert (event["since"], event["ts"]) == (now_us - 20_000_000, now_us)
     assert agent["complete_until"] == now_us
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_since_when_and_until_when_ends_are_complete_follow_a_step_of_the_wall_clock(
+    monkeypatch: pytest.MonkeyPatch, step_s: int
+) -> None:
+    fed, clocks = Fed(), Clocks()
+    monkeypatch.setattr("kafka_probe.reporting.time", clocks)
+    monkeypatch.setattr("kafka_probe.events.times.time", clocks)
+    fed.reporter._kernel["ring_full"] = 3  # as the kernel counts
+    lost_ns = clocks.monotonic_ns()
+    for step in (0, step_s):
+        clocks.wall_ns += step * SECOND_NS
+        now = clocks.monotonic_ns()
+        deque(fed.reporter.report(now - SECOND_NS, now, now), maxlen=0)
+        clocks.pass_by(10)
+    agent, to_wall_ns = fed.events("agent")[-1], clocks.wall_ns - clocks.up_ns
+    assert agent["complete_since"] == (lost_ns + to_wall_ns) // 1000
+    assert agent["complete_until"] == (now + to_wall_ns) // 1000
 
 
 def test_what_a_suspended_host_slept_is_in_no_duration(monkeypatch: pytest.MonkeyPatch) -> None:
