@@ -52,6 +52,8 @@ _ALWAYS = {
     "spark.databricks.delta.writeChecksumFile.enabled": "false",
     # Spark's own type overflows after 2262 in readers that use nanoseconds, and has no statistics that let them skip.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Histograms are summed as objects: from so many groups on Spark would sort all rows instead. The default is 128.
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
     # VACUUM lists files in this many tasks. The default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }
@@ -91,8 +93,7 @@ _FEW_ROWS = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.adaptive.enabled": "false",
 }
-# Classes that PySpark names without their package in each function of a column. Py4J looks for these in one imported
-# package after the other, each time in all jars, which took a sixth of the JVM's time.
+# Classes that PySpark names without their package in each function of a column.
 _NAMED_BY_PYSPARK = (
     "org.apache.spark.api.python.PythonUtils",
     "org.apache.spark.sql.api.python.PythonSQLUtils",
@@ -135,11 +136,24 @@ def start(master: str | None = None, jars_dir: Path | None = None, *, brief: boo
         session = builder.getOrCreate()
     except (PySparkException, PySparkRuntimeError) as error:
         raise StartError(f"Spark did not start: {error}; is a Java 17 runtime installed?") from None
-    for name in _NAMED_BY_PYSPARK:
-        java_import(session.sparkContext._jvm, name)
+    _find_once(session.sparkContext._jvm)
     if not is_local:
         _send_package(session)
     return for_its_cores(session) if is_local else session
+
+
+def _find_once(jvm: Any) -> None:
+    """Tell Py4J where classes are that PySpark names often.
+
+    Else it looks for each in one imported package after the other, each time in all jars. That took a sixth of the
+    JVM's time.
+    """
+    for name in _NAMED_BY_PYSPARK:
+        java_import(jvm, name)
+    # A package cannot be imported, but kept. PySpark names this class where it asks for the type of an object.
+    jvm.py4j = jvm.py4j
+    jvm.py4j.reflection = jvm.py4j.reflection
+    jvm.py4j.reflection.TypeUtil = jvm.py4j.reflection.TypeUtil
 
 
 def _java_options(*, brief: bool) -> str:

@@ -55,14 +55,22 @@ def spark_schema(*kinds: str) -> T.StructType:
     return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
 
 
-def records(spark: SparkSession, config: Config) -> DataFrame:
-    """The events topic as a stream from its first record on."""
+def records(spark: SparkSession, config: Config, gathered_s: float = 0) -> DataFrame:
+    """The events topic as a stream from its first record on.
+
+    gathered_s: seconds for which a micro-batch gathers records. It starts earlier if it has as many as it may have.
+    """
+    options: dict[str, int | str] = {
+        "minOffsetsPerTrigger": config.max_records_per_trigger,
+        "maxTriggerDelay": f"{round(gathered_s * 1000)}ms",
+    }
     return (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in config.kafka.items()})
         .option("subscribe", config.events_topic)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", config.max_records_per_trigger)
+        .options(**options if gathered_s else {})
         .option("failOnDataLoss", not config.skip_lost)
         .load()
     )
@@ -99,8 +107,27 @@ class Clock:
 
 
 def received(parsed: DataFrame) -> DataFrame:
-    """The events, a column per field of `spark_schema`, and `received_us`: when Kafka got the event, µs since epoch."""
-    return parsed.where(F.col("reason").isNull()).select("event.*", F.unix_micros("timestamp").alias("received_us"))
+    """The events, a column per field of `spark_schema`, and two more.
+
+    received_us: when Kafka got the event, µs since epoch; position: where its line is in the topic.
+    """
+    position = F.struct("partition", "offset", "line_number").alias("position")
+    received_us = F.unix_micros("timestamp").alias("received_us")
+    return parsed.where(F.col("reason").isNull()).select("event.*", received_us, position)
+
+
+def once(events: DataFrame) -> DataFrame:
+    """The first of all events with the same agent and `seq`: an agent that retries may have written one twice.
+
+    Few are repeated. To find these takes two columns, where `dropDuplicates` sorts and moves all.
+    """
+    repeated = (
+        events.groupBy("agent_id", "seq")
+        .agg(F.count("*").alias("count"), F.min("position").alias("first"))
+        .where(F.col("count") > 1)
+    )
+    first = F.col("first").isNull() | (F.col("position") == F.col("first"))
+    return events.join(F.broadcast(repeated), ["agent_id", "seq"], "left").where(first).drop("count", "first")
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
@@ -120,7 +147,8 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         "unknown kind": ~event["kind"].isin(list(schema.KINDS)),
         "ts before 1970 or after 9999": ~event["ts"].between(0, YEAR_9999_US),
         "seq below 0 or above 2^48": ~event["seq"].between(0, MOST_SEQ),
-        f"a text of more than {TEXT_CHARACTERS} characters": (F.length(line) > TEXT_CHARACTERS) & _has_long_text(event),
+        f"a text of more than {TEXT_CHARACTERS} characters": (F.octet_length(line) > TEXT_CHARACTERS)
+        & _has_long_text(event),
         f"an address of more than {ADDRESS_CHARACTERS} characters": _any(
             F.length(event[name]) > ADDRESS_CHARACTERS for name in ADDRESSES if name in fields
         ),

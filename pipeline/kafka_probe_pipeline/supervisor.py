@@ -46,9 +46,9 @@ def start(
     output.require_owner(spark, config)
     require_checkpoints(spark, config)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
-    traffic_query = _start(spark, traffic, config.checkpoint, config.trigger_interval, config)
-    of_few_rows = session.for_few_rows(spark.newSession())
-    diagnosis_query = _start(of_few_rows, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
+    gathered_s = 0 if config.once else config.trigger_interval
+    traffic_query = _start(spark, traffic, config.checkpoint, config, gathered_s)
+    diagnosis_query = _start(session.for_few_rows(spark.newSession()), diagnosis, config.connections_checkpoint, config)
     return traffic_query, diagnosis_query
 
 
@@ -63,19 +63,21 @@ def require_checkpoints(spark: SparkSession, config: Config) -> None:
 
 
 def _start(
-    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval: float, config: Config
+    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, config: Config, gathered_s: float = 0
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    records = source.records(spark, config).withColumn("timestamp", F.least("timestamp", F.current_timestamp()))
+    records = source.records(spark, config, gathered_s).withColumn(
+        "timestamp", F.least("timestamp", F.current_timestamp())
+    )
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
     parsed = records.transform(source.parsed, *query.kinds)
     writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(interval * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{round(config.verdict_interval * 1000)} milliseconds").start()
 
 
 def run_through_outages(

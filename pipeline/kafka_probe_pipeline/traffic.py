@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import spark_schema, struct_of
+from kafka_probe_pipeline.source import once, spark_schema, struct_of
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -90,7 +90,7 @@ def traffic(events: DataFrame, window_seconds: int) -> DataFrame:
 
 def flows(events: DataFrame) -> DataFrame:
     """The flow events, each once: an agent that retries may have written one twice."""
-    return events.where(F.col("kind") == "flow").dropDuplicates(["agent_id", "seq"])
+    return events.where(F.col("kind") == "flow").transform(once)
 
 
 def levels(flows: DataFrame) -> DataFrame:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe_pipeline import cli, output, supervisor, topics
 from kafka_probe_pipeline.buffered_table import BufferedTable
@@ -124,12 +125,16 @@ class Run:
 
     def once(self, spark: SparkSession, **settings: object) -> None:
         """Process all events in this process: with the existing session that takes a tenth of the time."""
-        config = load({**self._settings, "once": True, **settings})
+        for query in self.queries(spark, once=True, **settings):
+            query.awaitTermination()
+
+    def queries(self, spark: SparkSession, **settings: object) -> tuple[StreamingQuery, StreamingQuery]:
+        """Start the streams of traffic and diagnosis in this process."""
+        config = load({**self._settings, **settings})
         topics.create_missing(spark, config)
         output.take_over(spark, config)
         traffic = TrafficQuery.of(spark, config, self.progress)
-        for query in supervisor.start(spark, config, traffic, Diagnosis(config, self.progress)):
-            query.awaitTermination()
+        return supervisor.start(spark, config, traffic, Diagnosis(config, self.progress))
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
         """Return True if writers set the times of the events topic's records."""

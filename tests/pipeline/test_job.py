@@ -29,7 +29,7 @@ from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Moment, Run, command_line
-from tests.lab.processes import free_port, tail
+from tests.lab.processes import free_port, tail, wait_until
 from tests.lab.spark import ACTIVE
 from tests.lab.topics import create_topics
 
@@ -102,6 +102,20 @@ def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_
     dead = dict(run.received(run.dead))
     assert Counter(str(row["line"]) for row in dead.values()) == {f"torn {seq}": 2 for seq in range(0, run.seq, 3)}
     assert {row["reason"] for row in dead.values()} == {"not a JSON object"}
+
+
+def test_traffic_does_not_wait_for_its_interval_while_it_is_behind(run: Run, spark: SparkSession) -> None:
+    run.send(records=5)
+    queries = run.queries(spark, trigger_interval=3600, max_records_per_trigger=4)
+    try:
+        wait_until(lambda: run.commits() == 10 // 4, "two micro-batches", timeout_s=LIMIT_S)
+        run.send(records=1)
+        wait_until(lambda: run.commits() == 12 // 4, "the third micro-batch", timeout_s=LIMIT_S)
+    finally:
+        for query in queries:
+            query.stop()
+    offsets = json.loads((run.output / "checkpoint" / "offsets" / "2").read_text().splitlines()[-1])
+    assert sum(offsets[run.events].values()) == 12
 
 
 def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_was_changed(

@@ -54,7 +54,7 @@ def without_nulls(value: object) -> object:
 
 def test_every_field_of_every_kind_arrives_as_it_was_written(spark: SparkSession) -> None:
     written = [full_event(kind) for kind in schema.KINDS]
-    read = events(spark, *written).collect()
+    read = events(spark, *written).drop("position").collect()
     assert [without_nulls(row.asDict(recursive=True)) for row in read] == written
 
 
@@ -80,7 +80,15 @@ def test_the_spark_schema_has_each_field_once_and_typed(spark: SparkSession) -> 
     types = {field.name: field.dataType for field in fields}
     assert (types["ts"], types["kind"], types["internal"]) == (T.LongType(), T.StringType(), T.BooleanType())
     assert types["latency"] == T.MapType(T.StringType(), T.LongType())
-    assert events(spark, flow()).schema == source.spark_schema()
+    assert events(spark, flow()).drop("position").schema == source.spark_schema()
+
+
+def test_of_different_events_with_one_number_the_first_in_the_topic_counts(spark: SparkSession) -> None:
+    sent = [flow(3), flow(4, requests=1), flow(5), flow(4, requests=2), flow(4, agent_id="agent-2")]
+    kept = events(spark, *sent).transform(source.once).orderBy("position").collect()
+    assert [(row["seq"], row["agent_id"], row["requests"]) for row in kept] == [
+        (event["seq"], event["agent_id"], event["requests"]) for event in (*sent[:3], sent[4])
+    ]
 
 
 def test_a_field_with_two_types_in_the_schema_is_refused() -> None:
