@@ -37,6 +37,9 @@ SCHEMA = T.StructType(
 )
 
 
+_OF_NEWEST = ("complete_until", "open")
+
+
 def _believed(time: str) -> Column:
     """A time by the agent's clock; null where it is far ahead of Kafka's."""
     return F.when(F.col(time) <= F.col("received_us") + _AHEAD_US, F.col(time))
@@ -55,7 +58,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
-    # `open` is that of the newest event of the batch, if it has one: a forged `seq` has no effect on later batches.
+    # Of the newest event of the batch, if it has one: a forged `seq` has no effect on later batches.
     older = before.drop("resets").withColumn("number", F.lit(-1).cast("long"))
     resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (
@@ -66,8 +69,8 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
             F.max("node").alias("node"),
             F.max("last_seen_us").alias("last_seen_us"),
             F.max("complete_since").alias("complete_since"),
-            F.max("complete_until").alias("complete_until"),
-            F.max_by("open", F.when(F.col("open").isNotNull(), F.col("number"))).alias("open"),
+            # The newest, not the greatest: the agent's clock may have been set back.
+            *(F.max_by(name, F.when(F.col(name).isNotNull(), F.col("number"))).alias(name) for name in _OF_NEWEST),
             F.max("resets_since").alias("resets_since"),
             # A set finds equal ones by their hashes, array_distinct compares each with each.
             F.sort_array(F.collect_set("reset"), asc=False).alias("resets"),

@@ -16,13 +16,18 @@ SCHEMA = struct_of({"ts": T.TimestampType(), "topic_id": T.StringType(), "topic"
 
 
 def pairs(events: DataFrame) -> DataFrame:
-    """The ids that the events of any kind name."""
+    """The ids that agents have learned, each by the first name.
+
+    Other events have pairs that a client claims in its request.
+    """
     return (
-        events.select("received_us", F.explode("topics").alias("of"))
+        events.where(F.col("kind") == "topics")
+        .select("received_us", F.explode("topics").alias("of"))
         .select("received_us", "of.topic_id", "of.topic")
         .where(F.col("topic_id").isNotNull() & F.col("topic").isNotNull())
         .groupBy("topic_id")
-        .agg(F.timestamp_micros(F.min("received_us")).alias("ts"), F.min("topic").alias("topic"))
+        .agg(F.min(F.struct("received_us", "topic")).alias("first"))
+        .select("topic_id", F.timestamp_micros("first.received_us").alias("ts"), F.col("first.topic").alias("topic"))
         .select(*SCHEMA.names)
     )
 

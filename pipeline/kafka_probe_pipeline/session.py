@@ -53,7 +53,7 @@ _ALWAYS = {
     # Spark's own type overflows after 2262 in readers that use nanoseconds, and has no statistics that let them skip.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     # Histograms are summed as objects: from so many groups on Spark would sort all rows instead. The default is 128.
-    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
+    "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "10000",
     # VACUUM lists files in this many tasks. The default is 10,000.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
 }

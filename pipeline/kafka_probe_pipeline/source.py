@@ -25,9 +25,12 @@ RECORD = ("topic", "partition", "offset", "timestamp")
 TEXT_CHARACTERS = 2048  # agents cut texts at 1,024
 ADDRESS_CHARACTERS = 64  # address:port of IPv6 has up to 47; thousands are kept of each agent
 MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
+MOST_RECORD_BYTES = (4 << 20) + 1  # an event of an agent has at most 4 MiB, and a line feed
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
+MOST_OPEN = 514  # an agent names 512 groups of open connections, and counts the others by side
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
+MOST_REPEATED = 10_000  # numbers of repeated events of a micro-batch that each executor gets
 COUNTS = (
     *("requests", "responses", "request_bytes", "response_bytes"),
     *("sent_bytes", "received_bytes", "unacked_bytes", "last_request_bytes", "connections"),
@@ -86,13 +89,19 @@ def parsed(records: DataFrame, *kinds: str) -> DataFrame:
     names = {field.name for kind in kinds or schema.KINDS for field in schema.KINDS[kind]}
     event = T.StructType([field for field in spark_schema() if field.name in names])
     others = "|".join(schema.KINDS.keys() - kinds) if kinds else ""
+    value = F.col("value").cast("string")
+    # Parsed it may take a hundred times the memory, and a record of 60 KB on the wire may be one of 60 MB.
+    is_large = F.octet_length("value") > MOST_RECORD_BYTES
+    lines_of = F.when(is_large, F.array(value)).otherwise(F.split(value, "\n"))
     return (
-        records.select(*RECORD, F.posexplode(F.split(F.col("value").cast("string"), "\n")))
+        records.select(*RECORD, is_large.alias("is_large"), lines_of.alias("lines"))
+        .select(*RECORD, "is_large", F.posexplode("lines"))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
         .where(~F.col("line").rlike(_OF_KINDS.format(others)) if others else F.lit(True))
-        .withColumn("event", F.from_json("line", _with_misfit(event), _JSON))
-        .withColumn("reason", _reason(F.col("line"), F.col("event"), event.names))
+        .withColumn("event", F.when(~F.col("is_large"), F.from_json("line", _with_misfit(event), _JSON)))
+        .withColumn("reason", _reason(F.col("is_large"), F.col("line"), F.col("event"), event.names))
+        .drop("is_large")
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))
         .withColumn("line", F.when(F.col("reason").isNotNull(), F.col("line")))
     )
@@ -119,15 +128,20 @@ def received(parsed: DataFrame) -> DataFrame:
 def once(events: DataFrame) -> DataFrame:
     """The first of all events with the same agent and `seq`: an agent that retries may have written one twice.
 
-    Few are repeated. To find these takes two columns, where `dropDuplicates` sorts and moves all.
+    Few are repeated. To find these takes two columns, where `dropDuplicates` sorts and moves all. Forged ones may be
+    many, of which executors get no copy.
     """
     repeated = (
         events.groupBy("agent_id", "seq")
         .agg(F.count("*").alias("count"), F.min("position").alias("first"))
         .where(F.col("count") > 1)
     )
+    number = repeated.limit(MOST_REPEATED + 1).count()
+    if not number:
+        return events
+    known = F.broadcast(repeated) if number <= MOST_REPEATED else repeated
     first = F.col("first").isNull() | (F.col("position") == F.col("first"))
-    return events.join(F.broadcast(repeated), ["agent_id", "seq"], "left").where(first).drop("count", "first")
+    return events.join(known, ["agent_id", "seq"], "left").where(first).drop("count", "first")
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
@@ -135,11 +149,12 @@ def malformed(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")
 
 
-def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
+def _reason(is_large: Column, line: Column, event: Column, fields: Container[str]) -> Column:
     """Why a line is no event; null if it is one. fields: those that were read."""
     # from_json reads the first value of a line and forgets the rest: one line must be one value.
     one_value = F.coalesce(F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))), F.lit(0)) == 1
     reasons = {
+        f"a record of more than {MOST_RECORD_BYTES} bytes": is_large,
         "not a JSON object": ~one_value | ~F.ltrim(line).startswith("{"),
         "a value of another type than the schema's": event[_MISFIT].isNotNull(),
         f"schema version other than {schema.SCHEMA_VERSION}": ~event["v"].eqNullSafe(schema.SCHEMA_VERSION),
@@ -157,7 +172,8 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
             ~event[name].between(0, YEAR_9999_US) for name in TIMES if name in fields
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
-        **({f"more than {MOST_TOPICS} topics": F.size(event["topics"]) > MOST_TOPICS} if "topics" in fields else {}),
+        f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
+        f"more than {MOST_OPEN} groups": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))

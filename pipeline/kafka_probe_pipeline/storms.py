@@ -9,7 +9,7 @@ Spark; the rules are here. This module never reads or writes.
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,7 +31,7 @@ ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
 # Most storms that are active at once: where hundreds of workloads are hit at once, the alerts say nothing more.
-MOST_ACTIVE = 200
+MOST_OF_KIND = 50
 
 _LONG, _STRING = T.LongType(), T.StringType()
 # `subject` is the cause of an idle storm, else the broker or the workload; `change` is what batch `batch_id` did.
@@ -79,6 +79,18 @@ def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int]
     return bool(active) or every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
+def _within_limit(new: Iterable[Storm], active: Iterable[Storm]) -> tuple[list[Storm], int]:
+    """Return those of the new storms that are not too many of their kind, and the number of the others."""
+    kinds, kept, left_out = Counter(storm.now["kind"] for storm in active), [], 0
+    for storm in new:
+        if kinds[storm.now["kind"]] < MOST_OF_KIND:
+            kinds[storm.now["kind"]] += 1
+            kept.append(storm)
+        else:
+            left_out += 1
+    return kept, left_out
+
+
 def storms(
     connections: DataFrame,
     agents: DataFrame,
@@ -99,10 +111,9 @@ def storms(
         of_active = incidents.rows(spark, (storm.now for storm in active))
         candidates = incidents.candidates(found, of_active, clock, config)
         new = [storm for one in candidates if (storm := begun(one, clock, config))]
-        free_slots = max(0, MOST_ACTIVE - len(active))
-        if left_out := len(new[free_slots:]):
-            log.warning("Left out %d possible storms: at most %d are reported at a time.", left_out, MOST_ACTIVE)
-        new = new[:free_slots]
+        new, left_out = _within_limit(new, active)
+        if left_out:
+            log.warning("Left out %d possible storms: at most %d of a kind are reported.", left_out, MOST_OF_KIND)
         current = {storm.now["id"]: storm for storm in (*new, *active)}
         if current:
             reporting = agents.where(F.col("last_seen_us") > clock.now_us - config.agent_silent * SECOND_US)

@@ -23,6 +23,14 @@ def test_of_too_many_agents_those_are_kept_that_reported_last(
     assert {row["agent_id"] for row in history.agents.collect()} == {"third", "first"}
 
 
+def test_an_agent_whose_clock_is_set_back_is_complete_until_then_only(spark: SparkSession) -> None:
+    history = History(spark)
+    for until_s in (1800, 5):
+        history.batch(agent_event("agent", until_s=until_s), at_s=1)
+    (row,) = history.agents.collect()
+    assert row["complete_until"] == NOON_US + 5 * SECOND_US
+
+
 def reset(connection: int, ts: int) -> Event:
     """A reset that the broker's host sends to the far end of a connection."""
     return at_end(BROKER, "reset", connection, ts=ts, direction="sent", conn_id=None, flow_id=None, workload=None)

@@ -25,6 +25,7 @@ from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
+from kafka_probe_pipeline.source import MOST_RECORD_BYTES
 from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
@@ -150,7 +151,8 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
         flow(11, client={"id": "\x01" * 30_000}),
         flow(12, requests=2**63 - 1),
     ]
-    run.send_events(flow(0), *forged)
+    for event in (flow(0), *forged):
+        run.send_events(event)
     run.once(spark)
     run.send_events(flow(0), flow(1), flow(2))
     run.once(spark)
@@ -159,6 +161,7 @@ def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark
     dead = {str(row["reason"]): len(str(row["line"])) for _, row in run.received(run.dead)}
     assert dead == {
         "seq below 0 or above 2^48": len(json.dumps(forged[0])),
+        f"a record of more than {MOST_RECORD_BYTES} bytes": DEAD_LETTER_CHARACTERS,
         "a text of more than 2048 characters": DEAD_LETTER_CHARACTERS,
         "a count below 0 or beyond 2^48": len(json.dumps(forged[4])),
     }

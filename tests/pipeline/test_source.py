@@ -83,7 +83,11 @@ def test_the_spark_schema_has_each_field_once_and_typed(spark: SparkSession) -> 
     assert events(spark, flow()).drop("position").schema == source.spark_schema()
 
 
-def test_of_different_events_with_one_number_the_first_in_the_topic_counts(spark: SparkSession) -> None:
+@pytest.mark.parametrize("most", [0, 10_000], ids=["many", "few"])
+def test_of_different_events_with_one_number_the_first_in_the_topic_counts(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(source, "MOST_REPEATED", most)
     sent = [flow(3), flow(4, requests=1), flow(5), flow(4, requests=2), flow(4, agent_id="agent-2")]
     kept = events(spark, *sent).transform(source.once).orderBy("position").collect()
     assert [(row["seq"], row["agent_id"], row["requests"]) for row in kept] == [
@@ -135,6 +139,7 @@ BAD_LINES = {
     json.dumps(flow(seq=2**63 - 1)): "seq below 0 or above 2^48",
     json.dumps(flow(seq=2**48 + 1)): "seq below 0 or above 2^48",
     json.dumps(flow(kind="agent", complete_until=2**62)): "a time other than ts before 1970 or after 9999",
+    json.dumps(flow(kind="agent", open=[{}] * (source.MOST_OPEN + 1))): "more than 514 groups",
     json.dumps(flow(requests=-5)): "a count below 0 or beyond 2^48",
     json.dumps(flow(requests=2**63 - 1)): "a count below 0 or beyond 2^48",
     json.dumps(flow(requests=2**48 + 1)): "a count below 0 or beyond 2^48",
@@ -193,8 +198,22 @@ def test_an_event_at_every_bound_is_one(spark: SparkSession) -> None:
     labels = {"x" * (source.TEXT_CHARACTERS // 2): "x" * (source.TEXT_CHARACTERS // 2)}
     addresses = dict.fromkeys(source.ADDRESSES, "1" * source.ADDRESS_CHARACTERS)
     topics = [{"bytes": -source.MOST}, *[{}] * (source.MOST_TOPICS - 1)]
+    groups: list[Event] = [{}] * source.MOST_OPEN
     event = flow(source.MOST_SEQ, requests=source.MOST, topics=topics, workload={"labels": labels}, **addresses)
-    assert events(spark, event).count() == 1
+    assert events(spark, event, flow(kind="agent", open=groups)).count() == 2
+
+
+@pytest.mark.parametrize(
+    ("more_bytes", "found"), [(0, [None] * 2), (1, [f"a record of more than {(4 << 20) + 1} bytes"])]
+)
+def test_a_record_above_the_bound_is_one_line_that_is_not_parsed(
+    spark: SparkSession, more_bytes: int, found: list[str | None]
+) -> None:
+    text = lines(flow(0), flow(1))
+    blank = " " * (source.MOST_RECORD_BYTES - len(text) + more_bytes)
+    rows = records(spark, text + blank).transform(source.parsed).collect()
+    assert [row["reason"] for row in rows] == found
+    assert [row["line"] for row in rows if row["reason"]] == [text + blank] * more_bytes
 
 
 def test_the_longest_texts_of_an_agent_make_an_event(spark: SparkSession) -> None:

@@ -175,13 +175,16 @@ def crashes(workload_number: int, numbers: Iterable[int]) -> list[Event]:
 def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(storms, "MOST_ACTIVE", 2)
+    monkeypatch.setattr(storms, "MOST_OF_KIND", 2)
     history = History(spark)
     first = history.storms_after(*crashes(1, range(30)), *crashes(2, range(30, 50)), *crashes(3, range(50, 90)))
     assert {storm["count"] for storm in first} == {30, 40}
     assert "Left out 1 possible storms" in caplog.text
     again = history.storms_after(*crashes(2, range(90, 200)), at_s=2)
     assert {storm["id"] for storm in again} == {storm["id"] for storm in first}
+    history.batch(*open_ends(range(300, 330)), at_s=3)
+    others = history.storms_after(*dropped(range(300, 330), facts=RESET), at_s=4)
+    assert {storm["kind"] for storm in others} - {storm["kind"] for storm in first}  # a kind has its own limit
 
 
 @pytest.mark.parametrize(("facts", "counts"), [(RESET, [300]), (LIMIT, [])], ids=["reset", "limit"])

@@ -83,9 +83,10 @@ class BrokerFiles:
         began = self._clock()
         if began < self._next_step_s:
             return
-        for (pid, _), broker in self._brokers.items():
+        for process, broker in self._brokers.items():
             if broker.topics is not None:
-                self._step(pid, broker, broker.topics, began + STEP_S)
+                self._step(process[0], broker, broker.topics, began + STEP_S)
+                self._brokers[process] = self._brokers.pop(process)  # the others are next
                 break
         now = self._clock()
         self._next_step_s = now + SHARE * (now - began)

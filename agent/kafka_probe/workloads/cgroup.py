@@ -45,8 +45,11 @@ class Hierarchy:
 
 
 def memberships(proc_cgroup: str) -> dict[str, str]:
-    """Parse /proc/<pid>/cgroup to paths by hierarchy name; controllers mounted together have an entry each."""
-    lines = (line.removesuffix(" (deleted)").split(":", 2) for line in proc_cgroup.splitlines())
+    """Parse /proc/<pid>/cgroup to paths by hierarchy name; controllers mounted together have an entry each.
+
+    A cgroup's name may contain any character but a line feed, also those at which `splitlines` splits.
+    """
+    lines = (line.removesuffix(" (deleted)").split(":", 2) for line in proc_cgroup.split("\n") if line)
     return {name: path for _, names, path in lines for name in names.split(",")}
 
 
@@ -105,12 +108,15 @@ class _Tree:
 
 
 def _mounts(mountinfo: bytes) -> tuple[Hierarchy | None, dict[str, Hierarchy]]:
-    """Return the v2 hierarchy, and those of v1 by name: see proc_pid_mountinfo(5)."""
+    """Return the v2 hierarchy, and those of v1 by name: see proc_pid_mountinfo(5).
+
+    The kernel escapes spaces, tabs, line feeds and backslashes in names, and no other character.
+    """
     unified: list[Hierarchy] = []
     v1: dict[str, list[Hierarchy]] = {}
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split(b"\n")):
         mount, _, source = line.partition(b" - ")
-        root, mount_point = (os.fsdecode(_unescape(field)) for field in mount.split()[3:5])
+        root, mount_point = (os.fsdecode(_unescape(field)) for field in mount.split(b" ")[3:5])
         filesystem, _, options = source.split(b" ", 2)
         if filesystem == b"cgroup2":
             unified.append(Hierarchy(UNIFIED, Path(mount_point), root))

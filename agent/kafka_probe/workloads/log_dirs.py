@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from base64 import urlsafe_b64decode
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 
@@ -89,17 +91,27 @@ def _names_in(directory: int) -> Iterator[str]:
 
 
 def _topic_id(directory: int, path: str) -> str | None:
-    """Return the topic id in a file; None without a valid file, as in Kafka before 2.8."""
+    """Return the topic id in a file; None without a valid file, as in Kafka before 2.8.
+
+    The process may have mounted a device or a terminal there: nothing but a regular file is opened.
+    """
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        with _opened(path, os.O_PATH | os.O_NOFOLLOW, directory) as held:
+            if not stat.S_ISREG(os.fstat(held).st_mode):
+                return None
+            with _opened(f"/proc/self/fd/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY) as file:
+                found = _METADATA.fullmatch(os.read(file, _METADATA_MAX_BYTES))
     except PermissionError:
         raise
     except OSError:
         return None
+    return urlsafe_b64decode(found["id"] + b"==").hex() if found else None
+
+
+@contextmanager
+def _opened(path: str, flags: int, directory: int | None = None) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC, dir_fd=directory)
     try:
-        found = _METADATA.fullmatch(os.read(file, _METADATA_MAX_BYTES))
-    except OSError:
-        return None
+        yield file
     finally:
         os.close(file)
-    return urlsafe_b64decode(found["id"] + b"==").hex() if found else None

@@ -60,10 +60,14 @@ class Workload:
         Events share it: nobody changes it.
         """
         container_id, pod_uid = self._facts["container_id"], self._facts["pod_uid"]
+        if (self._facts["cgroup"] or "").startswith(_OF_USERS):
+            return self._facts
         names = self._pods.names(container_id, pod_uid) if container_id or pod_uid else None
         return {**self._facts, **names} if names else self._facts
 
 
+# Users name the cgroups below their own, as those of any pod: Kubernetes has none there.
+_OF_USERS = "/user.slice/"
 _NO_OWNER = Owner(pid=0, start_boottime_ns=0, comm=b"", uid=0, netns=0, cgroup_id=0, cgroup_v1_id=0, cmdline=b"")
 _NO_FACTS = cast("ProcessFacts", dict.fromkeys(ProcessFacts.__annotations__))
 NOBODY = Workload(_NO_OWNER, _NO_FACTS, Pods(), SharedBudget(0, Counter()), 0)

@@ -8,12 +8,12 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 
-from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, SHARE, STEP_S, BrokerFiles
+from kafka_probe.connections.brokers import LONGEST_PAUSE_S, PAUSE_S, SHARE, STEP_S, BrokerFiles, _Broker
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
@@ -180,6 +180,22 @@ def unprivileged() -> Iterator[None]:
             os.seteuid(65534)
             stack.callback(os.seteuid, 0)
         yield
+
+
+def test_brokers_take_turns_so_that_none_delays_the_others(host: Host) -> None:
+    host.tick_s = STEP_S
+    read: list[int] = []
+
+    def endless(number: int) -> Iterator[None]:
+        while True:
+            read.append(number)
+            yield None
+
+    host.files._brokers = {(number, 0): _Broker(endless(number)) for number in (1, 2)}
+    for _ in range(4):
+        host.files.read_on()
+        host.resolver.now += 10 * SHARE * STEP_S
+    assert [number for number, _ in groupby(read)] == [1, 2, 1, 2]
 
 
 def test_a_process_that_may_not_be_looked_at_is_logged_once_and_not_tried_again(

@@ -93,6 +93,14 @@ def test_the_mode_of_this_host_is_the_one_its_mount_points_show() -> None:
     assert Cgroups().mode == expected
 
 
+def test_mount_points_with_characters_that_the_kernel_does_not_escape_are_passed_over(
+    tmp_path: Path, mount: Mount
+) -> None:
+    cgroup_id = made(tmp_path / "cgroup/a")
+    cgroups = mount(("/", "/home/a\rb\vc", "fuse", "rw"), ("/", tmp_path / "cgroup", "cgroup2", "rw"))
+    assert of_ended(cgroups, cgroup_id) == ["/a"]
+
+
 def test_a_membership_line_stands_for_each_of_its_controllers() -> None:
     text = "5:cpu,cpuacct:/a:b\n1:name=systemd:/user.slice\n0::/gone (deleted)\n"
     assert memberships(text) == {"cpu": "/a:b", "cpuacct": "/a:b", "name=systemd": "/user.slice", "": "/gone"}

@@ -9,6 +9,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
+from threading import Thread
 
 import pytest
 
@@ -119,7 +120,12 @@ def test_links_and_pipes_in_the_place_of_the_file_are_neither_followed_nor_waite
     held.with_name("partition.metadata").symlink_to(elsewhere)
     pipe = partition(tmp_path, "pipe-0", None).with_name("partition.metadata")
     os.mkfifo(pipe)
+    writer = Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))
+    writer.start()
     assert found(held) == set()
+    assert writer.is_alive()  # the pipe was not even opened: to open a terminal or a device may have effects
+    os.close(os.open(pipe, os.O_RDONLY))
+    writer.join()
 
 
 def test_of_a_directory_with_very_many_names_some_are_looked_at(

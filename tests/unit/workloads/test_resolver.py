@@ -7,19 +7,26 @@ import secrets
 import subprocess
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from subprocess import Popen
+from typing import Any
 
 import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kafka_probe.agent import Agent
+from kafka_probe.config import load
 from kafka_probe.events import WorkloadFacts
+from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.workloads import Cgroups, Owner, WorkloadResolver
 from kafka_probe.workloads.pods import NAMELESS, Pod, Pods
+from kafka_probe.workloads.workload import _NO_FACTS, _NO_OWNER, Workload
+from tests.builders.events import StillSink
 
 Start = Callable[..., "Popen[bytes]"]
 End = Callable[["Popen[bytes]"], None]
@@ -55,6 +62,25 @@ def test_a_process_is_found_in_its_container(
     workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=cgroup_id)).named()
     assert workload["cgroup"] == f"/{cgroup.name}/libpod-{CONTAINER_ID}.scope/container"
     assert (workload["container_id"], workload["runtime"]) == (CONTAINER_ID, "podman")
+
+
+@pytest.mark.parametrize("character", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028"])
+def test_a_name_of_a_cgroup_may_have_any_line_break_but_a_line_feed(
+    start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path, character: str
+) -> None:
+    process, cgroup = start(), make_cgroup(unified)
+    cgroup_id = moved(process, cgroup / f"a{character}b")
+    workload = WorkloadResolver().resolve(owner_of(process.pid, cgroup_id=cgroup_id)).named()
+    assert workload["cgroup"] == f"/{cgroup.name}/a{character}b"
+
+
+@pytest.mark.parametrize(("cgroup", "pod"), [("/user.slice/a", None), ("/kubepods/a", "orders-0"), (None, "orders-0")])
+def test_below_the_cgroups_of_users_no_container_is_a_pods(cgroup: str | None, pod: str | None) -> None:
+    pods = Pods()
+    pods.put(Pod("u1", frozenset((CONTAINER_ID,)), {**NAMELESS, "pod": "orders-0"}))
+    facts: Any = {**_NO_FACTS, "cgroup": cgroup, "container_id": CONTAINER_ID}
+    named = Workload(_NO_OWNER, facts, pods, SharedBudget(0, Counter()), 0).named()
+    assert (named["container_id"], named.get("pod")) == (CONTAINER_ID, pod)
 
 
 def test_an_ended_process_is_found_in_the_cgroup_that_it_left(
@@ -116,7 +142,8 @@ def test_without_command_lines_none_is_reported_of_a_process(
     owner = owner_of(process.pid, cmdline=b"kcat\0-L\0")
     if ended:
         end(process)
-    with_it, without = (WorkloadResolver(command_lines=on).resolve(owner).named() for on in (True, False))
+    agents = (Agent(load({"cmdline": setting}), StillSink()) for setting in ("on", "off"))
+    with_it, without = (agent._processor._resolver.resolve(owner).named() for agent in agents)
     assert with_it["cmdline"] is not None
     assert (without["pid"], without["cmdline"]) == (process.pid, None)
 
