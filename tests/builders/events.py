@@ -94,7 +94,7 @@ def partition(index: int | None = None, name: str | None = "orders", **fields: o
 
 def close(ts: int = NOW_US, **fields: object) -> Any:
     ends = {"how": "fin", "closed_by": "local", "opaque": None}
-    return {"kind": "close", "ts": ts, "side": "client", "workload": workload(), **ends, **fields}
+    return {"kind": "close", "ts": ts, "side": "client", "workload": workload(), "client": client(), **ends, **fields}
 
 
 def opened(found: str = "start", **fields: object) -> Any:

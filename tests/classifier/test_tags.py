@@ -94,6 +94,22 @@ def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
     assert cursor.losses() == before
 
 
+def test_a_connection_that_begins_with_a_foreign_tag_is_kafkas(cursor: Classifier) -> None:
+    before = cursor.losses()
+    cursor.connect(server_side=True)
+    cursor.move(Direction.RECEIVE, PRODUCE_9, WHOLE)
+    cursor.move(Direction.SEND, response(PRODUCE, 9, 3).wire, WHOLE)
+    samples = cursor.samples()
+    frames = samples[samples["kind"] == SampleKind.FRAME]
+    assert [(frame["api_key"], frame["correlation_id"], frame["flags"] & Flag.RESPONSE > 0) for frame in frames] == [
+        (PRODUCE, 3, False),
+        (PRODUCE, 3, True),
+    ]
+    assert b"good" in frames[0]["data"].tobytes()
+    assert b"abc" not in samples.tobytes()
+    assert cursor.losses() == before
+
+
 @pytest.mark.parametrize(
     ("size", "leaves", "malformed"), [(3, b"\1\0\3\3ab", 0), (5, b"\1\0\5\3ab", 0), (2, b"\1\0\2\3ab", 1)]
 )

@@ -54,7 +54,7 @@ TOPIC = MARKER.decode()
 def planted(*, response: bool) -> list[bytes]:
     """Frames of a conversation as it might go on, with MARKER in each."""
     tree = {"Topics": [{"Name": TOPIC}]}
-    frames = [frame_of(message_of("Metadata", response, 1, tree), number).wire for number in PLANTED]
+    frames = [frame_of(message_of("Metadata", response, 12, tree), number).wire for number in PLANTED]
     assert all(MARKER in frame for frame in frames)
     return frames
 

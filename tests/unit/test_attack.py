@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 
@@ -33,7 +34,8 @@ def reported(*responses: int, losses: int = 0) -> Reported:
 
 # Ten requests per second; the flood is from 6 s to 14 s, the next one begins at 22 s.
 WIRE = Times({("ab", n): (n * SECOND_US // 10, n * SECOND_US // 10) for n in range(1, 251)})
-FLOOD = Phase("topics", 6 * SECOND_US, 14 * SECOND_US)
+PAGES = Counter({"200": 3})
+FLOOD = Phase("topics", 6 * SECOND_US, 14 * SECOND_US, pages=PAGES)
 NEXT_US = 22 * SECOND_US
 
 
@@ -98,7 +100,7 @@ def test_losses_have_to_explain_what_is_missing_of_the_flood_too(losses: int, ex
     found = reported(50, 50, 50, 50, 50, losses=losses)
     found.take(event("flow", 10, side="client", responses=90, local=None), b":9092")
     found.take(event("flow", 10, side="server", responses=87, local=None), b":9092")
-    phase = Phase("topics", FLOOD.began_us, FLOOD.ended_us, done={"requests": 100})
+    phase = Phase("topics", FLOOD.began_us, FLOOD.ended_us, done={"requests": 100}, pages=PAGES)
     row = figures(phase, NEXT_US, found, WIRE, LIMIT_BYTES)
     assert row["missing_of_all"] == 23
     assert list(faults(row, may_lose=False)) == expected
@@ -111,6 +113,31 @@ def test_sides_of_revisions_with_other_names_count_as_well() -> None:
     assert found.answered == {side: {5 * SECOND_US: 3} for side in ("client", "server")}
 
 
+@pytest.mark.parametrize(("may_lose", "explained"), [(True, 20), (False, 0)])
+def test_what_a_peer_may_not_write_explains_honest_requests_from_the_flood_s_address_only(
+    may_lose: bool, explained: int
+) -> None:
+    row = figures(FLOOD, NEXT_US, reported(50, 30, 50, 50, 50), WIRE, LIMIT_BYTES) | {"losses": {"peer_limited": 20}}
+    found = [fault for fault in faults(row, may_lose=may_lose) if "explain" in fault]
+    assert found == ([] if explained else ["topics: 20 honest requests missing, losses explain 0"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"pages": {"429": 9}}, "topics: no page was answered, but {'429': 9}"),
+        ({"done": {"done": 24, "planned": 100}}, "topics: 24 of 100 steps done"),
+        ({"done": {"refused by the broker": ["too large"]}}, "topics: the broker refused 1 forged records"),
+    ],
+)
+def test_a_flood_that_did_nothing_and_pages_that_nobody_got_are_faults(
+    fields: dict[str, object], expected: str
+) -> None:
+    row = figures(FLOOD, NEXT_US, reported(50, 50, 50, 50, 50), WIRE, LIMIT_BYTES)
+    assert list(faults(row, may_lose=False)) == []
+    assert list(faults(row | fields, may_lose=False)) == [expected]
+
+
 def test_losses_that_only_a_flood_has_explain_nothing() -> None:
     row = figures(FLOOD, NEXT_US, reported(50, 30, 50, 50, 50), WIRE, LIMIT_BYTES)
     row["losses"] = {"before_proof": 200_000}
@@ -119,7 +146,7 @@ def test_losses_that_only_a_flood_has_explain_nothing() -> None:
 
 def test_memory_above_the_limit_is_a_fault() -> None:
     row = figures(
-        Phase("topics", 6 * SECOND_US, 14 * SECOND_US, peak_bytes=LIMIT_BYTES + (1 << 20)),
+        Phase("topics", 6 * SECOND_US, 14 * SECOND_US, peak_bytes=LIMIT_BYTES + (1 << 20), pages=PAGES),
         NEXT_US,
         reported(50, 50, 50, 50),
         WIRE,
@@ -131,4 +158,5 @@ def test_memory_above_the_limit_is_a_fault() -> None:
 def test_a_marker_and_a_line_that_is_no_json_are_found_in_events() -> None:
     found = reported(50)
     found.take(b'{"node":"attacked-0", ' + MARKER, b":9092")
+    found.find_markers(MARKER + b"\n")
     assert dict(found.faults) == {"markers in events": 1, "an event that is not JSON": 1}

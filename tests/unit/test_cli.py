@@ -9,7 +9,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import orjson
 import pytest
@@ -20,6 +20,7 @@ from kafka_probe import cli
 from kafka_probe.config import Config, DaemonConfig, flag_of, is_secret
 from kafka_probe.errors import StartError
 from kafka_probe.sinks.stdout import StdoutSink
+from kafka_probe.top import PlainTop
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -166,11 +167,14 @@ def test_help_ends_with_examples(command: str) -> None:
 
 
 class Standstill:
-    """An agent that does nothing until it is stopped."""
+    """An agent that does nothing until it is stopped. `made` are all of them, with their further settings."""
+
+    made: ClassVar[list[tuple[Standstill, dict[str, object]]]] = []
 
     def __init__(
-        self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds, **_: object
+        self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds, **settings: object
     ) -> None:
+        self.made.append((self, settings))
         self.config = config
         self.sink = sink
         self.stops = 0
@@ -203,6 +207,18 @@ def test_a_signal_stops_the_agent_and_the_command_ends_well_with_its_counts() ->
     assert result.exit_code == 0, result.output
     assert result.output == "losses: none\ncounters: events 7\n"
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.usefixtures("standstill")
+@pytest.mark.parametrize("internal", [False, True])
+def test_trace_and_top_show_own_traffic_on_request(internal: bool) -> None:
+    for command in ("trace", "top"):
+        arguments = [command, "--json", *(["--internal"] if internal else [])]
+        assert CliRunner().invoke(cli.commands, arguments).exit_code == 0
+    (_, of_trace), (top, _) = Standstill.made[-2:]
+    assert of_trace == {"internal_requests": internal}
+    assert isinstance(top.sink, PlainTop)
+    assert top.sink._internal == internal
 
 
 @pytest.mark.usefixtures("standstill")

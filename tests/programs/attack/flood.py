@@ -3,8 +3,8 @@
     python -m tests.programs.attack.flood NAME HOST PORT COUNT SECONDS
 
 COUNT steps are spread evenly over SECONDS; where the machine cannot keep up, the rest is left out after twice as long.
-Standard output is what was done, as JSON: {"done": n, "seconds": s}, with "requests", the number of answered ones, of
-floods that are correct Kafka.
+Standard output is what was done, as JSON: {"done": n, "planned": n, "seconds": s}, with "requests", the number of
+answered ones, of floods that are correct Kafka.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ def main() -> None:
         for number in paced(int(count), float(seconds)):
             step(number)
             done += 1
-    found = {"done": done, "seconds": round(time.monotonic() - began, 1)}
+    found = {"done": done, "planned": int(count), "seconds": round(time.monotonic() - began, 1)}
     if name in REQUESTS:
         found["requests"] = done * REQUESTS[name]
     print(json.dumps(found))

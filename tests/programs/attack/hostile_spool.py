@@ -36,7 +36,7 @@ def _symlink(spool: Path) -> None:
 
 
 def _bomb(spool: Path) -> None:
-    packer = zlib.compressobj(1, wbits=31)
+    packer = zlib.compressobj(9, wbits=31)  # about 1 MiB
     lines = b"{}\n" * (1 << 20)
     with (spool / NAME).open("wb") as file:
         for _ in range(_BOMB_BYTES // len(lines)):

@@ -25,15 +25,18 @@ _ENDLESS = struct.pack(">i", (1 << 30) - 1)
 
 
 def plants() -> list[list[bytes]]:
-    """Return frames for a record's value by correlation id in use: requests and an answer, with the marker as names."""
+    """Return frames for a record's value by correlation id in use: requests and an answer, with the marker as names.
+
+    The client id is that in use, and with every second correlation id the marker.
+    """
     return [
         [
-            produce(number, MARKER, [MARKER], MARKER),
-            metadata(number, MARKER, [MARKER]),
-            heartbeat(number, MARKER, MARKER),
+            produce(number, client_id, [MARKER], MARKER),
+            metadata(number, client_id, [MARKER]),
+            heartbeat(number, client_id, MARKER),
             framed(struct.pack(">i", number) + MARKER * 3),
         ]
-        for number in _IN_USE
+        for number, client_id in zip(_IN_USE, cycle((CLIENT_ID, MARKER)), strict=False)
     ]
 
 

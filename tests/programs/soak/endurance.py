@@ -265,11 +265,11 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
 
 
 def in_table(bootstrap: str) -> Requests:
-    """Return the requests by API, version and client id: the last row of a key is right after any replay."""
+    """Return the requests by API, version and client id; the last row of a key is right after any replay."""
     counts: Requests = Counter()
     for row in map(json.loads, dict(read_topic(bootstrap, TRAFFIC)).values()):
         if row["level"] == "api":
-            counts[row["api"], row["api_version"], row.get("client_id")] += row["requests"]  # null is left out
+            counts[row.get("api"), row.get("api_version"), row.get("client_id")] += row["requests"]
     return counts
 
 

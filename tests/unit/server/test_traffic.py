@@ -9,9 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.events import bucket_of
+from kafka_probe.events import INTERNAL_CLIENT, bucket_of
 from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, UNUSED_US, Labels, Traffic
-from tests.builders.events import NOW_US, SECOND_US, agent, close, flow, open_now, opened, passed, topic, workload
+from tests.builders.events import (
+    NOW_US,
+    SECOND_US,
+    agent,
+    client,
+    close,
+    flow,
+    open_now,
+    opened,
+    passed,
+    topic,
+    workload,
+)
 
 
 def traffic(*events: dict[str, Any], limit: int = 1000) -> Traffic:
@@ -82,9 +94,9 @@ def test_what_has_no_name_is_counted_too() -> None:
     assert by_workload(summed) == {("client", "", "", "unknown"): 10}
 
 
-def test_own_requests_count_only_as_such() -> None:
-    summed = traffic(flow(api=None, internal=True))
-    assert (by_workload(summed), summed.apis) == ({}, {})
+def test_own_requests_count_only_as_such_and_own_closes_not_at_all() -> None:
+    summed = traffic(flow(api=None, internal=True), close(client=client(f"{INTERNAL_CLIENT}sink")))
+    assert (by_workload(summed), summed.apis, summed.closed.total()) == ({}, {}, 0)
     assert summed.internal_requests == {("client",): 10, ("server",): 0}
 
 
