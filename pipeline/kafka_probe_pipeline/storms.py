@@ -79,7 +79,7 @@ def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int]
     return bool(active) or every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
-def _within_limit(new: Iterable[Storm], active: Iterable[Storm]) -> tuple[list[Storm], int]:
+def within_limit(new: Iterable[Storm], active: Iterable[Storm]) -> tuple[list[Storm], int]:
     """Return those of the new storms that are not too many of their kind, and the number of the others."""
     kinds, kept, left_out = Counter(storm.now["kind"] for storm in active), [], 0
     for storm in new:
@@ -111,7 +111,7 @@ def storms(
         of_active = incidents.rows(spark, (storm.now for storm in active))
         candidates = incidents.candidates(found, of_active, clock, config)
         new = [storm for one in candidates if (storm := begun(one, clock, config))]
-        new, left_out = _within_limit(new, active)
+        new, left_out = within_limit(new, active)
         if left_out:
             log.warning("Left out %d possible storms: at most %d of a kind are reported.", left_out, MOST_OF_KIND)
         current = {storm.now["id"]: storm for storm in (*new, *active)}

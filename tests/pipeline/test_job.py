@@ -209,7 +209,7 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
 ) -> None:
     early, late = "aa" * 16, "bb" * 16
     by_id = [{"topic_id": topic_id, "requests": 1} for topic_id in (early, late)]
-    named = flow(0, agent_id="broker", kind="request", topics=[{"topic_id": early, "topic": "orders"}])
+    named = flow(0, agent_id="broker", kind="topics", topics=[{"topic_id": early, "topic": "orders"}])
     now_us = round(time.time() * 1e6)
     run.send_events(named, flow(0, topics=by_id, ts=now_us))
     run.once(spark)

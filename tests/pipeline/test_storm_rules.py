@@ -12,7 +12,7 @@ from kafka_probe_pipeline import session, storms
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock
-from kafka_probe_pipeline.storms import Cell, Storm, begun, densest, due, without_new
+from kafka_probe_pipeline.storms import Cell, Storm, begun, densest, due, within_limit, without_new
 from tests.builders.spark_events import NOON_US, SECOND_US, Event
 
 CONFIG = load({})
@@ -177,6 +177,14 @@ def test_a_storm_is_kept_as_long_as_closed_connections(
     storm = storm_of(state="resolved", resolved_us=resolved_us)
     rows: Any = without_new(Mock(), [Row(**storm.now)], clock(), CONFIG)
     assert len(rows) == kept
+
+
+def test_storms_of_one_kind_take_no_places_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storms, "MOST_OF_KIND", 2)
+    active = [Storm({"kind": CRASHES, "id": "active"})]
+    new = [Storm({"kind": kind, "id": str(n)}) for n, kind in enumerate((IDLE, CRASHES, CRASHES, IDLE, IDLE))]
+    kept, left_out = within_limit(new, active)
+    assert ([storm.now["id"] for storm in kept], left_out) == (["0", "1", "3"], 2)
 
 
 def test_the_table_has_what_people_read_of_a_storm() -> None:

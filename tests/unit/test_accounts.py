@@ -78,6 +78,22 @@ def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
 
 
+def test_what_the_broker_did_not_read_while_no_agent_watched_is_not_read_either() -> None:
+    first = reports(1, closes=0)
+    first.reported_until_us = first.complete_until_us = SECOND_US
+    times = wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=3 * SECOND_US)
+    kept = account(times, [first, reports()], [0, 19 * SECOND_US], [2 * SECOND_US])
+    assert (kept.unexplained, [*kept.unread]) == ([], [(FLOW, 3)])
+
+
+def test_flows_without_a_connection_are_of_floods() -> None:
+    flow = {"kind": "flow", "seq": 0, "api": "Metadata", "api_version": None, "client": {"id": None}, "requests": 7}
+    agent = AgentReports()
+    agent.take({**flow, "conn_id": None, "flow_id": None, "local": None})
+    assert (agent.flooded, agent.asked) == (7, {})
+    assert agent.requests == {("Metadata", None, None): 7}
+
+
 @pytest.mark.parametrize("loss", ["frame_truncated", "header_incomplete"])
 @pytest.mark.parametrize(("broke_off_us", "unexplained"), [(9 * SECOND_US, 0), (21 * SECOND_US, 1)])
 def test_an_answer_that_broke_off_while_an_agent_watched_is_explained_by_its_loss(
@@ -100,7 +116,9 @@ def flooded(requests: int, **losses: int) -> AgentReports:
     """Return an agent's events after a flood of this many requests."""
     found = AgentReports(losses=losses, flood_port=FLOOD_PORT)
     shape = {"api": "Metadata", "api_version": 4, "client": {"id": "client-1"}, "responses": requests}
-    found.take({"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "requests": requests, **shape})
+    found.take(
+        {"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "conn_id": "1", "requests": requests, **shape}
+    )
     found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW})
     return found
 

@@ -30,8 +30,8 @@ _SLACK_US = 200_000  # what a captured packet and the call that moved its bytes 
 _LONGEST_SILENCE_US = 15_000_000
 # What only a flood causes: that its peer had its share of the ring, also of what begins and ends connections.
 OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
-# Connections of a flood without sums in their closes: as many at once as a flood opens may exceed the sums' memory.
-_WITHOUT_SUMS = {"activity_limit"}
+# What a flood leaves out without losing a request: sums in closes, or in the HTTP server, and the connections of flows.
+_WITHOUT_SUMS = {"activity_limit", "flow_limit", "server_behind"}
 # How a frame that broke off is counted: by where it did.
 _OF_BROKEN_FRAMES = ("header_incomplete", "frame_truncated")
 # Exchanges of a connection that is older than the agent, after which its position in both streams is known.
@@ -70,7 +70,9 @@ class AgentReports:
         self.events = event["seq"] + 1
         if event["kind"] == "flow":
             self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
-        if (event.get("local") or "").endswith(f":{self.flood_port}"):
+        # Flows without a connection are those of `flow_limit`.
+        of_nobody = event["kind"] == "flow" and event["conn_id"] is None
+        if of_nobody or (event.get("local") or "").endswith(f":{self.flood_port}"):
             self.flooded += event.get("requests", 0)
             return
         match event["kind"]:
@@ -197,7 +199,8 @@ def account(
     finding = before_found(times, attached_us)
     kept.compare("requests", answered, (one.exchanges for one in agents), unwatched, unread | finding)
     kept.counts["requests by which positions were found"] = len(kept.unread - unread)
-    kept.unread &= unread
+    # Also those that were sent while no agent watched.
+    kept.unread = unread - sum((one.exchanges for one in agents), Counter[tuple[str, int]]()).keys()
     kept.counts["requests that the broker did not read"] = len(kept.unread)
     for number, (one, since_us, until_us) in enumerate(zip(agents, attached_us, killed_us, strict=False), 1):
         if until_us - max(one.reported_until_us, since_us) > _LONGEST_SILENCE_US:
