@@ -119,7 +119,7 @@ def flooded(requests: int, **losses: int) -> AgentReports:
     found.take(
         {"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "conn_id": "1", "requests": requests, **shape}
     )
-    found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW})
+    found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW, "requests": requests})
     return found
 
 

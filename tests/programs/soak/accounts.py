@@ -68,12 +68,12 @@ class AgentReports:
         """Take an event, in its agent's order."""
         self.gaps += event["seq"] != self.events
         self.events = event["seq"] + 1
-        if event["kind"] == "flow":
+        is_flow = event["kind"] == "flow"
+        if is_flow:
             self.requests[event["api"], event["api_version"], event["client"]["id"]] += event["requests"]
-        # Flows without a connection are those of `flow_limit`.
-        of_nobody = event["kind"] == "flow" and event["conn_id"] is None
-        if of_nobody or (event.get("local") or "").endswith(f":{self.flood_port}"):
-            self.flooded += event.get("requests", 0)
+        # A flow without a connection is one of `flow_limit`.
+        if (event.get("local") or "").endswith(f":{self.flood_port}") or (is_flow and event["conn_id"] is None):
+            self.flooded += event["requests"] if is_flow else 0  # a close has the sum of its flows
             return
         match event["kind"]:
             case "request":
