@@ -82,7 +82,7 @@ class Config(BaseSettings):
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)
-    """seconds between micro-batches of traffic, less if the largest one is there; each one adds files to its tables"""
+    """seconds between micro-batches of traffic, except during a backlog; each one adds files to its tables"""
     verdict_interval: float = Field(4, gt=0)
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
     table_interval: float = Field(30, ge=0)
@@ -134,7 +134,7 @@ class Config(BaseSettings):
     internal: bool = False
     """also print kafka-probe's own traffic and connections"""
     max_records_per_trigger: int = Field(1_000, gt=0)
-    """most Kafka records in one micro-batch: 250 MiB of agents' lines, of which a record has at most 256 KiB"""
+    """most Kafka records in one micro-batch; an agent's record has up to 256 KiB of events, or one larger event"""
     skip_lost: bool = False
     """continue, instead of stopping, if the topic has dropped events that were not yet read"""
     kafka_option: dict[str, str] = {}

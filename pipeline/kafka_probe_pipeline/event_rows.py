@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.source import MOST_TOPICS, once, spark_schema, struct_of
+from kafka_probe_pipeline.source import MOST_TOPICS, spark_schema, struct_of
 
 RECEIVED = "received_ts"
 """When Kafka got the event, by its clock; the other times are of the agent's clock."""
@@ -41,8 +41,8 @@ def closes(events: DataFrame) -> DataFrame:
 
 
 def requests(events: DataFrame) -> DataFrame:
-    """Return the rows of the `request` events, each once: columns of `REQUESTS`."""
-    return _rows(events.where(F.col("kind") == "request").transform(once), REQUESTS, MOST_TOPICS)
+    """Return the rows of the `request` events: columns of `REQUESTS`."""
+    return _rows(events.where(F.col("kind") == "request"), REQUESTS, MOST_TOPICS)
 
 
 def agents(events: DataFrame) -> DataFrame:

@@ -1,6 +1,6 @@
 """Remembers which events of each agent's run have been counted: an agent that starts again may send some once more.
 
-Pure functions of DataFrames; this module never reads or writes.
+Functions of DataFrames; this module never reads or writes.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from kafka_probe_pipeline.agents import newest_agents
 from kafka_probe_pipeline.source import struct_of
 
 RANGES_KEPT = 64
+MOST_REPEATED = 10_000
+"""Most repeated events of a micro-batch that Spark sends to each executor as a whole, by agent and `seq`."""
 """Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
 SCHEMA = struct_of(
     {
@@ -33,6 +35,26 @@ def without_seen(events: DataFrame, before: DataFrame) -> DataFrame:
     seen_before = F.broadcast(before.select("agent_id", "seen"))
     known = F.col("kind").isin("flow", "request") & _is_seen(F.col("seq"))
     return events.join(seen_before, "agent_id", "left").where(~known).drop("seen")
+
+
+def once(events: DataFrame) -> DataFrame:
+    """Return of all events with the same agent and `seq` the first in the topic.
+
+    Runs a Spark job, which finds repeated events by few columns: `dropDuplicates` would sort and shuffle all columns.
+    The join that follows has a copy of the repeated `seq` on each executor, unless somebody forged very many.
+    """
+    repeated = (
+        events.groupBy("agent_id", "seq")
+        .agg(F.count("*").alias("count"), F.min("position").alias("first"))
+        .where(F.col("count") > 1)
+        .drop("count")
+    )
+    number = repeated.limit(MOST_REPEATED + 1).count()
+    if not number:
+        return events
+    known = F.broadcast(repeated) if number <= MOST_REPEATED else repeated
+    is_first = F.col("first").isNull() | (F.col("position") == F.col("first"))
+    return events.join(known, ["agent_id", "seq"], "left").where(is_first).drop("first")
 
 
 def seen_events(events: DataFrame, before: DataFrame) -> DataFrame:

@@ -30,7 +30,6 @@ MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_OPEN = 514  # an agent names 512 groups of open connections, and counts the others by side
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
-MOST_REPEATED = 10_000  # numbers of repeated events of a micro-batch that each executor gets
 COUNTS = (
     *("requests", "responses", "request_bytes", "response_bytes"),
     *("sent_bytes", "received_bytes", "unacked_bytes", "last_request_bytes", "connections"),
@@ -58,25 +57,23 @@ def spark_schema(*kinds: str) -> T.StructType:
     return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
 
 
-def records(spark: SparkSession, config: Config, gathered_s: float = 0) -> DataFrame:
+def records(spark: SparkSession, config: Config, interval_s: float) -> DataFrame:
     """The events topic as a stream from its first record on.
 
-    gathered_s: seconds for which a micro-batch gathers records. It starts earlier if it has as many as it may have.
+    interval_s: time between two micro-batches. One that has its most records starts earlier.
     """
-    options: dict[str, int | str] = {
-        "minOffsetsPerTrigger": config.max_records_per_trigger,
-        "maxTriggerDelay": f"{round(gathered_s * 1000)}ms",
-    }
-    return (
+    reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in config.kafka.items()})
         .option("subscribe", config.events_topic)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", config.max_records_per_trigger)
-        .options(**options if gathered_s else {})
         .option("failOnDataLoss", not config.skip_lost)
-        .load()
     )
+    if not config.once:
+        reader = reader.option("minOffsetsPerTrigger", config.max_records_per_trigger)
+        reader = reader.option("maxTriggerDelay", f"{round(interval_s * 1000)}ms")
+    return reader.load()
 
 
 def parsed(records: DataFrame, *kinds: str) -> DataFrame:
@@ -123,25 +120,6 @@ def received(parsed: DataFrame) -> DataFrame:
     position = F.struct("partition", "offset", "line_number").alias("position")
     received_us = F.unix_micros("timestamp").alias("received_us")
     return parsed.where(F.col("reason").isNull()).select("event.*", received_us, position)
-
-
-def once(events: DataFrame) -> DataFrame:
-    """The first of all events with the same agent and `seq`: an agent that retries may have written one twice.
-
-    Few are repeated. To find these takes two columns, where `dropDuplicates` sorts and moves all. Forged ones may be
-    many, of which executors get no copy.
-    """
-    repeated = (
-        events.groupBy("agent_id", "seq")
-        .agg(F.count("*").alias("count"), F.min("position").alias("first"))
-        .where(F.col("count") > 1)
-    )
-    number = repeated.limit(MOST_REPEATED + 1).count()
-    if not number:
-        return events
-    known = F.broadcast(repeated) if number <= MOST_REPEATED else repeated
-    first = F.col("first").isNull() | (F.col("position") == F.col("first"))
-    return events.join(known, ["agent_id", "seq"], "left").where(first).drop("count", "first")
 
 
 def malformed(parsed: DataFrame) -> DataFrame:

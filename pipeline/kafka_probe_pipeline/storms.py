@@ -30,7 +30,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
-# Most storms that are active at once: where hundreds of workloads are hit at once, the alerts say nothing more.
+# Most active storms of a kind: where hundreds of workloads are hit at once, the alerts say nothing more.
 MOST_OF_KIND = 50
 
 _LONG, _STRING = T.LongType(), T.StringType()

@@ -25,6 +25,7 @@ from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 
 _RETRY_S = 1.0
+_LOOK_S = 1.0  # how often a query looks whether its next micro-batch is due
 # Messages of Kafka's client and Spark's reader if no broker answers, or the brokers' names no longer resolve.
 OF_BROKERS_AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
@@ -46,9 +47,9 @@ def start(
     output.require_owner(spark, config)
     require_checkpoints(spark, config)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
-    gathered_s = 0 if config.once else config.trigger_interval
-    traffic_query = _start(spark, traffic, config.checkpoint, config, gathered_s)
-    diagnosis_query = _start(session.for_few_rows(spark.newSession()), diagnosis, config.connections_checkpoint, config)
+    traffic_query = _start(spark, traffic, config.checkpoint, config.trigger_interval, config)
+    of_few_rows = session.for_few_rows(spark.newSession())
+    diagnosis_query = _start(of_few_rows, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
     return traffic_query, diagnosis_query
 
 
@@ -63,13 +64,13 @@ def require_checkpoints(spark: SparkSession, config: Config) -> None:
 
 
 def _start(
-    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, config: Config, gathered_s: float = 0
+    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval_s: float, config: Config
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    records = source.records(spark, config, gathered_s).withColumn(
+    records = source.records(spark, config, interval_s).withColumn(
         "timestamp", F.least("timestamp", F.current_timestamp())
     )
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
@@ -77,7 +78,7 @@ def _start(
     writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(config.verdict_interval * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{round(min(interval_s, _LOOK_S) * 1000)} milliseconds").start()
 
 
 def run_through_outages(

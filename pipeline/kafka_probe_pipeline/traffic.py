@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
-from kafka_probe_pipeline.source import once, spark_schema, struct_of
+from kafka_probe_pipeline.source import spark_schema, struct_of
 from kafka_probe_pipeline.sums import plus, shown, total
 
 # Output column: where an event carries it.
@@ -85,12 +85,12 @@ SCHEMA = struct_of(
 
 def traffic(events: DataFrame, window_seconds: int) -> DataFrame:
     """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (maps to counts)."""
-    return events.transform(flows).transform(levels).transform(windowed, window_seconds).transform(summed, KEYS)
-
-
-def flows(events: DataFrame) -> DataFrame:
-    """The flow events, each once: an agent that retries may have written one twice."""
-    return events.where(F.col("kind") == "flow").transform(once)
+    return (
+        events.where(F.col("kind") == "flow")
+        .transform(levels)
+        .transform(windowed, window_seconds)
+        .transform(summed, KEYS)
+    )
 
 
 def levels(flows: DataFrame) -> DataFrame:

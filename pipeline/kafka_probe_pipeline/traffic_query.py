@@ -94,7 +94,10 @@ class TrafficQuery:
         """Add the events to the tables, and send the rows of traffic."""
         known = self.names.read().drop(BATCH_ID, DATE)
         new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
-        fresh = events.transform(seen_events.without_seen, self.seen_events.before(batch_id))
+        counted = events.where(F.col("kind").isin("flow", "request"))
+        fresh = counted.transform(seen_events.without_seen, self.seen_events.before(batch_id)).transform(
+            seen_events.once
+        )
         if requests:
             self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
         named = fresh.transform(traffic, self.config.window).transform(names.named, self.names.read())

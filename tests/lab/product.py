@@ -23,7 +23,7 @@ EVENTS, TRAFFIC, ALERTS = "kafka-probe.events", "kafka-probe.traffic", "kafka-pr
 COULD_NOT_START = 3
 _AGENT = (sys.executable, "-m", "kafka_probe", "run")
 _ALONE = ("--listen", "off")
-_UNCACHED = {"KAFKA_PROBE_CACHE_DIR": "off"}  # not a flag, which revisions before it refuse
+_UNCACHED = {"KAFKA_PROBE_CACHE_DIR": "off"}  # a variable, because older revisions refuse the flag
 _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from threading import Event
 from uuid import uuid4
@@ -105,18 +106,25 @@ def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_
     assert {row["reason"] for row in dead.values()} == {"not a JSON object"}
 
 
-def test_traffic_does_not_wait_for_its_interval_while_it_is_behind(run: Run, spark: SparkSession) -> None:
+def test_no_query_waits_for_its_interval_while_it_is_behind(run: Run, spark: SparkSession) -> None:
+    checkpoints = "checkpoint", "connections_checkpoint"
     run.send(records=5)
-    queries = run.queries(spark, trigger_interval=3600, max_records_per_trigger=4)
+    queries = run.queries(spark, trigger_interval=3600, verdict_interval=3600, max_records_per_trigger=4)
     try:
-        wait_until(lambda: run.commits() == 10 // 4, "two micro-batches", timeout_s=LIMIT_S)
-        run.send(records=1)
-        wait_until(lambda: run.commits() == 12 // 4, "the third micro-batch", timeout_s=LIMIT_S)
+        for more, batches in ((0, 10 // 4), (1, 12 // 4)):
+            run.send(records=more)
+            for name in checkpoints:
+                wait_until(partial(is_done, run, name, batches), f"micro-batch {batches} of {name}", timeout_s=LIMIT_S)
     finally:
         for query in queries:
             query.stop()
-    offsets = json.loads((run.output / "checkpoint" / "offsets" / "2").read_text().splitlines()[-1])
-    assert sum(offsets[run.events].values()) == 12
+    for name in checkpoints:
+        offsets = json.loads((run.output / name / "offsets" / "2").read_text().splitlines()[-1])
+        assert sum(offsets[run.events].values()) == 12
+
+
+def is_done(run: Run, checkpoint: str, batches: int) -> bool:
+    return len([*(run.output / checkpoint / "commits").glob("[0-9]*")]) == batches
 
 
 def test_a_replayed_batch_sends_the_rows_of_the_table_again_even_if_the_window_was_changed(

@@ -72,3 +72,15 @@ def test_of_too_many_agents_those_are_remembered_that_reported_last(
     second = seen_after(spark, 1, flow(agent_id="third"), before=first)
     third = seen_after(spark, 2, flow(1, agent_id="first"), before=second)
     assert {row["agent_id"] for row in third} == {"third", "first"}
+
+
+@pytest.mark.parametrize("most", [0, 10_000], ids=["many", "few"])
+def test_of_different_events_with_one_number_the_first_in_the_topic_counts(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(seen_events, "MOST_REPEATED", most)
+    sent = [flow(3), flow(4, requests=1), flow(5), flow(4, requests=2), flow(4, agent_id="agent-2")]
+    kept = events(spark, *sent).transform(seen_events.once).orderBy("position").collect()
+    assert [(row["seq"], row["agent_id"], row["requests"]) for row in kept] == [
+        (event["seq"], event["agent_id"], event["requests"]) for event in (*sent[:3], sent[4])
+    ]

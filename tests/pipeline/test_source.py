@@ -83,18 +83,6 @@ def test_the_spark_schema_has_each_field_once_and_typed(spark: SparkSession) -> 
     assert events(spark, flow()).drop("position").schema == source.spark_schema()
 
 
-@pytest.mark.parametrize("most", [0, 10_000], ids=["many", "few"])
-def test_of_different_events_with_one_number_the_first_in_the_topic_counts(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    monkeypatch.setattr(source, "MOST_REPEATED", most)
-    sent = [flow(3), flow(4, requests=1), flow(5), flow(4, requests=2), flow(4, agent_id="agent-2")]
-    kept = events(spark, *sent).transform(source.once).orderBy("position").collect()
-    assert [(row["seq"], row["agent_id"], row["requests"]) for row in kept] == [
-        (event["seq"], event["agent_id"], event["requests"]) for event in (*sent[:3], sent[4])
-    ]
-
-
 def test_a_field_with_two_types_in_the_schema_is_refused() -> None:
     with pytest.raises(TypeError, match="the field x has two types"):
         source._struct((schema.Field("x", "long", ""), schema.Field("x", "string", "")))

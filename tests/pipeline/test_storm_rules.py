@@ -179,12 +179,11 @@ def test_a_storm_is_kept_as_long_as_closed_connections(
     assert len(rows) == kept
 
 
-def test_storms_of_one_kind_take_no_places_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storms, "MOST_OF_KIND", 2)
-    active = [Storm({"kind": CRASHES, "id": "active"})]
-    new = [Storm({"kind": kind, "id": str(n)}) for n, kind in enumerate((IDLE, CRASHES, CRASHES, IDLE, IDLE))]
+def test_storms_of_one_kind_take_no_places_of_another() -> None:
+    active = [Storm({"kind": CRASHES})] * 49
+    new = [Storm({"kind": kind}) for kind in (IDLE, CRASHES, CRASHES, IDLE)]
     kept, left_out = within_limit(new, active)
-    assert ([storm.now["id"] for storm in kept], left_out) == (["0", "1", "3"], 2)
+    assert ([storm.now["kind"] for storm in kept], left_out) == ([IDLE, CRASHES, IDLE], 1)
 
 
 def test_the_table_has_what_people_read_of_a_storm() -> None:

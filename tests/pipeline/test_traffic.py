@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
 from kafka_probe_pipeline import report, source
+from kafka_probe_pipeline.seen_events import once
 from kafka_probe_pipeline.sinks import traffic_messages
 from kafka_probe_pipeline.source import MOST, spark_schema
 from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
@@ -136,7 +137,7 @@ def test_an_event_belongs_to_the_window_of_its_own_time_however_late_or_early(sp
 
 def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> None:
     twice = flow(0, topics=[{"topic": "orders", "records": 3}])
-    rows = events(spark, twice, twice, flow(0, agent_id="agent-2")).transform(traffic, 60)
+    rows = events(spark, twice, twice, flow(0, agent_id="agent-2")).transform(once).transform(traffic, 60)
     assert {(row["level"], row["requests"], row["records"]) for row in rows.collect()} == {
         ("api", 2, 3),
         ("topic", None, 3),

@@ -56,7 +56,6 @@ EXCUSED = {
     "judging: (0, 0)  ->": "it is replaced for clients, and no rule asks for it of brokers",
     "judging: values[least[-1]] >= values[end]  ->": "of equal values either place will do",
     "judging: values[greatest[-1]] <= values[end]  ->": "of equal values either place will do",
-    "storms: MOST_OF_KIND = 50  ->": "only a function that builds columns uses it",
     "storms: cell.hop - number  ->": "windows are numbered by their ends then",
     "storms: (0, list[Cell](), span(config))  ->": "no cell is empty",
 }

@@ -140,7 +140,7 @@ HTTP_SERVER = (
     f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
 )
 NAMES = (
-    f"a name at most {text.NAME_LIMIT} characters of it, and a message of a log at most {text.MESSAGE_LIMIT:,}",
+    f"A name has at most {text.NAME_LIMIT} characters there, and a log message at most {text.MESSAGE_LIMIT:,}",
     f"marks on one character beyond {in_words(text._MARKS_IN_A_ROW)}",
 )
 ATTACK = (f"less than {judge.LEAST_PERCENT:g} % of the honest clients' requests",)
