@@ -78,12 +78,15 @@ def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
 
 
-def test_what_the_broker_did_not_read_while_no_agent_watched_is_not_read_either() -> None:
+def test_of_what_it_may_have_read_while_no_agent_watched_the_broker_counts_any_part() -> None:
     first = reports(1, closes=0)
     first.reported_until_us = first.complete_until_us = SECOND_US
     times = wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=3 * SECOND_US)
     kept = account(times, [first, reports()], [0, 19 * SECOND_US], [2 * SECOND_US])
-    assert (kept.unexplained, [*kept.unread]) == ([], [(FLOW, 3)])
+    assert (kept.unexplained, [*kept.unread], [*kept.unsure]) == ([], [], [(FLOW, 3)])
+    for counted in (1, 2, 3, 4):
+        kept.equal("by the broker", {"Metadata": counted}, {"Metadata": 3}, {"Metadata": 1})
+    assert kept.unexplained == [f"by the broker: {n} of Metadata instead of 3" for n in (1, 4)]
 
 
 def test_flows_without_a_connection_are_of_floods() -> None:

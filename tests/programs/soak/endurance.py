@@ -254,9 +254,11 @@ def endure(minutes: float, directory: Path) -> dict[str, Any]:
         agents = reports_of_nodes(lines, soak.nodes, soak.flood_port)
         kept = account(wire.times, agents, soak.attached_us, soak.killed_us)
         account_flood(kept, agents, soak.flooded)
-        unread = (wire.times.asked[request] for request in kept.unread)
-        read = Counter(wire.by_api) - Counter((str(api_name(key)), version) for key, version in unread)
-        kept.equal("requests by the broker's own count", answered, read)
+        unread, unsure = (
+            Counter((str(api_name(key)), version) for key, version in map(wire.times.asked.__getitem__, requests))
+            for requests in (kept.unread, kept.unsure)
+        )
+        kept.equal("requests by the broker's own count", answered, Counter(wire.by_api) - unread, unsure)
         counted: Requests = sum((one.requests for one in agents), Counter())
         refused = {status: count for status, count in soak.pages.items() if status != HTTPStatus.OK}
         kept.equal("pages that were refused, by status", refused, {})
