@@ -47,7 +47,7 @@ class Reporter:
         self._kernel_us: int | None = None
         self._spent_s = time.process_time(), time.monotonic()
         self._hidden = 0
-        # Of CLOCK_MONOTONIC, so that they follow a step of the wall clock.
+        # Times of CLOCK_MONOTONIC: converted for each report, they follow a step of the wall clock.
         self._complete_since_ns: int | None = None
         self._complete_until_ns = 0
 

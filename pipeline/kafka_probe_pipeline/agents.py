@@ -21,6 +21,8 @@ MOST_AGENTS = 20_000
 _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
 _AHEAD_US = 3600 * 1_000_000  # a clock further ahead of Kafka's is wrong, or the event is forged
+# Taken from the newest event, not the greatest: the agent's clock may have been set back.
+_OF_NEWEST = ("complete_since", "complete_until", "open")
 # `complete_since` and `complete_until` are of the agent's clock, `last_seen_us` of Kafka's. Resets before
 # `resets_since` were dropped.
 SCHEMA = T.StructType(
@@ -35,9 +37,6 @@ SCHEMA = T.StructType(
         T.StructField("resets", T.ArrayType(RESET)),
     ]
 )
-
-
-_OF_NEWEST = ("complete_until", "open")
 
 
 def _believed(time: str) -> Column:
@@ -58,7 +57,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )
-    # Of the newest event of the batch, if it has one: a forged `seq` has no effect on later batches.
+    # The earlier state has number -1, below any `seq`. So a forged `seq` has no effect on later batches.
     older = before.drop("resets").withColumn("number", F.lit(-1).cast("long"))
     resets = before.select("agent_id", F.explode("resets").alias("reset"))
     return (
@@ -68,8 +67,6 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -
         .agg(
             F.max("node").alias("node"),
             F.max("last_seen_us").alias("last_seen_us"),
-            F.max("complete_since").alias("complete_since"),
-            # The newest, not the greatest: the agent's clock may have been set back.
             *(F.max_by(name, F.when(F.col(name).isNotNull(), F.col("number"))).alias(name) for name in _OF_NEWEST),
             F.max("resets_since").alias("resets_since"),
             # A set finds equal ones by their hashes, array_distinct compares each with each.

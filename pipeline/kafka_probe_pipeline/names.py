@@ -16,13 +16,9 @@ SCHEMA = struct_of({"ts": T.TimestampType(), "topic_id": T.StringType(), "topic"
 
 
 def pairs(events: DataFrame) -> DataFrame:
-    """The ids that agents have learned, each by the first name.
-
-    Other events have pairs that a client claims in its request.
-    """
+    """Return the topic ids that events of any kind name, each with its first name."""
     return (
-        events.where(F.col("kind") == "topics")
-        .select("received_us", F.explode("topics").alias("of"))
+        events.select("received_us", F.explode("topics").alias("of"))
         .select("received_us", "of.topic_id", "of.topic")
         .where(F.col("topic_id").isNotNull() & F.col("topic").isNotNull())
         .groupBy("topic_id")

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.events import is_internal
 from kafka_probe.text import printable
 from kafka_probe_pipeline.traffic import DIMENSIONS, LEVEL, summed, with_percentiles, without_overflows
 
@@ -88,7 +88,7 @@ def _iso(time: datetime) -> str:
 def _is_own(row: Row) -> bool:
     if "internal" in row:
         return bool(row["internal"])
-    return "client" in row and str(_client(row) or "").startswith(INTERNAL_CLIENT)
+    return "client" in row and is_internal(_client(row))
 
 
 def _workload(row: Row | Mapping[str, Any]) -> str:
@@ -163,9 +163,9 @@ def _of_either(name: str) -> Callable[[Row], Any]:
     return lambda row: next((row[side][name] for side in ("client", "server") if row[side]), None)
 
 
-def _client(row: Row) -> object:
+def _client(row: Row) -> str | None:
     clients = (row[side]["client"] for side in ("client", "server") if row[side])
-    return next((client["id"] for client in clients if client and client["id"]), None)
+    return next((str(client["id"]) for client in clients if client and client["id"]), None)
 
 
 def _seconds(microseconds: int | None) -> str:

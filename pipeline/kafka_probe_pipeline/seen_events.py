@@ -13,9 +13,9 @@ from kafka_probe_pipeline.agents import newest_agents
 from kafka_probe_pipeline.source import struct_of
 
 RANGES_KEPT = 64
-MOST_REPEATED = 10_000
-"""Most repeated events of a micro-batch that Spark sends to each executor as a whole, by agent and `seq`."""
 """Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
+MOST_REPEATED = 10_000
+"""Most repeated events of a micro-batch of which each executor gets all agents and `seq`."""
 SCHEMA = struct_of(
     {
         "agent_id": T.StringType(),

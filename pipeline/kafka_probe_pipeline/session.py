@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -86,6 +87,8 @@ _LOCAL = {
 _QUICK_COMPILER = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 # Takes less time in all, and pauses of half a second do not matter here.
 _COLLECTOR = "-XX:+UseSerialGC"
+_ANY_COLLECTOR = re.compile(r"-XX:\+Use\w+GC\b")
+_VARIABLES_OF_JAVA = ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS", "SPARK_SUBMIT_OPTS")
 # Many wide expressions on few rows: to compile them takes longer than to interpret them, and to plan each stage anew
 # longer than what a better plan saves.
 _FEW_ROWS = {
@@ -143,14 +146,14 @@ def start(master: str | None = None, jars_dir: Path | None = None, *, brief: boo
 
 
 def _find_once(jvm: Any) -> None:
-    """Tell Py4J where classes are that PySpark names often.
+    """Register the classes that PySpark looks up often with Py4J.
 
-    Else it looks for each in one imported package after the other, each time in all jars. That took a sixth of the
+    Else Py4J looks for each in one imported package after the other, each time in all jars. That took a sixth of the
     JVM's time.
     """
     for name in _NAMED_BY_PYSPARK:
         java_import(jvm, name)
-    # A package cannot be imported, but kept. PySpark names this class where it asks for the type of an object.
+    # `java_import` takes no packages. An attribute keeps the package, so that Py4J finds TypeUtil without a search.
     jvm.py4j = jvm.py4j
     jvm.py4j.reflection = jvm.py4j.reflection
     jvm.py4j.reflection.TypeUtil = jvm.py4j.reflection.TypeUtil
@@ -158,8 +161,8 @@ def _find_once(jvm: Any) -> None:
 
 def _java_options(*, brief: bool) -> str:
     options = [f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *(_QUICK_COMPILER if brief else ())]
-    # Java does not start with two collectors: one that the user's variables name counts.
-    if not any("GC" in os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")):
+    # Java refuses two collectors. If a variable of the user names one, add none.
+    if not any(_ANY_COLLECTOR.search(os.environ.get(name, "")) for name in _VARIABLES_OF_JAVA):
         options.append(_COLLECTOR)
     return " ".join(options)
 

@@ -57,10 +57,10 @@ def spark_schema(*kinds: str) -> T.StructType:
     return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
 
 
-def records(spark: SparkSession, config: Config, interval_s: float) -> DataFrame:
+def records(spark: SparkSession, config: Config, least_s: float) -> DataFrame:
     """The events topic as a stream from its first record on.
 
-    interval_s: time between two micro-batches. One that has its most records starts earlier.
+    least_s: least time between two micro-batches, unless `max_records_per_trigger` records wait.
     """
     reader = (
         spark.readStream.format("kafka")
@@ -72,7 +72,7 @@ def records(spark: SparkSession, config: Config, interval_s: float) -> DataFrame
     )
     if not config.once:
         reader = reader.option("minOffsetsPerTrigger", config.max_records_per_trigger)
-        reader = reader.option("maxTriggerDelay", f"{round(interval_s * 1000)}ms")
+        reader = reader.option("maxTriggerDelay", f"{round(least_s * 1000)}ms")
     return reader.load()
 
 
@@ -87,18 +87,15 @@ def parsed(records: DataFrame, *kinds: str) -> DataFrame:
     event = T.StructType([field for field in spark_schema() if field.name in names])
     others = "|".join(schema.KINDS.keys() - kinds) if kinds else ""
     value = F.col("value").cast("string")
-    # Parsed it may take a hundred times the memory, and a record of 60 KB on the wire may be one of 60 MB.
-    is_large = F.octet_length("value") > MOST_RECORD_BYTES
-    lines_of = F.when(is_large, F.array(value)).otherwise(F.split(value, "\n"))
+    # A record of 60 KB on the wire may unpack to 60 MB, and parsing takes many times that.
+    lines_of = F.when(_is_large(value), F.array(value)).otherwise(F.split(value, "\n"))
     return (
-        records.select(*RECORD, is_large.alias("is_large"), lines_of.alias("lines"))
-        .select(*RECORD, "is_large", F.posexplode("lines"))
+        records.select(*RECORD, F.posexplode(lines_of))
         .withColumnsRenamed({"pos": "line_number", "col": "line"})
         .where(F.trim("line") != "")
         .where(~F.col("line").rlike(_OF_KINDS.format(others)) if others else F.lit(True))
-        .withColumn("event", F.when(~F.col("is_large"), F.from_json("line", _with_misfit(event), _JSON)))
-        .withColumn("reason", _reason(F.col("is_large"), F.col("line"), F.col("event"), event.names))
-        .drop("is_large")
+        .withColumn("event", F.when(~_is_large(F.col("line")), F.from_json("line", _with_misfit(event), _JSON)))
+        .withColumn("reason", _reason(F.col("line"), F.col("event"), event.names))
         .withColumn("event", F.when(F.col("reason").isNull(), F.col("event").dropFields(_MISFIT)))
         .withColumn("line", F.when(F.col("reason").isNotNull(), F.col("line")))
     )
@@ -127,12 +124,16 @@ def malformed(parsed: DataFrame) -> DataFrame:
     return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")
 
 
-def _reason(is_large: Column, line: Column, event: Column, fields: Container[str]) -> Column:
+def _is_large(text: Column) -> Column:
+    return F.octet_length(text) > MOST_RECORD_BYTES
+
+
+def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
     """Why a line is no event; null if it is one. fields: those that were read."""
     # from_json reads the first value of a line and forgets the rest: one line must be one value.
     one_value = F.coalesce(F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))), F.lit(0)) == 1
     reasons = {
-        f"a record of more than {MOST_RECORD_BYTES} bytes": is_large,
+        f"a record of more than {MOST_RECORD_BYTES} bytes": _is_large(line),
         "not a JSON object": ~one_value | ~F.ltrim(line).startswith("{"),
         "a value of another type than the schema's": event[_MISFIT].isNotNull(),
         f"schema version other than {schema.SCHEMA_VERSION}": ~event["v"].eqNullSafe(schema.SCHEMA_VERSION),

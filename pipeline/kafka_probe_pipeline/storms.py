@@ -30,7 +30,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 ACTIVE, RESOLVED = "active", "resolved"
 OPENED, UPDATED = "opened", "updated"
 
-# Most active storms of a kind: where hundreds of workloads are hit at once, the alerts say nothing more.
+# Most active storms of a kind: beyond that further alerts add no information.
 MOST_OF_KIND = 50
 
 _LONG, _STRING = T.LongType(), T.StringType()
@@ -79,16 +79,14 @@ def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int]
     return bool(active) or every - ordinary >= config.storm_minimum or every >= config.reconnect_minimum
 
 
-def within_limit(new: Iterable[Storm], active: Iterable[Storm]) -> tuple[list[Storm], int]:
-    """Return those of the new storms that are not too many of their kind, and the number of the others."""
-    kinds, kept, left_out = Counter(storm.now["kind"] for storm in active), [], 0
+def within_limit(new: Iterable[Storm], active: Iterable[Storm]) -> list[Storm]:
+    """Return the new storms that fit within `MOST_OF_KIND` beside the active ones."""
+    kinds, kept = Counter(storm.now["kind"] for storm in active), []
     for storm in new:
         if kinds[storm.now["kind"]] < MOST_OF_KIND:
             kinds[storm.now["kind"]] += 1
             kept.append(storm)
-        else:
-            left_out += 1
-    return kept, left_out
+    return kept
 
 
 def storms(
@@ -110,9 +108,9 @@ def storms(
     try:
         of_active = incidents.rows(spark, (storm.now for storm in active))
         candidates = incidents.candidates(found, of_active, clock, config)
-        new = [storm for one in candidates if (storm := begun(one, clock, config))]
-        new, left_out = within_limit(new, active)
-        if left_out:
+        begun_now = [storm for one in candidates if (storm := begun(one, clock, config))]
+        new = within_limit(begun_now, active)
+        if left_out := len(begun_now) - len(new):
             log.warning("Left out %d possible storms: at most %d of a kind are reported.", left_out, MOST_OF_KIND)
         current = {storm.now["id"]: storm for storm in (*new, *active)}
         if current:

@@ -70,7 +70,9 @@ def _start(
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    records = source.records(spark, config, interval_s).withColumn(
+    look_s = min(interval_s, _LOOK_S)
+    # Half a look less: a look that is a millisecond too early would else be followed by the next one only.
+    records = source.records(spark, config, interval_s - look_s / 2).withColumn(
         "timestamp", F.least("timestamp", F.current_timestamp())
     )
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
@@ -78,7 +80,7 @@ def _start(
     writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
     if config.once:
         return writer.trigger(availableNow=True).start()
-    return writer.trigger(processingTime=f"{round(min(interval_s, _LOOK_S) * 1000)} milliseconds").start()
+    return writer.trigger(processingTime=f"{round(look_s * 1000)} milliseconds").start()
 
 
 def run_through_outages(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from kafka_probe.events import INTERNAL_CLIENT
+from kafka_probe.events import is_internal
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.server.traffic import Labels
 from kafka_probe_pipeline import progress
@@ -154,9 +154,7 @@ def test_errors_latencies_and_ends_are_those_of_the_events(seen: Seen) -> None:
     assert counted(seen.metrics, "errors_total", "side", "error") == errors
     latencies = summed(((f["side"], f["api"]), sum(f["latency"].values())) for f in flows if f["latency"])
     assert counted(seen.metrics, "workload_latency_seconds_count", "side", "api") == latencies
-    others = [
-        e for e in seen.events if e["kind"] == "close" and not (e["client"]["id"] or "").startswith(INTERNAL_CLIENT)
-    ]
+    others = [e for e in seen.events if e["kind"] == "close" and not is_internal(e["client"]["id"])]
     closes = summed(((e["side"], e["how"], e["closed_by"]), 1) for e in others)
     assert counted(seen.metrics, "connections_closed_total", "side", "how", "closed_by") == closes
 

@@ -23,12 +23,13 @@ def test_of_too_many_agents_those_are_kept_that_reported_last(
     assert {row["agent_id"] for row in history.agents.collect()} == {"third", "first"}
 
 
-def test_an_agent_whose_clock_is_set_back_is_complete_until_then_only(spark: SparkSession) -> None:
+def test_an_agent_whose_clock_is_set_back_is_complete_by_its_new_times(spark: SparkSession) -> None:
     history = History(spark)
     for until_s in (1800, 5):
-        history.batch(agent_event("agent", until_s=until_s), at_s=1)
+        since = NOON_US + (until_s - 2) * SECOND_US
+        history.batch(agent_event("agent", until_s=until_s, complete_since=since), at_s=1)
     (row,) = history.agents.collect()
-    assert row["complete_until"] == NOON_US + 5 * SECOND_US
+    assert (row["complete_since"], row["complete_until"]) == (NOON_US + 3 * SECOND_US, NOON_US + 5 * SECOND_US)
 
 
 def reset(connection: int, ts: int) -> Event:

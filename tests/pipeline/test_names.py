@@ -26,19 +26,14 @@ def contents(pairs: DataFrame) -> set[tuple[str, str]]:
     return {(row["topic_id"], row["topic"]) for row in pairs.collect()}
 
 
-def learned(seq: int, topic_id: str, name: str) -> dict[str, object]:
-    """Return the event of an agent that has learned the name of an id."""
-    return {**flow(seq), "kind": "topics", "topics": [{"topic_id": topic_id, "topic": name}]}
-
-
-def test_pairs_are_those_that_agents_have_learned_and_an_id_has_the_first_name(spark: SparkSession) -> None:
-    claimed = [
-        {**flow(n, topics=[topic(UNNAMED, "a"), topic(SALES)]), "kind": kind}
-        for n, kind in enumerate(("flow", "request"))
-    ]
-    sent = (*claimed, learned(2, SALES, "sales"), learned(3, ORDERS, "orders"), learned(4, SALES, "a"))
-    received_us = (NOON_US + F.col("seq")).alias("received_us")
-    pairs = events(spark, *sent).select("*", received_us).transform(names.pairs)
+def test_pairs_come_from_events_of_every_kind_and_an_id_has_its_first_name(spark: SparkSession) -> None:
+    sent = (
+        flow(0, topics=[topic(ORDERS, "orders"), topic(SALES), topic(name="old client")]),
+        flow(1, topics=[topic(ORDERS, "orders")]),
+        {**flow(2), "kind": "topics", "topics": [{"topic_id": SALES, "topic": "sales"}]},
+        {**flow(3), "kind": "request", "topics": [{"topic_id": SALES, "topic": "a"}]},
+    )
+    pairs = events(spark, *sent).withColumn("received_us", NOON_US + F.col("seq")).transform(names.pairs)
     assert contents(pairs) == {(ORDERS, "orders"), (SALES, "sales")}
     known = spark.createDataFrame([(NOON, ORDERS, "orders")], names.SCHEMA)
     assert contents(pairs.transform(names.unlike, known)) == {(SALES, "sales")}

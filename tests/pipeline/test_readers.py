@@ -39,8 +39,7 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
     """The tables of two micro-batches; a clock among them is wrong."""
     run = Run(broker, tmp_path_factory.mktemp("readers"))
     topic = {"topic_id": TOPIC_ID, "topic": "orders", "requests": 7}
-    learned = flow(3, kind="topics", topics=[{"topic_id": TOPIC_ID, "topic": "orders"}])
-    run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US), learned)
+    run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))
     run.once(spark)
     killed: dict[str, Any] = {"owner_exiting": True, "closed_by": "local"}
     ends = [opened(CLIENT), opened(BROKER), closed(CLIENT, **killed), closed(BROKER)]

@@ -24,8 +24,8 @@ def test_a_program_of_spark_submit_does_not_choose_master_or_jars_anew(
         session.start(*arguments)
 
 
-@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS"])
-@pytest.mark.parametrize("options", ["-Xss2m", "-XX:+UseG1GC"])
+@pytest.mark.parametrize("variable", ["JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS"])
+@pytest.mark.parametrize("options", ["-XX:MaxGCPauseMillis=500", "-XX:+UseG1GC"])
 def test_java_starts_whatever_collector_the_variables_name(
     variable: str, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,9 +1,9 @@
 """Topic names from the files of the brokers on this host, known before any metadata response passes.
 
 The agent reads the log directories of a process that accepts Kafka connections when it first sees the process, and
-again when a frame of the process contains a topic id without a known name. It reads in small steps between batches, one
-broker after the other, so that brokers with a hundred thousand partitions delay no frame. After each read that finds no
-new name, the pause before the next read doubles.
+again when a frame of the process contains a topic id without a known name. It reads in small steps between batches, in
+which the brokers take turns, so that brokers with a hundred thousand partitions delay no frame. After each read that
+finds no new name, the pause before the next read doubles.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientIdentity
 from kafka_probe.connections.fetch_sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.identity import Identity
 from kafka_probe.connections.open_counts import Group
-from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts
+from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts, is_internal
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, text_bytes
@@ -73,7 +73,7 @@ class Connection:
 
     @property
     def internal(self) -> bool:
-        return self.client_id is not None and self.client_id.startswith(INTERNAL_CLIENT)
+        return is_internal(self.client_id)
 
     def learn(self, facts: Facts) -> None:
         """Keep the facts that a frame contains about its connection."""
@@ -99,7 +99,7 @@ class Connection:
             self._take(-text_bytes(known))
         if new is None or new == INTERNAL_CLIENT or self._take(text_bytes(new)):
             return new
-        return INTERNAL_CLIENT if new.startswith(INTERNAL_CLIENT) else None
+        return INTERNAL_CLIENT if is_internal(new) else None
 
     def _take(self, size: int) -> bool:
         if size < 0:

@@ -103,10 +103,13 @@ class TopicNames:
     def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
         """Return (name, id) of a topic, each None if unknown.
 
-        The name learned for the id overrides the name in the frame, also if it is None because of a conflict.
+        The name of an id is the one that was learned. A client may claim any name for it in a request.
         """
-        named = self._names.get(topic.topic_id) if topic.topic_id else None
-        name = named.name if named else topic.name
+        if topic.topic_id:
+            named = self._names.get(topic.topic_id)
+            name = named.name if named else None
+        else:
+            name = topic.name
         topic_id = topic.topic_id or (self._id_of(name, cluster_id) if name else None)
         if topic_id and topic_id in self._names:
             self._names.move_to_end(topic_id)

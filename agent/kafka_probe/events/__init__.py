@@ -20,6 +20,7 @@ from kafka_probe.events.common import (
     PodNames,
     ProcessFacts,
     WorkloadFacts,
+    is_internal,
 )
 from kafka_probe.events.fields import Counts, Field, FieldType, ListOf, Scalar, Strings, Struct, fields_of, value_of
 from kafka_probe.events.flow import FlowEvent, FlowTopic
@@ -83,6 +84,7 @@ __all__ = [
     "bucket_of",
     "codec_name",
     "fields_of",
+    "is_internal",
     "own_fields",
 ]
 

@@ -7,6 +7,13 @@ from typing import Annotated, TypedDict
 SCHEMA_VERSION = 1
 INTERNAL_CLIENT = "kafka-probe-"
 """The prefix of client ids of kafka-probe's own clients, which views leave out."""
+
+
+def is_internal(client_id: str | None) -> bool:
+    """Return True for the client id of one of kafka-probe's own clients."""
+    return client_id is not None and client_id.startswith(INTERNAL_CLIENT)
+
+
 # Documentation that fields of several kinds of events share.
 KIND = "flow, request, open, close, reset, topics or agent"
 SINCE = "start of the interval, µs since epoch"

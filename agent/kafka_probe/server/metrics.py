@@ -172,7 +172,7 @@ METRICS = (
         "internal_requests_total",
         "counter",
         ("side",),
-        "requests of kafka-probe's own clients, which no other metric of requests counts",
+        "requests of kafka-probe's own clients; of the other metrics only kernel_requests_total counts them",
         lambda view: view.traffic.internal_requests.items(),
     ),
     Metric("connections", "gauge", OWNER, "open connections", lambda view: view.traffic.open.items()),
@@ -180,14 +180,15 @@ METRICS = (
         "connections_opened_total",
         "counter",
         ("side",),
-        "connections seen from their first byte",
+        "connections seen from their first byte, with kafka-probe's own",
         lambda view: view.traffic.opened.items(),
     ),
     Metric(
         "connections_closed_total",
         "counter",
         ("side", *END),
-        "closed connections; how: fin, rst_sent, rst_received, timeout or unknown; closed_by: local, peer or unknown",
+        "closed connections, without kafka-probe's own; how: fin, rst_sent, rst_received, timeout or unknown; "
+        "closed_by: local, peer or unknown",
         lambda view: view.traffic.closed.items(),
     ),
     Metric(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from kafka_probe.events import INTERNAL_CLIENT, bucket_middle_us
+from kafka_probe.events import bucket_middle_us, is_internal
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.text import printable
 
@@ -242,7 +242,7 @@ class Traffic:
             named.used_us = self._passed_us
 
     def _add_close(self, close: Mapping[str, Any]) -> None:
-        if (close["client"]["id"] or "").startswith(INTERNAL_CLIENT):
+        if is_internal(close["client"]["id"]):
             return
         owner, end = _owner(close), (close["how"], close["closed_by"])
         self._spoke.add(owner)

@@ -83,6 +83,11 @@ def name_of(names: TopicNames, topic_id: str) -> str | None:
     return names.resolve(TopicFacts(None, topic_id, (), ()))[0]
 
 
+def test_a_name_that_a_frame_claims_for_an_id_is_not_the_ids() -> None:
+    names = TopicNames()
+    assert names.resolve(TopicFacts("evil", TOPIC_ID.hex, (), ())) == (None, TOPIC_ID.hex)
+
+
 def test_an_id_with_two_names_has_none_and_no_name_has_it() -> None:
     names = TopicNames()
     for name in ("orders", "payments", "orders", "sales"):

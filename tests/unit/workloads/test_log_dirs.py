@@ -9,7 +9,6 @@ from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from subprocess import Popen
-from threading import Thread
 
 import pytest
 
@@ -112,20 +111,27 @@ def test_what_is_not_as_kafka_writes_it_is_passed_over(tmp_path: Path, found: Fo
     assert found(held) == {StoredTopic(sales, "sales", False)}
 
 
-def test_links_and_pipes_in_the_place_of_the_file_are_neither_followed_nor_waited_for(
-    tmp_path: Path, found: Found
+def test_links_and_pipes_in_the_place_of_the_file_are_neither_followed_nor_opened(
+    tmp_path: Path, found: Found, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held = partition(tmp_path, "orders-0", None)
     elsewhere = partition(tmp_path / "elsewhere", "sales-0", topic_id()).with_name("partition.metadata")
     held.with_name("partition.metadata").symlink_to(elsewhere)
     pipe = partition(tmp_path, "pipe-0", None).with_name("partition.metadata")
     os.mkfifo(pipe)
-    writer = Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))
-    writer.start()
+    opened: list[tuple[str, int]] = []
+    open_ = os.open
+
+    def noting(path: str, flags: int, *rest: int, **options: int) -> int:
+        opened.append((str(path), flags))
+        return open_(path, flags, *rest, **options)
+
+    monkeypatch.setattr(os, "open", noting)
     assert found(held) == set()
-    assert writer.is_alive()  # the pipe was not even opened: to open a terminal or a device may have effects
-    os.close(os.open(pipe, os.O_RDONLY))
-    writer.join()
+    # Only their places: to open a terminal or a device may have effects.
+    flags = {path: flags for path, flags in opened if path.endswith("partition.metadata")}
+    assert {path.partition("/")[0] for path in flags} == {"orders-0", "pipe-0"}
+    assert all(each & os.O_PATH for each in flags.values())
 
 
 def test_of_a_directory_with_very_many_names_some_are_looked_at(

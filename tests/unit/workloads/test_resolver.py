@@ -74,7 +74,10 @@ def test_a_name_of_a_cgroup_may_have_any_line_break_but_a_line_feed(
     assert workload["cgroup"] == f"/{cgroup.name}/a{character}b"
 
 
-@pytest.mark.parametrize(("cgroup", "pod"), [("/user.slice/a", None), ("/kubepods/a", "orders-0"), (None, "orders-0")])
+@pytest.mark.parametrize(
+    ("cgroup", "pod"),
+    [("/user.slice/a", None), ("/../../user.slice/a", None), ("/kubepods/a", "orders-0"), (None, "orders-0")],
+)
 def test_below_the_cgroups_of_users_no_container_is_a_pods(cgroup: str | None, pod: str | None) -> None:
     pods = Pods()
     pods.put(Pod("u1", frozenset((CONTAINER_ID,)), {**NAMELESS, "pod": "orders-0"}))
