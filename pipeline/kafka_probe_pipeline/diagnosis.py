@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
@@ -97,7 +98,7 @@ class News(NamedTuple):
         return cls(*row)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Diagnosis:
     """One micro-batch, the same however often it is called with the same batch."""
 
@@ -107,12 +108,13 @@ class Diagnosis:
     progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)
+    judged: int | None = None  # the newest version of the connections, if each of them has a verdict
 
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         spark = session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
-        parsed.persist()
+        parsed.persist(source.STORAGE)
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))
             news = News.of(events)
@@ -137,18 +139,11 @@ class Diagnosis:
         agents_now = tables.agents.batch(batch_id)
         opens, closes = self._keep(events, news, batch_id, tables)
         if not tables.connections.exists(batch_id):
-            known = tables.connections.before(batch_id)
-            if self._is_changed(known, news):
-                others, since_us = opens, self._lately_us(news)
-                if news.closes:
-                    others = tables.opens.read(since_us, batch_id)
-                    closes = closes.transform(connections.not_over, tables.closes.read(since_us, batch_id - 1), known)
-                # Not a checkpoint: Spark computes again what a lost executor held of persisted rows.
-                known = connections.connections(closes, others, known).persist()
-            self._judge(known, agents_now, clock, tables)
-            known.unpersist()
-        rows = tables.connections.before(batch_id + 1)
-        new, recent = verdicts.counted(rows, clock, self.config)
+            self._update_connections(opens, closes, news, agents_now, clock, tables)
+        rows, new, recent = tables.connections.none(), Counter[str](), Counter[str]()
+        if tables.connections.exists(batch_id):  # else no verdict was given
+            rows = tables.connections.batch(batch_id)
+            new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             self.progress.verdicts(new)
             log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
@@ -174,16 +169,40 @@ class Diagnosis:
         for table in tables.buffered:
             table.commit_if_due(clock)
 
-    def _judge(self, known: DataFrame, agents_now: DataFrame, clock: source.Clock, tables: Tables) -> None:
-        """Write the state of the connections with the verdicts that can be given now, if anything changed."""
+    def _update_connections(
+        self,
+        opens: DataFrame,
+        closes: DataFrame,
+        news: News,
+        agents_now: DataFrame,
+        clock: source.Clock,
+        tables: Tables,
+    ) -> None:
+        """Write the state of the connections with the events and with the verdicts that can be given, if any."""
+        number = tables.connections.number_before(clock.batch_id)
+        known = tables.connections.none() if number is None else tables.connections.batch(number)
+        is_changed = self._is_changed(known, news)
+        if number == self.judged and not is_changed:
+            return
+        if is_changed:
+            others, since_us = opens, self._lately_us(news)
+            if news.closes:
+                others = tables.opens.read(since_us, clock.batch_id)
+                earlier = tables.closes.read(since_us, clock.batch_id - 1)
+                closes = closes.transform(connections.not_over, earlier, known)
+            # Not a checkpoint: Spark computes again what a lost executor held of persisted rows.
+            known = connections.connections(closes, others, known).persist()
         rows, has_verdict = known, F.col("verdict").isNotNull()
         judged = verdicts.verdicts(known, agents_now, clock, self.config)
         if judged:
             rows = known.where(has_verdict).unionByName(judged.persist())
-        if known.is_cached or (judged and not judged.where(has_verdict).isEmpty()):
+        if is_changed or (judged and not judged.where(has_verdict).isEmpty()):
             tables.connections.write(rows.transform(connections.within_limits, clock, self.config), clock.batch_id)
+        elif not judged:
+            self.judged = number
         if judged:
             judged.unpersist()
+        known.unpersist()
 
     def _keep(self, events: DataFrame, news: News, batch_id: int, tables: Tables) -> tuple[DataFrame, DataFrame]:
         """Add the rows of events to their tables; return opens and closes, with flow ids that are known elsewhere."""

@@ -12,6 +12,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.storagelevel import StorageLevel
 
 from kafka_probe import events as schema
 from kafka_probe_pipeline.config import Config
@@ -20,6 +21,9 @@ SCALARS: dict[schema.Scalar, T.DataType] = {"string": T.StringType(), "long": T.
 REQUIRED = ("kind", "agent_id", "seq", "ts")
 YEAR_9999_US = 253_370_764_800_000_000
 RECORD = ("topic", "partition", "offset", "timestamp")
+
+STORAGE = StorageLevel.DISK_ONLY
+"""Where the parsed events of a micro-batch are kept until it ends: in memory they would fill the heap."""
 
 # Bounds of what an event may hold. Beyond them it would stop the job, or its sums could wrap.
 TEXT_CHARACTERS = 2048  # agents cut texts at 1,024

@@ -6,6 +6,7 @@ import logging
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -16,7 +17,7 @@ from kafka_probe_pipeline.config import Config
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
-from kafka_probe_pipeline.traffic import KEYS, summed, traffic
+from kafka_probe_pipeline.traffic import traffic
 from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -59,7 +60,7 @@ class TrafficQuery:
         began_s = time.monotonic()
         spark = session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
-        parsed.persist()
+        parsed.persist(source.STORAGE)
         try:
             kind = F.col("event.kind")
             by_reason = (
@@ -100,8 +101,7 @@ class TrafficQuery:
         )
         if requests:
             self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
-        named = fresh.transform(traffic, self.config.window).transform(names.named, self.names.read())
-        rows = named.transform(summed, KEYS)
+        rows = fresh.transform(traffic, self.config.window, partial(names.named, known=self.names.read()))
         self._send(self.table.append(rows, batch_id, newest_us))
         if not new.isEmpty():
             earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))

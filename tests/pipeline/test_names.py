@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -11,6 +12,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline import names
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.spark_events import NOON_US, events, flow
+from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
@@ -46,4 +48,6 @@ def test_rows_are_named_by_their_id_and_no_row_is_lost_or_doubled(spark: SparkSe
     by_id = {(row["level"], row["topic_id"], row["topic"]) for row in rows.transform(names.named, known).collect()}
     named = {("topic", ORDERS, "orders"), ("topic", SALES, "sales"), ("topic", UNNAMED, None)}
     assert by_id == {("api", None, None), ("topic", None, "old client"), *named}
+    named_before = events(spark, sent).transform(traffic, 60, partial(names.named, known=known))
+    assert_same(named_before, rows.transform(names.named, known))
     assert {row["topic"] for row in rows.transform(names.named_late, known).collect()} == {"orders"}

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import agents, session
+from kafka_probe_pipeline import agents, session, verdicts
 from kafka_probe_pipeline.connections import SCHEMA
 from kafka_probe_pipeline.judging import together
 from kafka_probe_pipeline.verdicts import with_reports, with_silences
@@ -82,6 +82,21 @@ def test_what_rests_on_an_absence_waits_for_the_word_of_the_agent_that_would_hav
     rows = history.batch(closed(BROKER, 2, **EXITED, how="rst_sent"), agent_event(BROKER), at_s=5)
     assert [row["verdict"]["cause"] for row in rows] == ["middlebox_reset", "process_exit"]
     assert [row["verdict"]["judged_us"] for row in rows] == [NOON_US + 5 * SECOND_US] * 2
+
+
+def test_once_all_are_judged_connections_are_judged_again_only_after_news_of_them(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = History(spark)
+    history.batch(opened(BROKER, 1), closed(CLIENT, 1, **RESET))
+    assert only(history.batch(agent_event(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
+    history.batch(agent_event(BROKER), at_s=2)
+    with monkeypatch.context() as patched:
+        patched.setattr(verdicts, "verdicts", None)
+        history.batch(agent_event(BROKER), at_s=3)
+    history.batch(opened(BROKER, 2), closed(CLIENT, 2, **RESET), at_s=4)
+    rows = history.batch(agent_event(BROKER, until_s=5), at_s=5)
+    assert [row["verdict"]["cause"] for row in rows] == ["middlebox_reset", "middlebox_reset"]
 
 
 def test_an_agent_is_not_complete_far_ahead_of_kafkas_clock(spark: SparkSession) -> None:

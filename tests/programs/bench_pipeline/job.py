@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,6 @@ from tests.lab.product import EVENTS
 
 _COMMAND = Path(sys.executable).with_name("kafka-probe-pipeline")
 _STOP_S = 60.0
-_SAMPLE_S = 0.2
 
 
 class Batch(NamedTuple):
@@ -59,22 +57,6 @@ class Job:
         """
         if (status := self._process.poll()) is not None:
             raise LabError(f"the job ended with status {status}:\n{tail(self._log)}")
-
-    def wait_ended(self, timeout_s: float) -> float:
-        """Wait until the job has ended by itself; return the CPU seconds of all its processes.
-
-        Raises:
-            LabError: it failed, or runs for longer.
-        """
-        cpu_s, until = 0.0, time.monotonic() + timeout_s
-        while self._process.poll() is None:
-            if time.monotonic() > until:
-                raise LabError(f"the job has not ended after {timeout_s:g} s")
-            cpu_s = max(cpu_s, self.cpu_s())
-            time.sleep(_SAMPLE_S)
-        if self._process.returncode:
-            self.require_running()
-        return cpu_s
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of all its processes, ended ones included."""

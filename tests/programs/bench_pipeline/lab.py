@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.lab.broker import Broker
 from tests.lab.processes import LabError
 from tests.programs.bench_pipeline.feed import Alerts, Feed
-from tests.programs.bench_pipeline.fleet import SECOND_US, Connection, Fleet
+from tests.programs.bench_pipeline.fleet import SECOND_US, Connection, Fleet, backlog
 from tests.programs.bench_pipeline.job import Job
 
 FLOWS_PER_SECOND = 200
@@ -64,10 +64,18 @@ class Lab:
         """Send the events of each second until this time."""
         self.until(lambda: time.time() > end_s, "time to pass", job, 3600)
 
-    def warm_up(self, job: Job) -> None:
-        """Send the events of each second until the job has processed those of now, and for some time more."""
+    def backlog(self, flows: int) -> int:
+        """Send the events of a backlog; return their number."""
+        return self.feed.send(backlog(self.fleet, flows, FLOWS_PER_SECOND, _now_us()))
+
+    def until_read(self, job: Job) -> None:
+        """Send the events of each second until the job has processed those of now."""
         ends = dict(self.feed.ends)
         self.until(lambda: job.has_read(ends), "the job to process all events", job, CATCH_UP_S)
+
+    def warm_up(self, job: Job) -> None:
+        """Send the events of each second until the job has processed those of now, and for some time more."""
+        self.until_read(job)
         self.until_s(time.time() + WARM_UP_S, job)
 
     def alert_after_s(self, since_s: float, name: str, job: Job) -> float:
