@@ -108,7 +108,7 @@ class Diagnosis:
     progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)
-    judged: int | None = None  # the newest version of the connections, if each of them has a verdict
+    judged: int | None = None  # the last version found in which every connection has a verdict; None: none found yet
 
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
@@ -178,7 +178,7 @@ class Diagnosis:
         clock: source.Clock,
         tables: Tables,
     ) -> None:
-        """Write the state of the connections with the events and with the verdicts that can be given, if any."""
+        """Write a new version of the connections if events or new verdicts change it."""
         number = tables.connections.number_before(clock.batch_id)
         known = tables.connections.none() if number is None else tables.connections.batch(number)
         is_changed = self._is_changed(known, news)

@@ -16,7 +16,10 @@ SCHEMA = struct_of({"ts": T.TimestampType(), "topic_id": T.StringType(), "topic"
 
 
 def pairs(events: DataFrame) -> DataFrame:
-    """Return the topic ids that events of any kind name, each with its first name."""
+    """Return the topic ids that events of any kind name, each with its first name.
+
+    Events other than `topics` count, too, because a `topics` event may be lost.
+    """
     return (
         events.select("received_us", F.explode("topics").alias("of"))
         .select("received_us", "of.topic_id", "of.topic")

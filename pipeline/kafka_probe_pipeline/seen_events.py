@@ -15,7 +15,7 @@ from kafka_probe_pipeline.source import struct_of
 RANGES_KEPT = 64
 """Most ranges of `seq` that are remembered of an agent: the widest. One without losses has one."""
 MOST_REPEATED = 10_000
-"""Most repeated events of a micro-batch of which each executor gets all agents and `seq`."""
+"""Most repeated events of a micro-batch that Spark copies to each executor, as agent and `seq`."""
 SCHEMA = struct_of(
     {
         "agent_id": T.StringType(),

@@ -146,7 +146,7 @@ def start(master: str | None = None, jars_dir: Path | None = None, *, brief: boo
 
 
 def _find_once(jvm: Any) -> None:
-    """Register the classes that PySpark looks up often with Py4J.
+    """Register with Py4J the classes that PySpark looks up often.
 
     Else Py4J looks for each in one imported package after the other, each time in all jars. That took a sixth of the
     JVM's time.
@@ -161,7 +161,7 @@ def _find_once(jvm: Any) -> None:
 
 def _java_options(*, brief: bool) -> str:
     options = [f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *(_QUICK_COMPILER if brief else ())]
-    # Java refuses two collectors. If a variable of the user names one, add none.
+    # Java refuses two collectors. If one of these variables names one, add none.
     if not any(_ANY_COLLECTOR.search(os.environ.get(name, "")) for name in _VARIABLES_OF_JAVA):
         options.append(_COLLECTOR)
     return " ".join(options)

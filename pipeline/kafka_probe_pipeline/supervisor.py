@@ -71,7 +71,7 @@ def _start(
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     look_s = min(interval_s, _LOOK_S)
-    # Half a look less: a look that is a millisecond too early would else be followed by the next one only.
+    # Half a look less: else a look that comes a millisecond too early leaves the micro-batch to the next look.
     records = source.records(spark, config, interval_s - look_s / 2).withColumn(
         "timestamp", F.least("timestamp", F.current_timestamp())
     )

@@ -86,7 +86,7 @@ SCHEMA = struct_of(
 def traffic(events: DataFrame, window_seconds: int, named: Callable[[DataFrame], DataFrame] | None = None) -> DataFrame:
     """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (maps to counts).
 
-    named: names the topics of the rows. After the sum it would take another one.
+    named: names the topics of the rows. Naming after the sum would need a second sum.
     """
     rows = events.where(F.col("kind") == "flow").transform(levels).transform(windowed, window_seconds)
     return (rows.transform(named) if named else rows).transform(summed, KEYS)

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import (
     ACL,
     ACLOperation,
@@ -24,6 +25,7 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
+from kafka.errors import MessageSizeTooLargeError
 
 from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
@@ -128,6 +130,18 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
     assert refusals == 1
     assert "An event of 7.9 KiB is lost and counted: it is too large for topic small" in caplog.text
     assert "Raise the topic's max.message.bytes" in caplog.text
+
+
+@pytest.mark.parametrize(("stored", "refused"), [("producer", False), ("uncompressed", True)])
+def test_a_topic_that_stores_records_unpacked_refuses_one_that_is_too_large_unpacked(
+    broker: Broker, stored: str, refused: bool
+) -> None:
+    create_topics(broker.bootstrap, [stored], partitions=1, settings={"compression.type": stored})
+    producer = KafkaProducer(bootstrap_servers=broker.bootstrap, compression_type="gzip", max_request_size=16 << 20)
+    sent = producer.send(stored, bytes(8 << 20))
+    with pytest.raises(MessageSizeTooLargeError) if refused else nullcontext():
+        sent.get(30)
+    producer.close()
 
 
 def incompressible(seq: int) -> Any:

@@ -89,6 +89,7 @@ def test_once_all_are_judged_connections_are_judged_again_only_after_news_of_the
 ) -> None:
     history = History(spark)
     history.batch(opened(BROKER, 1), closed(CLIENT, 1, **RESET))
+    assert only(history.batch(agent_event(BROKER, until_s=0.5)))["verdict"] is None
     assert only(history.batch(agent_event(BROKER), at_s=1))["verdict"]["cause"] == "middlebox_reset"
     history.batch(agent_event(BROKER), at_s=2)
     with monkeypatch.context() as patched:

@@ -78,7 +78,7 @@ def test_what_the_broker_did_not_read_is_excused(ended_us: int, unexplained: int
     assert kept.counts["requests that the broker did not read"] == 1 - unexplained
 
 
-def test_of_what_it_may_have_read_while_no_agent_watched_the_broker_counts_any_part() -> None:
+def test_the_broker_may_have_read_any_part_of_what_no_agent_watched() -> None:
     first = reports(1, closes=0)
     first.reported_until_us = first.complete_until_us = SECOND_US
     times = wire(SECOND_US + 9, 4 * SECOND_US, None, ended_us=3 * SECOND_US)

@@ -86,9 +86,9 @@ def test_reports_count_what_is_open_at_both_ends_and_come_after_the_closes(event
     assert all(of_agent[-1] == "agent" for of_agent in kinds.values())
 
 
-def test_a_backlog_has_all_opens_and_flows_in_the_order_of_time() -> None:
+def test_a_backlog_has_flows_and_reports_in_the_order_of_time() -> None:
     events = parsed(backlog(Fleet(1_000), flows=2_000, per_second=200, now_us=NOW_US))
-    assert Counter(event["kind"] for event in events) == {"open": 2_000, "flow": 2_000, "agent": 23}
+    assert Counter(event["kind"] for event in events) == {"flow": 2_000, "agent": 23}
     times = [event["ts"] for event in events]
     assert times == sorted(times)
     assert times[-1] == NOW_US

@@ -103,7 +103,7 @@ class TopicNames:
     def resolve(self, topic: TopicFacts, cluster_id: str | None = None) -> tuple[str | None, str | None]:
         """Return (name, id) of a topic, each None if unknown.
 
-        The name of an id is the one that was learned. A client may claim any name for it in a request.
+        The name of an id is the one that was learned; a name beside it in the frame does not count.
         """
         if topic.topic_id:
             named = self._names.get(topic.topic_id)
@@ -116,8 +116,8 @@ class TopicNames:
         return name, topic_id
 
     def lacks(self, facts: Facts) -> bool:
-        """Return True if a frame contains a topic of which only the id is known."""
-        return any(topic.topic_id and not topic.name and not self.resolve(topic)[0] for topic in facts.topics)
+        """Return True if a frame contains a topic id without a learned name."""
+        return any(topic.topic_id and not self.resolve(topic)[0] for topic in facts.topics)
 
     def report(self) -> Iterator[tuple[str, str]]:
         """Yield (id, name) for each name learned since the last report."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from enum import Enum, IntEnum, auto
 from typing import NamedTuple
 
-from kafka_probe.protocol.api_keys import ApiKey
-
 TEXT_CHARACTERS = 256
 """Most characters kept of a text: Kafka's longest names have 249 bytes, a client id can have 32,767."""
 
@@ -271,11 +269,11 @@ class Facts(NamedTuple):
 
     @property
     def topic_names(self) -> tuple[tuple[str, str], ...]:
-        """Return the (topic id, name) pairs that a broker or controller sent (KIP-516).
+        """Return the (topic id, name) pairs of a response (KIP-516).
 
-        Pairs in clients' requests are ignored: a client may claim anything.
+        Those of a request are ignored: a client may claim anything, also in a request that only controllers send.
         """
-        if not self.response and self.api_key not in (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA):
+        if not self.response:
             return ()
         return tuple((topic.topic_id, topic.name) for topic in self.topics if topic.topic_id and topic.name)
 

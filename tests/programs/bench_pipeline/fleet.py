@@ -234,10 +234,9 @@ class Fleet:
 
 
 def backlog(fleet: Fleet, flows: int, per_second: int, now_us: int) -> Iterator[Event]:
-    """Yield the events of a backlog: all opens, then the flows of each second, then reports."""
+    """Yield the events of a backlog: the flows of each second, then reports."""
     seconds = flows // per_second
     began_us = now_us - seconds * SECOND_US
-    yield from fleet.opens(fleet.ordinary(), began_us)
     for second in range(seconds):
         since_us = began_us + second * SECOND_US
         yield from fleet.flows(per_second, Interval(since_us, since_us + SECOND_US))

@@ -85,7 +85,9 @@ def name_of(names: TopicNames, topic_id: str) -> str | None:
 
 def test_a_name_that_a_frame_claims_for_an_id_is_not_the_ids() -> None:
     names = TopicNames()
-    assert names.resolve(TopicFacts("evil", TOPIC_ID.hex, (), ())) == (None, TOPIC_ID.hex)
+    claimed = TopicFacts("evil", TOPIC_ID.hex, (), ())
+    assert names.resolve(claimed) == (None, TOPIC_ID.hex)
+    assert names.lacks(Facts(False, METADATA, 12, Status.COMPLETE, topics=(claimed,)))
 
 
 def test_an_id_with_two_names_has_none_and_no_name_has_it() -> None:

@@ -132,6 +132,7 @@ def test_links_and_pipes_in_the_place_of_the_file_are_neither_followed_nor_opene
     flags = {path: flags for path, flags in opened if path.endswith("partition.metadata")}
     assert {path.partition("/")[0] for path in flags} == {"orders-0", "pipe-0"}
     assert all(each & os.O_PATH for each in flags.values())
+    assert not [path for path, _ in opened if path.startswith("/proc/self/fd/")]
 
 
 def test_of_a_directory_with_very_many_names_some_are_looked_at(
