@@ -12,7 +12,16 @@ import pytest
 from kafka_probe.events import Event
 from kafka_probe.sinks.outbox import encode
 from tests.builders.event_schema import assert_valid
-from tests.programs.bench_pipeline.fleet import SECOND_US, STORM_CONNECTIONS, Fleet, backlog
+from tests.programs.bench_pipeline.fleet import (
+    BROKERS,
+    PODS,
+    SECOND_US,
+    STORM_CONNECTIONS,
+    Close,
+    Fleet,
+    again,
+    backlog,
+)
 
 NOW_US = 1_767_268_800 * SECOND_US
 SILENCE_US = 60 * SECOND_US
@@ -28,7 +37,7 @@ def all_kinds(fleet: Fleet) -> list[dict[str, Any]]:
     return [
         *parsed(fleet.opens([*fleet.ordinary(), *victims], NOW_US)),
         *parsed(fleet.second(NOW_US + SECOND_US, flows=200)),
-        *parsed(fleet.resets(victims, NOW_US + SILENCE_US, SILENCE_US)),
+        *parsed(fleet.closes(victims, NOW_US + SILENCE_US, Close(None, least_us=SILENCE_US))),
         *parsed(fleet.second(NOW_US + SILENCE_US, flows=200)),
     ]
 
@@ -92,3 +101,25 @@ def test_a_backlog_has_flows_and_reports_in_the_order_of_time() -> None:
     times = [event["ts"] for event in events]
     assert times == sorted(times)
     assert times[-1] == NOW_US
+
+
+def test_pods_that_are_replaced_and_a_broker_that_restarts_close_their_connections_and_open_others() -> None:
+    fleet = Fleet(PODS * BROKERS)
+    fleet_opens = parsed(fleet.opens(fleet.ordinary(), NOW_US))
+    of_pod, of_broker, brief = fleet.of_pod(1), fleet.of_broker(0), fleet.brief(0, 50)
+    assert {each.pod.number for each in of_pod} == {1}
+    assert {each.broker for each in of_broker} == {0}
+    assert (len(of_pod), len(of_broker)) == (BROKERS, PODS)
+    later = parsed(fleet.opens([*again(of_pod), *brief], NOW_US))
+    closes = [
+        *parsed(fleet.closes(of_pod, NOW_US, Close("client", exits=True, spread_us=30 * SECOND_US))),
+        *parsed(fleet.closes(brief, NOW_US, Close("client"))),
+    ]
+    for event in closes:
+        assert_valid(event)
+    assert len({event["flow_id"] for event in (*fleet_opens, *later)}) == PODS * BROKERS + BROKERS + len(brief)
+    assert len({(event["local"], event["peer"]) for event in (*fleet_opens, *later)}) == len(fleet_opens) + len(later)
+    assert {event["flow_id"] for event in closes} <= {event["flow_id"] for event in (*fleet_opens, *later)}
+    first = {(event["closed_by"], event["owner_exiting"], event["owner_ended"]) for event in closes[: 2 * BROKERS]}
+    assert first == {("local", True, True), ("peer", False, False)}
+    assert len({event["silence_us"] for event in closes[: 2 * BROKERS]}) == BROKERS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,6 +107,12 @@ class Alerts:
         """Return when the first alert that contains a name arrived, in seconds since epoch; None: not yet."""
         self._received += self._new()
         return min((at_s for at_s, value in self._received if name.encode() in value), default=None)
+
+    def ids(self, kind: str, since_s: float) -> set[str]:
+        """Return the ids of the storms of a kind of which an alert arrived since a time, in seconds since epoch."""
+        self._received += self._new()
+        alerts = [json.loads(value) for at_s, value in self._received if at_s >= since_s]
+        return {alert["id"] for alert in alerts if alert["kind"] == kind and alert["change"] == "opened"}
 
     def close(self) -> None:
         """Close the connection."""

@@ -38,7 +38,8 @@ _SETTLED_US = SECOND_US  # agents report a close when it is that old
 _BROKER_NETWORK = "10.0.0.0/24"
 _FIRST_PORT = 32_768
 _SPREAD = 0x9E3779B97F4A7C15  # odd: different numbers give different flow ids, without an order
-_OF_STORMS = 1 << 40  # the first id of connections of storms
+_OF_STORMS, _AGAIN, _BRIEF = 1 << 40, 1 << 41, 1 << 42  # first ids of connections of storms, and of others opened later
+_AGAIN_PORTS, _BRIEF_PORT = 10_000, 50_000
 _FIRST: RepeatedFacts = {}
 _SILENT: ActivityFacts = {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
@@ -61,6 +62,7 @@ class Agent:
 class Pod:
     """A pod with one process. `network` is that of the pods on its node."""
 
+    number: int
     node: int
     address: str
     network: str
@@ -75,6 +77,27 @@ class Connection(NamedTuple):
     broker: int
     port: int
     id: int
+
+
+class Close(NamedTuple):
+    """How connections are closed: by the end `first`, or by a middlebox that resets both ends if it is None.
+
+    exits: the process of this end exits. least_us: their least silence before; each one's is up to `spread_us` longer.
+    """
+
+    first: str | None
+    exits: bool = False
+    least_us: int = 0
+    spread_us: int = 1
+
+    def silence_us(self, connection: Connection) -> int:
+        """Return the silence of a connection."""
+        return self.least_us + connection.id * _SPREAD % self.spread_us
+
+
+def again(connections: Iterable[Connection]) -> list[Connection]:
+    """Return the connections that replace closed ones."""
+    return [each._replace(port=each.port + _AGAIN_PORTS, id=each.id + _AGAIN) for each in connections]
 
 
 class Fleet:
@@ -132,25 +155,40 @@ class Fleet:
             for agent, facts in self._ends(connection):
                 yield _flow(agent.origin(), facts, connection.id, interval)
 
-    def resets(self, connections: Iterable[Connection], at_us: int, silence_us: int) -> Iterator[CloseEvent]:
-        """Yield the events of both ends of connections that a middlebox reset after they were open and silent."""
+    def closes(self, connections: Iterable[Connection], at_us: int, close: Close) -> Iterator[CloseEvent]:
+        """Yield the events of both ends of connections that are closed at a time."""
         for each in connections:
             self._open[each.pod.address, each.broker] -= 1
             for agent, facts in self._ends(each):
+                side, silence_us = facts["side"], close.silence_us(each)
+                begins = side == close.first
                 yield {
                     **agent.origin(),
                     "kind": "close",
                     **facts,
                     "found": "start",
-                    **_reset(facts["side"], silence_us),
+                    **(_reset(side, silence_us) if close.first is None else _fin(close, side, silence_us)),
                     **_SILENT,
-                    "age_us": silence_us,
+                    "age_us": silence_us + SECOND_US,
                     "auth_error": None,
                     "closing_ts": at_us,
-                    "owner_ended": False,
-                    "listener_closed_us": None,
+                    "owner_ended": begins and close.exits,
+                    "listener_closed_us": 0 if begins and close.exits and side == "server" else None,
                     "ts": at_us,
                 }
+
+    def of_pod(self, number: int) -> list[Connection]:
+        """Return the connections of a pod that are not part of a storm."""
+        return [self._connection(each) for each in range(number, self.connections, PODS)]
+
+    def of_broker(self, number: int) -> list[Connection]:
+        """Return the connections to a broker that are not part of a storm."""
+        return [self._connection(each) for each in range(number, self.connections, BROKERS)]
+
+    def brief(self, first: int, count: int) -> list[Connection]:
+        """Return further connections, of as many pods; each is closed soon after it is opened."""
+        numbers = range(first, first + count)
+        return [self._connection(number)._replace(port=_BRIEF_PORT + number, id=_BRIEF + number) for number in numbers]
 
     def reports(self, interval: Interval) -> Iterator[AgentEvent]:
         """Yield the event of each agent at the end of an interval."""
@@ -279,7 +317,7 @@ def _pod(number: int, name: str) -> Pod:
         "software_name": "apache-kafka-java",
         "software_version": "3.9.0",
     }
-    return Pod(node, f"10.1.{node}.{place + 10}", f"10.1.{node}.0/24", workload, client)
+    return Pod(number, node, f"10.1.{node}.{place + 10}", f"10.1.{node}.0/24", workload, client)
 
 
 def _broker_workload(number: int) -> WorkloadFacts:
@@ -339,6 +377,17 @@ def _flow(origin: Origin, facts: ConnectionFacts, number: int, interval: Interva
             for place in range(1 + number % 4 // 2)
         ],
         "ts": interval.until_us,
+    }
+
+
+def _fin(close: Close, side: str, silence_us: int) -> CloseFacts:
+    """Return the facts of a close that one end began."""
+    begins = side == close.first
+    return {
+        **_reset("server", silence_us),
+        "closed_by": "local" if begins else "peer",
+        "how": "fin",
+        "owner_exiting": begins and close.exits,
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.lab.broker import Broker
 from tests.lab.processes import LabError
 from tests.programs.bench_pipeline.feed import Alerts, Feed
-from tests.programs.bench_pipeline.fleet import SECOND_US, Connection, Fleet, backlog
+from tests.programs.bench_pipeline.fleet import SECOND_US, Close, Connection, Fleet, backlog
 from tests.programs.bench_pipeline.job import Job
 
 FLOWS_PER_SECOND = 200
@@ -35,6 +35,10 @@ class Lab:
         """Send the opens of connections."""
         self.feed.send(self.fleet.opens(connections, _now_us(ago_s)))
 
+    def close(self, connections: Iterable[Connection], how: Close) -> None:
+        """Send the closes of connections."""
+        self.feed.send(self.fleet.closes(connections, _now_us(SINCE_CLOSES_S), how))
+
     def second(self) -> None:
         """Send the events of a second when it is over."""
         self._due_s = max(self._due_s + 1, time.time())
@@ -43,7 +47,7 @@ class Lab:
 
     def storm(self, victims: Sequence[Connection], silence_s: float) -> float:
         """Send the closes of connections that were silent for so long, and reports; return when Kafka has them."""
-        self.feed.send(self.fleet.resets(victims, _now_us(SINCE_CLOSES_S), round(silence_s * SECOND_US)))
+        self.close(victims, Close(None, least_us=round(silence_s * SECOND_US)))
         self.second()
         return time.time()
 
