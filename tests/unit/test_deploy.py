@@ -60,6 +60,7 @@ def test_the_packages_of_an_image_are_all_that_the_project_needs_there(name: str
     assert {line.partition("==")[0] for line in lines} == needed("kafka-probe", *extras) - {"kafka-probe"}
 
 
+@pytest.mark.pinned
 @pytest.mark.parametrize("document", ["docs/guide/kubernetes.md", "docs/guide/disconnects.md"])
 def test_the_packages_of_an_extra_that_a_guide_installs_are_pinned(document: str) -> None:
     command = re.compile(r"^\.venv/bin/pip install --constraint (\S+) '\.\[(\w+)\]'$", re.MULTILINE)

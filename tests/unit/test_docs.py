@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from kafka_probe.config import Config
 from kafka_probe.events import KINDS
 from kafka_probe.memory import DEFAULT
@@ -20,6 +22,7 @@ def docs(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
 
 
+@pytest.mark.pinned  # rich draws the pictures
 def test_the_generated_files_are_up_to_date() -> None:
     checked = docs("--check")
     assert (checked.returncode, checked.stderr) == (0, "")
