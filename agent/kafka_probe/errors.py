@@ -1,4 +1,4 @@
-"""The root exception of the package and its subclasses.
+"""The root exception of both packages, and those that both raise.
 
 These exceptions end a command. Their text is one sentence: what happened, to what, and what to do. Data from the wire
 or from a process never raises one; it becomes a value with a status.

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.source import Clock, spark_schema
 
 # Per agent the newest are kept, and when the newest of the others was: a host that is scanned sends them without end.
@@ -44,7 +44,7 @@ def _believed(time: str) -> Column:
     return F.when(F.col(time) <= F.col("received_us") + _AHEAD_US, F.col(time))
 
 
-def agents(events: DataFrame, before: DataFrame, clock: Clock, config: Config) -> DataFrame:
+def agents(events: DataFrame, before: DataFrame, clock: Clock, config: PipelineConfig) -> DataFrame:
     """Return the rows `before`, updated by the events of a batch, of the agents that reported last and lately."""
     is_reset = (F.col("kind") == "reset") & _believed("ts").isNotNull()
     new = events.select(

@@ -18,9 +18,9 @@ from importlib.util import find_spec
 from threading import Condition, Thread
 from typing import Any, Self
 
+from kafka_probe.errors import StartError
 from kafka_probe.text import printable
 from kafka_probe_pipeline.alerts import Alert
-from kafka_probe_pipeline.errors import StartError
 
 log = logging.getLogger("kafka_probe_pipeline")
 

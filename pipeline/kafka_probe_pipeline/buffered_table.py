@@ -13,7 +13,7 @@ from typing import Self
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.source import Clock
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES, Table
 from kafka_probe_pipeline.versions import Versions
@@ -43,7 +43,7 @@ class BufferedTable:
     commits: dict[str, Commit]
 
     @classmethod
-    def of(cls, spark: SparkSession, config: Config, name: str, commits: dict[str, Commit]) -> Self:
+    def of(cls, spark: SparkSession, config: PipelineConfig, name: str, commits: dict[str, Commit]) -> Self:
         """Return a table below the output directory. commits: the last one of each table by this process."""
         kind = TABLES[name]
         buffer = Versions(spark, f"{config.checkpoints[kind.query]}/buffers/{name}", kind.schema)

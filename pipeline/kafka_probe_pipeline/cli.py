@@ -19,12 +19,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from kafka_probe.errors import KafkaProbeError, StartError, UsageError
 from kafka_probe.text import LineFormatter, printable_lines
 from kafka_probe_pipeline import connections, names, output, report, session, storms, supervisor, topics, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
-from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import PipelineError, StartError, UsageError, last_cause
+from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.flags import flags
 from kafka_probe_pipeline.maintenance import Maintenance
 from kafka_probe_pipeline.progress import Progress
@@ -94,7 +95,7 @@ def _stopped_after(spark: SparkSession) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise PipelineError(last_cause(error)) from None
+        raise KafkaProbeError(last_cause(error)) from None
     finally:
         session.stop(spark)
 
@@ -134,7 +135,7 @@ def show(name: str, as_json: bool, **given: object) -> None:
         print_one(spark, config, name, as_json=as_json)
 
 
-def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) -> None:
+def print_one(spark: SparkSession, config: PipelineConfig, name: str, *, as_json: bool) -> None:
     """Print one of the job's tables.
 
     Raises:
@@ -149,7 +150,7 @@ def print_one(spark: SparkSession, config: Config, name: str, *, as_json: bool) 
         report.print_table(name, rows, sys.stdout, internal=config.internal)
 
 
-def _rows(spark: SparkSession, config: Config, name: str) -> DataFrame:
+def _rows(spark: SparkSession, config: PipelineConfig, name: str) -> DataFrame:
     """Return what `show` prints of a table."""
     tables = {name: Table(spark, config, name) for name in TABLES}
 
@@ -172,6 +173,6 @@ def main() -> None:
     """The command; an error is one sentence and an exit status."""
     try:
         cli.main(prog_name="kafka-probe-pipeline")
-    except PipelineError as error:
+    except KafkaProbeError as error:
         print(f"kafka-probe-pipeline: {printable_lines(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

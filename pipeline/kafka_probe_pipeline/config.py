@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
-from kafka_probe_pipeline.errors import UsageError
+from kafka_probe.errors import UsageError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ def _retain(written: str) -> str:
     return written
 
 
-class Config(BaseSettings):
+class PipelineConfig(BaseSettings):
     """Everything that can be set."""
 
     model_config = SettingsConfigDict(
@@ -206,14 +206,14 @@ def flag_of(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def load(flags: Mapping[str, object]) -> Config:
+def load(flags: Mapping[str, object]) -> PipelineConfig:
     """The configuration from flags (by field name; None means not given) and the environment.
 
     Raises `UsageError`, one line per mistake.
     """
     _look_at_other_variables()
     try:
-        return Config(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]  # validated here
+        return PipelineConfig(**{name: value for name, value in flags.items() if value is not None})  # type: ignore[arg-type]  # validated here
     except SettingsError as error:
         raise UsageError(f"{error}.") from None
     except ValidationError as error:
@@ -222,7 +222,7 @@ def load(flags: Mapping[str, object]) -> Config:
 
 def _look_at_other_variables() -> None:
     """Refuse variables that are almost settings, and warn of others that only begin as settings do."""
-    known = [name.upper() for name in Config.model_fields]
+    known = [name.upper() for name in PipelineConfig.model_fields]
     for variable, value in os.environ.items():
         name = variable.upper().removeprefix(VARIABLE_PREFIX)
         if name == variable.upper() or name in known or not value or _OF_KUBERNETES.fullmatch(variable.upper()):

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe import events as schema
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.event_rows import RECEIVED
 from kafka_probe_pipeline.lifecycle import CONNECTION
 from kafka_probe_pipeline.source import Clock, spark_schema, struct_of
@@ -113,7 +113,7 @@ def without_other_end(connections: DataFrame) -> DataFrame:
     return connections.where((F.col("ends") != "both") & F.col("verdict").isNull())
 
 
-def current(opens: DataFrame, closes: DataFrame, config: Config) -> DataFrame:
+def current(opens: DataFrame, closes: DataFrame, config: PipelineConfig) -> DataFrame:
     """Return the connections that are open, and those that were closed lately: columns of `SCHEMA`, without verdicts.
 
     Agents report again and again what is open: an end is gone that no row was about for `open_limit`.
@@ -193,7 +193,7 @@ def joined(ends: DataFrame) -> DataFrame:
     )
 
 
-def within_limits(connections: DataFrame, clock: Clock, config: Config) -> DataFrame:
+def within_limits(connections: DataFrame, clock: Clock, config: PipelineConfig) -> DataFrame:
     """Drop the connections that were judged long ago, and those of which nothing was reported for long.
 
     One that has a verdict stays while an agent reports that an end of it is open.

@@ -30,7 +30,7 @@ from kafka_probe_pipeline import (
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import send
 from kafka_probe_pipeline.versions import Versions
@@ -55,7 +55,7 @@ class Tables:
     agent_reports: BufferedTable
 
     @classmethod
-    def of(cls, spark: SparkSession, config: Config, commits: dict[str, Commit] | None = None) -> Tables:
+    def of(cls, spark: SparkSession, config: PipelineConfig, commits: dict[str, Commit] | None = None) -> Tables:
         """Return those below the output directory. commits: the last one of each table by this process."""
         commits = {} if commits is None else commits
         return cls(
@@ -104,7 +104,7 @@ class Diagnosis:
 
     name: ClassVar = "diagnosis"
     kinds: ClassVar = KINDS
-    config: Config
+    config: PipelineConfig
     progress: Progress
     receivers: tuple[Alertmanager, ...] = ()
     commits: dict[str, Commit] = field(default_factory=dict)

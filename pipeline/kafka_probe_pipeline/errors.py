@@ -1,4 +1,4 @@
-"""What ends the command: one root exception with the exit status of the process.
+"""The exceptions that end a command of the pipeline only; others are those of the agent.
 
 What arrives in the events topic is never an exception; it is a row with a reason.
 """
@@ -7,37 +7,21 @@ from __future__ import annotations
 
 import re
 
-
-class PipelineError(Exception):
-    """Something that ends the command. `exit_code` is the status of the process."""
-
-    exit_code = 1
+from kafka_probe.errors import KafkaProbeError
 
 
-class StartError(PipelineError):
-    """The job could not start: broker, connector, Java, output directory."""
-
-    exit_code = 3
-
-
-class AwayError(PipelineError):
+class AwayError(KafkaProbeError):
     """The brokers did not answer in time; they may later."""
 
 
-class OutputError(PipelineError):
+class OutputError(KafkaProbeError):
     """The output cannot be accessed, or does not keep what is written to it."""
 
 
-class TakenOverError(PipelineError):
+class TakenOverError(KafkaProbeError):
     """Another job has taken over the output. Do not start this one again."""
 
     exit_code = 4
-
-
-class UsageError(PipelineError):
-    """A flag or variable that cannot be used."""
-
-    exit_code = 2
 
 
 def last_cause(error: Exception) -> str:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 if TYPE_CHECKING:
-    from kafka_probe_pipeline.config import Config
+    from kafka_probe_pipeline.config import PipelineConfig
 
 SECOND_US = 1_000_000
 SIDE_OF = {"client": "client", "broker": "server"}
@@ -21,7 +21,7 @@ END_FIELDS = ("close", "last_seen_us", "opaque", "workload")
 
 
 class Limits(NamedTuple):
-    """The settings that rules use: seconds, and `same_age_percent`. Executors lack what `Config` imports."""
+    """The settings that rules use: seconds, and `same_age_percent`. Executors lack what `PipelineConfig` imports."""
 
     agent_silent: float
     authentication_within: float
@@ -35,7 +35,7 @@ class Limits(NamedTuple):
     shutdown_within: float
 
     @classmethod
-    def of(cls, config: Config) -> Self:
+    def of(cls, config: PipelineConfig) -> Self:
         """Return the limits of a configuration."""
         return cls(*(getattr(config, name) for name in cls._fields))
 

@@ -1,4 +1,4 @@
-"""Command-line flags derived from the fields of `Config`: name, type, help and variable are written there only."""
+"""Command-line flags derived from the fields of `PipelineConfig`: name, type, help and variable are only there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, get_args
 import click
 from pydantic.fields import FieldInfo
 
-from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of
+from kafka_probe_pipeline.config import VARIABLE_PREFIX, PipelineConfig, flag_of
 
 Command = Callable[..., None]
 
@@ -18,8 +18,8 @@ def flags(*names: str) -> Callable[[Command], Command]:
     """Give a command the flags of the named fields, of all fields if none is named. Absent ones arrive as None."""
 
     def decorate(command: Command) -> Command:
-        for name in reversed(names or tuple(Config.model_fields)):
-            command = _option(name, Config.model_fields[name])(command)
+        for name in reversed(names or tuple(PipelineConfig.model_fields)):
+            command = _option(name, PipelineConfig.model_fields[name])(command)
         return command
 
     return decorate

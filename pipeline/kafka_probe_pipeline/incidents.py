@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline import session
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.connections import SIDES
 from kafka_probe_pipeline.evidence import SECOND_US
 from kafka_probe_pipeline.scopes import BROKER, NETWORK, UNNAMED, WORKLOAD, open_by_agents, scopes_of_connection
@@ -43,7 +43,7 @@ _LONG, _STRING = T.LongType(), T.StringType()
 _STORM = struct_of({**dict.fromkeys(("id", "kind", "subject"), _STRING), "level": _LONG, "since_us": _LONG})
 
 
-def incidents(connections: DataFrame, config: Config) -> DataFrame:
+def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
     """The connections whose verdict may be part of a storm, with the `kind`, `subject` and `level` of that."""
     cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
     ages_us = {side: F.col(f"{side}.close.age_us") for side in ("client", "server")}
@@ -73,23 +73,23 @@ def incidents(connections: DataFrame, config: Config) -> DataFrame:
     )
 
 
-def level(idle_us: Column, config: Config) -> Column:
+def level(idle_us: Column, config: PipelineConfig) -> Column:
     """Idle ages that are the same by `same_age_percent` and `idle_minimum` differ by no more than the span in it."""
     slack_us = config.idle_minimum * SECOND_US * 100 / config.same_age_percent
     return (F.log(idle_us + slack_us) * LEVELS).cast("long")
 
 
-def span(config: Config) -> int:
+def span(config: PipelineConfig) -> int:
     """Return the largest difference between levels of idle ages that are the same."""
     return round(math.log1p(config.same_age_percent / 100) * LEVELS)
 
 
-def minimum(kind: str, config: Config) -> int:
+def minimum(kind: str, config: PipelineConfig) -> int:
     """Return how many closes a storm of a kind begins with."""
     return config.reconnect_minimum if kind == RECONNECTS else config.storm_minimum
 
 
-def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Config) -> list[Row]:
+def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: PipelineConfig) -> list[Row]:
     """Return the kinds and subjects with enough recent incidents that are unlike those of active storms.
 
     Each row has `cells`: `closes`, `hop`, `level` and `since_us` of those that closed at one idle age, between the
@@ -129,7 +129,7 @@ def described(
     agents: DataFrame,
     open_connections: DataFrame,
     clock: Clock,
-    config: Config,
+    config: PipelineConfig,
 ) -> list[Row]:
     """Return a row per storm that has incidents of the micro-batch: columns of `in_common`, `share_of` and `hit_most`.
 
@@ -150,7 +150,7 @@ def described(
             each.unpersist()
 
 
-def members(incidents: DataFrame, storms: DataFrame, config: Config) -> DataFrame:
+def members(incidents: DataFrame, storms: DataFrame, config: PipelineConfig) -> DataFrame:
     """Return the incidents that are part of the storms, once per storm, each with the storm's `id` and `since_us`."""
     joined = incidents.alias("one").join(F.broadcast(storms.alias("storm")), _is_member(config))
     return joined.select("storm.id", "storm.since_us", "one.*")
@@ -186,7 +186,7 @@ def hit_most(hits: DataFrame) -> DataFrame:
     return most.groupBy("id").agg(*(F.sort_array(names, asc=False).alias(column) for column, names in lists.items()))
 
 
-def closed_since(hits: DataFrame, connections: DataFrame, config: Config) -> DataFrame:
+def closed_since(hits: DataFrame, connections: DataFrame, config: PipelineConfig) -> DataFrame:
     """Add to scopes how many of their connections were open when the storm began, and are closed: `closed`.
 
     Only of scopes with enough hits: a workload with one connection would always have a share of 100 %.
@@ -229,17 +229,17 @@ def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame |
     )
 
 
-def _is_member(config: Config) -> Column:
+def _is_member(config: PipelineConfig) -> Column:
     """The condition of a join of incidents, as `one`, with their storms, as `storm`."""
     return _is_alike(config) & (F.col("one.closed_us") >= _earliest_us(F.col("storm.since_us"), config))
 
 
-def _is_alike(config: Config) -> Column:
+def _is_alike(config: PipelineConfig) -> Column:
     """The condition of a join of incidents with storms of the same kind, subject and idle age, at any time."""
     near = F.abs(F.col("one.level") - F.col("storm.level")) <= span(config)
     return (F.col("one.kind") == F.col("storm.kind")) & F.col("one.subject").eqNullSafe(F.col("storm.subject")) & near
 
 
-def _earliest_us(since_us: Column, config: Config) -> Column:
+def _earliest_us(since_us: Column, config: PipelineConfig) -> Column:
     """Return the time of the earliest close that can join a storm. Agents do not report closes in order of time."""
     return since_us - round(config.storm_window * SECOND_US)

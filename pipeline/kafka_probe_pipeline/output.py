@@ -10,9 +10,10 @@ from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline import hadoop
-from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import StartError, TakenOverError
+from kafka_probe_pipeline.config import PipelineConfig
+from kafka_probe_pipeline.errors import TakenOverError
 
 # Schemes of Hadoop's file systems that copy instead of renaming. Azure's abfs renames if the account has a hierarchical
 # namespace.
@@ -20,7 +21,7 @@ _OBJECT_STORES = {"cosn", "gs", "obs", "oss", "s3", "s3a", "s3n", "swift", "wasb
 _JOB_ID = uuid4().hex
 
 
-def require_renames(spark: SparkSession, config: Config) -> None:
+def require_renames(spark: SparkSession, config: PipelineConfig) -> None:
     """Return if the checkpoints are on a file system that renames atomically.
 
     Raises:
@@ -34,13 +35,13 @@ def require_renames(spark: SparkSession, config: Config) -> None:
         )
 
 
-def take_over(spark: SparkSession, config: Config) -> None:
+def take_over(spark: SparkSession, config: PipelineConfig) -> None:
     """Make this process the one job that writes to the tables and the checkpoints."""
     for directory in config.directories:
         hadoop.write(spark, _owner(directory), _JOB_ID)
 
 
-def require_owner(spark: SparkSession, config: Config) -> None:
+def require_owner(spark: SparkSession, config: PipelineConfig) -> None:
     """Return if no other job has taken over the tables or the checkpoints since this process did.
 
     Raises:
@@ -51,7 +52,7 @@ def require_owner(spark: SparkSession, config: Config) -> None:
             raise TakenOverError(f"Another job has taken over {directory}. Only one at a time may use it.")
 
 
-def require(spark: SparkSession, config: Config, query: str) -> None:
+def require(spark: SparkSession, config: PipelineConfig, query: str) -> None:
     """Return if the micro-batch of a query may write.
 
     Raises:

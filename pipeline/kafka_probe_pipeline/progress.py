@@ -16,7 +16,7 @@ from threading import Lock
 import prometheus_client as prometheus
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline.report import listed
 
 log = logging.getLogger("kafka_probe_pipeline")

@@ -27,7 +27,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, StructType
 
-from kafka_probe_pipeline.errors import StartError, UsageError
+from kafka_probe.errors import StartError, UsageError
 
 PACKAGES = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__},io.delta:delta-spark_2.13:4.0.1"
 FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-{pyspark.__version__}"

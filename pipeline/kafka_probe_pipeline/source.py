@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark.storagelevel import StorageLevel
 
 from kafka_probe import events as schema
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 
 SCALARS: dict[schema.Scalar, T.DataType] = {"string": T.StringType(), "long": T.LongType(), "boolean": T.BooleanType()}
 REQUIRED = ("kind", "agent_id", "seq", "ts")
@@ -61,7 +61,7 @@ def spark_schema(*kinds: str) -> T.StructType:
     return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
 
 
-def records(spark: SparkSession, config: Config, least_s: float) -> DataFrame:
+def records(spark: SparkSession, config: PipelineConfig, least_s: float) -> DataFrame:
     """The events topic as a stream from its first record on.
 
     least_s: least time between two micro-batches, unless `max_records_per_trigger` records wait.

@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline import incidents, session
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.evidence import SECOND_US
 from kafka_probe_pipeline.incidents import HIT_MOST, HOPS, IDLE, MIDDLEBOX_CAUSES, span
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -66,7 +66,9 @@ CHANGES = struct_of(
 )
 
 
-def due(before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int], clock: Clock, config: Config) -> bool:
+def due(
+    before: Iterable[Row], new: Mapping[str, int], recent: Mapping[str, int], clock: Clock, config: PipelineConfig
+) -> bool:
     """Return True if `storms` has anything to do: it costs less to ask first.
 
     before: the storms so far. new, recent: verdicts of the batch and of the last window, by cause.
@@ -95,7 +97,7 @@ def storms(
     open_connections: DataFrame,
     before: Iterable[Row],
     clock: Clock,
-    config: Config,
+    config: PipelineConfig,
 ) -> DataFrame:
     """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
 
@@ -134,7 +136,7 @@ def storms(
     return _kept(spark, (*known, *large), clock, config)
 
 
-def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config: Config) -> DataFrame:
+def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config: PipelineConfig) -> DataFrame:
     """The same after a batch without verdicts, in which storms can only end: nothing is counted for that."""
     return _kept(spark, [Storm(row.asDict(recursive=True)) for row in before], clock, config)
 
@@ -168,17 +170,17 @@ class Storm:
         self.now |= {name: found[name] for name in names}
         self.now["idle_us"] = found["idle_us"] if self.now["kind"] == IDLE else None
 
-    def is_large(self, config: Config) -> bool:
+    def is_large(self, config: PipelineConfig) -> bool:
         """Return True if it hit as large a share of a scope as its cause requires; before that, `describe` it."""
         cause, share = self.now["cause"], self.now["share"]
         return cause in MIDDLEBOX_CAUSES or (share is not None and share >= config.storm_percent / 100)
 
-    def is_quiet(self, clock: Clock, config: Config) -> bool:
+    def is_quiet(self, clock: Clock, config: PipelineConfig) -> bool:
         """Return True if it is active, but has had no new member for long."""
         now = self.now
         return now["state"] == ACTIVE and bool(clock.now_us - now["updated_us"] >= config.storm_quiet * SECOND_US)
 
-    def brought_up_to_date(self, clock: Clock, config: Config) -> dict[str, Any]:
+    def brought_up_to_date(self, clock: Clock, config: PipelineConfig) -> dict[str, Any]:
         """Return its row after the batch: it opened, grew, or was quiet for so long that it is over."""
         storm, now_us = self.now, clock.now_us
         if storm["opened_us"] is None:
@@ -200,7 +202,7 @@ def changes(storms: DataFrame, batch_id: int) -> DataFrame:
     return changed.withColumns({name: F.timestamp_micros(us) for name, us in times.items()}).select(*CHANGES.names)
 
 
-def begun(candidate: Row, clock: Clock, config: Config) -> Storm | None:
+def begun(candidate: Row, clock: Clock, config: PipelineConfig) -> Storm | None:
     """Return the storm that begins with the densest group of a candidate; None if that is too small."""
     kind, subject = candidate["kind"], candidate["subject"]
     group = densest([Cell(*cell) for cell in candidate["cells"]], config)
@@ -214,7 +216,7 @@ def begun(candidate: Row, clock: Clock, config: Config) -> Storm | None:
     return Storm(row)
 
 
-def densest(cells: Iterable[Cell], config: Config) -> list[Cell]:
+def densest(cells: Iterable[Cell], config: PipelineConfig) -> list[Cell]:
     """Return the most closes within a window at the same idle age, by level. Of as many, those of the latest window."""
     windows: dict[int, list[Cell]] = defaultdict(list)
     for cell in cells:
@@ -234,11 +236,11 @@ def densest(cells: Iterable[Cell], config: Config) -> list[Cell]:
     return best
 
 
-def _kept(spark: SparkSession, storms: Iterable[Storm], clock: Clock, config: Config) -> DataFrame:
+def _kept(spark: SparkSession, storms: Iterable[Storm], clock: Clock, config: PipelineConfig) -> DataFrame:
     rows = [storm.brought_up_to_date(clock, config) for storm in storms]
     return session.rows(spark, [row for row in rows if not _long_over(row, clock, config)], SCHEMA)
 
 
-def _long_over(storm: Mapping[str, Any], clock: Clock, config: Config) -> bool:
+def _long_over(storm: Mapping[str, Any], clock: Clock, config: PipelineConfig) -> bool:
     resolved_us = storm["resolved_us"]
     return resolved_us is not None and bool(clock.now_us - resolved_us >= config.closed_limit * SECOND_US)

@@ -16,10 +16,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from kafka_probe.errors import KafkaProbeError, StartError
 from kafka_probe_pipeline import output, session, source, topics
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError, last_cause
+from kafka_probe_pipeline.errors import AwayError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
@@ -36,7 +37,7 @@ log = logging.getLogger("kafka_probe_pipeline")
 
 
 def start(
-    spark: SparkSession, config: Config, traffic: TrafficQuery, diagnosis: Diagnosis
+    spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery, diagnosis: Diagnosis
 ) -> tuple[StreamingQuery, StreamingQuery]:
     """Start the two streams from the events topic: `traffic` and `diagnosis`.
 
@@ -53,7 +54,7 @@ def start(
     return traffic_query, diagnosis_query
 
 
-def require_checkpoints(spark: SparkSession, config: Config) -> None:
+def require_checkpoints(spark: SparkSession, config: PipelineConfig) -> None:
     """Return if each table fits its checkpoint.
 
     Raises:
@@ -64,7 +65,7 @@ def require_checkpoints(spark: SparkSession, config: Config) -> None:
 
 
 def _start(
-    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval_s: float, config: Config
+    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval_s: float, config: PipelineConfig
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
@@ -85,7 +86,7 @@ def _start(
 
 def run_through_outages(
     spark: SparkSession,
-    config: Config,
+    config: PipelineConfig,
     begin: Callable[[], Sequence[StreamingQuery]],
     progress: Progress,
     stopping: Event,
@@ -94,7 +95,7 @@ def run_through_outages(
 
     Raises:
         TakenOverError: another job has taken over the output, which a query may have failed of.
-        PipelineError: a query failed for another reason, or with `--once`.
+        KafkaProbeError: a query failed for another reason, or with `--once`.
     """
     while not stopping.is_set():
         queries = begin()
@@ -107,14 +108,14 @@ def run_through_outages(
             if config.once:
                 raise
             log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
-        except PipelineError:
+        except KafkaProbeError:
             output.require_owner(spark, config)
             raise
         while not (stopping.is_set() or _answer(spark, config)):
             time.sleep(_RETRY_S)
 
 
-def _answer(spark: SparkSession, config: Config) -> bool:
+def _answer(spark: SparkSession, config: PipelineConfig) -> bool:
     """Return True if the brokers answer. A topic that is gone is created again."""
     try:
         topics.create_missing(spark, config)
@@ -128,7 +129,7 @@ def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stop
 
     Raises:
         AwayError: a query waited for Kafka's brokers in vain.
-        PipelineError: a query failed.
+        KafkaProbeError: a query failed.
     """
     try:
         while not stopping.is_set():
@@ -138,5 +139,5 @@ def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stop
                 return
             progress.look(queries)
     except StreamingQueryException as error:
-        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else PipelineError
+        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else KafkaProbeError
         raise kind(f"The stream stopped: {last_cause(error)}") from None

@@ -15,9 +15,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline import event_rows, hadoop, names, output, session, storms, traffic, verdicts
-from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.event_rows import RECEIVED
 
 
@@ -69,7 +69,7 @@ class Table:
     """One of `TABLES`, partitioned by `date`; readers see whole micro-batches only."""
 
     spark: SparkSession
-    config: Config
+    config: PipelineConfig
     name: str
 
     @property

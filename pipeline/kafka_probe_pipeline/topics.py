@@ -12,8 +12,8 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline.config import Config
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe.errors import StartError
+from kafka_probe_pipeline.config import PipelineConfig
 
 # As many as the agent creates its topic with.
 PARTITIONS = 4
@@ -22,7 +22,7 @@ ANSWER_WITHIN_MS = 10_000
 TIMES_OF_BROKER = {"message.timestamp.type": "LogAppendTime"}
 
 
-def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
+def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ...]:
     """Create those of the job's topics that are absent; returns their names.
 
     Raises:
@@ -44,7 +44,7 @@ def create_missing(spark: SparkSession, config: Config) -> tuple[str, ...]:
     return missing
 
 
-def has_times_of_writers(spark: SparkSession, config: Config) -> bool:
+def has_times_of_writers(spark: SparkSession, config: PipelineConfig) -> bool:
     """Return True if records of the events topic have the times that their writers set.
 
     False if the brokers do not allow to read the topic's settings.
@@ -66,7 +66,7 @@ def has_times_of_writers(spark: SparkSession, config: Config) -> bool:
 
 
 @contextmanager
-def _admin(jvm: Any, config: Config) -> Iterator[Any]:
+def _admin(jvm: Any, config: PipelineConfig) -> Iterator[Any]:
     """Kafka's Admin; what the brokers refuse is a StartError."""
     limits = {"default.api.timeout.ms": str(ANSWER_WITHIN_MS), "request.timeout.ms": str(ANSWER_WITHIN_MS)}
     try:
@@ -87,7 +87,7 @@ def _wait(created: Any) -> None:
             raise
 
 
-def _refusal(config: Config, error: Py4JJavaError) -> StartError:
+def _refusal(config: PipelineConfig, error: Py4JJavaError) -> StartError:
     cause = error.java_exception
     while cause.getCause() is not None:
         cause = cause.getCause()

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, session, source
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
@@ -37,7 +37,7 @@ class TrafficQuery:
 
     name: ClassVar = "traffic"
     kinds: ClassVar = ()  # all
-    config: Config
+    config: PipelineConfig
     table: Table
     names: Table
     requests: Table
@@ -45,7 +45,7 @@ class TrafficQuery:
     progress: Progress
 
     @classmethod
-    def of(cls, spark: SparkSession, config: Config, progress: Progress) -> TrafficQuery:
+    def of(cls, spark: SparkSession, config: PipelineConfig, progress: Progress) -> TrafficQuery:
         """Write to the tables below the output directory."""
         return cls(
             config,

@@ -17,10 +17,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline.config import Config
+from kafka_probe.errors import StartError
+from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.connections import SCHEMA as CONNECTION
 from kafka_probe_pipeline.connections import SIDES, VERDICT
-from kafka_probe_pipeline.errors import StartError, last_cause
+from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.evidence import END_FIELDS, SECOND_US, AgentProgress, Limits
 from kafka_probe_pipeline.judging import Judge, together
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -59,7 +60,7 @@ def require_executors(spark: SparkSession) -> None:
         ) from None
 
 
-def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Config) -> DataFrame | None:
+def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: PipelineConfig) -> DataFrame | None:
     """Return the connections without a verdict, each with the one that can be given now; None if there are none.
 
     To be persisted: Spark may move a filter on `verdict` to where it is made, and judge twice.
@@ -146,7 +147,7 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
     )
 
 
-def counted(connections: DataFrame, clock: Clock, config: Config) -> tuple[Counter[str], Counter[str]]:
+def counted(connections: DataFrame, clock: Clock, config: PipelineConfig) -> tuple[Counter[str], Counter[str]]:
     """Return how many verdicts of each cause are of this batch, and how many of the last window."""
     is_recent = F.col("verdict.judged_us") > clock.now_us - config.storm_window * SECOND_US
     is_new = F.col("verdict.batch_id") == clock.batch_id

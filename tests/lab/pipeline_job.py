@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe_pipeline import cli, output, supervisor, topics
 from kafka_probe_pipeline.buffered_table import BufferedTable
-from kafka_probe_pipeline.config import Config, flag_of, load
+from kafka_probe_pipeline.config import PipelineConfig, flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import Table
@@ -56,7 +56,7 @@ class Run:
         return ["run", *settings, *more]
 
     @property
-    def config(self) -> Config:
+    def config(self) -> PipelineConfig:
         """Return the configuration of the job."""
         return load(self._settings)
 

@@ -14,10 +14,10 @@ from threading import Event, Thread, current_thread
 import pytest
 from pyspark.sql import Row
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline import alertmanager
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
-from kafka_probe_pipeline.errors import StartError
 from kafka_probe_pipeline.storms import SCHEMA
 from tests.lab.alertmanager import Receiver
 from tests.lab.processes import wait_until

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import buffered_table, event_rows
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
-from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.source import Clock
 from tests.builders.spark_events import CLIENT, NOON_US, SECOND_US, events, opened
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def config(spark: SparkSession, tmp_path: Path) -> Config:
+def config(spark: SparkSession, tmp_path: Path) -> PipelineConfig:
     config = load({"output": str(tmp_path), "table_interval": 30})
     metadata = Path(config.connections_checkpoint, "metadata")
     metadata.parent.mkdir()
@@ -37,7 +37,7 @@ def rows(spark: SparkSession, *numbers: int) -> DataFrame:
 class Job:
     """A run of the job, up to its crash."""
 
-    def __init__(self, spark: SparkSession, config: Config) -> None:
+    def __init__(self, spark: SparkSession, config: PipelineConfig) -> None:
         self.commits: dict[str, Commit] = {}
         self.spark, self.table = spark, BufferedTable.of(spark, config, "opens", self.commits)
 
@@ -57,7 +57,7 @@ def names(*numbers: int) -> list[str]:
     return [f"{CLIENT}-{number}" for number in numbers]
 
 
-def test_rows_are_read_at_once_and_committed_once_per_interval(spark: SparkSession, config: Config) -> None:
+def test_rows_are_read_at_once_and_committed_once_per_interval(spark: SparkSession, config: PipelineConfig) -> None:
     job = Job(spark, config)
     job.batch(0, 1)  # the first rows after a start do not wait
     job.batch(1, 2, at_s=10)
@@ -70,7 +70,9 @@ def test_rows_are_read_at_once_and_committed_once_per_interval(spark: SparkSessi
     assert (job.committed(), job.known()) == (names(1, 2, 3), names(1, 2, 3, 4))
 
 
-def test_a_job_that_starts_again_commits_what_was_not_and_nothing_twice(spark: SparkSession, config: Config) -> None:
+def test_a_job_that_starts_again_commits_what_was_not_and_nothing_twice(
+    spark: SparkSession, config: PipelineConfig
+) -> None:
     job = Job(spark, config)
     job.batch(0, 1)
     job.batch(1, 2, at_s=10)
@@ -85,7 +87,7 @@ def test_a_job_that_starts_again_commits_what_was_not_and_nothing_twice(spark: S
 
 
 def test_many_rows_are_committed_before_the_interval_ends(
-    spark: SparkSession, config: Config, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(buffered_table, "MOST_ROWS", 2)
     job = Job(spark, config)

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
+from kafka_probe.errors import UsageError
 from kafka_probe_pipeline.cli import cli
-from kafka_probe_pipeline.config import VARIABLE_PREFIX, Config, flag_of, load
-from kafka_probe_pipeline.errors import UsageError
+from kafka_probe_pipeline.config import VARIABLE_PREFIX, PipelineConfig, flag_of, load
 
 
 def test_a_flag_wins_over_a_variable_and_a_variable_over_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_bad_variable_is_named_as_such_and_its_value_stays_unsaid(monkeypatch:
 
 def test_help_names_every_setting_by_flag_and_variable() -> None:
     text = CliRunner().invoke(cli, ["run", "--help"]).output
-    for name, field in Config.model_fields.items():
+    for name, field in PipelineConfig.model_fields.items():
         assert flag_of(name) in text
         assert VARIABLE_PREFIX + name.upper() in text
         assert field.description

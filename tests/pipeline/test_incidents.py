@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from kafka_probe_pipeline import agents, connections, incidents, session
-from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock, struct_of
 from tests.builders.spark_events import NOON_US, SECOND_US, Event
@@ -49,7 +49,9 @@ def rows(spark: SparkSession, *of: Event) -> DataFrame:
     return session.rows(spark, of, _INCIDENT)
 
 
-def candidates(spark: SparkSession, *of: Event, storms: Iterable[Event] = (), config: Config = CONFIG) -> set[str]:
+def candidates(
+    spark: SparkSession, *of: Event, storms: Iterable[Event] = (), config: PipelineConfig = CONFIG
+) -> set[str]:
     """Return the subjects of the candidates."""
     found = incidents.candidates(rows(spark, *of), incidents.rows(spark, storms), CLOCK, config)
     return {row["subject"] for row in found}

@@ -18,10 +18,11 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from kafka_probe.errors import KafkaProbeError, StartError
 from kafka_probe_pipeline import agents, job, supervisor
 from kafka_probe_pipeline.cli import cli
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.errors import AwayError, PipelineError, StartError
+from kafka_probe_pipeline.errors import AwayError
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS
@@ -386,7 +387,7 @@ def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSes
         raise AwayError("The disk is full.")
 
     query = spark.readStream.format("rate").load().writeStream.foreachBatch(fails).start()
-    with pytest.raises(PipelineError, match=r"^The stream stopped: The disk is full\.$"):
+    with pytest.raises(KafkaProbeError, match=r"^The stream stopped: The disk is full\.$"):
         supervisor.run_until_signal([query], Progress(), Event())
 
 

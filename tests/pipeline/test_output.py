@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline import supervisor
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import StartError, TakenOverError
+from kafka_probe_pipeline.errors import TakenOverError
 from kafka_probe_pipeline.output import require_owner, require_renames, take_over
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.lab.broker import Broker

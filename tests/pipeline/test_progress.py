@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline.errors import StartError
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline.progress import METRICS, PREFIX, Progress
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker

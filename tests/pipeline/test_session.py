@@ -11,8 +11,8 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from kafka_probe.errors import UsageError
 from kafka_probe_pipeline import session
-from kafka_probe_pipeline.errors import UsageError
 
 
 @pytest.mark.parametrize("arguments", [("local[4]", None), (None, Path("jars"))])

@@ -9,8 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.errors import StartError, TakenOverError
+from kafka_probe_pipeline.errors import TakenOverError
 from kafka_probe_pipeline.output import take_over
 from kafka_probe_pipeline.tables import DAYS_AHEAD, DAYS_LATE, TABLES, Table
 from kafka_probe_pipeline.traffic import traffic

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1beta2SparkApplication
 
-from kafka_probe_pipeline.config import Config
+from kafka_probe_pipeline.config import PipelineConfig
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = {
@@ -50,7 +50,7 @@ def test_driver_and_executors_see_the_output_on_one_volume_that_many_nodes_may_m
 ) -> None:
     for variable in container("driver")["env"]:
         monkeypatch.setenv(variable["name"], variable.get("value", "{}"))
-    config = Config()
+    config = PipelineConfig()
     assert config.bootstrap_servers
     claim = DOCUMENTS["PersistentVolumeClaim"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]

@@ -22,7 +22,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
 from kafka_probe_pipeline import agents, connections, session
-from kafka_probe_pipeline.config import Config, load
+from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.incidents import IDLE, RESTART
 from kafka_probe_pipeline.tables import Table
 from kafka_probe_pipeline.versions import Versions
@@ -71,7 +71,7 @@ class Scene:
     def events(self) -> list[Event]:
         return read_events(self.run.broker.bootstrap, self.run.events)
 
-    def state(self, path: Callable[[Config], str], schema: StructType) -> list[Row]:
+    def state(self, path: Callable[[PipelineConfig], str], schema: StructType) -> list[Row]:
         """Return the newest version of a state of the job."""
         newest = Versions(self.spark, path(load({"output": str(self.run.output)})), schema).newest()
         return newest.collect() if newest else []
@@ -186,7 +186,7 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
         restart(scene.network, scene.brokers)
         crowd.send()
         # All are silent for equally long, and longer than a limit on idle connections need be, when they stop.
-        silent_ms = 2000 * Config().idle_minimum
+        silent_ms = 2000 * PipelineConfig().idle_minimum
         wait_until(lambda: min(crowd.silences_ms().values()) > silent_ms, "all clients to be silent")
         crowd.stop()
     churn(scene.network, scene.bootstraps[0], scene.directory, topic=TOPIC, rounds=4)

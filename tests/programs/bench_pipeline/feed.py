@@ -109,7 +109,7 @@ class Alerts:
         return min((at_s for at_s, value in self._received if name.encode() in value), default=None)
 
     def ids(self, kind: str, since_s: float) -> set[str]:
-        """Return the ids of the storms of a kind of which an alert arrived since a time, in seconds since epoch."""
+        """Return the ids of storms of a kind that an alert opened since a time, in seconds since epoch."""
         self._received += self._new()
         alerts = [json.loads(value) for at_s, value in self._received if at_s >= since_s]
         return {alert["id"] for alert in alerts if alert["kind"] == kind and alert["change"] == "opened"}
