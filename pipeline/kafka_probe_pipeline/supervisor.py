@@ -9,6 +9,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Event
 
 from pyspark.errors import StreamingQueryException
@@ -20,7 +21,7 @@ from kafka_probe.errors import KafkaProbeError, StartError
 from kafka_probe_pipeline import output, session, source, topics
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.diagnosis import Diagnosis
-from kafka_probe_pipeline.errors import AwayError, last_cause
+from kafka_probe_pipeline.errors import AwayError, OutputError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table
 from kafka_probe_pipeline.traffic_query import TrafficQuery
@@ -109,7 +110,8 @@ def run_through_outages(
                 raise
             log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
         except KafkaProbeError:
-            output.require_owner(spark, config)
+            with suppress(OutputError):  # the output may be what is away
+                output.require_owner(spark, config)
             raise
         while not (stopping.is_set() or _answer(spark, config)):
             time.sleep(_RETRY_S)
