@@ -108,6 +108,7 @@ def test_sparks_connector_has_the_version_of_pyspark() -> None:
     assert f"build/jars/spark-{version}\n" in (ROOT / "scripts/setup.sh").read_text()
 
 
+@pytest.mark.pinned
 def test_the_guide_and_the_jars_have_the_versions_of_delta_lake_and_spark_that_the_job_names() -> None:
     assert set(re.findall(r"--packages (\S+)", (ROOT / "docs/guide/pipeline.md").read_text())) == {PACKAGES}
     _, delta = PACKAGES.split(",")
