@@ -34,7 +34,7 @@ test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, 
 	$(BIN)/python -m pytest tests/kernel/check_*.py
 
 test-nodes: setup-nodes ## test image, chart, service, Prometheus and Spark cluster, real ones, and long outages (1 hour)
-	for file in tests/nodes/check_*.py; do $(BIN)/python -m pytest $$file || exit; done  # a JVM keeps its first jars
+	@for file in tests/nodes/check_*.py; do $(BIN)/python -m pytest $$file || status=1; done; exit $$status  # a JVM keeps its jars
 
 test-ranges: setup-tests ## run unit, golden and replay tests with the lowest and the newest versions that pyproject.toml allows
 	@$(BIN)/python scripts/version_ranges.py

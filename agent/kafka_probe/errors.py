@@ -12,7 +12,7 @@ class KafkaProbeError(Exception):
 
 
 class StartError(KafkaProbeError):
-    """The command cannot start: privileges, kernel, packages or configuration of the host do not allow it."""
+    """The command cannot start: privileges, kernel, packages, brokers, Java or output do not allow it."""
 
     exit_code = 3
 

@@ -1,4 +1,4 @@
-"""The exceptions that end a command of the pipeline only; others are those of the agent.
+"""Exceptions that only the pipeline raises; it shares the others with the agent.
 
 What arrives in the events topic is never an exception; it is a row with a reason.
 """
@@ -25,6 +25,12 @@ class TakenOverError(KafkaProbeError):
 
 
 def last_cause(error: Exception) -> str:
-    """Return the innermost message of Spark's stack traces, of Java inside of Python, in one line."""
-    causes = re.findall(r"^(?:Caused by: |: )?[\w.$]+(?:Error|Exception): (.+)$", str(error), re.MULTILINE)
-    return causes[-1] if causes else str(error).splitlines()[0]
+    """Return the innermost message of Spark's stack traces, of Java inside of Python, in one line.
+
+    It begins with the class if that is one of Python's own, such as KeyError, which says little without.
+    """
+    causes = re.findall(r"^(?:Caused by: |: )?([\w.$]+(?:Error|Exception)): (.+)$", str(error), re.MULTILINE)
+    if not causes:
+        return str(error).splitlines()[0]
+    kind, message = causes[-1]
+    return message if "." in kind else f"{kind}: {message}"

@@ -161,7 +161,7 @@ def _find_once(jvm: Any) -> None:
 
 def _java_options(*, brief: bool) -> str:
     options = [f"-Dlog4j2.configurationFile={LOGGING.as_uri()}", *(_QUICK_COMPILER if brief else ())]
-    # Java refuses two collectors. If one of these variables names one, add none.
+    # Java refuses two collectors. If one of these variables sets a collector, add none.
     if not any(_ANY_COLLECTOR.search(os.environ.get(name, "")) for name in _VARIABLES_OF_JAVA):
         options.append(_COLLECTOR)
     return " ".join(options)

@@ -110,7 +110,7 @@ def run_through_outages(
                 raise
             log.warning("Brokers %s unreachable; retrying. %s", config.bootstrap_servers, error)
         except KafkaProbeError:
-            with suppress(OutputError):  # the output may be what is away
+            with suppress(OutputError):  # the output may be unreachable
                 output.require_owner(spark, config)
             raise
         while not (stopping.is_set() or _answer(spark, config)):

@@ -382,12 +382,18 @@ def test_tables_of_an_older_release_are_refused(run: Run, spark: SparkSession) -
         run.once(spark)
 
 
-def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("error", "reported"),
+    [(AwayError("The disk is full."), r"The disk is full\."), (KeyError("seq"), "KeyError: 'seq'")],
+)
+def test_what_a_micro_batch_fails_of_is_reported_in_one_sentence(
+    spark: SparkSession, error: Exception, reported: str
+) -> None:
     def fails(_rows: DataFrame, _batch_id: int) -> None:
-        raise AwayError("The disk is full.")
+        raise error
 
     query = spark.readStream.format("rate").load().writeStream.foreachBatch(fails).start()
-    with pytest.raises(KafkaProbeError, match=r"^The stream stopped: The disk is full\.$"):
+    with pytest.raises(KafkaProbeError, match=rf"^The stream stopped: {reported}$"):
         supervisor.run_until_signal([query], Progress(), Event())
 
 

@@ -112,8 +112,9 @@ def test_pods_that_are_replaced_and_a_broker_that_restarts_close_their_connectio
     assert (len(of_pod), len(of_broker)) == (BROKERS, PODS)
     later = parsed(fleet.opens([*again(of_pod), *brief], NOW_US))
     closes = [
-        *parsed(fleet.closes(of_pod, NOW_US, Close("client", exits=True, spread_us=30 * SECOND_US))),
+        *parsed(fleet.closes(of_pod, NOW_US, Close("client", ended=True, spread_us=30 * SECOND_US))),
         *parsed(fleet.closes(brief, NOW_US, Close("client"))),
+        *parsed(fleet.closes(of_broker, NOW_US, Close("server", exiting=True, ended=True))),
     ]
     for event in closes:
         assert_valid(event)
@@ -121,5 +122,10 @@ def test_pods_that_are_replaced_and_a_broker_that_restarts_close_their_connectio
     assert len({(event["local"], event["peer"]) for event in (*fleet_opens, *later)}) == len(fleet_opens) + len(later)
     assert {event["flow_id"] for event in closes} <= {event["flow_id"] for event in (*fleet_opens, *later)}
     first = {(event["closed_by"], event["owner_exiting"], event["owner_ended"]) for event in closes[: 2 * BROKERS]}
-    assert first == {("local", True, True), ("peer", False, False)}
+    assert first == {("local", False, True), ("peer", False, False)}
+    last = {
+        (event["side"], event["closed_by"], event["owner_exiting"], event["owner_ended"], event["listener_closed_us"])
+        for event in closes[-2 * PODS :]
+    }
+    assert last == {("server", "local", True, True, 0), ("client", "peer", False, False, None)}
     assert len({event["silence_us"] for event in closes[: 2 * BROKERS]}) == BROKERS

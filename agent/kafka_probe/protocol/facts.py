@@ -271,7 +271,7 @@ class Facts(NamedTuple):
     def topic_names(self) -> tuple[tuple[str, str], ...]:
         """Return the (topic id, name) pairs of a response (KIP-516).
 
-        Those of a request are ignored: a client may claim anything, also in a request that only controllers send.
+        Those of a request are ignored: any client can send an UpdateMetadata or LeaderAndIsr with false names.
         """
         if not self.response:
             return ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from kafka_probe.capture.programs import LOSSES
@@ -82,11 +82,13 @@ class Connection(NamedTuple):
 class Close(NamedTuple):
     """How connections are closed: by the end `first`, or by a middlebox that resets both ends if it is None.
 
-    exits: the process of this end exits. least_us: their least silence before; each one's is up to `spread_us` longer.
+    ended: the process of this end ends afterwards; exiting: its exit closes them. least_us: their least silence before;
+    each one's is up to `spread_us` longer.
     """
 
     first: str | None
-    exits: bool = False
+    exiting: bool = False
+    ended: bool = False
     least_us: int = 0
     spread_us: int = 1
 
@@ -97,7 +99,14 @@ class Close(NamedTuple):
 
 def again(connections: Iterable[Connection]) -> list[Connection]:
     """Return the connections that replace closed ones."""
-    return [each._replace(port=each.port + _AGAIN_PORTS, id=each.id + _AGAIN) for each in connections]
+    return [
+        each._replace(pod=_again(each.pod), port=each.port + _AGAIN_PORTS, id=each.id + _AGAIN) for each in connections
+    ]
+
+
+def _again(pod: Pod) -> Pod:
+    workload: WorkloadFacts = {**pod.workload, "start_time": (pod.workload["start_time"] or 0) + 1}
+    return replace(pod, workload=workload)
 
 
 class Fleet:
@@ -172,8 +181,8 @@ class Fleet:
                     "age_us": silence_us + SECOND_US,
                     "auth_error": None,
                     "closing_ts": at_us,
-                    "owner_ended": begins and close.exits,
-                    "listener_closed_us": 0 if begins and close.exits and side == "server" else None,
+                    "owner_ended": begins and close.ended,
+                    "listener_closed_us": 0 if begins and close.ended and side == "server" else None,
                     "ts": at_us,
                 }
 
@@ -387,7 +396,7 @@ def _fin(close: Close, side: str, silence_us: int) -> CloseFacts:
         **_reset("server", silence_us),
         "closed_by": "local" if begins else "peer",
         "how": "fin",
-        "owner_exiting": begins and close.exits,
+        "owner_exiting": begins and close.exiting,
     }
 
 

@@ -1,10 +1,12 @@
-"""Runs the pipeline's job and observes it from outside: its processes, its checkpoints and nothing else."""
+"""Runs the pipeline's job and observes it from outside: its processes, checkpoints and log."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -80,6 +82,14 @@ class Job:
             ]
             for checkpoint in self._checkpoints()
         }
+
+    def verdicts(self) -> Counter[str]:
+        """Return how many verdicts of each cause the job has logged."""
+        found = Counter[str]()
+        for line in self._log.read_text().splitlines():
+            for cause, count in re.findall(r"(\w+) (\d+)", line.partition(" verdicts: ")[2]):
+                found[cause] += int(count)
+        return found
 
     def has_read(self, ends: Mapping[int, int]) -> bool:
         """Return True if each query that reads the events topic has processed all records before these offsets."""
