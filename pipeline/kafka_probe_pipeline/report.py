@@ -159,7 +159,7 @@ def _with_place(workload: Row | None) -> dict[str, Any]:
 
 
 def _of_either(name: str) -> Callable[[Row], Any]:
-    """What the client's end knows, else the broker's."""
+    """What the client's end knows, else the server's."""
     return lambda row: next((row[side][name] for side in ("client", "server") if row[side]), None)
 
 
@@ -172,7 +172,7 @@ def _seconds(microseconds: int | None) -> str:
     return "" if microseconds is None else f"{microseconds / 1e6:.1f}"
 
 
-_ENDS: Cells = {"client": _end("client"), "broker": _end("server")}
+_ENDS: Cells = {"client": _end("client"), "server": _end("server")}
 # Name of a table: its columns of text and of numbers.
 VIEWS: dict[str, tuple[Cells, Cells]] = {
     "connections": (

@@ -97,5 +97,6 @@ def test_figures_of_the_readme_are_those_of_the_bench() -> None:
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert (
         f"{agent:.1f} µs of CPU per Kafka request (`tcpdump -w` {tcpdump:.1f}, `tshark` {tshark:.0f})"
-        f" and at its peak {bench['agent_rss_mb']['max']:.0f} MiB of memory"
+        f" and at its peak {bench['agent_rss_mb']['max']:.0f} MiB of memory;"
+        f" its hooks took {bench['kernel_ns_per_request_tracepoint']['median'] / 1000:.1f} µs in the kernel"
     ) in readme

@@ -54,6 +54,7 @@ def main() -> int:
     measurements |= {f"open {count}": partial(with_open, count) for count in OPEN}
     wanted = os.environ.get("ONLY", "throughput,start,idle,open").split(",")
     measured, missing = dict[str, Figures | None](), list[str]()
+    about = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "flags": FLAGS}
     for name, measure in measurements.items():
         if name.split()[0] in wanted:
             reasons: list[str] = []
@@ -64,8 +65,8 @@ def main() -> int:
                 reasons.append(str(error))
             missing += [f"{name}: {reason}" for reason in reasons]
             show(name, measured[name])
-    about = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "flags": FLAGS}
-    RESULT.write_text(json.dumps({**about, "measured": measured, "missing": missing}, indent=2) + "\n")
+            # After each: an interrupted run keeps what it measured.
+            RESULT.write_text(json.dumps({**about, "measured": measured, "missing": missing}, indent=2) + "\n")
     print(*(f"MISSING {reason}" for reason in missing), f"The same as JSON: {RESULT.relative_to(ROOT)}", sep="\n")
     return int(bool(missing))
 
