@@ -109,7 +109,7 @@ def test_every_client_is_named_by_process_cgroup_and_library(run: Run) -> None:
 
 
 def test_nothing_is_lost(run: Run) -> None:
-    assert run.seen.losses, "the agent says what it lost"
+    assert run.seen.losses, "the agent reports its losses"
     assert {reason: count for reason, count in run.seen.losses.items() if count} == {}
 
 

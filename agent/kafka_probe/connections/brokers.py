@@ -32,14 +32,14 @@ log = logging.getLogger("kafka_probe")
 class _Broker:
     """A broker process.
 
-    topics: iterator over its topics while its files are being read. due: when they may be read again, s of the clock.
-    taught: whether this read has found a new name.
+    topics: iterator over its topics while its files are being read. due_s: when they may be read again, s of the clock.
+    found_new: whether this read has found a new name.
     """
 
     topics: Iterator[StoredTopic | None] | None
-    due: float = 0.0
+    due_s: float = 0.0
     pause_s: float = PAUSE_S
-    taught: bool = False
+    found_new: bool = False
 
 
 class BrokerFiles:
@@ -75,7 +75,7 @@ class BrokerFiles:
             if len(self._brokers) == _PROCESSES:
                 del self._brokers[next(iter(self._brokers))]
             self._brokers[process] = _Broker(self._resolver.stored_topics(*process))
-        elif broker.topics is None and self._names.lacks(facts) and self._clock() >= broker.due:
+        elif broker.topics is None and self._names.lacks(facts) and self._clock() >= broker.due_s:
             broker.topics = self._resolver.stored_topics(*process)
 
     def read_on(self) -> None:
@@ -91,25 +91,25 @@ class BrokerFiles:
         now = self._clock()
         self._next_step_s = now + SHARE * (now - began)
 
-    def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None], until: float) -> None:
+    def _step(self, pid: int, broker: _Broker, topics: Iterator[StoredTopic | None], until_s: float) -> None:
         try:
             for topic in topics:
                 if topic:
-                    broker.taught |= self._names.add(
+                    broker.found_new |= self._names.add(
                         topic.topic_id, topic.name, f"process {pid}", stored=True, gone=topic.gone
                     )
-                if self._clock() > until:
+                if self._clock() > until_s:
                     return
         except PermissionError:
             self._refuse(pid)
             broker.pause_s = math.inf
         except OSError:
             pass  # the process ended meanwhile
-        if broker.taught:
+        if broker.found_new:
             broker.pause_s = PAUSE_S
-        broker.due = self._clock() + broker.pause_s
+        broker.due_s = self._clock() + broker.pause_s
         broker.pause_s = min(2 * broker.pause_s, LONGEST_PAUSE_S)
-        broker.topics, broker.taught = None, False
+        broker.topics, broker.found_new = None, False
 
     def _refuse(self, pid: int) -> None:
         self._refused += 1
