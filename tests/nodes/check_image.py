@@ -1,6 +1,6 @@
 """The images work: the agent under the chart's own security context, beside a container like a pod.
 
-There is no kubelet here: Podman starts the containers, as the rendered manifest describes (tests/nodes/podman.py). The node
+There is no kubelet here: Podman starts the containers by the rendered manifest (tests/nodes/podman.py). The node
 is a network namespace; its pods have theirs, behind a bridge with NAT; and behind a second NAT is the broker's node.
 """
 
