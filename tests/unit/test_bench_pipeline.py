@@ -12,16 +12,8 @@ import pytest
 from kafka_probe.events import Event
 from kafka_probe.sinks.outbox import encode
 from tests.builders.event_schema import assert_valid
-from tests.programs.bench_pipeline.fleet import (
-    BROKERS,
-    PODS,
-    SECOND_US,
-    STORM_CONNECTIONS,
-    Close,
-    Fleet,
-    again,
-    backlog,
-)
+from tests.programs.bench_pipeline.facts import BROKERS, PODS, SECOND_US, Close, again
+from tests.programs.bench_pipeline.fleet import STORM_CONNECTIONS, Fleet, backlog
 
 NOW_US = 1_767_268_800 * SECOND_US
 SILENCE_US = 60 * SECOND_US

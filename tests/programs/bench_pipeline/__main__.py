@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any
 
 from tests.lab.processes import LabError
-from tests.programs.bench_pipeline.fleet import SECOND_US, Close, again
+from tests.programs.bench_pipeline.facts import SECOND_US, Close, again
 from tests.programs.bench_pipeline.job import Job
 from tests.programs.bench_pipeline.lab import CATCH_UP_S, SINCE_CLOSES_S, Lab, lab
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tests.lab.broker import Broker
 from tests.lab.processes import LabError
+from tests.programs.bench_pipeline.facts import SECOND_US, Close, Connection
 from tests.programs.bench_pipeline.feed import Alerts, Feed
-from tests.programs.bench_pipeline.fleet import SECOND_US, Close, Connection, Fleet, backlog
+from tests.programs.bench_pipeline.fleet import Fleet, backlog
 from tests.programs.bench_pipeline.job import Job
 
 FLOWS_PER_SECOND = 200
