@@ -15,7 +15,7 @@ from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.processing import Processor
 from kafka_probe.reporting import Reporter
 from kafka_probe.sending import Sender
-from kafka_probe.sinks import LocalSink, Sink
+from kafka_probe.sinks import Sink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods
@@ -33,7 +33,7 @@ class Agent:
         self,
         config: Config,
         sink: Sink,
-        local_sinks: Sequence[LocalSink] = (),
+        local_sinks: Sequence[Sink] = (),
         bounds: Bounds = DEFAULT,
         *,
         internal_requests: bool = False,

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from kafka_probe.agent import Agent
-    from kafka_probe.server.thread import Server
+    from kafka_probe.server.server import Server
     from kafka_probe.sinks import Sink
 
 log = logging.getLogger(__name__)
@@ -222,7 +222,7 @@ def _sink(config: Config) -> Sink:
 def _server(config: Config) -> Server | None:
     if config.listen == "off":
         return None
-    from kafka_probe.server.thread import Server
+    from kafka_probe.server.server import Server
 
     return Server(config, config.listen)
 

@@ -286,7 +286,7 @@ class Config(DaemonConfig):
     requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
     """exchanges to send as request events"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
-    """CPU of capture and delivery, in cores, above which the agent leaves out request events, then topics"""
+    """CPU of the capture thread, in cores, above which the agent leaves out request events, then topics"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """lowest level of logged messages"""
     log_format: Literal["text", "json"] = "text"

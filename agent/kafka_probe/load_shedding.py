@@ -1,7 +1,7 @@
 """Decides how much detail the agent reports: which exchanges become events, and whether flows name their topics.
 
-While the agent takes more CPU time than its limit, this module leaves out detail: first `request` events, then topics.
-Detail returns when the CPU time allows. Counts are never left out.
+While the capture thread takes more CPU time than its limit, this module leaves out detail: first `request` events,
+then topics. Detail returns when the CPU time allows. Counts are never left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.events import RequestEvent
 
 LOSSES = {
-    "request_shed": "requests not considered for events, because the agent took more CPU than `--cpu-limit`",
+    "request_shed": "requests not considered for events, because the capture thread took more CPU than `--cpu-limit`",
 }
 # Detail returns after _PATIENCE intervals in a row below half of the limit. Each return doubles the number, up to
 # _MOST_PATIENCE; it is reset once the load stays low with full detail. Detail also returns after _MOST_PATIENCE

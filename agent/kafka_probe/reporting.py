@@ -45,7 +45,7 @@ class Reporter:
         self._sender = sender
         self._kernel: dict[str, int] = dict.fromkeys((*COUNTERS, *LOSSES), 0)
         self._kernel_us: int | None = None
-        self._spent_s = time.process_time(), time.monotonic()
+        self._spent_s = time.thread_time(), time.monotonic()
         self._hidden = 0
         # Times of CLOCK_MONOTONIC: converted for each report, they follow a step of the wall clock.
         self._complete_since_ns: int | None = None
@@ -132,8 +132,8 @@ class Reporter:
         }
 
     def _cpu_share(self) -> float:
-        """Return the share of one core that the agent took since the last call, without the local sinks."""
-        before, self._spent_s = self._spent_s, (time.process_time() - self._sender.local_cpu_s(), time.monotonic())
+        """Return the share of one core that the capture thread, which calls this, took since the last call."""
+        before, self._spent_s = self._spent_s, (time.thread_time(), time.monotonic())
         cpu_s, wall_s = (now - then for now, then in zip(self._spent_s, before, strict=True))
         return cpu_s / wall_s if wall_s else 0.0
 

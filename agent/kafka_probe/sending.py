@@ -9,7 +9,7 @@ from typing import cast
 from kafka_probe import server
 from kafka_probe.events import SCHEMA_VERSION, Event, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
-from kafka_probe.sinks import LocalSink, Sink
+from kafka_probe.sinks import Sink
 from kafka_probe.sinks.outbox import encode
 
 
@@ -19,7 +19,7 @@ class Sender:
     sink: the destination, whose losses are missing in the topic. local: sinks that show the same events on this host.
     """
 
-    def __init__(self, node: str, sink: Sink, local: Sequence[LocalSink] = ()) -> None:
+    def __init__(self, node: str, sink: Sink, local: Sequence[Sink] = ()) -> None:
         self.agent_id = uuid.uuid4().hex
         self.sent = 0  # events
         self._node = node
@@ -58,10 +58,6 @@ class Sender:
     def counters(self) -> dict[str, int]:
         """Return the number of events, and the counters of the destination."""
         return {"events": self.sent, **self._sink.counters()}
-
-    def local_cpu_s(self) -> float:
-        """Return the CPU time of the local sinks in seconds."""
-        return sum(sink.cpu_s() for sink in self._local)
 
     def _pass_on(self, events: list[Event]) -> None:
         origin: Origin = {"v": SCHEMA_VERSION, "node": self._node, "agent_id": self.agent_id}

@@ -43,16 +43,12 @@ class Kept:
 
 
 class KeptHere(Kept):
-    """A local sink that keeps its events. lost: how many events it counts as lost; spent_s: its CPU time."""
+    """A local sink that keeps its events. lost: how many events it counts as lost."""
 
     lost = 0
-    spent_s = 0.0
 
     def losses(self) -> Mapping[str, int]:
         return {"server_behind": self.lost}
-
-    def cpu_s(self) -> float:
-        return self.spent_s
 
 
 class Fed:

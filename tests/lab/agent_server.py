@@ -11,7 +11,7 @@ from typing import Any
 
 from kafka_probe.config import Address, Config
 from kafka_probe.connections.connection import Connection
-from kafka_probe.server.thread import Server
+from kafka_probe.server.server import Server
 from tests.builders.events import StillAgent, StillSink
 from tests.lab.http import Answer, get
 from tests.lab.processes import free_port

@@ -289,7 +289,7 @@ class Clocks:
     def monotonic(self) -> float:
         return self.up_ns / SECOND_NS
 
-    def process_time(self) -> float:
+    def thread_time(self) -> float:
         return 0.0
 
 

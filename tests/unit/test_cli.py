@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_probe.memory import Bounds
-from kafka_probe.sinks import LocalSink, Sink
+from kafka_probe.sinks import Sink
 
 SOURCES = Path(cli.__file__).parents[1]
 # Another user could not even read a checkout below a private folder; the kernel asks for capabilities only.
@@ -172,7 +172,7 @@ class Standstill:
     made: ClassVar[list[tuple[Standstill, dict[str, object]]]] = []
 
     def __init__(
-        self, config: Config, sink: Sink, _local_sinks: Sequence[LocalSink], _bounds: Bounds, **settings: object
+        self, config: Config, sink: Sink, _local_sinks: Sequence[Sink], _bounds: Bounds, **settings: object
     ) -> None:
         self.made.append((self, settings))
         self.config = config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from types import SimpleNamespace
+from threading import Thread
 
 import pytest
 
@@ -25,17 +25,24 @@ def after(shedding: LoadShedding, *shares: float) -> str | None:
     return shedding.shed
 
 
-@pytest.mark.parametrize(("of_server_s", "shed"), [(1.0, "topics"), (9.0, None)])
-def test_the_time_of_the_http_server_costs_no_detail(
-    monkeypatch: pytest.MonkeyPatch, of_server_s: float, shed: str | None
-) -> None:
-    now_s = 0.0
-    clocks = SimpleNamespace(process_time=lambda: now_s, monotonic=lambda: now_s, monotonic_ns=time.monotonic_ns)
-    monkeypatch.setattr("kafka_probe.reporting.time", clocks)
-    fed = Fed(cpu_limit=0.5)
-    now_s, fed.local_sink.spent_s = 10.0, of_server_s
+def spend_cpu(seconds: float) -> None:
+    """Use the CPU for this time of the calling thread."""
+    until_s = time.thread_time() + seconds
+    while time.thread_time() < until_s:
+        pass
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_only_the_time_of_the_capture_thread_costs_detail(capturing: bool) -> None:
+    fed = Fed(cpu_limit=LIMIT)
+    if capturing:
+        spend_cpu(0.5)
+    else:
+        other = Thread(target=spend_cpu, args=(0.5,))
+        other.start()
+        other.join()
     fed.report()
-    assert fed.events("agent")[-1]["shed"] == shed
+    assert fed.events("agent")[-1]["shed"] == ("topics" if capturing else None)
 
 
 def test_without_a_limit_nothing_is_left_out() -> None:

@@ -128,12 +128,12 @@ FILES = (
     f"at most {spool.MAX_EVENTS:,} and is checked against the contents",
 )
 HTTP_SERVER = (
-    f"CPU of its thread: {in_words(limits.CPU_SHARE)} of a core, after {in_words(limits.CPU_BURST_S)} second of CPU",
+    f"CPU: {in_words(limits.CPU_SHARE)} of a core for each of its two threads, after",
+    f"{in_words(limits.CPU_BURST_S)} second that each may save up",
     f"{limits.REQUESTS_PER_S} per second, {limits.REQUESTS_AT_ONCE} at once",
     f"{query.FILTERS} values per request",
     f"once {in_words(http._FRESH_S)} second at most",
     f"delay them by {in_words(limits._PAUSE_S)} second, and one of more than {http_connection.MOST} connections",
-    f"Requests for long lists pause every {limits._TURN_S * 1000:g} ms",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
     f"{query.SORTED:,} rows of a list that is being sorted, and {http._PAGES_SENT} pages of metrics",
     f"An answer is sent in parts of {http._CHUNK_BYTES >> 10} KiB",

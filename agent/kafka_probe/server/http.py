@@ -1,19 +1,18 @@
 """The ASGI application: the handlers of all paths.
 
-All handlers are coroutines, so they run in the server's thread, which owns the data that they read. Long handlers let
-other coroutines run every 10 ms.
+All handlers are coroutines of the HTTP thread. They have their pages built in the data thread, which owns the data of
+these, so that no page delays a health request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
-import orjson
 from prometheus_client import Metric
 from prometheus_client.exposition import choose_encoder
 from pydantic import SecretStr
@@ -38,20 +37,23 @@ _SAMPLES_AT_ONCE = 500
 _PAGES_SENT = 2
 """Most pages of metrics being sent at once. At this limit all clients get the last page: some may read very slowly."""
 _EOF = b"# EOF\n"
+_Build = Callable[[Coroutine[None, None, bytes]], Awaitable[bytes]]
+"""Runs a coroutine in the data thread."""
 _OPENMETRICS = "application/openmetrics-text"
 
 
 def application(
-    view: View, token: SecretStr | None, hosts: Collection[str] = (), *, certificates: bool = False
+    view: View, build: _Build, token: SecretStr | None, hosts: Collection[str] = (), *, certificates: bool = False
 ) -> ASGIApp:
     """Return the ASGI application that answers from the view.
 
-    token: clients must send it; certificates: clients must have shown one; neither for health. hosts: see Guard.
+    build: runs a coroutine in the data thread. token: clients must send it; certificates: clients must have shown one;
+    neither for health. hosts: see Guard.
     """
     document = openapi.document(token=token is not None)
-    lists = _Lists(view)
+    lists = _Lists(view, build)
     sent = _Sent()
-    pages = {accept: _Exposition(view, accept, sent) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
+    pages = {accept: _Exposition(view, build, accept, sent) for accept in ("", f"{_OPENMETRICS};version=1.0.0")}
 
     async def health(scope: Scope, receive: Receive, send: Send) -> None:
         await _verdict(view.stalled() if scope["path"] == "/healthz" else view.unready())(scope, receive, send)
@@ -126,8 +128,9 @@ class _PageResponse(_Chunked):
 class _Exposition:
     """The page of metrics in one format. It is rebuilt when data has changed, at most once a second."""
 
-    def __init__(self, view: View, accept: str, sent: _Sent) -> None:
+    def __init__(self, view: View, build: _Build, accept: str, sent: _Sent) -> None:
         self._view = view
+        self._build = build
         self._sent = sent
         self._encode, self._content_type = choose_encoder(accept)
         self._state: object = None
@@ -140,7 +143,7 @@ class _Exposition:
             state = self._view.handed_over, self._view.unready() is None
             due = time.monotonic() - self._made_s >= _FRESH_S and self._sent.pages < _PAGES_SENT
             if self._state != state and (due or not self._page.body):
-                self._page, self._state, self._made_s = _Page(await self._make()), state, time.monotonic()
+                self._page, self._state, self._made_s = _Page(await self._build(self._make())), state, time.monotonic()
         return _PageResponse(self._page, self._content_type, self._sent)
 
     async def _make(self) -> bytes:
@@ -171,8 +174,9 @@ class _Part:
 class _Lists:
     """Answers list requests: builds one page at a time, and builds, queues or sends at most LISTS_AT_ONCE."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, build: _Build) -> None:
         self._view = view
+        self._build = build
         self._under_way = 0
         self._making = asyncio.Lock()
 
@@ -186,7 +190,7 @@ class _Lists:
             self._under_way += 1
             try:
                 async with self._making:
-                    page = orjson.dumps(await query.page(resource, self._view, wanted))
+                    page = await self._build(query.page(resource, self._view, wanted))
                 await _Chunked(page, media_type="application/json")(scope, receive, send)
             finally:
                 self._under_way -= 1

@@ -1,7 +1,7 @@
-"""Limits of the host's resources that the server takes: CPU of its thread, requests per second, lists at once.
+"""Limits of the host's resources that the server takes: CPU of its threads, requests per second, lists at once.
 
 Clients of the server are not trusted: on loopback they may belong to any user. No limit refuses /healthz, but a pause
-of the thread delays it.
+of the HTTP thread delays it.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from selectors import EpollSelector
 
-CPU_SHARE = 0.2
-"""Share of one core for all work that clients can cause."""
+CPU_SHARE = 0.1
+"""Share of one core for the work that clients can cause in one of the server's two threads."""
 CPU_BURST_S = 1.0
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50, 100
 LISTS_AT_ONCE = 4
@@ -26,7 +26,7 @@ _TURN_S = 0.01
 class PacedSelector(EpollSelector):
     """A selector that keeps its event loop's thread below CPU_SHARE by a pause before a turn of the loop.
 
-    `cpu_s` is the CPU time of the thread until its last turn, in seconds; other threads may read it.
+    `cpu_s` is the CPU time of the thread until its last turn, in seconds.
     """
 
     def __init__(self) -> None:
@@ -77,7 +77,7 @@ class Rate:
 
 
 class Turns:
-    """Divides long work of a coroutine into turns of 10 ms, between which other coroutines run."""
+    """Divides long work of a coroutine into turns of 10 ms, between which events are added and the thread may pause."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

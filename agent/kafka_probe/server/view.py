@@ -1,6 +1,6 @@
 """The data that the server shows: its own sums, and what it reads from the agent and the sink.
 
-Only the server's thread uses it.
+The data thread owns the sums. The HTTP thread reads only the state of agent and sink, and `handed_over`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ It turns every second; only a report of very many connections takes longer.
 
 
 class Watched(Protocol):
-    """The part of an agent that the server's thread reads."""
+    """The part of an agent that the server's threads read."""
 
     turned_s: float | None
 

@@ -34,13 +34,6 @@ class Sink(Protocol):
         """Return the reason why no events are delivered now, as text without secrets; None if they are delivered."""
 
 
-class LocalSink(Sink, Protocol):
-    """A sink that shows events on this host, such as the HTTP server."""
-
-    def cpu_s(self) -> float:
-        """Return the CPU time of its threads in seconds, which `--cpu-limit` does not count."""
-
-
 @runtime_checkable
 class EndingSink(Protocol):
     """A sink that can end by itself, as when its reader closes a pipe. It calls `on_closed` then, in any thread."""

@@ -1,6 +1,7 @@
-"""The server as a sink: it binds its address at construction, answers in its own thread, and is closed.
+"""The server as a sink: it binds its address at construction, answers in its own threads, and is closed.
 
-The capture loop sends lists of events and continues; the server's thread sums them between requests.
+The capture loop sends lists of events and continues. The data thread sums them and builds pages. The HTTP thread owns
+the connections and answers health requests itself, so that no page delays them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import uvicorn
 
@@ -23,6 +25,7 @@ from kafka_probe.events import Event
 from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
 from kafka_probe.server import LOSSES
 from kafka_probe.server.client_table import ClientTable
+from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
 from kafka_probe.server.http_connection import HttpConnection, Listener
 from kafka_probe.server.limits import PacedSelector
@@ -81,7 +84,7 @@ class Server:
             )
         self._address = address
         self._socket = _socket(address)
-        self._pace = PacedSelector()
+        self._data = DataThread()
         self._losses = Counter(dict.fromkeys(LOSSES, 0))
         self._waiting: deque[int] = deque()  # memory in bytes of each list of events that is not added yet
         self._running: _Running | None = None
@@ -93,6 +96,7 @@ class Server:
         settings = uvicorn.Config(
             application(
                 view,
+                self._data.build,
                 self._config.listen_token,
                 (*self._config.http_host, self._address.host),
                 certificates=certificates,
@@ -109,9 +113,10 @@ class Server:
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
-        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(self._pace)
-        thread = threading.Thread(target=self._run, args=(server, loop), name="server", daemon=True)
+        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(PacedSelector())
+        thread = threading.Thread(target=self._run, args=(server, loop), name="server-http", daemon=True)
         self._running = _Running(view, server, loop, thread)
+        self._data.start()
         thread.start()
         log.info("The HTTP server listens on %s://%s.", "https" if self._tls else "http", self._address)
 
@@ -122,8 +127,8 @@ class Server:
         elif self._running:
             self._waiting.append(size)
             try:
-                self._running.loop.call_soon_threadsafe(self._add, self._running.view, events)
-            except RuntimeError:  # the loop has ended, which `_run` has logged; the capture goes on
+                self._data.add(partial(self._add, self._running.view, events))
+            except RuntimeError:  # the thread has been closed
                 self._waiting.pop()
                 self._losses["server_behind"] += len(events)
 
@@ -136,10 +141,6 @@ class Server:
     def trouble(self) -> str | None:
         return None
 
-    def cpu_s(self) -> float:
-        """Return the CPU time of the server's thread in seconds."""
-        return self._pace.cpu_s
-
     def close(self, timeout_s: float = _JOIN_S) -> None:
         """Stop, after at most a second for requests that are being answered. Idempotent."""
         if self._running:
@@ -147,14 +148,12 @@ class Server:
             with suppress(RuntimeError):  # the loop has already ended
                 self._running.loop.call_soon_threadsafe(self._running.server.leaving.set)
             self._running.thread.join(timeout_s)
-        else:
-            self._pace.close()
+        self._data.close(timeout_s)
         self._socket.close()
 
     def _add(self, view: View, events: Sequence[Event]) -> None:
         try:
-            with self._pace.uncounted():
-                view.add(events)
+            view.add(events)
         finally:
             self._waiting.popleft()
 

@@ -20,7 +20,7 @@ from kafka_probe.config import Address, Config, load
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.memory import SERVER_WAITING_BYTES
 from kafka_probe.server import http_connection
-from kafka_probe.server.thread import Server
+from kafka_probe.server.server import Server
 from kafka_probe.server.view import STALLED_S
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
 from tests.lab.agent_server import Served, serving

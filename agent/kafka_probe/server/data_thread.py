@@ -1,0 +1,52 @@
+"""The thread that owns the data of the server: it adds events to the sums, and builds pages from them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+
+from kafka_probe.server.limits import PacedSelector
+
+
+class DataThread:
+    """An event loop in a thread of its own, whose share of CPU is limited for pages but not for events."""
+
+    def __init__(self) -> None:
+        self._pace = PacedSelector()
+        self._loop = asyncio.SelectorEventLoop(self._pace)
+        self._leaving = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="server-data", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, add: Callable[[], None]) -> None:
+        """Call `add` in the thread. Its CPU time does not count in the share of clients.
+
+        Raises:
+            RuntimeError: the thread has been closed.
+        """
+        self._loop.call_soon_threadsafe(self._add, add)
+
+    async def build(self, page: Coroutine[None, None, bytes]) -> bytes:
+        """Run the coroutine in the thread and return its result. Cancellation cancels it."""
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(page, self._loop))
+
+    def close(self, timeout_s: float) -> None:
+        """Stop; pages that are being built are cancelled. Idempotent."""
+        if self._thread.ident is None:
+            self._loop.close()
+            return
+        with suppress(RuntimeError):  # the loop has already ended
+            self._loop.call_soon_threadsafe(self._leaving.set)
+        self._thread.join(timeout_s)
+
+    def _add(self, add: Callable[[], None]) -> None:
+        with self._pace.uncounted():
+            add()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._leaving.wait())
