@@ -1,14 +1,14 @@
 """Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
-operations. This module never decodes frames and changes nothing but its counts: the learner gets the first frame of
-each shape, the tracker the frames of fetch sessions and the finished `flow` events of connections.
+operations. This module never decodes frames and changes nothing but its counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -20,21 +20,19 @@ import numpy.typing as npt
 from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections import refusals
 from kafka_probe.connections.connection import Connection
-from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming, Topic
+from kafka_probe.connections.fetch_sessions import FETCHES, Topic
 from kafka_probe.connections.frames import Frames
-from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.connections.topic_names import TopicNames
-from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
 from kafka_probe.flow_events import INTERNAL, FlowSums, TopicSums, flow_event, other_events
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, MIB, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
-from kafka_probe.protocol.facts import Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
+from kafka_probe.protocol.facts import Facts, Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
-from kafka_probe.time_limit import NO_LIMIT, ReportPart, TimeLimit
+from kafka_probe.time_limit import ReportPart, TimeLimit
 
 LOSSES = {
     **refusals.LOSSES,
@@ -63,7 +61,6 @@ class _Count:
     frames: int = 0
     bytes: int = 0
     latency: Counter[int] = field(default_factory=Counter)
-    naming: Naming | None = None  # for the fetch session
     refused: Sums = field(default_factory=dict)
     kept: bool = False
 
@@ -76,86 +73,108 @@ class _Count:
 _Others = dict[tuple[str, int], FlowSums]
 """Sums by side and API of the frames without counts of their own."""
 
-_Fetches = dict[tuple[int, int], tuple[Connection, list[NamedFrames]]]
-"""Frames of a batch that concern fetch sessions, by connection and API key."""
+Key = tuple[int, int]
+"""A connection, by the kernel's id, and the number of a shape."""
 
-_Asked = dict[tuple[int, int, int], dict[Topic, int]]
-"""The numbers of requests by fetch sessions: (connection, API key, API version) to topic to number."""
+
+@dataclass(frozen=True, slots=True)
+class FramesByConnection:
+    """Frames of one shape, grouped by connection.
+
+    order: (n,) indices of the frames, sorted by connection; starts: (groups,) where in `order` each group starts;
+    groups: their keys, connections if known, starts and ends.
+    """
+
+    frames: Frames
+    order: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.intp]
+    groups: list[tuple[Key, Connection | None, int, int]]
+
+    @classmethod
+    def of(cls, frames: Frames, find: Callable[[int, int], Connection | None]) -> Self:
+        """Group frames. find: returns the connection of an id and its number of frames."""
+        conns = frames.column("conn")
+        order = np.argsort(conns, kind="stable")
+        conns = conns[order]
+        starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
+        ends = *starts[1:].tolist(), len(order)
+        groups = [
+            ((conn, frames.number), find(conn, end - start), start, end)
+            for conn, start, end in zip(conns[starts].tolist(), starts.tolist(), ends, strict=True)
+        ]
+        return cls(frames, order, starts, groups)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequests:
+    """Requests by fetch sessions in an interval, whose topics the sessions know and the requests may not name.
+
+    asked: connection, API key and newest API version, to the number of requests by topic; shapes: those of requests
+    whose topics are counted in `asked`.
+    """
+
+    asked: dict[tuple[int, int, int], dict[Topic, int]]
+    shapes: AbstractSet[Key]
 
 
 class Flows:
     """Counts the frames of the running interval, by connection and shape; beyond the memory budget by side and API."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames, learner: Learner, bounds: Bounds = DEFAULT) -> None:
-        self._tracker = tracker
+    def __init__(self, names: TopicNames, free: int, bounds: Bounds = DEFAULT) -> None:
+        """free: connections that are not open but have memory, which the counts of the first interval may use."""
         self._names = names
-        self._learner = learner
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         requests_bytes = min(bounds.counts_bytes // 8, _MOST_REQUESTS_BYTES)
         self._refusals = Refusals(requests_bytes, self.losses)
         # The other half belongs to the interval being reported.
         self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2
-        self._held_bytes = 0
-        self._budget_bytes = self._limit_bytes + tracker.free * BORROWED_BYTES
-        self._shares = Shares(self._budget_bytes)
-        self._counts: dict[tuple[int, int], _Count] = {}  # by connection and number of the shape
-        self._shapes: set[int] = set()  # numbers of the shapes of the counts
+        self._counts: dict[Key, _Count] = {}
         self._other: _Others = {}
+        self._begin(free)
 
-    def add(self, batch: Iterable[Frames]) -> None:
-        """Count the frames of a batch. Their order affects only the facts that connections and fetch sessions learn."""
-        fetches: _Fetches = {}
-        in_order = sorted(batch, key=_first_seen)
-        for frames in in_order:
-            self._refusals.see(frames)
-        for frames in in_order:
-            self._add(frames, fetches)
-        for (_, api_key), (connection, named) in fetches.items():
-            self._tracker.see_fetches(connection, api_key, named)
+    def counts(self, key: Key) -> bool:
+        """Return True if the shape has a count of its own on the connection in this interval."""
+        return key in self._counts
 
-    def _add(self, frames: Frames, fetches: _Fetches) -> None:
+    def add(self, batch: Sequence[FramesByConnection]) -> None:
+        """Count the frames of a batch."""
+        for grouped in batch:
+            self._refusals.see(grouped.frames)
+        for grouped in batch:
+            self._add(grouped)
+
+    def _add(self, grouped: FramesByConnection) -> None:
         """Count frames of one shape on any number of connections."""
-        shape, conns = frames.shape, frames.column("conn")
-        order = np.argsort(conns, kind="stable")
-        conns = conns[order]
-        starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
-        ends = np.append(starts[1:], len(order)).tolist()
+        frames, shape, order, starts = grouped.frames, grouped.frames.shape, grouped.order, grouped.starts
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         no_latency = Counter[int]()
         refused = self._refusals.refused(frames)
-        for i, start in enumerate(starts.tolist()):
-            key = int(conns[start]), frames.number
-            connection = self._tracker.of_frames(key[0], ends[i] - start)
+        for i, (key, connection, start, end) in enumerate(grouped.groups):
             if connection is None:
                 continue
-            latency = no_latency if buckets is None else Counter(buckets[start : ends[i]].tolist())
+            latency = no_latency if buckets is None else Counter(buckets[start:end].tolist())
             count = self._count(connection, key, shape, latency)
-            count.frames += ends[i] - start
+            count.frames += end - start
             count.bytes += sizes[i]
             count.values += values[i]
-            if count.naming:
-                _, named = fetches.setdefault((key[0], shape.facts.api_key), (count.connection, []))
-                named.append((count.naming, frames, order[start : ends[i]]))
             count.latency.update(latency)
             for topic, of_topic in refused.get(key[0], {}).items():
                 count.refused.setdefault(topic, Counter()).update(of_topic)
             if not count.kept:
-                self._count_other(count)
+                self._sum_other(count, self._other)
 
-    def _count(self, connection: Connection, key: tuple[int, int], shape: Shape, latency: Counter[int]) -> _Count:
+    def _count(self, connection: Connection, key: Key, shape: Shape, latency: Counter[int]) -> _Count:
         """Return the count of a shape on a connection. A new one is not kept if the budget is exhausted."""
         known = self._counts.get(key)
         count = known or _Count.of(connection, shape)
         needed = _BUCKET_BYTES * len(latency.keys() - count.latency.keys())
         if known is None:
-            self._learner.learn(connection, shape.facts)
             needed += _count_bytes(shape) + (0 if key[1] in self._shapes else shape_bytes(shape))
         if needed and not self._take(connection, needed):
             return _Count.of(connection, shape)
         if known is None:
-            count.naming = self._tracker.fetch(connection, shape.facts)
             count.kept = True
             self._shapes.add(key[1])
             self._counts[key] = count
@@ -167,12 +186,6 @@ class Flows:
         fits = held + needed <= self._budget_bytes and self._shares.take(connection.sharing_peer, needed, held)
         self._held_bytes += needed * fits
         return fits
-
-    def _count_other(self, count: _Count) -> None:
-        connection, facts = count.connection, count.shape.facts
-        if facts.api_key in FETCHES and not facts.response:
-            self._tracker.forget_sessions(connection)  # the sessions do not see this request
-        self._sum_other(count, self._other)
 
     def _sum_other(self, count: _Count, other: _Others) -> None:
         connection, facts = count.connection, count.shape.facts
@@ -191,42 +204,49 @@ class Flows:
                 topic.refused.update(refused)
 
     def report(
-        self, interval: Interval, *, with_topics: bool = True, limit: TimeLimit = NO_LIMIT
-    ) -> Iterator[FlowEvent]:
-        """Return the `flow` events of the interval, and begin a new interval.
+        self,
+        interval: Interval,
+        sessions: SessionRequests,
+        free: int,
+        limit: TimeLimit,
+        *,
+        with_topics: bool,
+    ) -> Iterator[tuple[Connection | None, FlowEvent]]:
+        """Return the `flow` events of the interval with their connections, and begin a new interval.
 
         The iterator frees the counts of a connection when it reaches them. Those that it does not reach within the
-        limit become sums by side and API.
+        limit become sums by side and API. free: as at construction, for the new interval.
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
-        self._shapes, self._held_bytes = set(), 0
-        self._budget_bytes = self._limit_bytes + max(self._tracker.free, 0) * BORROWED_BYTES
-        self._shares = Shares(self._budget_bytes)
-        asked: _Asked = {}
-        for conn, connection in {conn: count.connection for (conn, _), count in counts.items()}.items():
-            for api_key, version, topics in self._tracker.take_fetches(connection):
-                asked[conn, api_key, version] = topics
-        connections = self._flows(counts, asked, interval, limit, with_topics=with_topics)
+        self._begin(free)
+        of_connections = self._flows(counts, sessions, interval, limit, with_topics=with_topics)
 
-        def flows() -> Iterator[FlowEvent]:
-            yield from connections
+        def flows() -> Iterator[tuple[Connection | None, FlowEvent]]:
+            yield from of_connections
             for count in counts.values():
                 self._sum_other(count, other)
             counts.clear()
-            yield from other_events(other, interval)
+            yield from ((None, event) for event in other_events(other, interval))
 
         return flows()
 
+    def _begin(self, free: int) -> None:
+        """Begin an interval without counts."""
+        self._shapes: set[int] = set()  # numbers of the shapes of the counts
+        self._held_bytes = 0
+        self._budget_bytes = self._limit_bytes + max(free, 0) * BORROWED_BYTES
+        self._shares = Shares(self._budget_bytes)
+
     def _flows(
         self,
-        counts: dict[tuple[int, int], _Count],
-        asked: _Asked,
+        counts: dict[Key, _Count],
+        sessions: SessionRequests,
         interval: Interval,
         limit: TimeLimit,
         *,
         with_topics: bool,
-    ) -> Iterator[FlowEvent]:
+    ) -> Iterator[tuple[Connection, FlowEvent]]:
         """Yield the events within the limit, connection by connection."""
         for conn, keys in groupby(sorted(counts, key=itemgetter(0)), itemgetter(0)):
             if limit.is_over(ReportPart.FLOWS):
@@ -237,16 +257,19 @@ class Flows:
                 connection, facts = count.connection, count.shape.facts
                 api = (INTERNAL, 0) if connection.internal else (facts.api_key, facts.api_version)
                 flow = flows.setdefault(api, FlowSums())
-                self._sum(flow, count, with_topics=with_topics and not connection.internal)
+                self._sum_frames(flow, count)
+                if not facts.response:
+                    self._sum_request_facts(flow, facts)
+                if with_topics and not connection.internal:
+                    self._sum_topics(flow, count, by_session=key in sessions.shapes)
             for (api_key, api_version), flow in flows.items():
-                by_session = asked.pop((conn, api_key, api_version), {})
+                by_session = sessions.asked.pop((conn, api_key, api_version), {})
                 for topic, times in by_session.items() if with_topics else ():
                     self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics
                 group = connection.group(api_key, flow.groups)
                 event = flow_event(connection.facts(), api_key, api_version, flow, group, interval)
-                self._tracker.add_flow(connection, event)
-                yield event
+                yield connection, event
 
     def _sum_frames(self, flow: FlowSums, count: _Count) -> None:
         facts = count.shape.facts
@@ -264,20 +287,19 @@ class Flows:
         throttled = (value for measure, value in _measured(count) if measure.kind is MeasureKind.THROTTLE_MS)
         flow.throttle_ms += max(0, sum(throttled))
 
-    def _sum(self, flow: FlowSums, count: _Count, *, with_topics: bool) -> None:
-        self._sum_frames(flow, count)
+    def _sum_request_facts(self, flow: FlowSums, facts: Facts) -> None:
+        flow.groups.update(facts.groups)
+        flow.transactional_ids.update(facts.transactional_ids)
+        if facts.acks is not None:
+            flow.acks.add(facts.acks)
+        if facts.replica_id is not None:
+            flow.replica_ids.add(facts.replica_id)
+
+    def _sum_topics(self, flow: FlowSums, count: _Count, *, by_session: bool) -> None:
+        """Add the sums by topic. by_session: the requests are counted by their fetch session."""
         facts = count.shape.facts
-        if not facts.response:
-            flow.groups.update(facts.groups)
-            flow.transactional_ids.update(facts.transactional_ids)
-            if facts.acks is not None:
-                flow.acks.add(facts.acks)
-            if facts.replica_id is not None:
-                flow.replica_ids.add(facts.replica_id)
-        if not with_topics:
-            return
         topics = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
-        if not facts.response and not (count.naming and count.naming.by_session):
+        if not facts.response and not by_session:
             for topic in set(topics):  # a frame may name one twice
                 topic.requests += count.frames
         for record_set in facts.record_sets:
@@ -313,10 +335,6 @@ _OF_TOPICS = (
     MeasureKind.UNCOUNTED_BYTES,
 )
 SUMMED = (*_OF_TOPICS, MeasureKind.THROTTLE_MS)
-
-
-def _first_seen(frames: Frames) -> int:
-    return int(frames.batch["ts_ns"][frames.index[0]])
 
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

@@ -65,6 +65,7 @@ class Loop:
         """listing: the older connections, used once it is complete; None: there is no list of them."""
         self._programs = programs
         self._listing = listing
+        self._listed_ready = False  # the list is complete, and not all of it is taken over
         self._processor = processor
         self._reporter = reporter
         self._interval_s = interval_s
@@ -86,19 +87,20 @@ class Loop:
     def turn(self) -> None:
         """Wait at most a second for samples, read them, and send reports for as long as reading took.
 
-        Exception: at the end of an interval it may send a whole report, see `_end_interval`.
+        An interval does not end while _REPORTS reports are unfinished.
         """
-        pause_s = 0.0 if self._unread else _PAUSE_S if self._reports else _BATCH_S
+        pause_s = 0.0 if self._unread or self._listed_ready else _PAUSE_S if self._reports else _BATCH_S
         self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
         began_s = time.monotonic()
-        self._drain(min(self._due_s, began_s + _TURN_S) if self._reports else self._due_s)
+        due_s = math.inf if len(self._reports) == _REPORTS else self._due_s
+        self._drain(min(due_s, began_s + _TURN_S) if self._reports else due_s)
         took_s = time.monotonic() - began_s
         self._forget_suspects()
         self._processor.tracker.settle(self._read_ns - SETTLED_NS)
-        if self._listing and self._take_listed(self._listing):
-            self._listing, self._due_s = None, time.monotonic()  # report the listed connections at once
+        if self._listing:
+            self._take_listed(self._listing)
         self._send_reports(took_s)
-        if time.monotonic() >= self._due_s:
+        if time.monotonic() >= self._due_s and len(self._reports) < _REPORTS:
             self._end_interval()
 
     def set_interval(self, interval_s: float) -> None:
@@ -116,7 +118,7 @@ class Loop:
         _finish(chain(*self._reports))
         _finish(self._reporter.report(self._since_ns, now_ns, now_ns))
 
-    def _drain(self, due_s: float = math.inf) -> None:
+    def _drain(self, due_s: float) -> None:
         """Read the samples that the buffer holds, or the rest of them after an interrupted call.
 
         Stops at `due_s`, by time.monotonic. Samples that arrive meanwhile wait for the next call: else batches would
@@ -161,13 +163,7 @@ class Loop:
         self._processor.tracker.forget_listed(suspects.orphans)
 
     def _end_interval(self) -> None:
-        """Begin the report of the interval that ends.
-
-        If _REPORTS reports are unfinished, send the rest of the oldest one first. Samples are read between its parts.
-        """
-        if len(self._reports) == _REPORTS:
-            for _ in self._reports.popleft():
-                self._drain(time.monotonic() + _TURN_S)
+        """Begin the report of the interval that ends."""
         self._reporter.read_kernel(self._programs)
         self._suspect_lost()
         now_ns = time.monotonic_ns()
@@ -177,18 +173,16 @@ class Loop:
         # Do not make up for a stall by a burst of short intervals.
         self._due_s = max(self._due_s, time.monotonic() - self._interval_s / 2) + self._interval_s
 
-    def _take_listed(self, listing: Listing) -> bool:
-        """Take over the list of older connections; return True once it is complete, False if it is not ready.
-
-        Reads samples between parts of the list, so that the ring does not fill meanwhile.
-        """
-        while (listed := listing.take(_LISTED_AT_ONCE)) is not None:
-            self._processor.tracker.add_listed(listed, time.monotonic_ns())
-            if len(listed) < _LISTED_AT_ONCE:
-                self._processor.tracker.end_list()
-                return True
-            self._drain()
-        return False
+    def _take_listed(self, listing: Listing) -> None:
+        """Take over the next part of the list of older connections, once it is complete."""
+        listed = listing.take(_LISTED_AT_ONCE)
+        if listed is None:
+            return
+        self._processor.tracker.add_listed(listed, time.monotonic_ns())
+        self._listed_ready = len(listed) == _LISTED_AT_ONCE
+        if not self._listed_ready:
+            self._processor.tracker.end_list()
+            self._listing, self._due_s = None, time.monotonic()  # report the listed connections at once
 
     def _send_reports(self, seconds: float) -> None:
         """Send parts of the reports, the oldest first, for the given time, but at least one part."""

@@ -12,10 +12,10 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.dispatch import Dispatcher
 from kafka_probe.events import RequestEvent, WallClock
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
@@ -48,7 +48,8 @@ class Processor:
         self._brokers = BrokerFiles(self.names, resolver)
         nat = Conntrack() if config.conntrack else None
         self.tracker = Tracker(resolver, nat, bounds, config.open_interval_s)
-        self.flows = Flows(self.tracker, self.names, Learner(self.tracker, self.names, self._brokers), bounds)
+        self.flows = Flows(self.names, self.tracker.free, bounds)
+        self.dispatcher = Dispatcher(self.tracker, self.names, self._brokers, self.flows)
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
@@ -97,7 +98,7 @@ class Processor:
         for sample in samples[others]:
             self.tracker.take(sample)
         batch = list(self.reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
-        self.flows.add(batch)
+        self.dispatcher.add(batch)
         self._brokers.read_on()
         if self._exchanges:
             self._send(self._exchanges.pair(batch, WallClock.now()))

@@ -11,9 +11,9 @@ from typing import Any
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.fetch_sessions import FetchSession
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.dispatch import Dispatcher
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.memory import DEFAULT, MIB, Bounds
 from kafka_probe.peer_limits import Shares
@@ -46,15 +46,16 @@ class Watched:
         self.tracker = Tracker(RESOLVER, bounds=bounds)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
-        self.flows = Flows(self.tracker, names, Learner(self.tracker, names, BrokerFiles(names, RESOLVER)), FEW)
+        self.flows = Flows(names, self.tracker.free, FEW)
+        self.dispatcher = Dispatcher(self.tracker, names, BrokerFiles(names, RESOLVER), self.flows)
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 
     def see(self, *records: Samples) -> None:
-        self.flows.add(self.reader.read(stream(*records)))
+        self.dispatcher.add(self.reader.read(stream(*records)))
 
     def report(self) -> list[Any]:
-        events = list(self.flows.report(INTERVAL))
+        events = list(self.dispatcher.report(INTERVAL))
         for event in events:
             assert_body_valid(event)
         return events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import time
 import tracemalloc
 from collections import deque
@@ -15,7 +16,7 @@ from kafka_probe.agent import Agent
 from kafka_probe.capture.programs import LOSSES
 from kafka_probe.capture.sample import COUNTERS, SAMPLE, SLOT
 from kafka_probe.config import Config
-from kafka_probe.loop import Loop
+from kafka_probe.loop import _LISTED_AT_ONCE, Loop
 from kafka_probe.memory import DECODED_BYTES, DEFAULT
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.fed_agent import SECOND_NS, Fed, Kept
@@ -99,6 +100,18 @@ class Following(NoPrograms):
         return {2}
 
 
+class LongListing:
+    """A complete list of so many older connections, none of which fits in the memory limit."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def take(self, most: int) -> list[None]:
+        taken = min(most, self.left)
+        self.left -= taken
+        return [None] * taken
+
+
 def loop_of(fed: Fed, programs: NoPrograms) -> Loop:
     """The loop of an agent whose intervals end at once."""
     return Loop(programs, None, fed.processor, fed.reporter, 0.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
@@ -107,7 +120,7 @@ def loop_of(fed: Fed, programs: NoPrograms) -> Loop:
 def forget_lost(fed: Fed, ring: object) -> None:
     loop = loop_of(fed, Following(ring))
     loop._end_interval()
-    loop._drain()
+    loop._drain(math.inf)
     loop._forget_suspects()
 
 
@@ -156,7 +169,7 @@ def test_a_ring_that_fills_as_fast_as_it_is_read_keeps_no_report_waiting() -> No
     loop._drain(due_s=0.0)
     assert ring.samples < capacity
     assert loop._read_ns < began
-    loop._drain()
+    loop._drain(math.inf)
     assert ring.samples == capacity
     assert began <= loop._read_ns
 
@@ -229,6 +242,32 @@ def test_reports_that_take_longer_than_an_interval_wait_for_each_other() -> None
     ends_us = pytest.approx([event["ts"] for event in agents[1:-1]], rel=0, abs=1000)
     assert [event["since"] for event in agents[2:]] == ends_us
     assert [event["seq"] for event in sink.events] == list(range(len(sink.events)))
+
+
+def test_a_turn_sends_a_part_of_a_report_even_if_the_interval_is_over() -> None:
+    fed, ring = Fed(), WaitingRing()
+    loop = loop_of(fed, NoPrograms(ring))
+    for first in (1, 4001):
+        fed.see(*(opened(conn) for conn in range(first, first + 4000)))
+        loop._end_interval()
+    sent = []
+    while not fed.events("agent"):
+        loop.turn()
+        sent.append(len(fed.sink.parts))
+    assert sent[0] == 1
+    assert len(sent) > 3
+
+
+def test_a_turn_takes_over_a_part_of_the_list_of_older_connections() -> None:
+    fed, listing = Fed(), LongListing(2 * _LISTED_AT_ONCE + 1)
+    loop = Loop(NoPrograms(WaitingRing()), listing, fed.processor, fed.reporter, 60.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
+    left = []
+    while listing.left:
+        loop.turn()
+        left.append(listing.left)
+    assert left == [_LISTED_AT_ONCE + 1, 1, 0]
+    assert fed.processor.tracker._seen is None  # else it would grow with each connection
+    assert len(loop._reports) == 1
 
 
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:

@@ -11,9 +11,9 @@ from kafka_probe import flow_events
 from kafka_probe.capture.sample import NO_API, Flag
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.learner import Learner
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
+from kafka_probe.dispatch import Dispatcher
 from kafka_probe.events import bucket_of
 from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.protocol.api_keys import ApiKey
@@ -54,19 +54,20 @@ class Watched:
         self.tracker = Tracker(RESOLVER)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
-        self.flows = Flows(self.tracker, names, Learner(self.tracker, names, BrokerFiles(names, RESOLVER)))
+        self.flows = Flows(names, self.tracker.free)
+        self.dispatcher = Dispatcher(self.tracker, names, BrokerFiles(names, RESOLVER), self.flows)
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
     def see(self, *records: Frames) -> None:
-        self.flows.add(self.reader.read(stream(*records)))
+        self.dispatcher.add(self.reader.read(stream(*records)))
 
     def close(self, conn: int) -> None:
         self.tracker.gone(conn)
         self.reader.forget(conn)
 
     def report(self) -> list[Any]:
-        events = list(self.flows.report(INTERVAL))
+        events = list(self.dispatcher.report(INTERVAL))
         for event in events:
             assert_body_valid(event)
         return events
@@ -195,7 +196,7 @@ def test_a_share_consumer_has_a_session_too(watched: Watched) -> None:
 
 def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_reported_later(watched: Watched) -> None:
     watched.see(fetch(0, ("orders",)), *(fetch(epoch) for epoch in range(1, 10)))
-    (shed,) = watched.flows.report(INTERVAL, with_topics=False)
+    (shed,) = watched.dispatcher.report(INTERVAL, with_topics=False)
     assert (shed["requests"], shed["topics"]) == (10, [])
     watched.see(fetch(10))
     assert asked(watched.flow()) == {"orders": 1}

@@ -134,7 +134,7 @@ def test_an_event_takes_no_more_than_was_reckoned(topics: int, answers: int) -> 
         asked = {"Topics": [{"Name": f"topic-{n}"} for n in range(topics)]}
         answered = (response(METADATA, 12, conn, latency_us=int(1.1**n)) for n in range(answers))
         watched.see(by_hand("Metadata", 4, asked, conn), *answered)
-    report = watched.flows.report(INTERVAL)
+    report = watched.dispatcher.report(INTERVAL)
     events: list[FlowEvent] = []
 
     def take_all() -> bool:

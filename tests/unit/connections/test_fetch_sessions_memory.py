@@ -31,7 +31,7 @@ def test_what_a_fetch_session_holds_is_reckoned_and_given_back(topics: int, part
     def ask(some: list[Samples]) -> bool:
         for one in some:
             watched.see(one)
-        list(watched.flows.report(INTERVAL))
+        list(watched.dispatcher.report(INTERVAL))
         watched.reader = FrameReader(SUMMED)
         return True
 
@@ -67,7 +67,7 @@ def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
     names = tuple(f"{n:0200}" for n in range(500))
     watched.see(fetch(0))
     (session,) = watched.sessions(1)
-    list(watched.flows.report(INTERVAL))
+    list(watched.dispatcher.report(INTERVAL))
     budget = watched.tracker.budget
     before = budget.used_bytes
 
@@ -75,6 +75,7 @@ def test_what_a_fetch_session_asked_for_is_reckoned_until_it_is_reported(
         ask(watched, names)
         taken = session.take()
         watched.flows._counts.clear()
+        watched.dispatcher._namings.clear()
         watched.reader = FrameReader(SUMMED)
         return taken
 

@@ -78,7 +78,7 @@ def test_resets_leave_memory_to_closes() -> None:
 
 def test_resets_are_kept_until_the_next_report_in_half_of_the_slots_of_closes() -> None:
     tracker = Tracker(RESOLVER)
-    kept = DEFAULT.ends // 2 * _RESETS_PER_SLOT
+    kept = DEFAULT.ends * _RESETS_PER_SLOT // 2
     reset = opened(0, kind=SampleKind.RESET)[0]
     for _ in range(kept):
         tracker.take(reset)
@@ -178,7 +178,7 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         for records in some:
             for one in records:
                 watched.see(one)
-        list(watched.flows.report(INTERVAL))
+        list(watched.dispatcher.report(INTERVAL))
         watched.reader = FrameReader(SUMMED)
         return True
 
