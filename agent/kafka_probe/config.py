@@ -249,7 +249,7 @@ class DaemonConfig(SinkConfig):
     http_host: Names = Field((), json_schema_extra={"metavar": "NAME,..."})
     """host names in requests to `listen` that are accepted besides IP addresses and localhost; others get 421"""
     metrics_series: int = Field(1000, gt=0)
-    """most label sets of each workload or topic metric; error metrics have as many per error; the rest is in `other`"""
+    """most label sets of each workload or topic metric; metrics of errors have five of each; the rest is in `other`"""
     kernel_time: bool = False
     """measure the run time of the agent's BPF programs; the kernel then measures all BPF programs of the host"""
 

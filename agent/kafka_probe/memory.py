@@ -23,8 +23,8 @@ LEAST_TABLES_BYTES = 32 * MIB
 IN_TRANSIT_BYTES = 16 * MIB  # events between tables and sink, and data being compressed; includes the next two
 IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSON, or one event that is larger
 SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
-SERIES_BYTES = 8192  # one label set in each table of the HTTP server, and the text of its metrics
-HTTP_BYTES = 16 * MIB  # four lists of 1 MiB being sent, 3 MiB to sort one, and two pages of metrics being sent
+SERIES_BYTES = 8192  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
+HTTP_BYTES = 17 * MIB  # 64 requests, lists being sent, and what builds and sends a list and a page of metrics
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
 DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
@@ -98,7 +98,7 @@ class Bounds:
         )
 
 
-DEFAULT = Bounds.within(328 * MIB)
+DEFAULT = Bounds.within(327 * MIB)
 """The bounds under default settings."""
 
 

@@ -25,11 +25,11 @@ def test_the_default_limit_has_slots_for_a_hundred_thousand_connections() -> Non
 
 
 def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
-    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 216 MiB are needed .*ring .* 8, "):
+    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 217 MiB are needed .*ring .* 8, "):
         bounds_of(limited(memory_limit="100MiB"))
     needed = bounds_of(limited(memory_limit="512MiB", ring_size_bytes="256MiB"))
     assert 0 < needed.connections < DEFAULT.connections
-    with pytest.raises(StartError, match="720 MiB are needed"):
+    with pytest.raises(StartError, match="721 MiB are needed"):
         bounds_of(limited(ring_size_bytes="512MiB"))
 
 

@@ -31,7 +31,7 @@ from kafka_probe.memory import (
     bounds_of,
 )
 from kafka_probe.protocol import facts
-from kafka_probe.server import http, http_connection, limits, query
+from kafka_probe.server import exposition, http_connection, limits, query, traffic
 from kafka_probe.sinks import spool
 from kafka_probe.sinks.batch import EVENT_BYTES
 from kafka_probe.time_limit import ReportPart
@@ -128,15 +128,17 @@ FILES = (
     f"at most {spool.MAX_EVENTS:,} and is checked against the contents",
 )
 HTTP_SERVER = (
-    f"CPU: {in_words(limits.CPU_SHARE)} of a core for each of its two threads, after",
-    f"{in_words(limits.CPU_BURST_S)} second that each may save up",
+    f"CPU: {in_words(limits.HTTP_CPU_SHARE)} of a core for the thread that handles connections",
+    f"{in_words(limits.DATA_CPU_SHARE)} for the thread that builds pages, after {in_words(limits.CPU_BURST_S)} second",
     f"{limits.REQUESTS_PER_S} per second, {limits.REQUESTS_AT_ONCE} at once",
     f"{query.FILTERS} values per request",
-    f"once {in_words(http._FRESH_S)} second at most",
+    f"once {in_words(exposition.FRESH_S)} second at most",
     f"delay them by {in_words(limits._PAUSE_S)} second, and one of more than {http_connection.MOST} connections",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
-    f"{query.SORTED:,} rows of a list that is being sorted, and {http._PAGES_SENT} pages of metrics",
-    f"An answer is sent in parts of {http._CHUNK_BYTES >> 10} KiB",
+    f"{query.SORTED:,} rows of a list that is being sorted, and {exposition.PAGES_SENT} pages of metrics",
+    f"An answer is sent in parts of {exposition.PART_BYTES >> 10} KiB",
+    f"A request has at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
+    f"label sets of a table have {traffic.LABEL_CHARACTERS} characters on average, and each has up to {traffic.ERRORS}",
     f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
 )
 NAMES = (

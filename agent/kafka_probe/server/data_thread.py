@@ -6,15 +6,21 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from http import HTTPStatus
+from typing import TypeVar
 
-from kafka_probe.server.limits import PacedSelector
+from starlette.exceptions import HTTPException
+
+from kafka_probe.server.limits import DATA_CPU_SHARE, PacedSelector
+
+Built = TypeVar("Built")
 
 
 class DataThread:
     """An event loop in a thread of its own, whose share of CPU is limited for pages but not for events."""
 
     def __init__(self) -> None:
-        self._pace = PacedSelector()
+        self._pace = PacedSelector(DATA_CPU_SHARE)
         self._loop = asyncio.SelectorEventLoop(self._pace)
         self._leaving = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="server-data", daemon=True)
@@ -30,9 +36,24 @@ class DataThread:
         """
         self._loop.call_soon_threadsafe(self._add, add)
 
-    async def build(self, page: Coroutine[None, None, bytes]) -> bytes:
-        """Run the coroutine in the thread and return its result. Cancellation cancels it."""
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(page, self._loop))
+    async def build(self, page: Coroutine[None, None, Built], /) -> Built:
+        """Run the coroutine in the thread and return its result. Cancellation cancels it.
+
+        Raises:
+            HTTPException: the thread is being closed.
+        """
+        stopping = HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "The agent is stopping.")
+        try:
+            building = asyncio.run_coroutine_threadsafe(page, self._loop)
+        except RuntimeError:  # the loop has ended
+            page.close()
+            raise stopping from None
+        try:
+            return await asyncio.wrap_future(building)
+        except asyncio.CancelledError:
+            if self._leaving.is_set():
+                raise stopping from None
+            raise
 
     def close(self, timeout_s: float) -> None:
         """Stop; pages that are being built are cancelled. Idempotent."""

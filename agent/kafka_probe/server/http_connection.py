@@ -9,6 +9,7 @@ import asyncio
 import socket
 from contextlib import suppress
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CERTIFIED = "certified"
@@ -16,6 +17,8 @@ CERTIFIED = "certified"
 MOST = 64
 AT_ONCE = MOST // 4
 """Most connections accepted per turn of the loop: a request that came with one is read before others displace it."""
+REQUEST_BYTES, REQUEST_LINES = 1 << 14, 64
+"""Most bytes and lines of a request: h11 limits only the bytes of requests that arrive in parts."""
 PATIENCE_S = 10.0
 """Time for the first request to arrive. Later requests and unread responses have between this time and twice it."""
 
@@ -46,7 +49,7 @@ class Listener(socket.socket):
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP connection that is aborted if a request is late or its response is not read in time.
+    """An HTTP connection that ends if a request is too long or late, or its response is not read in time.
 
     The first request has PATIENCE_S. From the start of each request, its response and the next request have between
     PATIENCE_S and twice that.
@@ -54,8 +57,23 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
+        self._bytes = self._lines = 0  # of the request, and of what its client sent before the response
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
+
+    def data_received(self, data: bytes) -> None:
+        self._bytes += len(data)
+        self._lines += data.count(b"\n")
+        if self._bytes <= REQUEST_BYTES and self._lines <= REQUEST_LINES:
+            super().data_received(data)
+        elif self.conn.our_state is h11.IDLE:
+            self.send_400_response(f"A request may have {REQUEST_BYTES} bytes and {REQUEST_LINES} lines.\n")
+        else:
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        self._bytes = self._lines = 0
+        super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.cancel()  # the timer would keep this object alive until it fires

@@ -12,33 +12,35 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from selectors import EpollSelector
 
-CPU_SHARE = 0.1
-"""Share of one core for the work that clients can cause in one of the server's two threads."""
+HTTP_CPU_SHARE, DATA_CPU_SHARE = 0.2, 0.1
+"""Shares of one core for the work that clients can cause in each of the server's two threads."""
 CPU_BURST_S = 1.0
 REQUESTS_PER_S, REQUESTS_AT_ONCE = 50, 100
 LISTS_AT_ONCE = 4
 """Most lists being built or sent at once; each takes up to query.PAGE_BYTES."""
 
 _PAUSE_S = 1.0  # longest pause: it delays /healthz, whose clients have timeouts of a second or more
+_MOST_DEBT_S = 1.0  # CPU time that is made up for by pauses; a turn takes less
 _TURN_S = 0.01
 
 
 class PacedSelector(EpollSelector):
-    """A selector that keeps its event loop's thread below CPU_SHARE by a pause before a turn of the loop.
+    """A selector that keeps its event loop's thread below a share of a core by a pause before a turn of the loop.
 
     `cpu_s` is the CPU time of the thread until its last turn, in seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cpu_share: float) -> None:
         super().__init__()
         self.cpu_s = 0.0
+        self._cpu_share = cpu_share
         self._updated_s = time.monotonic()
         self._credit_s = CPU_BURST_S
 
     def select(self, timeout: float | None = None) -> list[tuple[object, int]]:  # type: ignore[override]  # narrower types
         """Pause until the thread may run again, then wait for the loop's events."""
         if self._account() < 0:
-            time.sleep(-self._credit_s / CPU_SHARE)
+            time.sleep(min(_PAUSE_S, -self._credit_s / self._cpu_share))
         return super().select(timeout)  # type: ignore[return-value]  # the same
 
     @contextmanager
@@ -52,8 +54,8 @@ class PacedSelector(EpollSelector):
 
     def _account(self) -> float:
         cpu_s, now_s = time.thread_time(), time.monotonic()
-        credit_s = self._credit_s + CPU_SHARE * (now_s - self._updated_s) - (cpu_s - self.cpu_s)
-        self._credit_s = min(CPU_BURST_S, max(-_PAUSE_S * CPU_SHARE, credit_s))
+        credit_s = self._credit_s + self._cpu_share * (now_s - self._updated_s) - (cpu_s - self.cpu_s)
+        self._credit_s = min(CPU_BURST_S, max(-_MOST_DEBT_S, credit_s))
         self.cpu_s, self._updated_s = cpu_s, now_s
         return self._credit_s
 

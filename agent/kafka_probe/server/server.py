@@ -28,7 +28,7 @@ from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
 from kafka_probe.server.http_connection import HttpConnection, Listener
-from kafka_probe.server.limits import PacedSelector
+from kafka_probe.server.limits import HTTP_CPU_SHARE, PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
@@ -113,7 +113,7 @@ class Server:
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
-        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(PacedSelector())
+        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(PacedSelector(HTTP_CPU_SHARE))
         thread = threading.Thread(target=self._run, args=(server, loop), name="server-http", daemon=True)
         self._running = _Running(view, server, loop, thread)
         self._data.start()
@@ -143,12 +143,12 @@ class Server:
 
     def close(self, timeout_s: float = _JOIN_S) -> None:
         """Stop, after at most a second for requests that are being answered. Idempotent."""
+        self._data.close(timeout_s)
         if self._running:
             self._running.server.should_exit = True
             with suppress(RuntimeError):  # the loop has already ended
                 self._running.loop.call_soon_threadsafe(self._running.server.leaving.set)
             self._running.thread.join(timeout_s)
-        self._data.close(timeout_s)
         self._socket.close()
 
     def _add(self, view: View, events: Sequence[Event]) -> None:

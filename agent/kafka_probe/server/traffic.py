@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kafka_probe.events import bucket_middle_us, is_internal
 from kafka_probe.protocol.error_codes import ERROR_NAMES
@@ -24,6 +24,10 @@ OTHER = "other"
 _SHORT = 12  # characters of a container id, as container engines show it
 ENDED_US = 15 * 60 * 1_000_000
 UNUSED_US = 3600 * 1_000_000
+LABEL_CHARACTERS = 64
+"""Most characters of the labels of a row, on average over the rows that a table may have."""
+ERRORS = 5
+"""Most names of errors of a row by workload; further errors count as OTHER."""
 SIDES = ("client", "server")
 ENDS = tuple(
     (how, closed_by)
@@ -69,6 +73,7 @@ def _of_bucket(bucket: str) -> tuple[int, float]:
 class Exchanged:
     """Sums over `flow` events."""
 
+    most_errors: ClassVar[int] = len(ERROR_NAMES)
     requests: int = 0
     responses: int = 0
     request_bytes: int = 0
@@ -84,13 +89,14 @@ class Exchanged:
         self.response_bytes += flow["response_bytes"]
         self.records += sum(topic["records"] for topic in flow["topics"])
         self.throttle_ms += flow["throttle_ms"]
-        _count_errors(self.errors, flow["errors"])
+        _count_errors(self.errors, flow["errors"], self.most_errors)
 
 
 @dataclass(slots=True)
 class Timed(Exchanged):
     """The same sums with latencies; fetches that were answered without data have their own histogram."""
 
+    most_errors: ClassVar[int] = ERRORS
     latency: Histogram = field(default_factory=Histogram)
     latency_empty: Histogram = field(default_factory=Histogram)
 
@@ -125,7 +131,7 @@ class Named:
         self.records += topic["records"]
         self.bytes += topic["bytes"]
         self.uncounted_bytes += topic["uncounted_bytes"]
-        _count_errors(self.errors, topic["errors"])
+        _count_errors(self.errors, topic["errors"], ERRORS)
 
 
 @dataclass(slots=True)
@@ -135,18 +141,23 @@ class CloseTotals:
     count: int = 0
 
 
-def _count_errors(names: Counter[str], codes: Mapping[str, int]) -> None:
+def _count_errors(names: Counter[str], codes: Mapping[str, int], most: int) -> None:
     for code, count in codes.items():
-        names[ERROR_NAMES.get(int(code), "unknown")] += count
+        name = ERROR_NAMES.get(int(code), "unknown")
+        names[name if name in names or len(names) < most else OTHER] += count
 
 
 class LabelTable(Generic[LabelRow]):
-    """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER."""
+    """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER.
+
+    Their labels have at most LABEL_CHARACTERS on average, so long labels leave room for fewer rows.
+    """
 
     def __init__(self, make: Callable[[], LabelRow], limit: int) -> None:
         self._make = make
         self._limit = limit
         self._size = 0
+        self._characters = 0
         self._rows: dict[OwnerLabels, dict[Labels, LabelRow]] = {}
         self._others: dict[Labels, LabelRow] = defaultdict(make)
 
@@ -155,26 +166,35 @@ class LabelTable(Generic[LabelRow]):
         rows = self._rows.get(owner)
         if rows and (row := rows.get(labels)):
             return row
-        if self._size >= self._limit:
+        characters = self._characters + _characters(owner, labels)
+        if self._size >= self._limit or characters > self._limit * LABEL_CHARACTERS:
             return self._others[owner.side, OTHER, OTHER, *others]
         if owner.workload == OTHER:
             return self._others[(*owner, *others)]
         self._size += 1
+        self._characters = characters
         row = self._rows.setdefault(owner, {})[labels] = self._make()
         return row
 
     def forget(self, owner: OwnerLabels) -> None:
-        self._size -= len(self._rows.pop(owner, ()))
+        for labels in self._rows.pop(owner, ()):
+            self._drop(owner, labels)
 
     def keep(self, wanted: Callable[[LabelRow], bool]) -> None:
         """Drop all rows that are not wanted, except those of OTHER."""
         for owner, rows in list(self._rows.items()):
             kept = {labels: row for labels, row in rows.items() if wanted(row)}
-            self._size -= len(rows) - len(kept)
+            for labels in rows.keys() - kept:
+                self._drop(owner, labels)
             if kept:
                 self._rows[owner] = kept
             else:
                 del self._rows[owner]
+
+    @property
+    def full(self) -> bool:
+        """Return True if no row of average length fits."""
+        return self._size >= self._limit or self._characters > (self._limit - 1) * LABEL_CHARACTERS
 
     @property
     def owners(self) -> AbstractSet[OwnerLabels]:
@@ -188,6 +208,10 @@ class LabelTable(Generic[LabelRow]):
         for owner, rows in self._rows.items():
             yield from (((*owner, *labels), row) for labels, row in rows.items())
         yield from self._others.items()
+
+    def _drop(self, owner: OwnerLabels, labels: Labels) -> None:
+        self._size -= 1
+        self._characters -= _characters(owner, labels)
 
 
 class Traffic:
@@ -257,7 +281,7 @@ class Traffic:
             open_now[_owner(entry)] += entry["count"]
         self._passed_us += agent["ts"] - agent["since"]
         self._forget_ended(open_now.keys() | self._spoke)
-        if len(self.topics) == self.limit:
+        if self.topics.full:
             self.topics.keep(lambda named: self._passed_us - named.used_us < UNUSED_US)
         self._spoke = set()
         self.open = _largest(open_now, self.limit)
@@ -301,6 +325,10 @@ def _owner(event: Mapping[str, Any]) -> OwnerLabels:
     else:
         where = (workload["container_id"] or "")[:_SHORT] or printable(workload["unit"] or "")
     return OwnerLabels(event["side"], where, printable(workload["comm"] or ""))
+
+
+def _characters(owner: OwnerLabels, labels: Labels) -> int:
+    return sum(map(len, (*owner, *labels)))
 
 
 def _largest(counts: Counter[OwnerLabels], limit: int) -> Counter[OwnerLabels]:

@@ -115,6 +115,8 @@ def run(lab: Lab, name: str) -> dict[str, Any]:
             return lab.program("tests.programs.attack.http_flood", "slow", host, port, SECONDS)
         case "metrics":
             return lab.program("tests.programs.attack.http_flood", "hammer", host, port, SECONDS)
+        case "large_http":
+            return lab.program("tests.programs.attack.http_flood", "large", host, port, SECONDS)
         case "hostile_spool":
             return hostile_spool.offer(lab)
         case "forged_events":
@@ -126,7 +128,7 @@ def run(lab: Lab, name: str) -> dict[str, Any]:
 
 
 # The pipeline begins with the first event of the topic, so its turn comes before there are many.
-ORDER = ("forged_events", "hostile_spool", *RATES, FROM_HONEST_ADDRESS, "slow_http", "metrics")
+ORDER = ("forged_events", "hostile_spool", *RATES, FROM_HONEST_ADDRESS, "slow_http", "metrics", "large_http")
 
 
 @contextmanager

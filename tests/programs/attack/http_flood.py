@@ -1,21 +1,25 @@
 """Floods the agent's HTTP server: a program.
 
-    python -m tests.programs.attack.http_flood slow|hammer HOST PORT SECONDS
+    python -m tests.programs.attack.http_flood slow|hammer|large HOST PORT SECONDS
 
 `slow` holds many connections, of which half say nothing and half send a header byte by byte; `hammer` asks for metrics
-by several threads as fast as it can. Standard output is what was done, as JSON: {"done": n, "seconds": s}.
+by several threads as fast as it can; `large` sends the largest requests that are accepted, larger ones, and requests
+for metrics whose answer it does not wait for. Standard output is what was done, as JSON: {"done": n, "seconds": s}.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
+from kafka_probe.server.http_connection import REQUEST_BYTES, REQUEST_LINES
 from tests.lab.http import get
 
 CONNECTIONS = 2_000
@@ -49,16 +53,51 @@ def slow(host: str, port: int, until_s: float) -> int:
 def hammer(host: str, port: int, until_s: float) -> int:
     """Ask for metrics until the end; return the number of requests."""
 
-    def ask() -> int:
-        asked = 0
+    return _repeat(lambda: get(f"http://{host}:{port}/metrics"), until_s)
+
+
+def large(host: str, port: int, until_s: float) -> int:
+    """Send large requests until the end, and keep their connections; return the number of requests."""
+    kept: deque[socket.socket] = deque(maxlen=CONNECTIONS // THREADS)
+    lines = b"".join(b"%d:\r\n" % n for n in range(REQUEST_LINES - 4))
+    fill = b"x" * (REQUEST_BYTES - len(lines) - 64)
+    heads = (
+        _request("/healthz", lines + b"X: " + fill + b"\r\n"),
+        _request("/healthz", b"a:\r\n" * 15_000),
+        _request("/metrics", lines),
+    )
+    numbers = itertools.count()
+
+    def send() -> None:
+        connection = socket.create_connection((host, port), timeout=1)
+        number = next(numbers)
+        connection.sendall(heads[number % len(heads)])
+        if number % len(heads) == 0:
+            kept.append(connection)
+            connection.recv(1 << 16)
+        else:
+            connection.close()
+
+    return _repeat(send, until_s)
+
+
+def _request(path: str, lines: bytes) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + lines + b"\r\n"
+
+
+def _repeat(request: Callable[[], object], until_s: float) -> int:
+    """Call the function by several threads until the end; return the number of calls."""
+
+    def repeat() -> int:
+        done = 0
         while time.monotonic() < until_s:
             with suppress(OSError):
-                get(f"http://{host}:{port}/metrics")
-            asked += 1
-        return asked
+                request()
+            done += 1
+        return done
 
     with ThreadPoolExecutor(THREADS) as pool:
-        return sum(one.result() for one in [pool.submit(ask) for _ in range(THREADS)])
+        return sum(one.result() for one in [pool.submit(repeat) for _ in range(THREADS)])
 
 
 def _opened(host: str, port: int, place: int) -> socket.socket:
@@ -85,7 +124,7 @@ def _paced(until_s: float, rate: float) -> Iterator[int]:
 def main() -> None:
     name, host, port, seconds = sys.argv[1:]
     began = time.monotonic()
-    done = {"slow": slow, "hammer": hammer}[name](host, int(port), began + float(seconds))
+    done = {"slow": slow, "hammer": hammer, "large": large}[name](host, int(port), began + float(seconds))
     print(json.dumps({"done": done, "seconds": round(time.monotonic() - began, 1)}))
 
 

@@ -36,7 +36,7 @@ EXPLAINING = (
 EXPLAINING_ALL = ("peer_limited", *(loss for loss in EXPLAINING if loss != "flow_limit"))
 # Of the steps that a flood was to do: less is no flood. Slow machines leave some out.
 LEAST_DONE = 0.25
-OF_HTTP = ("slow_http", "metrics")
+OF_HTTP = ("slow_http", "metrics", "large_http")
 LONGEST_INTERVAL_S = 10.0  # twice what an interval is
 LONGEST_HEALTH_S = 5.0
 # Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.

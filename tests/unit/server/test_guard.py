@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import re
 import select
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import psutil
 import pytest
+from starlette.responses import Response
 from starlette.types import Message
 
-from kafka_probe.server import http, http_connection, limits, query
+from kafka_probe.server import exposition, http, http_connection, limits, query
+from kafka_probe.server.exposition import Built, Exposition, Page, PageResponse, Pages
 from kafka_probe.server.view import View
 from tests.builders.events import flow, view
 from tests.builders.fed_agent import Fed
@@ -35,7 +39,12 @@ def exchange(served: Served, request: bytes) -> bytes:
     """The answer to bytes after which nothing is sent."""
     with served.connect() as peer:
         peer.sendall(request)
-        return b"".join(iter(lambda: peer.recv(65536), b""))
+        return until_end(peer)
+
+
+def until_end(peer: socket.socket) -> bytes:
+    """Return all that comes until the server closes the connection."""
+    return b"".join(iter(lambda: peer.recv(65536), b""))
 
 
 def status(served: Served, path: str, *headers: str, version: str = "1.1") -> int:
@@ -131,19 +140,19 @@ def cpu_s_of_threads(name: str) -> float:
 def test_whatever_clients_do_the_http_thread_stays_below_its_share(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CPU_BURST_S", 0.02)
     began = time.monotonic()
-    requests = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 199
+    requests = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 19
     last = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     with serving() as served, ThreadPoolExecutor(8) as clients:
-        answers = b"".join(clients.map(lambda _: exchange(served, requests + last), range(8)))
+        answers = b"".join(clients.map(lambda _: exchange(served, requests + last), range(80)))
         cpu_s, elapsed_s = cpu_s_of_threads("server-http"), time.monotonic() - began
     assert answers.count(b"HTTP/1.1 200 OK") == 1600
-    assert 0.1 < cpu_s < limits.CPU_SHARE * elapsed_s + 0.05
+    assert 0.1 < cpu_s < limits.HTTP_CPU_SHARE * elapsed_s + 0.05
 
 
 def test_sums_of_events_are_no_clients_doing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a flood would hold up the events, and these would fill the memory."""
     monkeypatch.setattr(limits, "CPU_BURST_S", 0.0)
-    pace = limits.PacedSelector()
+    pace = limits.PacedSelector(limits.DATA_CPU_SHARE)
     try:
         pace.select(0)
         began = time.monotonic()
@@ -154,7 +163,7 @@ def test_sums_of_events_are_no_clients_doing(monkeypatch: pytest.MonkeyPatch) ->
                     pass
             pace.select(0)
         assert pace.cpu_s >= 0.5
-        assert time.monotonic() - began < pace.cpu_s / limits.CPU_SHARE
+        assert time.monotonic() - began < pace.cpu_s / limits.DATA_CPU_SHARE
     finally:
         pace.close()
 
@@ -205,20 +214,117 @@ def test_metrics_are_made_in_parts_that_are_one_page(monkeypatch: pytest.MonkeyP
             return re.sub(r"(start_time_seconds|cpu_seconds_total) .*", "", served.get("/metrics", accept=accept).text)
 
     whole = page()
-    monkeypatch.setattr(http, "_SAMPLES_AT_ONCE", 7)
+    monkeypatch.setattr(exposition, "_ROWS_AT_ONCE", 7)
     assert page() == whole
     assert whole.count("# TYPE kafka_probe_workload_latency_seconds histogram") == 1
 
 
+@pytest.mark.parametrize("long", [b"x: y\r\n" * 64, b"x: " + b"y" * (16 << 10) + b"\r\n"])
+def test_a_long_request_is_refused_in_whatever_parts_it_arrives(long: bytes) -> None:
+    """A parser that limits only requests that are incomplete does not see one that arrives at once."""
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + long + b"\r\n"
+    with serving() as served:
+        for parts in ([request], [request[:100], request[100:-2], request[-2:]]):
+            with served.connect() as peer:
+                for part in parts:
+                    with suppress(ConnectionError):  # the answer came before the last part
+                        peer.sendall(part)
+                answer = until_end(peer)
+                assert answer.startswith(b"HTTP/1.1 400 ")
+                assert answer.endswith(b"A request may have 16384 bytes and 64 lines.\n")
+
+
+def test_what_a_client_sends_before_its_answer_is_limited_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    enough = threading.Event()
+    monkeypatch.setattr(View, "add", lambda *_: enough.wait())
+    with serving() as served, served.connect() as peer:
+        try:
+            served.server.send([flow()])
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n")
+            assert served.get("/healthz").text == "ok\n"
+            peer.sendall(b"x" * (16 << 10))
+            with suppress(ConnectionError):
+                assert peer.recv(1) == b""
+        finally:
+            enough.set()
+
+
+def test_requests_of_one_connection_are_limited_one_by_one() -> None:
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n"
+    with serving() as served, served.connect() as peer, peer.makefile("rb") as answers:
+        for _ in range(5):
+            peer.sendall(request)
+            assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+            assert b"ok\n" in iter(answers.readline, b"")
+
+
+def test_while_a_page_of_metrics_is_built_the_last_one_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exposition, "FRESH_S", 0)
+    shown, pages = view(flow()), Pages()
+
+    async def answers() -> list[Response]:
+        built = asyncio.Event()
+
+        async def build(page: Coroutine[None, None, Built], /) -> Built:
+            await built.wait()
+            return await page
+
+        plain = Exposition(shown, build, "", pages)
+        first = asyncio.create_task(plain.answer())
+        await asyncio.sleep(0)
+        early = await plain.answer()
+        built.set()
+        page = await first
+        shown.add([flow()])
+        built.clear()
+        second = asyncio.create_task(plain.answer())
+        await asyncio.sleep(0)
+        late = await plain.answer()
+        built.set()
+        return [early, page, late, await second]
+
+    early, first, late, second = asyncio.run(answers())
+    assert early.status_code == 429
+    assert page_of(late).page is page_of(first).page is not page_of(second).page
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/api/v1/clients"])
+def test_a_request_for_a_page_that_a_stop_interrupts_is_refused(
+    path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    building = threading.Event()
+
+    async def endless(*_: object) -> bytes:
+        building.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Exposition, "_make", endless)
+    monkeypatch.setattr(query, "page", endless)
+    with serving() as served, served.connect() as peer:
+        peer.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        assert building.wait(10)
+        served.server.close()
+        answer = peer.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert answer.endswith(b'{"error":"The agent is stopping."}')
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def page_of(response: Response) -> PageResponse:
+    assert isinstance(response, PageResponse)
+    return response
+
+
 def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FRESH_S", 0)
-    shown, sent = view(flow()), http._Sent()
-    exposition = http._Exposition(shown, lambda page: page, "", sent)
+    monkeypatch.setattr(exposition, "FRESH_S", 0)
+    shown, pages = view(flow()), Pages()
+    plain = Exposition(shown, lambda page: page, "", pages)
 
     async def receive() -> Message:
         raise AssertionError
 
-    async def pages() -> list[bytes]:
+    async def answered() -> list[Page]:
         goes_on = asyncio.Event()
 
         async def send(_: Message) -> None:
@@ -227,18 +333,18 @@ def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.Monke
         answers, readers = [], []
         for _ in range(10):
             shown.add([flow()])
-            answers.append(await exposition.answer())
+            answers.append(page_of(await plain.answer()))
             readers.append(asyncio.create_task(answers[-1]({"type": "http"}, receive, send)))
             await asyncio.sleep(0)
         goes_on.set()
         await asyncio.gather(*readers)
         shown.add([flow()])
-        return [bytes(answer.body) for answer in (*answers, await exposition.answer())]
+        return [answer.page for answer in (*answers, page_of(await plain.answer()))]
 
-    *slow, last = asyncio.run(pages())
-    assert len(set(slow)) == 2
+    *slow, last = asyncio.run(answered())
+    assert len(set(map(id, slow))) == 2
     assert last not in slow
-    assert sent.pages == 0
+    assert pages.sent == 0
 
 
 def test_an_answer_is_sent_in_parts_of_64_kib() -> None:
@@ -256,10 +362,10 @@ def test_an_answer_is_sent_in_parts_of_64_kib() -> None:
 
 
 def test_a_page_of_metrics_is_made_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_FRESH_S", 3600)
+    monkeypatch.setattr(exposition, "FRESH_S", 3600)
     with serving() as served:
         first = served.get("/metrics").text
         served.server.send([flow()])
         assert served.get("/metrics").text == first
-        monkeypatch.setattr(http, "_FRESH_S", 0)
+        monkeypatch.setattr(exposition, "FRESH_S", 0)
         assert served.get("/metrics").text != first

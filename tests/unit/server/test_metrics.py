@@ -13,7 +13,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 
 from kafka_probe.config import Config
 from kafka_probe.events import bucket_of
-from kafka_probe.server.collector import Collector
+from kafka_probe.server.collector import Collector, family
 from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX
 from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
@@ -24,8 +24,13 @@ from tests.lab.http import Samples, samples
 from tests.lab.processes import free_port
 
 
+def collector(shown: View) -> Collector:
+    """Return a collector of all metrics."""
+    return Collector(*(family(metric, metric.read(shown)) for metric in METRICS))
+
+
 def scraped(shown: View) -> Samples:
-    found = samples(generate_latest(Collector(shown)).decode())
+    found = samples(generate_latest(collector(shown)).decode())
     return {(name.removeprefix(PREFIX), labels): value for (name, labels), value in found.items()}
 
 
@@ -114,13 +119,13 @@ def test_everything_that_an_agent_counts_is_exposed(monkeypatch: pytest.MonkeyPa
 def test_promtool_has_nothing_to_say(shown: View) -> None:
     promtool = shutil.which("promtool")
     assert promtool, "promtool is missing: run `make setup-tests`"
-    done = subprocess.run([promtool, "check", "metrics"], input=generate_latest(Collector(shown)), capture_output=True)
+    done = subprocess.run([promtool, "check", "metrics"], input=generate_latest(collector(shown)), capture_output=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
 def test_openmetrics_says_the_same() -> None:
     shown: Any = view(*BUSY)
     encode, _ = choose_encoder("application/openmetrics-text; version=1.0.0")
-    families = read_openmetrics(encode(Collector(shown)).decode())  # type: ignore[no-untyped-call]  # theirs has none
+    families = read_openmetrics(encode(collector(shown)).decode())  # type: ignore[no-untyped-call]  # theirs has none
     collected = [sample for family in families for sample in family.samples]
     assert {(s.name.removeprefix(PREFIX), frozenset(s.labels.items())): s.value for s in collected} == scraped(shown)

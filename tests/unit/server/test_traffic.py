@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_probe.events import INTERNAL_CLIENT, bucket_of
-from kafka_probe.server.traffic import BOUNDS_S, ENDED_US, OTHER, UNUSED_US, Labels, Traffic
+from kafka_probe.server.traffic import (
+    BOUNDS_S,
+    ENDED_US,
+    ERRORS,
+    LABEL_CHARACTERS,
+    OTHER,
+    UNUSED_US,
+    Labels,
+    Traffic,
+)
 from tests.builders.events import (
     NOW_US,
     SECOND_US,
@@ -168,6 +177,25 @@ def test_a_connection_that_was_open_before_the_agent_was_not_opened() -> None:
 def test_open_connections_are_those_of_the_last_interval() -> None:
     summed = traffic(agent(open=[open_now(5)]), agent(open=[open_now(2), open_now(1, pid=8), open_now(4, "server")]))
     assert summed.open == {("client", "", "java"): 3, ("server", "", "java"): 4}
+
+
+def test_a_label_set_has_few_names_of_errors_and_counts_all() -> None:
+    errors = {str(code): 1 for code in range(1, 20)}
+    summed = traffic(flow(errors=errors, topics=[topic(errors=errors)]))
+    for _, row in (*summed.workloads, *summed.topics):
+        assert len(row.errors) == ERRORS + 1
+        assert sum(row.errors.values()) == 19
+        assert row.errors[OTHER] == 19 - ERRORS
+    assert len(summed.apis["client", "Produce"].errors) == 19
+
+
+def test_long_labels_leave_space_for_fewer_label_sets_and_give_it_back() -> None:
+    summed = traffic(*(flow(workload=workload(unit=f"{number:0200}")) for number in range(10)), limit=10)
+    assert len(summed.workloads) == 10 * LABEL_CHARACTERS // len("client" + "0" * 200 + "java" + "Produce")
+    assert sum(by_workload(summed).values()) == 100
+    summed.add([passed(ENDED_US), passed(ENDED_US)])
+    summed.add([flow(workload=workload(f"w{number}")) for number in range(10)])
+    assert len(summed.workloads) == 10
 
 
 def test_what_does_not_fit_is_counted_under_other() -> None:

@@ -1,0 +1,98 @@
+"""The server's memory stays within the parts of `--memory-limit` that are for it, whatever clients and peers send."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import string
+import sys
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from kafka_probe.events import bucket_of
+from kafka_probe.memory import HTTP_BYTES, MIB, SERIES_BYTES
+from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe.server.exposition import PAGES_SENT, PART_BYTES, Exposition, PageResponse, Pages
+from kafka_probe.server.http_connection import MOST, REQUEST_BYTES, REQUEST_LINES
+from kafka_probe.server.limits import LISTS_AT_ONCE
+from kafka_probe.server.query import PAGE_BYTES
+from kafka_probe.server.traffic import ENDS, LABEL_CHARACTERS, Traffic
+from kafka_probe.server.view import View
+from tests.builders.events import StillAgent, StillSink, agent, close, flow, open_now, topic, workload
+from tests.lab.agent_server import serving
+
+SERIES = 1000
+_SORTED_BYTES, _BUILT_BYTES, _REQUESTS_BYTES = 3 * MIB, 3 * MIB, 2 * MIB
+ERRORS = dict.fromkeys(map(str, ERROR_NAMES), 1 << 40)
+LATENCIES = {str(bucket_of(10**n)): 1 << 40 for n in range(2, 9)}
+
+
+@pytest.fixture(autouse=True)
+def _traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def random_text(characters: int, seed: int) -> str:
+    return "".join(random.Random(seed).choices(string.ascii_letters + string.digits, k=characters))
+
+
+def full() -> list[dict[str, Any]]:
+    """Return events that fill all tables, with labels and errors that compress badly."""
+    events = list[dict[str, Any]]()
+    for number in range(SERIES):
+        owner = workload(random_text(LABEL_CHARACTERS - 13, number), pid=number)
+        named = topic(random_text(20, number), requests=1 << 40, errors=ERRORS)
+        events += [
+            flow(workload=owner, topics=[named], errors=ERRORS, latency=LATENCIES, latency_empty=LATENCIES),
+            close(workload=owner, how=ENDS[number % len(ENDS)][0]),
+        ]
+    return [*events, agent(open=[{**open_now(), "workload": event["workload"]} for event in events[::2]])]
+
+
+def test_label_sets_and_their_pages_take_no_more_than_their_part() -> None:
+    """Two formats are kept, and two older pages may still be sent."""
+    events = full()
+    before, _ = tracemalloc.get_traced_memory()
+    shown = View(StillAgent(), StillSink(), Traffic(SERIES))
+    shown.add(events)
+    rows_bytes = tracemalloc.get_traced_memory()[0] - before
+    answer = asyncio.run(Exposition(shown, lambda page: page, "", Pages()).answer())
+    assert isinstance(answer, PageResponse)
+    page_bytes = sum(map(sys.getsizeof, answer.page.parts))
+    assert answer.page.size > SERIES * SERIES_BYTES
+    assert rows_bytes + (2 + PAGES_SENT) * page_bytes < SERIES * SERIES_BYTES
+
+
+def test_a_page_is_built_in_little_memory_of_its_own() -> None:
+    shown = View(StillAgent(), StillSink(), Traffic(SERIES))
+    shown.add(full())
+    tracemalloc.reset_peak()
+    asyncio.run(Exposition(shown, lambda page: page, "", Pages()).answer())
+    kept, peak = tracemalloc.get_traced_memory()
+    assert peak - kept < _BUILT_BYTES
+
+
+def test_requests_of_all_connections_take_no_more_than_their_part() -> None:
+    lines = b"".join(b"%d: \r\n" % n for n in range(REQUEST_LINES - 4))
+    padding = b"X: " + b"x" * (REQUEST_BYTES - len(lines) - 50) + b"\r\n"
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + lines + padding + b"\r\n"
+    with serving() as served, ExitStack() as clients:
+        served.get("/healthz")
+        before, _ = tracemalloc.get_traced_memory()
+        for client in [clients.enter_context(served.connect()) for _ in range(MOST)]:
+            client.sendall(request)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        kept, _ = tracemalloc.get_traced_memory()
+    assert REQUEST_BYTES - 50 < len(request) <= REQUEST_BYTES
+    assert kept - before < _REQUESTS_BYTES
+
+
+def test_the_parts_of_the_budget_fit() -> None:
+    lists = LISTS_AT_ONCE * PAGE_BYTES + PAGE_BYTES  # being sent; the last one's rows while it is put together
+    assert lists + _SORTED_BYTES + MOST * PART_BYTES + _BUILT_BYTES + _REQUESTS_BYTES <= HTTP_BYTES
