@@ -46,8 +46,9 @@ lint: setup-tests ## check formats, style, types, imports and words; change noth
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/clang-format --dry-run --Werror {bpf,tests/lab/classifier}/*.[ch]
-	$(BIN)/python scripts/words.py .clang-format Makefile pyproject.toml *.md $$(find agent bpf docs pipeline tests scripts vagrant ! -name '*words.py' \
-		-regex '.*[.]\(py\|[ch]\|sh\|md\|ya?ml\|tpl\|toml\|service\|env\)\|.*/\(NOTES.txt\|Containerfile\|Vagrantfile\)')
+	$(BIN)/python scripts/words.py .clang-format Makefile pyproject.toml *.md $$(find agent bpf docs pipeline tests scripts vagrant \
+		! -name '*words.py' ! -path 'docs/data/*' ! -path '*/protocol/schemas.json' \
+		-regex '.*[.]\(py\|[ch]\|sh\|md\|ya?ml\|json\|properties\|tpl\|toml\|service\|env\)\|.*/\(NOTES.txt\|Containerfile\|Vagrantfile\)')
 
 format: setup-tests ## format the code and fix what a machine can fix
 	$(BIN)/ruff check --fix

@@ -31,6 +31,8 @@ def lint(path: Path, text: str) -> tuple[int, list[str]]:
         ("a.md", "The house\n`house`\n", ["1 'house'"]),
         ("a.md", "Log what waits.\n", ["1 'what waits'"]),
         ("a.yaml", "# As told\nkey: value  # said\n", ["1 'told'", "2 'said'"]),
+        ("a.json", '{\n  "description": "What the agent said"\n}\n', ["2 'said'"]),
+        ("a.properties", "# Told by Spark.\nlogger.utils.level = error\n", ["1 'Told'"]),
         ("Makefile", "target: ## what was heard\n", ["1 'heard'"]),
     ],
 )
