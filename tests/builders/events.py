@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import Event, Interval, WallClock, WorkloadFacts
+from kafka_probe.events import Event, Interval, WallClock, WorkloadFacts, bucket_of
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View
 
@@ -22,6 +23,16 @@ INTERVAL = Interval(NOW_US - 5 * SECOND_US, NOW_US)
 def event(**fields: object) -> Any:
     """Return an event for a sink that reads no field but its kind."""
     return {"kind": "agent", **fields}
+
+
+def numbered(seq: int, padding: int = 100, agent: str = "agent-1") -> Any:
+    """Return an event that differs from others by its number, for a sink that reads no fact of it."""
+    return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
+
+
+def incompressible(seq: int, random_bytes: int = 100) -> Any:
+    """Return a numbered event whose text no codec makes smaller than its random bytes."""
+    return {**numbered(seq), "text": os.urandom(random_bytes).hex()}
 
 
 def workload(comm: str | None = "java", **fields: object) -> Any:
@@ -66,6 +77,12 @@ def flow(ts: int = NOW_US, **fields: object) -> Any:
     }
 
 
+def broker_flow(**fields: object) -> Any:
+    """Return the flow of a broker in a container, whose requests were of one topic and took 2 ms each."""
+    counts = {"response_bytes": 1000, "latency": {str(bucket_of(2000)): 10}, "topics": [topic()]}
+    return flow(**{"side": "server", "workload": workload(container_id="c0ffee42" * 8), **counts, **fields})
+
+
 def request(**fields: object) -> Any:
     return {
         "kind": "request",
@@ -101,6 +118,10 @@ def opened(found: str = "start", **fields: object) -> Any:
     return {"kind": "open", "ts": NOW_US, "side": "client", "workload": workload(), "found": found, **fields}
 
 
+def reset(**fields: object) -> Any:
+    return {"kind": "reset", "ts": NOW_US, **fields}
+
+
 def agent(ts: int = NOW_US, **fields: object) -> Any:
     return {
         "kind": "agent",
@@ -120,7 +141,7 @@ def agent(ts: int = NOW_US, **fields: object) -> Any:
     }
 
 
-def passed(us: int, until_us: int = NOW_US, **fields: object) -> Any:
+def passed(us: int = 5 * SECOND_US, until_us: int = NOW_US, **fields: object) -> Any:
     """Return the `agent` event at the end of an interval of this length, by the wall clock."""
     return agent(until_us, since=until_us - us, **fields)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import threading
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
@@ -30,8 +29,9 @@ from kafka.errors import MessageSizeTooLargeError
 from kafka_probe.config import Config
 from kafka_probe.sinks import kafka as sink_kafka
 from kafka_probe.sinks.kafka import KafkaSink, reach
+from tests.builders.events import incompressible, numbered
 from tests.lab.broker import Broker
-from tests.lab.numbered_events import config, event, read_all
+from tests.lab.numbered_events import config, read_all
 from tests.lab.processes import free_port, start, wait_until
 from tests.lab.topics import create_topics
 
@@ -67,7 +67,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def test_creates_the_topic_and_delivers_all_events_in_order(broker: Broker) -> None:
     sink = KafkaSink(config(broker, "created", topic_partitions=3))
     for first in range(0, 1000, 100):
-        sink.send([event(seq) for seq in range(first, first + 100)])
+        sink.send([numbered(seq) for seq in range(first, first + 100)])
     sink.close(30)
 
     assert read_all(broker.bootstrap, "created") == list(range(1000))
@@ -98,7 +98,7 @@ def setting_of(broker: Broker, topic: str, name: str) -> str:
 def test_uses_a_topic_that_is_there_already(broker: Broker) -> None:
     for seq in range(2):
         sink = KafkaSink(config(broker, "there"))
-        sink.send([event(seq)])
+        sink.send([numbered(seq)])
         sink.close(30)
 
     assert read_all(broker.bootstrap, "there") == [0, 1]
@@ -106,7 +106,7 @@ def test_uses_a_topic_that_is_there_already(broker: Broker) -> None:
 
 def test_events_of_many_records_are_split_and_a_large_one_stands_alone(broker: Broker) -> None:
     sink = KafkaSink(config(broker, "large"))
-    sink.send([event(0), event(1, padding=600_000), *(event(seq, padding=10_000) for seq in range(2, 100))])
+    sink.send([numbered(0), numbered(1, padding=600_000), *(numbered(seq, padding=10_000) for seq in range(2, 100))])
     sink.close(30)
 
     assert read_all(broker.bootstrap, "large") == list(range(100))
@@ -117,8 +117,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
 ) -> None:
     create_topics(broker.bootstrap, ["small"], partitions=1, settings={"max.message.bytes": "4000"})
     sink = KafkaSink(config(broker, "small"))
-    large: Any = {**event(7), "text": os.urandom(4000).hex()}
-    sink.send([*(incompressible(seq) for seq in range(7)), large, *(incompressible(seq) for seq in range(8, 50))])
+    sink.send([incompressible(seq, 4000 if seq == 7 else 100) for seq in range(50)])
     wait_until(lambda: total(sink) == 50, "the first events to be settled")
     refusals = caplog.text.count("is lost and counted")
     sink.send([incompressible(seq) for seq in range(50, 100)])
@@ -144,29 +143,25 @@ def test_a_topic_that_stores_records_unpacked_refuses_one_that_is_too_large_unpa
     producer.close()
 
 
-def incompressible(seq: int) -> Any:
-    return {**event(seq), "text": os.urandom(100).hex()}
-
-
 def test_a_broker_that_is_killed_and_comes_back_costs_no_event_and_doubles_none(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "kafka_probe")
     sink = KafkaSink(config(broker, "outage"))
     assert sink.trouble() == "the brokers have not received any events yet"
-    sink.send([event(0)])
+    sink.send([numbered(0)])
     wait_until(lambda: sink.counters()["sink_events"] == 1, "the first event delivered")
     wait_until(lambda: sink.trouble() is None, "the sink to know that")
     # The kill hits a record on its way: its answer is lost, whether it was written or not.
     for seq in range(1, 200):
-        sink.send([event(seq, padding=50_000)])
+        sink.send([numbered(seq, padding=50_000)])
         if seq == 20:
             broker.kill()
     wait_until(lambda: "do not accept events" in caplog.text, "a warning")
     assert sink.trouble() == "the brokers do not accept events; see the log"
     broker.start()
     for seq in range(200, 220):
-        sink.send([event(seq)])
+        sink.send([numbered(seq)])
     sink.close(60)
 
     assert read_all(broker.bootstrap, "outage") == list(range(220))
@@ -181,7 +176,7 @@ def test_what_exceeds_the_buffer_during_an_outage_is_counted_and_the_oldest_is_k
     broker = Broker(tmp_path / "late")
     sink = KafkaSink(config(broker, "bounded", sink_buffer_bytes=50_000))
     for seq in range(100):
-        sink.send([event(seq, padding=900)])
+        sink.send([numbered(seq, padding=900)])
     assert sink.counters()["sink_waiting_bytes"] <= 50_000
     with broker:
         sink.close(60)
@@ -197,12 +192,13 @@ KILLED = """
 import signal, sys
 from kafka_probe.config import load
 from kafka_probe.sinks.kafka import KafkaSink
+from tests.builders.events import numbered
 from tests.lab.processes import wait_until
 bootstrap, spool = sys.argv[1:]
 settings = {"topic": "spooled", "spool_dir": spool, "sink_buffer_bytes": "200000", "node": "test"}
 sink = KafkaSink(load({"bootstrap_servers": bootstrap, **settings}))
 for seq in range(100):
-    sink.send([{"kind": "flow", "agent_id": "killed", "seq": seq, "text": "x" * 10_000}])
+    sink.send([numbered(seq, 10_000, "killed")])
     wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
 wait_until(lambda: sink.counters()["sink_waiting_bytes"] == 0, "the disk to have it all")
 print(sink.losses()["sink_buffer_full"], flush=True)
@@ -224,7 +220,7 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
 
     sink = KafkaSink(config(broker, "spooled", spool_dir=spool, sink_buffer_bytes=200_000))
     for seq in range(100):
-        sink.send([event(seq, padding=10_000, agent="next")])
+        sink.send([numbered(seq, padding=10_000, agent="next")])
         wait_until(lambda: sink.counters()["sink_waiting_bytes"] <= 100_000, "space in memory", every_s=0.01)
     broker.start()
     sink.close(60)
@@ -240,17 +236,17 @@ def test_an_outage_that_outlasts_memory_and_the_agent_itself_costs_no_event(
 def test_what_is_on_its_way_when_the_agent_ends_waits_for_the_next_one(broker: Broker, tmp_path: Path) -> None:
     settings = config(broker, "on-its-way", spool_dir=tmp_path / "spool")
     sink = KafkaSink(settings)
-    sink.send([event(0)])
+    sink.send([numbered(0)])
     wait_until(lambda: sink.counters()["sink_events"] == 1, "the first one to arrive")
     broker.stop()
-    sink.send([event(1)])
+    sink.send([numbered(1)])
     wait_until(lambda: sink.trouble() is not None, "the second one to be missed")
     sink.close(0.1)
     assert set(sink.losses().values()) == {0}
 
     broker.start()
     following = KafkaSink(settings)
-    following.send([event(2)])
+    following.send([numbered(2)])
     following.close(60)
     assert read_all(broker.bootstrap, "on-its-way") == [0, 1, 2]
 
@@ -258,7 +254,7 @@ def test_what_is_on_its_way_when_the_agent_ends_waits_for_the_next_one(broker: B
 def test_brokers_that_never_answer_cost_the_deadline_and_count_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 5000)  # longer than the deadline
     sink = KafkaSink(Config(bootstrap_servers=f"127.0.0.1:{free_port()}"))
-    sink.send([event(seq) for seq in range(10)])
+    sink.send([numbered(seq) for seq in range(10)])
     started = time.monotonic()
     sink.close(0.5)
 
@@ -317,7 +313,7 @@ def credentials(servers: str, user: str, password: str) -> Config:
 
 def test_a_user_with_a_password_may_write(guarded: Guarded) -> None:
     sink = KafkaSink(credentials(guarded.sasl, "agent", "right"))
-    sink.send([event(seq) for seq in range(5)])
+    sink.send([numbered(seq) for seq in range(5)])
     sink.close(30)
 
     assert read_all(guarded.broker.bootstrap, "guarded") == list(range(5))
@@ -338,7 +334,7 @@ def test_describe_and_write_are_enough_where_the_topic_is_there(
     settings = credentials(guarded.sasl, "writer", "right").model_copy(update={"topic": "there"})
     wait_until(lambda: reach(settings) == "topic there exists", "the broker to have its controller's rights")
     sink = KafkaSink(settings)
-    sink.send([event(7)])
+    sink.send([numbered(7)])
     sink.close(30)
     assert sink.counters()["sink_events"] == 1
     assert not [record.getMessage() for record in caplog.records if record.name.startswith("kafka_probe")]
@@ -353,7 +349,7 @@ def test_events_travel_over_tls_to_a_broker_whose_certificate_is_trusted(guarded
             ssl_cafile=guarded.certificate,
         )
     )
-    sink.send([event(seq) for seq in range(5)])
+    sink.send([numbered(seq) for seq in range(5)])
     sink.close(30)
 
     assert read_all(guarded.broker.bootstrap, "over-tls") == list(range(5))
@@ -370,7 +366,7 @@ def test_a_topic_that_may_not_be_written_is_logged_once_and_counted(
 ) -> None:
     sink = KafkaSink(credentials(guarded.sasl, "guest", "right"))
     for seq in range(3):
-        sink.send([event(seq)])
+        sink.send([numbered(seq)])
     wait_until(lambda: sink.losses()["sink_refused"] == 3, "three refused events")
     assert sink.trouble() == "the topic refuses the events; see the log"
     sink.close(10)
@@ -385,7 +381,7 @@ def test_a_wrong_password_is_a_warning_that_names_the_user(
 ) -> None:
     monkeypatch.setattr(sink_kafka, "CONNECT_TIMEOUT_MS", 1000)
     sink = KafkaSink(credentials(guarded.sasl, "agent", "wrong"))
-    sink.send([event(0)])
+    sink.send([numbered(0)])
     wait_until(lambda: "do not accept events" in caplog.text, "a warning", timeout_s=30)
     sink.close(0)
 

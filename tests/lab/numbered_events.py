@@ -1,4 +1,4 @@
-"""Makes events that differ by their number, and reads the numbers back from a topic."""
+"""Configures sinks for numbered events, and reads the numbers back from a topic."""
 
 from __future__ import annotations
 
@@ -10,14 +10,8 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka_probe.config import Config
 from tests.lab.broker import Broker
 
-AGENT = "agent-1"
 
-
-def event(seq: int, padding: int = 100, agent: str = AGENT) -> Any:
-    return {"kind": "flow", "agent_id": agent, "seq": seq, "text": "x" * padding}
-
-
-def read_all(bootstrap: str, topic: str, agent: str = AGENT) -> list[int]:
+def read_all(bootstrap: str, topic: str, agent: str = "agent-1") -> list[int]:
     """Return an agent's sequence numbers in the topic, in the order of the partition of its key."""
     consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False)
     try:

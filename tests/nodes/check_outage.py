@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from kafka_probe.sinks.kafka import KafkaSink
+from tests.builders.events import numbered
 from tests.lab.broker import Broker
-from tests.lab.numbered_events import config, event, read_all
+from tests.lab.numbered_events import config, read_all
 from tests.lab.processes import wait_until
 from tests.lab.topics import create_topics
 
@@ -30,7 +31,7 @@ def test_an_hour_without_brokers_is_delivered_whole_and_in_order(tmp_path: Path)
         broker.stop()
         sink = KafkaSink(settings)
         for first in range(0, HOUR, AT_ONCE):
-            sink.send([event(seq, padding=EVENT_BYTES - 60) for seq in range(first, min(first + AT_ONCE, HOUR))])
+            sink.send([numbered(seq, padding=EVENT_BYTES - 60) for seq in range(first, min(first + AT_ONCE, HOUR))])
             wait_until(
                 lambda: sink.counters()["sink_waiting_bytes"] < settings.sink_buffer_bytes * 3 // 4,
                 "the disk to keep up",

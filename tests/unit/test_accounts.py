@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from tests.builders.events import SECOND_US, client, close, flow
 from tests.lab.times import Times
 from tests.programs.soak.accounts import Account, AgentReports, account, account_flood
 
-SECOND_US = 1_000_000
 FLOW = "ab"
 
 
@@ -90,9 +91,9 @@ def test_the_broker_may_have_read_any_part_of_what_no_agent_watched() -> None:
 
 
 def test_flows_without_a_connection_are_of_floods() -> None:
-    flow = {"kind": "flow", "seq": 0, "api": "Metadata", "api_version": None, "client": {"id": None}, "requests": 7}
+    nowhere: dict[str, Any] = {"conn_id": None, "flow_id": None, "local": None}
     agent = AgentReports()
-    agent.take({**flow, "conn_id": None, "flow_id": None, "local": None})
+    agent.take(flow(seq=0, api="Metadata", api_version=None, client=client(None), requests=7, **nowhere))
     assert (agent.flooded, agent.asked) == (7, {})
     assert agent.requests == {("Metadata", None, None): 7}
 
@@ -118,11 +119,14 @@ FLOOD_PORT = 9999
 def flooded(requests: int, **losses: int) -> AgentReports:
     """Return an agent's events after a flood of this many requests."""
     found = AgentReports(losses=losses, flood_port=FLOOD_PORT)
-    shape = {"api": "Metadata", "api_version": 4, "client": {"id": "client-1"}, "responses": requests}
-    found.take(
-        {"seq": 0, "kind": "flow", "local": f"10.66.0.1:{FLOOD_PORT}", "conn_id": "1", "requests": requests, **shape}
-    )
-    found.take({"seq": 1, "kind": "close", "local": f"10.66.0.1:{FLOOD_PORT}", "flow_id": FLOW, "requests": requests})
+    end: dict[str, Any] = {
+        "local": f"10.66.0.1:{FLOOD_PORT}",
+        "flow_id": FLOW,
+        "requests": requests,
+        "responses": requests,
+    }
+    found.take(flow(seq=0, **end))
+    found.take(close(seq=1, **end))
     return found
 
 

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import Any
 
 import pytest
 
+from tests.builders.events import SECOND_US, agent, flow
 from tests.builders.wire import MARKER
 from tests.lab.times import Times
 from tests.programs.attack.judge import Reported, faults, figures
 from tests.programs.attack.lab import Phase
 
-SECOND_US = 1_000_000
 LIMIT_BYTES = 512 << 20
 
 
-def event(kind: str, end_s: int, **fields: object) -> bytes:
-    times = {"since": (end_s - 5) * SECOND_US, "ts": end_s * SECOND_US}
-    return json.dumps({"node": "attacked-0", "kind": kind, **times, **fields}).encode()
+def line(event: dict[str, Any]) -> bytes:
+    return json.dumps({"node": "attacked-0", **event}).encode()
 
 
 def reported(*responses: int, losses: int = 0) -> Reported:
     """An agent whose intervals of five seconds have so many responses each, and all losses in the third."""
     found = Reported()
     for number, count in enumerate(responses, 1):
+        end_us = 5 * number * SECOND_US
         for side in ("client", "server"):
-            flow = event("flow", 5 * number, side=side, responses=count, local="127.0.0.1:9092")
-            found.take(flow, b":9092")
-        found.take(event("agent", 5 * number, losses={"ring_full": losses if number > 2 else 0}), b":9092")
+            found.take(line(flow(end_us, side=side, responses=count, local="127.0.0.1:9092")), b":9092")
+        found.take(line(agent(end_us, losses={"ring_full": losses if number > 2 else 0})), b":9092")
     return found
 
 
@@ -98,8 +98,8 @@ def test_a_second_capture_that_saw_nothing_or_a_marker_is_a_fault() -> None:
 )
 def test_losses_have_to_explain_what_is_missing_of_the_flood_too(losses: int, expected: list[str]) -> None:
     found = reported(50, 50, 50, 50, 50, losses=losses)
-    found.take(event("flow", 10, side="client", responses=90, local=None), b":9092")
-    found.take(event("flow", 10, side="server", responses=87, local=None), b":9092")
+    found.take(line(flow(10 * SECOND_US, side="client", responses=90, local=None)), b":9092")
+    found.take(line(flow(10 * SECOND_US, side="server", responses=87, local=None)), b":9092")
     phase = Phase("topics", FLOOD.began_us, FLOOD.ended_us, done={"requests": 100}, pages=PAGES)
     row = figures(phase, NEXT_US, found, WIRE, LIMIT_BYTES)
     assert row["missing_of_all"] == 23
@@ -109,7 +109,7 @@ def test_losses_have_to_explain_what_is_missing_of_the_flood_too(losses: int, ex
 def test_sides_of_revisions_with_other_names_count_as_well() -> None:
     found = Reported()
     for side in ("connecting", "accepting"):
-        found.take(event("flow", 5, side=side, responses=3, local="127.0.0.1:9092"), b":9092")
+        found.take(line(flow(5 * SECOND_US, side=side, responses=3, local="127.0.0.1:9092")), b":9092")
     assert found.answered == {side: {5 * SECOND_US: 3} for side in ("client", "server")}
 
 

@@ -24,22 +24,11 @@ from kafka_probe.top import (
     plain_table,
     top_sink,
 )
-from tests.builders import events as builders
 from tests.builders import samples
-from tests.builders.events import client, close, passed, topic, workload
+from tests.builders.events import SECOND_US, broker_flow, client, close, passed, topic, workload
 from tests.builders.fed_agent import Fed
 
 NAMES = [column.name for column in COLUMNS]
-
-
-def flow(**fields: Any) -> Any:
-    counts = {"response_bytes": 1000, "latency": {str(bucket_of(2000)): 10}, "topics": [topic()]}
-    owner = workload(container_id="c0ffee42" * 8)
-    return builders.flow(**{"side": "server", "workload": owner, **counts, **fields})
-
-
-def agent(seconds: float = 5.0, **losses: int) -> Any:
-    return passed(int(seconds * 1e6), losses=losses)
 
 
 def traffic(*events: Event, internal: bool = False) -> TrafficTable:
@@ -55,7 +44,7 @@ def shown(*events: Event, internal: bool = False) -> list[dict[str, str]]:
 
 
 def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
-    assert shown(flow(), agent(5)) == [
+    assert shown(broker_flow(), passed()) == [
         {
             "SIDE": "server",
             "PID": "7",
@@ -76,8 +65,8 @@ def test_a_flow_becomes_a_row_with_rates_per_second() -> None:
 
 
 def test_connections_of_one_client_add_up_and_their_histograms_merge() -> None:
-    slow = flow(requests=1, latency={str(bucket_of(90_000)): 1}, errors={"29": 1})
-    (row,) = shown(flow(), slow, agent(1))
+    slow = broker_flow(requests=1, latency={str(bucket_of(90_000)): 1}, errors={"29": 1})
+    (row,) = shown(broker_flow(), slow, passed(SECOND_US))
     assert row["REQ/S"] == "11.0"
     assert float(row["P50 MS"]) == pytest.approx(2, rel=0.05)
     assert float(row["P99 MS"]) == pytest.approx(90, rel=0.05)
@@ -89,39 +78,43 @@ def test_each_topic_of_a_flow_has_its_row_with_its_own_counts() -> None:
         topic("a", requests=10, records=1, bytes=100, errors={"3": 2}),
         topic(None, topic_id="ab" * 16, requests=4, records=2, bytes=200),
     ]
-    first, second = shown(flow(topics=topics), agent(1))
+    first, second = shown(broker_flow(topics=topics), passed(SECOND_US))
     assert (first["TOPIC"], first["REQ/S"], first["KB/S"], first["ERRORS"]) == ("a", "10.0", "0.1", "2")
     assert (second["TOPIC"], second["REQ/S"], second["KB/S"], second["ERRORS"]) == ("ab" * 16, "4.0", "0.2", "-")
 
 
 def test_both_ends_of_a_connection_stay_two_rows() -> None:
-    assert len(shown(flow(), flow(side="client"), agent())) == 2
+    assert len(shown(broker_flow(), broker_flow(side="client"), passed())) == 2
 
 
 def test_the_busiest_row_is_first() -> None:
-    rows = shown(flow(requests=1), flow(api="Fetch", requests=9), flow(api="Metadata", requests=5), agent())
+    flows = (
+        broker_flow(api=api, requests=requests) for api, requests in (("Produce", 1), ("Fetch", 9), ("Metadata", 5))
+    )
+    rows = shown(*flows, passed())
     assert [row["API"] for row in rows] == ["Fetch v9", "Metadata v9", "Produce v9"]
 
 
 def test_a_pod_or_else_a_unit_stands_where_the_container_does() -> None:
     pod, unit = shown(
-        flow(requests=20, workload=workload(pod="billing-7c9f-x2x4z", container_id="ab" * 32)),
-        flow(workload=workload(unit="kafka-broker.service")),
-        agent(),
+        broker_flow(requests=20, workload=workload(pod="billing-7c9f-x2x4z", container_id="ab" * 32)),
+        broker_flow(workload=workload(unit="kafka-broker.service")),
+        passed(),
     )
     assert (pod["CONTAINER"], unit["CONTAINER"]) == ("billing-7c9f-x2x4z", "kafka-broker.service")
 
 
 def test_what_is_unknown_is_a_dash_and_what_is_the_agents_own_says_so() -> None:
     nobody = {"workload": workload(None, pid=None), "client": client(None, software_name=None, software_version=None)}
-    own = flow(**nobody, internal=True, api=None, api_version=None, latency={}, topics=[])
-    (row,) = shown(own, agent(), internal=True)
+    own = broker_flow(**nobody, internal=True, api=None, api_version=None, latency={}, topics=[])
+    (row,) = shown(own, passed(), internal=True)
     assert [row[name] for name in ("PID", "CLIENT", "LIBRARY", "TOPIC", "P50 MS")] == ["-"] * 5
     assert row["API"] == "(kafka-probe)"
 
 
 def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
-    lines = plain_table(traffic(flow(), flow(client=client("\x1b[2J")), agent(5, ring_full=3))).decode().splitlines()
+    table = traffic(broker_flow(), broker_flow(client=client("\x1b[2J")), passed(losses={"ring_full": 3}))
+    lines = plain_table(table).decode().splitlines()
     assert lines[0].split()[:2] == ["SIDE", "PID"]
     assert len(lines) == 4
     assert lines[1].index("Produce") == lines[2].index("Produce") == lines[0].index("API")
@@ -130,9 +123,9 @@ def test_the_table_is_aligned_and_ends_with_rows_seconds_and_losses() -> None:
 
 
 def test_its_own_traffic_is_left_out_and_counted() -> None:
-    own = flow(internal=True, api=None, requests=7)
-    assert [row["API"] for row in shown(flow(), own, agent())] == ["Produce v9"]
-    assert plain_table(traffic(flow(), own, agent(5))).decode().splitlines()[-1] == (
+    own = broker_flow(internal=True, api=None, requests=7)
+    assert [row["API"] for row in shown(broker_flow(), own, passed())] == ["Produce v9"]
+    assert plain_table(traffic(broker_flow(), own, passed())).decode().splitlines()[-1] == (
         "1 rows over 5.0 s, lost: nothing; 7 of kafka-probe's own requests are left out; --internal shows them"
     )
 
@@ -143,7 +136,7 @@ def test_an_empty_table_names_what_is_open_and_not_decoded() -> None:
     fed.see(*(samples.rejected(number) for number in range(1, 4)), samples.rejected(4, Protocol.UNKNOWN))
     sink = PlainTop(once_s=5, descriptor=(descriptor := os.memfd_create("stdout")))
     sink.connections = fed.agent.connections
-    sink.send([close(opaque="tls"), close(), agent(5)])
+    sink.send([close(opaque="tls"), close(), passed()])
     sink.close(5)
     with os.fdopen(descriptor, "rb") as printed:
         printed.seek(0)
@@ -163,9 +156,9 @@ def output(sink: PlainTop, read: int, write: int) -> str:
 def test_a_table_is_printed_when_its_interval_is_complete_and_starts_anew() -> None:
     read, write = os.pipe()
     sink = PlainTop(descriptor=write)
-    sink.send([flow()])
-    sink.send([flow(), agent(5)])
-    sink.send([flow(), agent(5)])
+    sink.send([broker_flow()])
+    sink.send([broker_flow(), passed()])
+    sink.send([broker_flow(), passed()])
     text = output(sink, read, write)
     assert text.count("SIDE") == 2
     assert [line.split()[-6] for line in text.splitlines() if "orders" in line] == ["4.0", "2.0"]
@@ -176,9 +169,9 @@ def test_once_prints_one_table_over_all_intervals_and_asks_to_stop() -> None:
     sink = PlainTop(once_s=10, descriptor=write)
     asked: list[bool] = []
     sink.on_closed = lambda: asked.append(True)
-    sink.send([flow(), agent(5)])
+    sink.send([broker_flow(), passed()])
     assert not asked
-    sink.send([flow(), agent(5)])
+    sink.send([broker_flow(), passed()])
     assert asked
     text = output(sink, read, write)
     assert text.count("SIDE") == 1
@@ -188,7 +181,7 @@ def test_once_prints_one_table_over_all_intervals_and_asks_to_stop() -> None:
 def test_json_has_one_object_per_row() -> None:
     read, write = os.pipe()
     sink = PlainTop(as_json=True, descriptor=write)
-    sink.send([flow(), agent(5)])
+    sink.send([broker_flow(), passed()])
     (row,) = [orjson.loads(line) for line in output(sink, read, write).splitlines()]
     assert (row["client_id"], row["topic"], row["requests"], row["bytes"], row["seconds"]) == (
         "billing",
@@ -202,7 +195,7 @@ def test_json_has_one_object_per_row() -> None:
 
 def test_a_table_with_very_many_rows_has_the_busiest_and_fits_into_the_buffer() -> None:
     topics = [topic(f"{number}" + "\U0001f600" * 256, requests=number) for number in range(22_000)]
-    table = traffic(flow(topics=topics), agent(5))
+    table = traffic(broker_flow(topics=topics), passed())
     lines = plain_table(table).decode().splitlines()
     assert len(lines) == 1 + ROWS_SHOWN + 1
     beyond = sum(range(ROWS_KEPT, 22_000))
@@ -242,8 +235,8 @@ def test_the_live_table_has_the_columns_that_fit_into_its_terminal(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     live = LiveTop()
-    live.send([flow()])
-    live.send([agent(5)])
+    live.send([broker_flow()])
+    live.send([passed()])
     live.close(1)
     header, row, footer = capsys.readouterr().out.splitlines()
     assert header.split() == " ".join(names).split()
@@ -259,8 +252,8 @@ def test_names_that_are_too_long_are_cut_before_anything_else(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     live = LiveTop()
-    named = flow(client=client("c" * 100), workload=workload("ThreadPoolTaskE", pid=4_194_303))
-    live.send([named, agent(5)])
+    named = broker_flow(client=client("c" * 100), workload=workload("ThreadPoolTaskE", pid=4_194_303))
+    live.send([named, passed()])
     live.close(1)
     _, row, _ = capsys.readouterr().out.splitlines()
     assert "4194303  ThreadPoolTaskE" in row

@@ -7,10 +7,12 @@ import subprocess
 import sys
 from typing import Any
 
+from tests.builders.events import agent, flow, opened
 from tests.lab.network import SCRIPTS
 
-ACCEPTED = {"kind": "open", "side": "server", "flow_id": "00000001ffffffff", "peer": "10.57.2.2:7935"}
-CONNECTED = {"kind": "open", "side": "client", "flow_id": "00000001ffffffff", "local": "10.57.1.11:44724"}
+FLOW_ID = "00000001ffffffff"
+CLIENT_END: dict[str, Any] = {"side": "client", "flow_id": FLOW_ID, "local": "10.57.1.11:44724"}
+ACCEPTED = opened(side="server", flow_id=FLOW_ID, peer="10.57.2.2:7935")
 WORKLOAD = {"pid": 42, "comm": "python", "cgroup": "/system.slice/orders-producer.service"}
 CLIENT = {"id": "orders-producer", "software_name": "kafka-python", "software_version": "3.0.12"}
 
@@ -25,22 +27,23 @@ def table(*events: dict[str, Any]) -> list[list[str]]:
 
 
 def test_both_ends_are_one_row_whatever_came_first_and_whatever_became_known_later() -> None:
-    found = {**CONNECTED, "node": "client-1", "workload": WORKLOAD, "client": None}
-    flow = {**CONNECTED, "kind": "flow", "client": CLIENT}
-    where = ["10.57.2.2:7935", "10.57.1.11:44724", "00000001ffffffff", "client-1"]
+    connected = opened(**CLIENT_END, node="client-1", workload=WORKLOAD, client=None)
+    spoke = flow(**CLIENT_END, workload=None, client=CLIENT)
+    where = ["10.57.2.2:7935", "10.57.1.11:44724", FLOW_ID, "client-1"]
     who = ["42", "python", "/system.slice/orders-producer.service", "orders-producer", "kafka-python", "3.0.12"]
-    assert table(found, ACCEPTED, flow) == [[*where, *who]]
+    assert table(connected, ACCEPTED, spoke) == [[*where, *who]]
 
 
 def test_names_are_text() -> None:
-    hostile = {**CONNECTED, "client": {"id": "\x1b]0;x\x07" + "a" * 99}, "workload": {**WORKLOAD, "comm": "\u202eb\n"}}
+    names: dict[str, Any] = {"client": {"id": "\x1b]0;x\x07" + "a" * 99}, "workload": {**WORKLOAD, "comm": "\u202eb\n"}}
+    hostile = opened(**CLIENT_END, **names)
     *_, comm, _, client_id, _ = table(ACCEPTED, hostile)[0]
     assert (comm, client_id) == (r"\u202eb\n", r"\x1b]0;x\x07" + "a" * 58)
 
 
 def test_where_no_agent_watches_the_client_its_columns_are_dashes() -> None:
-    assert table(ACCEPTED) == [["10.57.2.2:7935", "-", "00000001ffffffff", *"------"]]
+    assert table(ACCEPTED) == [["10.57.2.2:7935", "-", FLOW_ID, *"------"]]
 
 
 def test_the_agents_own_connections_and_the_agents_are_no_rows() -> None:
-    assert table({"kind": "agent", "side": None, "flow_id": None}, ACCEPTED, {**ACCEPTED, "internal": True}) == []
+    assert table(agent(side=None, flow_id=None), ACCEPTED, {**ACCEPTED, "internal": True}) == []

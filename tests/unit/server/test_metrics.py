@@ -18,7 +18,7 @@ from kafka_probe.server.metrics import COUNTED, METRICS, PREFIX
 from kafka_probe.server.traffic import BOUNDS_S
 from kafka_probe.server.view import View
 from kafka_probe.sinks.kafka import KafkaSink
-from tests.builders.events import NOW_US, agent, close, flow, open_now, opened, topic, view, workload
+from tests.builders.events import NOW_US, agent, close, flow, open_now, opened, reset, topic, view, workload
 from tests.builders.fed_agent import Fed
 from tests.lab.http import Samples, samples
 from tests.lab.processes import free_port
@@ -43,7 +43,7 @@ BUSY = (
     flow(errors={"6": 2}, latency={str(bucket_of(3000)): 9}, throttle_ms=1500, topics=[topic(errors={"6": 2})]),
     flow(api="Fetch", latency_empty={str(bucket_of(500_000)): 1}, workload=workload('"\\\n', unit="é.service")),
     close(),
-    {"kind": "reset"},
+    reset(),
     agent(
         open=[open_now(3)],
         losses={"ring_full": 2},

@@ -30,6 +30,7 @@ from tests.builders.events import (
     open_now,
     opened,
     passed,
+    reset,
     topic,
     workload,
 )
@@ -169,7 +170,7 @@ def test_connections_are_counted_by_how_they_ended_and_by_whom() -> None:
 
 
 def test_a_connection_that_was_open_before_the_agent_was_not_opened() -> None:
-    summed = traffic(opened(), opened("listed"), opened("midstream"), {"kind": "reset"})
+    summed = traffic(opened(), opened("listed"), opened("midstream"), reset())
     assert summed.opened == {("client",): 1, ("server",): 0}
     assert summed.resets == 1
 
