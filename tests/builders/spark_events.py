@@ -133,6 +133,12 @@ def requested(agent: str, connection: int = 1, **fields: Any) -> Event:
     return at_end(agent, "request", connection, **facts | fields)
 
 
+def reset_sent(agent: str, connection: int = 1, **fields: Any) -> Event:
+    """Return the event of a reset that an agent's host sent to the far end of a connection."""
+    facts: Event = {"direction": "sent", "conn_id": None, "flow_id": None, "workload": None}
+    return at_end(agent, "reset", connection, **facts | fields)
+
+
 def agent_event(agent: str, *, until_s: float = 3, **fields: Any) -> Event:
     """Return an `agent` event, which states that everything up to `until_s` after noon has been sent.
 

@@ -19,22 +19,11 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe_pipeline import session
 from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.tables import TABLES
-from tests.builders.spark_events import (
-    BROKER,
-    CLIENT,
-    SECOND_US,
-    Event,
-    agent_event,
-    at_end,
-    closed,
-    lines,
-    opened,
-    requested,
-)
+from tests.builders.host_events import round_of_host
+from tests.builders.spark_events import BROKER, CLIENT, lines
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
@@ -149,40 +138,6 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str, python: 
         kill_family(process)
 
 
-def of_host(host: int, event: Event) -> Event:
-    """Return the event as of an agent on another host."""
-    return event | {name: f"{event[name]}-{host}" for name in ("agent_id", "node", "conn_id") if name in event}
-
-
-def events_of_round(host: int, end: str, number: int) -> list[Event]:
-    """Return an agent's events of a round: new connections, their traffic, and the closes of the last round's.
-
-    Both ends report the close of every second connection. Only the broker's end knows the names of topics.
-    """
-    first = (host * ROUNDS + number) * CLOSES
-    new, old = range(first, first + CLOSES), range(first - CLOSES, first) if number else ()
-    topic = {"topic_id": f"{number % 3:032x}", "requests": 1, "records": number, "bytes": 10}
-    named = {"topic": f"topic-{number % 3}"} if end == BROKER else {}
-    traffic = {
-        "api": "Produce",
-        "api_key": ApiKey.PRODUCE,
-        "api_version": 11,
-        "requests": 1,
-        "latency": {"70": 1, str(number): 1},
-    }
-    return [
-        *(opened(end, one) for one in new),
-        *(at_end(end, "flow", one, **traffic, topics=[topic | named]) for one in new),
-        requested(end, first),
-        *(
-            closed(end, one, how=("fin", "rst_received")[one % 2], silence_us=30 * SECOND_US)
-            for one in old
-            if end == CLIENT or one % 2 == 0
-        ),
-        agent_event(end, until_s=121 + number),
-    ]
-
-
 @pytest.fixture(scope="module")
 def run(broker: Broker, directory: Path) -> Run:
     """Events of several agents, on several partitions."""
@@ -193,7 +148,7 @@ def run(broker: Broker, directory: Path) -> Run:
     for number in range(ROUNDS):
         for host in range(HOSTS):
             for end in (CLIENT, BROKER):
-                events = [of_host(host, event) for event in events_of_round(host, end, number)]
+                events = round_of_host(host, end, number, first=(host * ROUNDS + number) * CLOSES, count=CLOSES)
                 key = events[0]["agent_id"].encode()
                 sent.append(producer.send(run.events, key=key, value=lines(*events).encode()))
     partitions = {one.get(10).partition for one in sent}

@@ -1,4 +1,4 @@
-"""Closes as each end reports them, with the cause to be named, and the verdict on a connection without Spark."""
+"""Closes with the cause that their verdict names, and the verdict on a connection without Spark."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.connections import CLOSE, END
 from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
 from kafka_probe_pipeline.judging import Judge
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, at_end, closed, opened
+from tests.builders.connection_ends import (
+    AUTHENTICATED,
+    BRIEF,
+    BY_ITSELF,
+    EXITED,
+    IGNORED,
+    RESET,
+    Ends,
+    closed_first,
+    events_of,
+    silent,
+)
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, reset_sent
 
 LATE_S = 20  # later than anybody waits for an end that nobody has named
 COMPLETE = AgentProgress(NOON_US + 3 * SECOND_US, NOON_US + LATE_S * SECOND_US, complete_since=0, resets_since=0)
-Ends = Mapping[str, Event | None]
-
-
-def events_of(ends: Ends, number: int = 1, opaque: str | None = None) -> list[Event]:
-    """Return the events of the ends of a connection, with facts of each `close`; None: it is open."""
-    reported = [opened(end, number, opaque=opaque) for end in ends]
-    return reported + [closed(end, number, opaque=opaque, **facts) for end, facts in ends.items() if facts is not None]
 
 
 def connection(*reported: Event) -> dict[str, Any]:
@@ -64,7 +69,7 @@ def verdict(
 
 @dataclass(frozen=True)
 class Case:
-    """The reports of the ends (None: open; absent: not watched), the cause, and words of the evidence."""
+    """The reports of the ends, the cause, and words of the evidence."""
 
     name: str
     ends: Ends
@@ -76,8 +81,7 @@ class Case:
     def events(self, number: int) -> list[Event]:
         reported = events_of(self.ends, number, self.opaque)
         if self.resets:
-            sent = at_end(BROKER, "reset", number, ts=NOON_US + SECOND_US, direction="sent", conn_id=None, flow_id=None)
-            reported.append(sent)
+            reported.append(reset_sent(BROKER, number, ts=NOON_US + SECOND_US))
         return reported
 
     def verdict(self) -> dict[str, Any]:
@@ -97,24 +101,7 @@ class Case:
         assert verdict["closed_us"] == NOON_US
 
 
-BY_ITSELF: Event = {"closed_by": "local"}
-RESET: Event = {"how": "rst_received"}
-BRIEF: Event = {"silence_us": SECOND_US // 5}
-IGNORED: Event = {**BY_ITSELF, "unacked_bytes": 80, "unanswered_retransmits": 3}
-EXITED: Event = {**BY_ITSELF, "owner_exiting": True}
-AUTHENTICATED: Event = {**BY_ITSELF, "last_api": "SaslAuthenticate", "silence_us": 3 * SECOND_US}
 CLOSE_NOTIFY_US = 60_000
-
-
-def silent(us: int) -> Event:
-    """Return facts of an end that closed by itself this long after its last exchange."""
-    return {**BY_ITSELF, "silence_us": us, "received_idle_us": us}
-
-
-def closed_first(end: str, facts: Event) -> Ends:
-    """Both ends are watched, and one closed first."""
-    return {end: BY_ITSELF | facts, CLIENT if end == BROKER else BROKER: {}}
-
 
 CASES = [
     Case(

@@ -6,7 +6,17 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline import agents
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, at_end, closed, opened
+from tests.builders.spark_events import (
+    BROKER,
+    CLIENT,
+    NOON_US,
+    SECOND_US,
+    Event,
+    agent_event,
+    closed,
+    opened,
+    reset_sent,
+)
 from tests.pipeline.history import History
 
 pytestmark = pytest.mark.spark
@@ -32,14 +42,9 @@ def test_an_agent_whose_clock_is_set_back_is_complete_by_its_new_times(spark: Sp
     assert (row["complete_since"], row["complete_until"]) == (NOON_US + 3 * SECOND_US, NOON_US + 5 * SECOND_US)
 
 
-def reset(connection: int, ts: int) -> Event:
-    """A reset that the broker's host sends to the far end of a connection."""
-    return at_end(BROKER, "reset", connection, ts=ts, direction="sent", conn_id=None, flow_id=None, workload=None)
-
-
 def resets(count: int, at_s: float) -> list[Event]:
     """Resets that a scan of the broker's host causes, a microsecond apart from `at_s` after noon on."""
-    return [reset(100 + n, NOON_US + round(at_s * SECOND_US) + n) for n in range(count)]
+    return [reset_sent(BROKER, 100 + n, ts=NOON_US + round(at_s * SECOND_US) + n) for n in range(count)]
 
 
 @pytest.mark.parametrize(("in_vain_s", "cause"), [(20, "unknown"), (40, "middlebox_reset")])

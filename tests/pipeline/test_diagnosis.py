@@ -8,18 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.builders.spark_events import BROKER, CLIENT, SECOND_US, Event, agent_event, closed, opened
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, opened
+from tests.builders.storm_events import dropped_at_once
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Run
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
-
-def dropped(numbers: range) -> list[Event]:
-    """The firewall forgot connections, and resets the clients that use them."""
-    return [closed(CLIENT, number, how="rst_received", silence_us=30 * SECOND_US) for number in numbers]
 
 
 def in_a_batch_of_the_storm(run: Run) -> bool:
@@ -36,10 +32,10 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
     ends = [opened(end, number) for number in range(300) for end in (CLIENT, BROKER)]
     with Receiver(tmp_path / "alertmanager") as receiver:
         url = ("--alertmanager-url", receiver.url)
-        run.send_events(*ends, *dropped(range(100)), agent_event(BROKER, until_s=100))
+        run.send_events(*ends, *dropped_at_once(range(100)), agent_event(BROKER, until_s=100))
         with run.job(*url) as process:
             wait_until(lambda: bool(receiver.alerts()), "the alert", timeout_s=LIMIT_S)
-            run.send_events(*dropped(range(100, 300)), agent_event(BROKER, until_s=101))
+            run.send_events(*dropped_at_once(range(100, 300)), agent_event(BROKER, until_s=101))
             run.wait_until(in_a_batch_of_the_storm, process)
         with run.job(*url):
             wait_until(lambda: "300 connections closed" in summaries(receiver), "the whole storm", timeout_s=LIMIT_S)

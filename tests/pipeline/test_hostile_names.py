@@ -12,7 +12,8 @@ from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
 from tests.builders.hostile import NAMES, unsafe
-from tests.builders.spark_events import BROKER, CLIENT, Event, agent_event, closed, flow, opened
+from tests.builders.spark_events import BROKER, CLIENT, agent_event
+from tests.builders.storm_events import crash_of
 from tests.lab.alertmanager import Receiver
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
@@ -25,22 +26,6 @@ PLAIN = [name for name in SENT if name.strip() and name.isprintable() and not un
 """Names that the narrowest column shows as they are, on one line."""
 
 
-def named(number: int, name: str) -> list[Event]:
-    """Traffic of a process, and the end of its connection by its exit."""
-    facts = {
-        "client": {"id": name, "software_name": name, "software_version": name},
-        "workload": {"pid": number, "start_time": 1, "comm": name, "pod": name, "namespace": name},
-    }
-    topics = [{"topic": name, "requests": 1}]
-    return [
-        flow(number, **facts, group=name, topics=topics),
-        opened(CLIENT, number, **facts),
-        opened(BROKER, number),
-        closed(CLIENT, number, closed_by="local", owner_exiting=True, **facts),
-        closed(BROKER, number),
-    ]
-
-
 def test_console_show_log_and_alerts_have_names_as_text(
     broker: Broker,
     tmp_path: Path,
@@ -49,7 +34,7 @@ def test_console_show_log_and_alerts_have_names_as_text(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     run = Run(broker, tmp_path)
-    events = [event for number, name in enumerate(SENT) for event in named(number, name)]
+    events = [event for number, name in enumerate(SENT) for event in crash_of(number, name)]
     run.send_events(*events, agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100))
     with caplog.at_level("INFO"):
         run.once(spark, console=True, storm_minimum=1, storm_percent=0, reconnect_minimum=1)

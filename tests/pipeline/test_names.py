@@ -31,8 +31,8 @@ def test_pairs_come_from_events_of_every_kind_and_an_id_has_its_first_name(spark
     sent = (
         flow(0, topics=[topic(ORDERS, "orders"), topic(SALES), topic(name="old client")]),
         flow(1, topics=[topic(ORDERS, "orders")]),
-        {**flow(2), "kind": "topics", "topics": [{"topic_id": SALES, "topic": "sales"}]},
-        {**flow(3), "kind": "request", "topics": [{"topic_id": SALES, "topic": "a"}]},
+        flow(2, kind="topics", topics=[{"topic_id": SALES, "topic": "sales"}]),
+        flow(3, kind="request", topics=[{"topic_id": SALES, "topic": "a"}]),
     )
     pairs = events(spark, *sent).withColumn("received_us", NOON_US + F.col("seq")).transform(names.pairs)
     assert contents(pairs) == {(ORDERS, "orders"), (SALES, "sales")}

@@ -8,25 +8,21 @@ import pytest
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
 from kafka_probe_pipeline.rules import CAUSES, RULES
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event
-from tests.pipeline.cases import (
+from tests.builders.connection_ends import (
     AUTHENTICATED,
     BRIEF,
     BY_ITSELF,
-    CASES,
-    COMPLETE,
     EXITED,
     IGNORED,
-    LATE_S,
     RESET,
-    Case,
     Ends,
+    after,
     closed_first,
-    connection,
     events_of,
     silent,
-    verdict,
 )
+from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event
+from tests.pipeline.cases import CASES, COMPLETE, LATE_S, Case, connection, verdict
 
 BROKER_ADDRESS, NAT_ADDRESS = "10.0.0.9:9092", "10.9.0.1:1"
 
@@ -49,11 +45,6 @@ def cause(ends: Ends, opaque: str | None = None, **how: Any) -> str | None:
     """Return the cause of the verdict on one connection; None while it waits."""
     verdict = judge(ends, opaque, **how)
     return verdict["cause"] if verdict else None
-
-
-def after(us: int, **facts: object) -> Event:
-    """Return facts of an end that closed by itself after this silence."""
-    return {**BY_ITSELF, "silence_us": us, **facts}
 
 
 ACKS_0: Event = {"last_api": "Produce", "last_acks": 0}

@@ -13,33 +13,13 @@ from kafka_probe import events as schema
 from kafka_probe.sending import Sender
 from kafka_probe.sinks.outbox import encode
 from kafka_probe_pipeline import source
+from tests.builders.full_events import full_event
 from tests.builders.spark_events import Event, events, flow, lines, records
 from tests.pipeline.frames import assert_same
 
 pytestmark = pytest.mark.spark
 
 ORIGIN = ("v", "node", "agent_id", "seq")  # what an agent's `Sender` adds
-SAMPLES: dict[schema.Scalar, object] = {"string": "text", "long": source.MOST, "boolean": True}
-
-
-def sample(kind: schema.FieldType) -> object:
-    """A value of the type with every field set."""
-    match kind:
-        case schema.Struct(fields):
-            return {field.name: sample(field.type) for field in fields}
-        case schema.ListOf(element):
-            return [sample(element)] * 2
-        case schema.Counts():
-            return {"3": 4, "-1": 5}
-        case schema.Strings():
-            return {"app": "orders"}
-        case _:
-            return SAMPLES[kind]
-
-
-def full_event(kind: str) -> Event:
-    event = {field.name: sample(field.type) for field in schema.KINDS[kind]}
-    return event | {"v": schema.SCHEMA_VERSION, "kind": kind, "ts": 1}
 
 
 def without_nulls(value: object) -> object:
@@ -53,13 +33,13 @@ def without_nulls(value: object) -> object:
 
 
 def test_every_field_of_every_kind_arrives_as_it_was_written(spark: SparkSession) -> None:
-    written = [full_event(kind) for kind in schema.KINDS]
+    written = [full_event(kind, source.MOST) for kind in schema.KINDS]
     read = events(spark, *written).drop("position").collect()
     assert [without_nulls(row.asDict(recursive=True)) for row in read] == written
 
 
 def test_lines_of_other_kinds_are_left_out_and_all_fields_of_the_others_read(spark: SparkSession) -> None:
-    written = [full_event(kind) for kind in schema.KINDS]
+    written = [full_event(kind, source.MOST) for kind in schema.KINDS]
     of_event: Any = ({name: value for name, value in event.items() if name not in ORIGIN} for event in written)
     sent: list[schema.Event] = []
     sink: Any = SimpleNamespace(send=sent.extend)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import pytest
 from pyspark.sql import SparkSession
@@ -13,57 +12,12 @@ from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.scopes import NAME_CHARACTERS, network, scopes_of_connection
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
+from tests.builders.connection_ends import BY_ITSELF, EXITED, RESET, STOPPED
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
+from tests.builders.storm_events import crashes, dropped, open_ends, reports, workload
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark
-
-RESET: Event = {"how": "rst_received"}
-LIMIT: Event = {"closed_by": "local"}
-STOPPED: Event = {"closed_by": "local", "listener_closed_us": SECOND_US}
-EXITED: Event = {"closed_by": "local", "owner_exiting": True}
-
-
-def workload(number: int) -> Event:
-    """Of two pods, the first has two of three clients."""
-    pod = "orders-1" if number % 3 else "orders-2"
-    return {"pid": 1000 + number, "start_time": 1, "comm": "java", "namespace": "team", "pod": pod}
-
-
-def open_ends(numbers: Iterable[int]) -> list[Event]:
-    ends = []
-    for number in numbers:
-        ends += [opened(CLIENT, number, workload=workload(number)), opened(BROKER, number)]
-    return ends
-
-
-def reports(numbers: Iterable[int], until_s: float = 3) -> list[Event]:
-    """Return the reports of both agents, of which these connections are open at both ends."""
-    broker = {"side": "server", "local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24"}
-    pods = Counter(workload(number)["pod"] for number in numbers)
-    clients = [
-        {"side": "client", "local": "10.0.1.1", "workload": workload(0) | {"pod": pod}, "count": count}
-        for pod, count in pods.items()
-    ]
-    return [
-        agent_event(CLIENT, until_s=until_s, open=clients),
-        agent_event(BROKER, until_s=until_s, open=[broker | {"count": pods.total()}]),
-    ]
-
-
-def dropped(numbers: Iterable[int], at_s: float = 0, facts: Event = RESET) -> list[Event]:
-    """Clients close after about 30 s of silence, ages within 5 %, over 2 s. By default the firewall resets them."""
-    return [
-        closed(
-            CLIENT,
-            number,
-            workload=workload(number),
-            closing_ts=NOON_US + round((at_s + number % 200 / 100) * SECOND_US),
-            silence_us=30 * SECOND_US + number % 15 * 100_000,
-            **facts,
-        )
-        for number in numbers
-    ]
 
 
 def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spark: SparkSession) -> None:
@@ -162,16 +116,6 @@ def test_a_crash_loop_and_a_client_that_connects_again_and_again_are_named_as_su
     assert "processes of java team/orders-2" in alert(crashes).summary
 
 
-def crashes(workload_number: int, numbers: Iterable[int]) -> list[Event]:
-    """Connections of one workload's processes, which are killed."""
-    process = workload(0) | {"pod": f"pod-{workload_number}"}
-    return [
-        event
-        for number in numbers
-        for event in (closed(CLIENT, number, **EXITED, workload=process), closed(BROKER, number))
-    ]
-
-
 def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,7 +128,7 @@ def test_of_too_many_storms_the_largest_are_reported_and_the_others_counted(
     assert {storm["id"] for storm in again} == {storm["id"] for storm in first}
 
 
-@pytest.mark.parametrize(("facts", "counts"), [(RESET, [300]), (LIMIT, [])], ids=["reset", "limit"])
+@pytest.mark.parametrize(("facts", "counts"), [(RESET, [300]), (BY_ITSELF, [])], ids=["reset", "limit"])
 def test_of_a_few_of_many_only_those_that_a_middlebox_drops_are_a_storm_also_if_only_agents_count_the_many(
     spark: SparkSession, facts: Event, counts: list[int]
 ) -> None:
@@ -199,7 +143,7 @@ def test_of_a_few_of_many_only_those_that_a_middlebox_drops_are_a_storm_also_if_
 
 @pytest.mark.parametrize(
     ("facts", "others", "share"),
-    [(RESET, 9_970, "less than 1 % of all 10000"), (LIMIT, 270, "10 % of all 300"), (LIMIT, 271, None)],
+    [(RESET, 9_970, "less than 1 % of all 10000"), (BY_ITSELF, 270, "10 % of all 300"), (BY_ITSELF, 271, None)],
     ids=["reset", "limit of a tenth", "limit of fewer"],
 )
 def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_that_names_those_hit_most(
@@ -246,7 +190,7 @@ def test_connections_that_no_agent_counts_are_counted_by_what_is_reported_of_eac
         many |= {"local": "10.0.0.9:9092", "peer_network": "10.9.0.0/24"}
     history = History(spark)
     history.batch(*(end(opened, number) for number in range(400)), agent_event(side, open=[many | {"count": 4000}]))
-    closes = [end(closed, number, **LIMIT) for number in range(20)]
+    closes = [end(closed, number, **BY_ITSELF) for number in range(20)]
     words = agent_event(side, open=[many | {"count": 4000}], until_s=20)
     history.batch(*closes, at_s=2)
     storm = only(history.storms_after(words, at_s=20))
@@ -259,7 +203,7 @@ def test_a_network_that_agents_sum_up_with_others_has_no_share_of_its_own(spark:
     history = History(spark)
     history.batch(*open_ends(range(20)))
     found = history.storms_after(
-        *dropped(range(20), facts=LIMIT), agent_event(CLIENT), agent_event(BROKER, open=[rest])
+        *dropped(range(20), facts=BY_ITSELF), agent_event(CLIENT), agent_event(BROKER, open=[rest])
     )
     assert found == []
 

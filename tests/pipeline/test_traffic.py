@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
 from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe.events import KINDS, ClientFacts, Field, WorkloadFacts, bucket_of, fields_of
+from kafka_probe.events import bucket_of
 from kafka_probe_pipeline import report, source
 from kafka_probe_pipeline.seen_events import once
 from kafka_probe_pipeline.sinks import traffic_messages
@@ -29,6 +28,7 @@ from kafka_probe_pipeline.traffic import (
     with_percentiles,
     without_overflows,
 )
+from tests.builders.full_events import longest_flow
 from tests.builders.spark_events import MINUTE_US, NOON_US, Event, events, flow, records
 from tests.pipeline.frames import assert_same
 
@@ -192,16 +192,9 @@ def test_no_reader_gets_the_number_of_a_sum_that_overflowed(spark: SparkSession)
 
 
 def test_a_row_with_the_longest_texts_and_all_keys_is_a_record_that_kafka_takes(spark: SparkSession) -> None:
-    def strings(fields: Iterable[Field], text: str) -> dict[str, Any]:
-        return {field.name: text for field in fields if field.type == "string"}
-
     by_code = {str(code): MOST for code in range(-999, 1000)}
     for text in ("\x01" * TEXT_LIMIT, "€" * TEXT_LIMIT, "\U0001f600" * TEXT_LIMIT):
-        fields = strings(KINDS["flow"], text) | {"local": None, "peer": None}
-        fields |= dict.fromkeys(("errors", "latency", "latency_empty"), by_code)
-        fields |= {"workload": strings(fields_of(WorkloadFacts), text), "client": strings(fields_of(ClientFacts), text)}
-        fields["topics"] = [{"topic": text, "topic_id": text, "errors": by_code, "codecs": by_code}]
-        worst = flow(**{**fields, "kind": "flow"})
+        worst = flow(**longest_flow(text, by_code) | {"local": None, "peer": None})
         line = json.dumps(worst, ensure_ascii=False)
         rows = records(spark, line).transform(source.parsed).persist().transform(source.received).transform(traffic, 60)
         messages = traffic_messages(rows.withColumn("batch_id", F.lit(0)))

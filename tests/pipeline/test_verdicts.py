@@ -14,8 +14,9 @@ from kafka_probe_pipeline import agents, session, verdicts
 from kafka_probe_pipeline.connections import SCHEMA
 from kafka_probe_pipeline.judging import together
 from kafka_probe_pipeline.verdicts import with_reports, with_silences
+from tests.builders.connection_ends import BY_ITSELF, EXITED, RESET
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
-from tests.pipeline.cases import BY_ITSELF, CASES, EXITED, LATE_S, RESET, Case
+from tests.pipeline.cases import CASES, LATE_S, Case
 from tests.pipeline.history import History, only
 
 pytestmark = pytest.mark.spark
