@@ -1,6 +1,6 @@
 """Every documented command is run: here, beside a real broker with a client, or by the test named below.
 
-Commands are the lines of `sh` blocks in README.md and docs/, and the answers in README's table of questions.
+Commands are the lines of `sh` blocks in README.md, SECURITY.md and docs/, and the answers in README's table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.lab.product import read_events
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HOST = (ROOT / "docs/guide/host.md").read_text()
 
 
@@ -49,8 +49,10 @@ ELSEWHERE = {
     "make demo": ("tests/e2e/test_demo.py", '"make", "demo"'),
     "make test": (".ci/run", "make test"),
     "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),
+    "make soak": ("tests/nodes/check_soak.py", "endure(MINUTES"),
     ".venv/bin/kafka-probe-pipeline": ("tests/pipeline/test_job.py", READ),
     ".venv/bin/pip": ("tests/unit/test_deploy.py", READ),
+    ". .venv/bin/activate": ("tests/lab/spark.py", "ACTIVE = {"),
     "spark-submit --packages": ("tests/pipeline/test_job.py", '"spark-submit"'),
     "spark-submit --master spark:": ("tests/nodes/check_cluster.py", 'documented("spark-submit --master spark:")'),
     "spark-submit --master k8s:": (
@@ -64,6 +66,8 @@ ELSEWHERE = {
     "podman": ("tests/nodes/check_image.py", READ),
     "helm": ("tests/nodes/check_chart.py", READ),
     "kubectl": ("tests/nodes/check_chart.py", READ),
+    # As sysctl does, the test writes the kernel's switch.
+    "sudo sysctl": ("tests/unit/capture/test_loader.py", 'Path("/proc/sys/kernel/bpf_stats_enabled")'),
     # In a machine of their own, a container with systemd.
     "sudo apt-get": ("tests/nodes/check_service.py", READ),
     "sudo python3": ("tests/nodes/check_service.py", READ),
@@ -121,11 +125,11 @@ def test_make_has_the_target(target: str) -> None:
 def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     here = {
-        "sudo .venv/bin/": f"{Path(sys.executable).parent}/",
         "/etc/kafka-probe.toml": str(settings_file(broker, tmp_path)),
         "/var/lib/kafka-probe": str(tmp_path / "spool"),
         "kafka-1:9092": broker.bootstrap,
     }
+    command = re.sub(r"^(sudo )?\.venv/bin/", f"{Path(sys.executable).parent}/", command)
     for documented, used in here.items():
         command = command.replace(documented, used)
     variables = {

@@ -11,8 +11,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("README", "CONTRIBUTING", "SECURITY", "CHANGELOG", "vagrant/README", "tests/README")
+GUIDES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 DOCUMENTS = [*(ROOT / f"{name}.md" for name in NAMES), *sorted((ROOT / "docs").rglob("*.md"))]
 MOST_LINES = 150
+COMMAND = re.compile(
+    r"(sudo|\.|\S*\.venv/bin/\S+|apt-get|journalctl|kubectl|podman|sysctl|systemctl|uname) \S|make \S+ \w+="
+)
 
 
 def prose(path: Path) -> str:
@@ -29,6 +33,16 @@ def anchors(path: Path) -> set[str]:
 def links(path: Path) -> list[str]:
     text = re.sub(r"`[^`\n]*`", "", prose(path))
     return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def inline_commands(text: str) -> list[str]:
+    """Return commands with arguments that stand in prose or tables, where no test runs them."""
+    questions = r"^\| [^|]+[?:] \| `[^`]+` \|$"  # of README.md, which are run
+    return [
+        span
+        for span in re.findall(r"`([^`\n]+)`", re.sub(questions, "", text, flags=re.MULTILINE))
+        if COMMAND.match(span)
+    ]
 
 
 def leads_somewhere(link: str, path: Path) -> bool:
@@ -62,6 +76,16 @@ def test_every_document_is_linked_from_the_readme_or_from_one_that_is() -> None:
         }
         found = {path for path in found if path.suffix == ".md"}
     assert [path for path in DOCUMENTS if path not in reached] == []
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_stand_in_blocks_which_are_run(path: Path) -> None:
+    assert inline_commands(prose(path)) == []
+
+
+@pytest.mark.parametrize("command", ["sudo reboot", ". .venv/bin/activate", ".venv/bin/kafka-probe top", "make a B=1"])
+def test_a_command_in_prose_is_noticed(command: str) -> None:
+    assert inline_commands(f"Run `{command}`.") == [command]
 
 
 def test_the_readme_is_short() -> None:
