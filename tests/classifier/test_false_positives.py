@@ -42,7 +42,7 @@ def test_kafka_is_found_among_the_same_conversations(tried: Classifier) -> None:
 
 
 def tell(tried: Classifier, server_side: bool, frames: list[tuple[Frame, Frame]], piece: int = WHOLE) -> list[bool]:
-    """Exchanges on a new connection; returns whether it was taken for Kafka after each half of them."""
+    """Move the exchanges over a new connection; return after each frame whether it is taken for Kafka."""
     tried.connect(server_side=server_side)
     taken = []
     for asked, answered in frames:

@@ -45,7 +45,7 @@ def answered(broker: Classifier, data: bytes) -> None:
 
 
 def apis_of(broker: Classifier, frame: Frame) -> set[int]:
-    """The APIs as whose answers the samples name an answer of this size."""
+    """Return the APIs to which the samples attribute answers of this frame's size."""
     return {
         int(sample["api_key"])
         for sample in broker.samples()

@@ -27,7 +27,7 @@ def cursor() -> Iterator[Classifier]:
 
 
 def claiming(count: int, *, body: bytes = b"", codec: int = 0, magic: int = 2) -> bytes:
-    """A batch of magic 2 that names this count of records."""
+    """Return a record batch whose header claims this number of records."""
     made = bytearray(batch(1)[:BATCH_HEADER] + body)
     made[8:12] = (len(made) - 12).to_bytes(4, "big")
     made[AT_MAGIC], made[AT_ATTRIBUTES] = magic, codec
@@ -36,7 +36,7 @@ def claiming(count: int, *, body: bytes = b"", codec: int = 0, magic: int = 2) -
 
 
 def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus, int | None, int]:
-    """Status and count of a Produce request's record set, and how many batches were counted as a loss."""
+    """Send records; return the status and count of their record set, and the number of batches counted as a loss."""
     before = cursor.losses().get("record_count", 0)
     cursor.connect(server_side=True)
     cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)

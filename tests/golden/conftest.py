@@ -22,7 +22,7 @@ def port() -> int:
 
 @pytest.fixture(scope="session")
 def older(port: int) -> Iterator[Conversation]:
-    """A connection that the capture finds inside a frame, at both ends."""
+    """Yield a connection that the capture finds inside a frame, at both ends."""
     with conversation(port) as talk:
         talk.client.sendall(FIFTY_RECORDS.wire[:200])
         receive_all(talk.server, 100)
@@ -38,7 +38,7 @@ def attached(port: int, older: Conversation) -> Iterator[Capture]:
 
 @pytest.fixture
 def capture(attached: Capture) -> Iterator[Capture]:
-    """The running capture, with nothing seen and nothing lost so far."""
+    """Yield the running capture, with nothing seen and nothing lost so far."""
     attached.begin()
     yield attached
     _ = attached.ends  # what no test has looked at may hold no MARKER either

@@ -16,7 +16,7 @@ _GET_EVENTS = 1
 _OP_SEND, _OP_RECV = 26, 27
 _SQES_OFFSET = 0x10000000
 _SQE_BYTES = 64
-# struct io_uring_params (include/uapi/linux/io_uring.h), and where it says what stands at which place of the ring.
+# struct io_uring_params (include/uapi/linux/io_uring.h), and where in it the offsets of the ring stand.
 _PARAMS_BYTES, _SQ_AT, _CQ_AT = 120, 40, 80
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -33,7 +33,7 @@ METADATA_1 = 3 << 16 | 1  # a correlation id that reads as API key and version
 
 @pytest.fixture(scope="module")
 def older() -> Iterator[Conversation]:
-    """A connection that was there before the capture."""
+    """Yield a connection that was there before the capture."""
     with conversation(free_port()) as talk:
         exchange(talk)
         yield talk
@@ -41,7 +41,7 @@ def older() -> Iterator[Conversation]:
 
 @pytest.fixture(scope="module")
 def reversible() -> Iterator[Conversation]:
-    """An older connection in whose two directions everything reads as requests; one is in flight."""
+    """Yield an older connection whose two directions both read as requests; one request is in flight."""
     with conversation(free_port()) as talk:
         transfer(talk.client, talk.server, produce_to(3, 4).wire)
         yield talk
@@ -54,7 +54,10 @@ def produce_to(version: int, topics: int) -> Frame:
 
 
 def produced(version: int, topics: int) -> Frame:
-    """Its answer: correlation id, and the count of topics, as API key and version, and correlation id of a request."""
+    """Return the response, which also reads as a request.
+
+    Its correlation id reads as API key and version, its count of topics as correlation id.
+    """
     partitions = [{"Index": 0, "BaseOffset": 5}]
     responses = [{"Name": f"topic-{number}", "PartitionResponses": partitions} for number in range(topics)]
     return frame_of(message_of("Produce", True, version, {"Responses": responses}), METADATA_1)
@@ -98,7 +101,7 @@ def test_an_older_connection_whose_answer_is_seen_first_is_not_mistaken(any_port
 def test_who_asks_is_not_mistaken_where_both_directions_read_as_requests(
     any_port: Capture, reversible: Conversation
 ) -> None:
-    """The capture refuses MARKER, which the records of the answer hold: read as a request that could leave."""
+    """The answer's records read as a request that may leave the kernel: the capture refuses MARKER in them."""
     transfer(reversible.server, reversible.client, produced(3, 4).wire)
     for version in (4, 5):
         transfer(reversible.client, reversible.server, produce_to(version, version + 1).wire)

@@ -56,7 +56,7 @@ class _MMsgHdr(ctypes.Structure):
 
 
 def segments(size: int) -> list[int]:
-    """Odd sizes that add up."""
+    """Return small, uneven sizes that add up to `size`."""
     sizes: list[int] = []
     for piece in cycle((1, 3, 8, 2, 13, 5)):
         sizes.append(min(piece, size - sum(sizes)))
@@ -76,7 +76,7 @@ def cut(data: bytes) -> list[bytes]:
 def many(
     call: Callable[..., int], sock: socket.socket, buffers: list[ctypes.Array[ctypes.c_char]], *more: object
 ) -> int:
-    """sendmmsg or recvmmsg of MESSAGES messages, the buffers dealt out in order; returns the messages moved."""
+    """Call sendmmsg or recvmmsg with MESSAGES messages that share the buffers; return the number of moved messages."""
     share = -(-len(buffers) // MESSAGES)
     messages = (_MMsgHdr * MESSAGES)()
     kept = []
@@ -101,7 +101,7 @@ def recvmmsg(sock: socket.socket, size: int) -> None:
 
 
 def recvmmsg_that_finds_less(sock: socket.socket, size: int) -> None:
-    """Buffers for more than there is: the call ends early, and the next one starts anew."""
+    """Receive into buffers for more than there is: the call ends early, and the next one starts anew."""
     receive_all(sock, size // 2)
     buffers = [ctypes.create_string_buffer(size) for _ in range(MESSAGES)]
     assert many(_libc.recvmmsg, sock, buffers, 0, None) == 1

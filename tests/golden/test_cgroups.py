@@ -68,7 +68,7 @@ def mount_points(kind: str) -> list[Path]:
 
 @contextmanager
 def client(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that connects and sends a request on command, and ends with its input."""
+    """Run a process that connects and sends a request on command, and ends with its input."""
     command = [sys.executable, "-c", CLIENT, str(port), FRAME.wire.hex()]
     with subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0) as process:
         yield process

@@ -1,4 +1,4 @@
-"""How connections close: when, by which end, after how long a silence; also resets and listening sockets."""
+"""Closes of connections: when, by which end, after how long a silence; also resets and listening sockets."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_a_reset_without_a_socket_is_reported(capture: Capture, port: int, liste
 
 
 def resets(capture: Capture) -> list[tuple[str, str]]:
-    """Between whom."""
+    """Return the local address and the peer of each reset that was seen."""
     return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == SampleKind.RESET]
 
 

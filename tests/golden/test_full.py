@@ -37,7 +37,7 @@ def small() -> Iterator[tuple[Capture, int]]:
 
 
 def fill(talk: Conversation, port: int) -> None:
-    """Frames up to half the ring and a peer's share, then the beginnings and ends of other connections."""
+    """Send frames up to half the ring and a peer's share, then open and close other connections."""
     exchange(talk, range(FILLED))
     for _ in range(FILLED):
         with conversation(port):

@@ -29,14 +29,14 @@ ADDRESSES = (f"127.0.1.{number}" for number in count(1))  # what one has used is
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Capture]:
-    """A capture of the server ends alone."""
+    """Yield a capture of the server ends alone."""
     with closing(Capture(PORT, client_side=False, ring_bytes=RING_BYTES)) as capture:
         yield capture
 
 
 @pytest.fixture(params=["127.0.0.1", "::"])
 def server(small: Capture, request: pytest.FixtureRequest) -> Iterator[socket.socket]:
-    """A listener for IPv4, by a socket of IPv4 or of IPv6; the ring is empty."""
+    """Yield a listener for IPv4, by a socket of IPv4 or of IPv6; the ring is empty."""
     family = socket.AF_INET6 if request.param == "::" else socket.AF_INET
     any_address = "::" if request.param == "::" else "0.0.0.0"
     with socket.create_server((any_address, PORT), family=family, dualstack_ipv6=request.param == "::") as listener:

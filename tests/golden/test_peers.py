@@ -39,7 +39,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 10) as sock:
 
 @pytest.fixture
 def network() -> Iterator[Namespace]:
-    """A namespace with these addresses on its loopback interface."""
+    """Yield a namespace with these addresses on its loopback interface."""
     with closing(Namespace()) as network:
         for address in (SERVER, STRANGER, NEIGHBOUR, OTHER):
             network.run("ip", "address", "add", f"{address}/128", "dev", "lo", "nodad")

@@ -54,7 +54,7 @@ ORDERS = {"orders": {0: records_of(3)}}
 
 
 def frame_like(facts: Facts, correlation_id: int) -> Frame:
-    """A frame of the same API and version: one of the decoder's tests, or one with real record sets."""
+    """Return a frame of the same API and version: one of the decoder's tests, or one with real record sets."""
     key, version = facts.api_key, facts.api_version
     topics = {"orders": {0: some_records(version), 1: None}}
     match key, facts.response:

@@ -52,7 +52,7 @@ TOPIC = MARKER.decode()
 
 
 def planted(*, response: bool) -> list[bytes]:
-    """Frames of a conversation as it might go on, with MARKER in each."""
+    """Return frames with which the conversation might go on, with MARKER in each."""
     tree = {"Topics": [{"Name": TOPIC}]}
     frames = [frame_of(message_of("Metadata", response, 12, tree), number).wire for number in PLANTED]
     assert all(MARKER in frame for frame in frames)
@@ -69,7 +69,7 @@ class Carrier:
 
 
 def carrier(*, by_server: bool) -> Carrier:
-    """A Produce request, or a Fetch response, of one record: its value is frames, and its last bytes."""
+    """Return a Produce request or Fetch response of one record, whose value is frames and ends the message."""
     plants = planted(response=by_server)
     topics = {"orders": {0: Set(batch(1, magic=1, value=b"".join(plants)), 1)}}
     frame = fetched(2, topics, correlation_id=CARRIER) if by_server else produce(2, topics, correlation_id=CARRIER)
@@ -124,7 +124,10 @@ def pieces(of: Carrier, aligned: bool) -> list[int]:
 
 
 def move_plants(talk: Conversation, of: Carrier, by_server: bool, aligned: bool, answered: bool) -> None:
-    """The rest of the carrier, answered if it is a request and somebody wants that, then a conversation as usual."""
+    """Move the rest of the carrier, then hold a conversation as usual.
+
+    If the carrier is a request, it is answered if `answered` is true.
+    """
     sizes = pieces(of, aligned)
     transfer(*ends(talk, by_server), of.wire[of.start :], send_pieces(*sizes), receive_pieces(*sizes))
     if answered and not by_server:

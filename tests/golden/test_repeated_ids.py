@@ -57,7 +57,7 @@ FETCHED = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=ID)
 
 
 def in_order(talk: Conversation) -> None:
-    """All requests are followed, more than the connection itself remembers."""
+    """Send more requests than the connection itself remembers; the kernel follows all of them."""
     talk.ask(*IN_FLIGHT * [request(API_VERSIONS, 3, ID)])
     ask_twice(talk)
     talk.answer(*IN_FLIGHT * [response(API_VERSIONS, 3, ID)])
@@ -76,7 +76,7 @@ def test_answers_are_those_of_the_requests_in_their_order(capture: Capture, port
 
 
 def hopped_over(talk: Conversation) -> None:
-    """The Fetch is behind more frames than the steps of a call come to."""
+    """Send the Fetch behind more frames than a call of the program has steps for."""
     many = [*5_000 * [produce(9, {"orders": {0: records_of(1)}}, acks=0)], request(FETCH, 4, ID)]
     talk.widen()
     transfer(talk.client, talk.server, joined(many), send_at_once, receive_at_once)
@@ -84,7 +84,7 @@ def hopped_over(talk: Conversation) -> None:
 
 
 def skipped_as_a_token(talk: Conversation) -> None:
-    """The Fetch looks like a token of SASL."""
+    """Send the Fetch where it looks like a token of SASL."""
     talk.ask(request(SASL_HANDSHAKE, 0, 1))
     talk.answer(response(SASL_HANDSHAKE, 0, 1))
     raw_token(talk, b"\0alice\0secret")
@@ -93,14 +93,14 @@ def skipped_as_a_token(talk: Conversation) -> None:
 
 
 def behind_an_unknown_version(talk: Conversation) -> None:
-    """A request before the Fetch has a version that no record can name."""
+    """Send the Fetch behind a request of a version that no sample can contain."""
     transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, ID, bytes(4)).wire)
     ask_twice(talk)
     talk.answer(unmatched(ID))
 
 
 def behind_a_produce_that_is_cut(talk: Conversation) -> None:
-    """The client's end cannot read the acks of a Produce before the Fetch, since a file contains them."""
+    """Send a Produce before the Fetch from a file, so that the client's end cannot read its acks."""
     frame = produce(8, {"orders": {0: records_of(1)}}, correlation_id=ID)
     in_file = frame.wire.index(CLIENT_ID.encode()) + len(CLIENT_ID)
     transfer(talk.client, talk.server, frame.wire[:in_file])
@@ -110,7 +110,7 @@ def behind_a_produce_that_is_cut(talk: Conversation) -> None:
 
 
 def behind_answers_in_doubt_with_ids_of_known_requests(talk: Conversation) -> None:
-    """Two requests are skipped, and the answer to the first has the id of the request behind it."""
+    """Let the kernel skip two requests; answer the first with the id of the request behind it."""
     transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, 500, bytes(4)).wire)
     talk.ask(request(METADATA, 12, 500), request(SASL_HANDSHAKE, 0, 501))
     transfer(talk.client, talk.server, request(FETCH, 4, ID).wire)  # as a token
@@ -119,7 +119,7 @@ def behind_answers_in_doubt_with_ids_of_known_requests(talk: Conversation) -> No
 
 
 def behind_a_produce_of_an_unknown_version(talk: Conversation) -> None:
-    """It expects no answer, which only its acks would show."""
+    """Send a Produce of an unknown version: it expects no answer, which only its acks would show."""
     transfer(talk.client, talk.server, header_only(PRODUCE, 30, ID, bytes(8)).wire)
     talk.ask(request(METADATA, 12, ID))
     talk.answer(response(METADATA, 12, ID))
@@ -127,7 +127,7 @@ def behind_a_produce_of_an_unknown_version(talk: Conversation) -> None:
 
 
 def exchange_within_a_send(talk: Conversation, asked: Frame, answer: Frame) -> None:
-    """The client receives the answer while the call that sent the request still runs."""
+    """Let the client receive the answer while the call that sent the request still runs."""
     talk.client.setblocking(True)
     filler = produce(8, {"orders": {0: Set(batch(1, value=bytes(8 << 20)), 1)}}, acks=0).wire
     sending = Thread(target=talk.client.sendall, args=(asked.wire + filler,))
@@ -139,14 +139,14 @@ def exchange_within_a_send(talk: Conversation, asked: Frame, answer: Frame) -> N
 
 
 def sent_by_calls_that_still_run(talk: Conversation) -> None:
-    """The client receives the answers before its hook sees the requests."""
+    """Let the client receive the answers before its hook sees the requests."""
     exchange_within_a_send(talk, request(LIST_OFFSETS, 1, ID), response(LIST_OFFSETS, 1, ID))
     exchange_within_a_send(talk, request(FETCH, 4, ID), FETCHED)
     talk.ask(request(FETCH, 4, ID))
 
 
 def sent_by_a_call_that_still_runs_behind_raw_tokens(talk: Conversation) -> None:
-    """The answer is taken for that of a token."""
+    """Let the kernel take the answer for that of a token."""
     talk.ask(request(SASL_HANDSHAKE, 0, ID - 1))
     talk.answer(response(SASL_HANDSHAKE, 0, ID - 1))
     exchange_within_a_send(talk, request(LIST_OFFSETS, 1, ID), response(LIST_OFFSETS, 1, ID))
@@ -181,7 +181,7 @@ def test_an_answer_that_may_be_that_of_a_request_not_followed_is_of_none(capture
 
 @pytest.mark.kernel
 def test_a_request_that_is_skipped_during_a_search_stays_in_doubt(capture: Capture, port: int) -> None:
-    """The position of the answers is lost, not that of the requests."""
+    """The kernel searches for its position in the answers, and knows that in the requests."""
     name = b"x" * 600  # longer than what is copied: the acks behind it are not read
     first = framed(struct.pack(">hhih", 0, 8, 1, len(name)) + name + struct.pack(">hhii", -1, 1, 1000, 0))
     with conversation(port) as talk:
@@ -200,7 +200,7 @@ def test_a_request_that_is_skipped_during_a_search_stays_in_doubt(capture: Captu
 
 
 def test_answers_behind_those_in_doubt_are_distinguished_by_their_ids(capture: Capture, port: int) -> None:
-    """One of the skipped requests is never answered."""
+    """Only one of the two skipped requests is answered, so the order of answers does not identify them."""
     with kafka(port) as talk:
         for unknown in range(2):
             transfer(talk.client, talk.server, header_only(API_VERSIONS, 300, ID + unknown, bytes(4)).wire)
@@ -233,7 +233,7 @@ def test_a_request_in_flight_that_was_evicted_is_answered_by_none(capture: Captu
 
 @pytest.mark.kernel
 def test_no_answer_is_taken_for_one_that_came_before_its_request_was_read(capture: Capture, port: int) -> None:
-    """No broker answers what it has not read; a server of somebody's own may."""
+    """Brokers answer only requests that they have read, but other servers may answer earlier."""
     asked = [request(METADATA, 12, number) for number in range(1, 4)]
     answers = [response(METADATA, 12, number) for number in range(1, 4)]
     fetched_one = fetched(4, {"orders": {0: records_of(3)}}, correlation_id=1)

@@ -39,7 +39,7 @@ def peek_at_every_step(sock: socket.socket, size: int) -> None:
 
 
 def smoothed_round_trip_us(sock: socket.socket) -> int:
-    """tcpi_rtt of include/uapi/linux/tcp.h."""
+    """Return the round-trip time: tcpi_rtt of include/uapi/linux/tcp.h."""
     return int(struct.unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 72), 68)[0])
 
 
@@ -246,7 +246,7 @@ def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
 def test_a_connection_with_urgent_data_is_not_believed(
     capture: Capture, port: int, inline: bool, by_server: bool
 ) -> None:
-    """Its byte is in the stream, but not among those that are read, so that a frame seems to end before it does."""
+    """The urgent byte is in the stream, but not among the bytes read, so a frame seems to end early."""
     planted = request(METADATA, 1, 2).wire
     value = bytes(1000) + planted
     frame = produce(3, {"orders": {0: Set(batch(1, value=value), 1)}}, correlation_id=1).wire

@@ -1,4 +1,4 @@
-"""Which connections are watched, who owns them, and that no state of them stays behind."""
+"""The capture watches the right connections, reports their owners, and leaves no state of them behind."""
 
 from __future__ import annotations
 

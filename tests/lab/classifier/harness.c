@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The frame cursor in user space: conversations pass by it in pieces, and it says whether it takes them for Kafka.
+// The frame cursor in user space: conversations pass by it in pieces, and it decides whether it takes them for Kafka.
 #include "kernel.h"
 #include "frames.h"
 #include "protocols.h"
