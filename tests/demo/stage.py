@@ -72,7 +72,7 @@ class Stage:
         return {row["client"]["id"] for row in answer.json()["rows"]}
 
     def command_at(self, node: str, command: str) -> str:
-        """A command line that runs the command on that node, from a terminal of this host."""
+        """Return the command line that runs the command on that node, from a terminal of this host."""
         return f"nsenter --net={self._nodes[node].path} {command}" if self._nodes else command
 
 

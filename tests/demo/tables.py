@@ -35,7 +35,7 @@ _NUMBERS = {"pid", "requests", "rate", "records", "bytes"}
 
 
 def traffic(seen: Report, topics: Sequence[str]) -> list[Line]:
-    """One line per client, API and topic, from the clients' end of the connections: Produce and Fetch."""
+    """Return a line per client, API and topic, from the clients' end of the connections: Produce and Fetch."""
     rows: dict[tuple[str, ...], Line] = {}
     who = ("client_id", "pid", "comm", "cgroup", "software_name", "software_version", "api", "topic")
     for part in seen.select(level="topic", side="client"):
@@ -71,7 +71,7 @@ def missing_traffic(lines: Iterable[Line], started: Iterable[RunningClient], rec
                 continue
             for name, value in truth.items():
                 if line[name] != value:
-                    sentences.append(f"{client.client_id}: {name} should be {value}, the table says {line[name]}")
+                    sentences.append(f"{client.client_id}: {name} should be {value}, the table has {line[name]}")
             if line["records"] < records:  # a consumer may fetch some twice
                 sentences.append(f"{client.client_id}: {line['records']} records of {topic} instead of {records}")
     return sentences

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.root
 
 
 def connect(network: Network) -> tuple[socket.socket, socket.socket]:
-    """A connection through the gateway: the client's end and the broker's."""
+    """Connect through the gateway; return the client's end and the broker's."""
     with network.broker.inside(), socket.create_server((network.broker.address, 0)) as listener:
         with network.clients[0].inside():
             client = socket.create_connection(listener.getsockname(), timeout=10)

@@ -1,7 +1,7 @@
 """The pipeline's counts equal three independent counts of the same run.
 
-The broker's own request metrics (JMX), a frame walker over a packet capture, and what each client says it sent or
-received. The agent's events go to a second broker, so that only clients talk to the watched one.
+They are the broker's own request metrics (JMX), a frame walker over a packet capture, and the clients' own counts. The
+agent's events go to a second broker, so that only clients talk to the watched one.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ def test_requests_records_and_bytes_per_topic_are_those_on_the_wire(run: Run) ->
 
 
 def test_the_broker_side_tells_the_bytes_of_every_fetch(run: Run) -> None:
-    """Its records are not in the program's memory (sendfile), so they are reported as uncounted there."""
+    """The broker sends records by sendfile, so they are not in its memory and are reported as uncounted."""
     for key, traffic in by_topic(run.seen, "server").items():
         assert (traffic.requests, traffic.bytes) == (run.wire.topics[key].requests, run.wire.topics[key].bytes), key
 
 
 def test_records_and_bytes_per_topic_are_those_that_the_clients_counted(run: Run) -> None:
-    """A consumer counts a record once that a rebalance made it fetch twice: those stand in the capture twice."""
+    """A consumer counts a record once that a rebalance made it fetch twice; the capture contains it twice."""
     seen = by_topic(run.seen, "client")
     for one in run.started:
         for topic, count in run.own[one.client.client_id].items():
@@ -114,7 +114,7 @@ def test_nothing_is_lost(run: Run) -> None:
 
 
 def by_api(rows: Iterable[dict[str, Any]]) -> RequestCounts:
-    """Requests by API and version."""
+    """Return the number of requests by API and version."""
     counts: Counter[tuple[str, int]] = Counter()
     for row in rows:
         counts[row["api"], row["api_version"]] += row["requests"]

@@ -32,7 +32,7 @@ A_COMMAND = re.compile(r"^(?:Tables: |    )((?:\.venv/bin|nsenter|curl).*)$", re
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`make demo KEEP=1` once it has printed everything, and its output."""
+    """Yield `make demo KEEP=1` once it has printed everything, and its output."""
     with (tmp_path_factory.mktemp("demo") / "errors").open("w+") as errors:
         command = ["make", "demo", "KEEP=1"]
         demo = subprocess.Popen(

@@ -84,7 +84,7 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    """A broker with a client at work."""
+    """Yield a broker with a client at work."""
     with Broker(tmp_path_factory.mktemp("broker")) as running:
         over = threading.Event()
         client = threading.Thread(target=_produce, args=(running.bootstrap, over))
@@ -164,7 +164,7 @@ def test_the_command_works_and_ends_well(command: str, broker: Broker, tmp_path:
 
 
 def settings_file(broker: Broker, directory: Path) -> Path:
-    """The documented file as it stands, but for a broker that has another name and no users."""
+    """Write the documented file for this broker, which has another name and no users; return its path."""
     block = re.search(r"^```toml\n(.*?)^```", HOST, re.MULTILINE | re.DOTALL)
     assert block
     text = re.sub(r"kafka-[12]:\d+", broker.bootstrap, block[1])

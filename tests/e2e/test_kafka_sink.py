@@ -275,7 +275,10 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    """The user `agent` may do everything, `guest` may only connect, `writer` as well until somebody lets it."""
+    """Yield a broker where `agent` may do everything, while `guest` and `writer` may only connect.
+
+    A test gives `writer` more rights.
+    """
     directory = tmp_path_factory.mktemp("guarded")
     certificate, both = directory / "certificate.pem", directory / "both.pem"
     make = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab -addext subjectAltName=IP:127.0.0.1"

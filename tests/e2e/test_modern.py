@@ -127,7 +127,7 @@ def test_groups_are_known_on_every_connection_of_their_members(run: Run) -> None
 
 
 def test_topics_of_connections_that_were_there_before_are_named(run: Run) -> None:
-    """By the broker's own files: no answer to Metadata passes by."""
+    """The broker's own files contain the names: no answer to Metadata passes."""
     rows = [row for row in run.seen.select(level="topic") if (row.get("client_id") or "").startswith("early")]
     assert {row.get("topic") for row in rows} == {"early"}
     assert {(row["client_id"], row["api"], row["side"]) for row in rows} == {

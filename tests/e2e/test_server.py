@@ -226,7 +226,7 @@ def test_without_the_token_only_health_is_shown(lab: Lab) -> None:
 
 
 def test_an_agent_whose_brokers_are_away_is_healthy_and_not_ready(lab: Lab) -> None:
-    """The last test of this file: the broker is gone then."""
+    """This test is the last of its file, because it kills the broker."""
     wait_until(lambda: get(f"{lab.url}/readyz").status == 200, "the sink to take events")
     lab.broker.kill()
     wait_until(lambda: get(f"{lab.url}/readyz").status == 503, "the sink to notice")

@@ -60,7 +60,7 @@ def watching(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Wa
 
 
 def ends_of(lived: list[list[str]], watched: Watched) -> list[dict[str, Any]]:
-    """The `close` events of those that lived."""
+    """Return the `close` events of these processes, once all are reported."""
     names = {name for name, _, _ in lived}
 
     def ends() -> list[dict[str, Any]]:

@@ -30,7 +30,7 @@ def stored(broker: Broker) -> dict[str, str]:
 
 
 def named_by_broker(admin: KafkaAdminClient) -> dict[str, str]:
-    """Return the same from the broker."""
+    """Return the names of topics by id, as the broker describes them."""
     return {UUID(topic["topic_id"]).hex: topic["name"] for topic in admin.describe_topics()}
 
 

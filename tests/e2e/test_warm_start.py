@@ -20,7 +20,7 @@ SEEN = {"client": 3, "server": 3}
 
 @pytest.fixture
 def no_bcc(tmp_path: Path) -> dict[str, str]:
-    """The environment of a process that cannot import BCC, although it seems to be installed."""
+    """Return the environment of a process that cannot import BCC, although it seems to be installed."""
     package = tmp_path / "path" / "bcc"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise SystemExit('BCC is imported')\n")

@@ -18,7 +18,7 @@ _PSH_ACK, _TCP = 0x18, 6
 
 
 def write_pcap(file: Path, frames: Iterable[Frame]) -> None:
-    """Connections become ports, counted up; every frame has its segment, in the order given."""
+    """Write a capture file with a port per connection, counted up, and a segment per frame, in the given order."""
     sent: dict[tuple[int, bool], int] = {}
     with file.open("wb") as output:
         output.write(_FILE_HEADER)

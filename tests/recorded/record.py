@@ -23,7 +23,7 @@ from tests.lab.topics import create_topics
 from tests.lab.walker import Frames
 from tests.recorded.conversations import CONVERSATIONS, Conversation, Lab
 
-# A broker tells its clients where its data lies: a place that says nothing.
+# A broker sends its clients the path of its data: this one reveals nothing.
 DIRECTORY = Path("/tmp/kafka-probe-recorded")
 TIMEOUT_S = 120
 
@@ -69,7 +69,7 @@ def record(name: str, conversation: Conversation, programs: Path) -> Iterator[Fr
     private = [word.encode() for word in (socket.gethostname(), str(ROOT))]
     for frame in cut(capture.file, broker.port):
         for word in private:
-            assert word not in frame.data, f"{name} tells {word!r}"
+            assert word not in frame.data, f"{name} contains {word!r}"
         yield frame
 
 

@@ -29,7 +29,7 @@ Conversations = dict[str, list[Held]]
 
 
 def visible(conversation: list[Held]) -> list[Held]:
-    """The exchanges whose bodies leave the kernel."""
+    """Return the exchanges whose bodies leave the kernel."""
     return [held for held in conversation if held.known_version and held.api not in HEADER_ONLY]
 
 
@@ -47,7 +47,7 @@ def test_the_header_of_every_request_is_right(conversation: list[Held]) -> None:
 
 
 def test_every_response_is_matched_with_its_request(conversation: list[Held]) -> None:
-    """A request without one had acks=0, or its connection ended: a consumer does not wait for its last polls."""
+    """A request without a response had acks=0, or its connection ended: consumers do not wait for their last polls."""
     ended = set()
     for held in conversation:
         recorded = held.recorded
@@ -143,7 +143,7 @@ def check_records(seen: Seen, body: Any) -> None:
 
 
 def test_every_produce_and_fetch_has_the_right_topic_names(conversation: list[Held]) -> None:
-    """Also those with ids: the names are in the Metadata responses of the same conversation."""
+    """Topics with an id only get their names from the Metadata responses of the same conversation."""
     learned: dict[str, str] = {}
     true: dict[str, str] = {}
     for held in visible(conversation):
