@@ -80,7 +80,7 @@ class Kernel:
 
 
 def kernel(series: str) -> Kernel:
-    """A kernel of the series, fetched if it is not there yet.
+    """Return a kernel of the series, fetched if it is not there yet.
 
     Raises:
         LabError: apt cannot get it; the text ends with apt's output.

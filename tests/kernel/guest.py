@@ -83,7 +83,7 @@ class Recorder:
 
 
 def _reported(capture: Capture) -> dict[str, object]:
-    """Return what was seen of a conversation at its ends, client first, without times and addresses, and the losses."""
+    """Return the losses and observations at a conversation's ends, client first, without times and addresses."""
     ends = sorted(capture.ends, key=lambda end: end.identity.server_side)
     seen = [[end.identity.server_side, str(end.opaque), *map(repr, end.frames)] for end in ends]
     return {"seen": seen, "lost": capture.lost()}

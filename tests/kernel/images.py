@@ -12,7 +12,7 @@ from tests.lab.processes import LabError
 
 
 def unpacked(image: bytes) -> bytes:
-    """The ELF file in a bzImage (Documentation/arch/x86/boot.rst): it boots by PVH, 2 s faster than its wrapping.
+    """Return the ELF file in a bzImage (Documentation/arch/x86/boot.rst): by PVH it boots 2 s faster than the image.
 
     Raises:
         LabError: zstd is missing.
@@ -30,7 +30,10 @@ def unpacked(image: bytes) -> bytes:
 
 
 def module_order(tree: Path, wanted: Iterable[str]) -> dict[str, bytes]:
-    """The modules and all that they need, by name, each after those it needs. One not found is built in, or nowhere."""
+    """Return the modules and all that they need, by name, each after those it needs.
+
+    A module without a file is left out: it is built in, or does not exist.
+    """
     paths = {path.name.partition(".ko")[0].replace("-", "_"): path for path in tree.rglob("*.ko*")}
     ordered: dict[str, bytes] = {}
 
@@ -59,7 +62,7 @@ def _needs(module: bytes) -> Iterator[str]:
 
 
 def section(elf: bytes, name: bytes) -> bytes:
-    """The content of a section of a 64-bit ELF file."""
+    """Return the content of a section of a 64-bit ELF file."""
     (headers_at,) = struct.unpack_from("<Q", elf, 0x28)
     size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
     headers = [struct.unpack_from("<IIQQQQIIQQ", elf, headers_at + index * size) for index in range(count)]

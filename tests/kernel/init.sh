@@ -1,7 +1,7 @@
 #!/bin/busybox sh
 # Process 1 of a guest. Disks: a, the root, which stays as it is under a layer in memory; b, a tar archive with the job;
 # c, where the job's results go as another, with its exit status. The status leaves by the debug port as well: a guest
-# that panics or is stopped says neither.
+# that panics or is stopped reports neither.
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
 mount -t sysfs sys /sys

@@ -13,7 +13,7 @@ _CONSOLE = (5, 1)  # device numbers: without it the guest's first process has no
 
 
 def initramfs(kernel: Kernel) -> bytes:
-    """The archive for this kernel."""
+    """Return the archive for this kernel."""
     entries = [_entry(folder, stat.S_IFDIR | 0o755) for folder in _FOLDERS]
     entries += [
         _entry("dev/console", stat.S_IFCHR | 0o600, device=_CONSOLE),

@@ -123,7 +123,7 @@ def compile_for_guests(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A run, and of each of its conversations what was seen and lost."""
+    """A run, and the observations and losses of each of its conversations."""
 
     run: Run
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)

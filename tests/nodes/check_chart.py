@@ -297,12 +297,12 @@ def test_an_older_kubernetes_is_refused(tmp_path: Path) -> None:
 def test_the_plain_manifest_is_what_the_chart_renders() -> None:
     rendered = template("--values", DEPLOY / "kubernetes/values.yaml")
     assert (DEPLOY / "kubernetes/kafka-probe.yaml").read_text() == rendered, (
-        "render it anew, as values.yaml beside it says"
+        "render it anew by the command in values.yaml beside it"
     )
 
 
 def test_the_guides_values_and_command_render_what_it_then_looks_at(tmp_path: Path) -> None:
-    """There is no cluster here: what the command would send to one is rendered."""
+    """Without a cluster, the test renders what the command would send to one."""
     guide = (ROOT / "docs/guide/kubernetes.md").read_text()
     (values,) = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     (arguments,) = re.findall(r"^helm upgrade --install (.+)$", guide, re.MULTILINE)

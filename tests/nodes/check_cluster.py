@@ -61,7 +61,7 @@ def broker(directory: Path) -> Iterator[Broker]:
 
 @pytest.fixture(scope="module")
 def apart(directory: Path) -> Path:
-    """A directory in whose place each worker sees one of its own."""
+    """Return a directory in whose place each worker sees one of its own."""
     apart = directory / "apart"
     apart.mkdir()
     return apart
@@ -140,7 +140,7 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str, python: 
 
 @pytest.fixture(scope="module")
 def run(broker: Broker, directory: Path) -> Run:
-    """Events of several agents, on several partitions."""
+    """Return a run with events of several agents, on several partitions."""
     run = Run(broker, directory / "on-the-cluster")
     create_topics(broker.bootstrap, [run.events], partitions=PARTITIONS)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
@@ -159,7 +159,7 @@ def run(broker: Broker, directory: Path) -> Run:
 
 @pytest.fixture(scope="module")
 def run_on_the_cluster(run: Run, cluster: Cluster, directory: Path) -> Run:
-    """A run in which two executors were killed, each in the middle of a micro-batch."""
+    """Return a run in which two executors were killed, each in the middle of a micro-batch."""
     flags = ("--once", "--max-records-per-trigger", str(RECORDS_PER_BATCH))
     with submitted(run, cluster, directory / "conf", *flags) as job:
         for batches in (1, 2):

@@ -49,7 +49,7 @@ def pipeline_image() -> str:
 
 
 def as_charted(settings: dict[str, Any], directory: Path, **values: Any) -> tuple[list[str], Manifest]:
-    """The agent's container in the chart that has these values: the flags to start it with, and its manifest."""
+    """Return the flags that start the agent's container of a chart with these values, and its manifest."""
     documents = manifests({"settings": settings, **values}, directory)
     return as_a_kubelet(pod(documents), documents, directory, NODE), container(documents)
 
@@ -148,7 +148,7 @@ def scene(agent_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 def pid_of(container: str) -> int:
-    """The first process of a running container, as this host numbers it."""
+    """Return the id of a running container's first process, as this host numbers it."""
     return int(podman("inspect", "--format", "{{.State.Pid}}", container))
 
 
@@ -250,7 +250,7 @@ def test_with_the_right_to_enter_pods_it_lists_what_is_open_there(agent_image: s
 def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(
     scene: Scene, pipeline_image: str, tmp_path: Path
 ) -> None:
-    """Started with the words with which Spark starts the driver's pod."""
+    """The container starts with the arguments that Spark gives to the driver's pod."""
     tmp_path.chmod(0o777)
     properties = tmp_path / "spark.properties"
     properties.write_text("spark.master=local[2]\nspark.driver.memory=1g\nspark.sql.shuffle.partitions=2\n")
@@ -272,7 +272,7 @@ def test_the_pipelines_image_names_the_pod_behind_the_brokers_connection(
 
 
 def test_an_executors_pod_turns_to_its_driver(pipeline_image: str) -> None:
-    """There is no scheduler for Kubernetes here: that it is called with words that it takes shows by its connection."""
+    """No scheduler for Kubernetes runs here: the executor's connection shows that it accepts the arguments."""
     node = Namespace()
     try:
         with node.inside():

@@ -26,7 +26,7 @@ BUFFER_BYTES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """A broker, an agent that watches it and sends its events there, and who watches the agent."""
+    """A broker, an agent that watches it and sends its events there, and the programs that watch the agent."""
 
     broker: Broker
     agent: str
@@ -84,7 +84,7 @@ def test_prometheus_sees_what_a_client_does(watch: Watch) -> None:
 
 
 def test_a_rule_fires_into_alertmanager(watch: Watch) -> None:
-    """The last test of this file: the broker is gone then."""
+    """This test is the last of its file, because it kills the broker."""
     assert watch.alertmanager.alerts() == []
     watch.broker.kill()
     wait_until(lambda: bool(watch.alertmanager.alerts()), "an alert", timeout_s=120)

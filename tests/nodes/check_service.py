@@ -1,7 +1,7 @@
 """The unit works with systemd, installed by the guide's commands, in a container that stands in for a machine.
 
-It has its own processes, and a network that it shares with a broker and its client only. So these two are seen by what
-they say, but not found among the machine's processes.
+It has its own processes, and a network that it shares with a broker and its client only. So these two are seen by their
+traffic, but not found among the machine's processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Machine:
         return podman("exec", self._container, "/bin/bash", "-c", command)
 
     def show(self, name: str) -> str:
-        """A property of the service."""
+        """Return a property of the service."""
         return self.run(f"systemctl show --property={name} --value kafka-probe").strip()
 
     def log(self) -> str:
@@ -58,11 +58,11 @@ class Machine:
         )
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events since then, while they go into the journal."""
+        """Return the events since the service's last start, while they go into the journal."""
         return [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
 
     def spooled(self) -> list[str]:
-        """The files of events that wait in its directory."""
+        """Return the files of events that wait in the service's directory."""
         return self.run("find /var/lib/kafka-probe/ -name '*.ndjson.gz'").splitlines()
 
     def wait_attached(self) -> None:

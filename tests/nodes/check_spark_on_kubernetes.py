@@ -1,6 +1,6 @@
 """The pipeline on Kubernetes, up to its API: the driver's pod that spark-submit asks for, as by guide and manifest.
 
-Part of `make test-nodes`. There is no Kubernetes here: a server that says yes to everything stands in for its API. So
+Part of `make test-nodes`. There is no Kubernetes here: a server that accepts everything stands in for its API. So
 Spark's own client has checked the command, and what it made of it is seen; no pod starts.
 """
 
@@ -31,7 +31,7 @@ LIMIT_S = 120
 
 @contextmanager
 def a_willing_api_server() -> Iterator[tuple[str, dict[str, dict[str, Any]]]]:
-    """The URL of an HTTP server that takes whatever is to be created, and what it was given by kind."""
+    """Yield the URL of an HTTP server that accepts every object, and the accepted objects by kind."""
     taken: dict[str, dict[str, Any]] = {}
 
     class Handler(BaseHTTPRequestHandler):

@@ -43,7 +43,7 @@ _numbers = count(1)
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Where tables and checkpoints are, and how a job reaches them. `flags` and `env`: of its process."""
+    """The place of tables and checkpoints, and how a job reaches them. `flags` and `env`: of its process."""
 
     run: Run
     spark: SparkSession
@@ -124,7 +124,7 @@ def bucket(directory: Path) -> Iterator[S3]:
 
 @pytest.fixture(scope="module")
 def jars(directory: Path) -> Path:
-    """A folder with the jars of the job and those of S3."""
+    """Return a folder with the jars of the job and those of S3."""
     jars = directory / "jars"
     jars.mkdir()
     for jar in (*FETCHED_JARS.glob("*.jar"), *s3.JARS.glob("*.jar")):
@@ -134,7 +134,7 @@ def jars(directory: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def env(directory: Path, bucket: S3) -> dict[str, str]:
-    """The environment of a process whose Spark reaches S3."""
+    """Return the environment of a process whose Spark reaches S3."""
     (directory / "spark-defaults.conf").write_text(
         "".join(f"{name} {value}\n" for name, value in bucket.settings.items())
     )

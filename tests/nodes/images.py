@@ -54,7 +54,7 @@ def _make_base() -> None:
 
 
 def _pip() -> list[str]:
-    """Flags with which the pip of a build asks the index that this machine's asks, by this machine's authorities."""
+    """Return flags that give the pip of a build this machine's index and certificate authorities."""
     listed = subprocess.check_output([sys.executable, "-m", "pip", "config", "list"], text=True)
     settings = dict(_SETTING.findall(listed))
     volumes = []

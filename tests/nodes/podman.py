@@ -53,7 +53,7 @@ def podman(*arguments: str | Path, both: bool = False) -> str:
 
 @contextmanager
 def running(image: str, flags: Sequence[str], *arguments: str) -> Iterator[str]:
-    """A container from started to stopped in order; its id.
+    """Run a container until it is stopped in order; yield its id.
 
     Raises:
         LabError: it could not be started, or ended with another status than 0; the text ends with its log.

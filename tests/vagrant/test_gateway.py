@@ -68,7 +68,7 @@ def remembers(network: Network, ends: Ends) -> bool:
 
 
 def dropped(network: Network) -> int:
-    """Segments that the firewall dropped since it was made."""
+    """Return the number of segments that the firewall dropped since it was made."""
     found = re.search(r"counter packets (\d+)", network.gateway.run("nft", "list", "table", "ip", "kafka-probe-lab"))
     assert found
     return int(found[1])

@@ -52,7 +52,7 @@ class Story:
     output: Path
 
     def opened(self, pid: int) -> dict[str, Event]:
-        """The ends of connections that a process owns, by flow_id."""
+        """Return the ends of connections that a process owns, by flow_id."""
         return {event["flow_id"]: event for event in events_of(pid, self.output) if event["kind"] == "open"}
 
 
@@ -87,7 +87,7 @@ def is_seen_at_work(program: Program, output: Path) -> bool:
 
 @contextmanager
 def broker(namespace: Namespace, directory: Path) -> Iterator[int]:
-    """A broker in the namespace, by the script that runs it on a machine; gives its process id."""
+    """Run a broker in the namespace, by the script that runs it on a machine; yield its process id."""
     node = {"NODE_ID": "1", "ADDRESS": namespace.address, "VOTERS": f"1@{namespace.address}:9093"}
     directories = {"DATA": str(directory / "data"), "JARS": str(JARS)}
     log, endpoint = directory / "broker.log", (namespace.address, PORT)
@@ -104,7 +104,7 @@ def broker(namespace: Namespace, directory: Path) -> Iterator[int]:
 
 @contextmanager
 def client(namespace: Namespace, library: str, role: str, bootstrap: str, directory: Path) -> Iterator[Program]:
-    """A client at work in the namespace, by the script that runs it on a machine."""
+    """Run a client in the namespace, by the script that runs it on a machine."""
     variables = {"LIBRARY": library, "ROLE": role, "BOOTSTRAP": bootstrap, "PYTHON": sys.executable}
     log = directory / f"{role}.log"
     with cgroup(f"orders-{role}r-{os.getpid()}") as place:  # of our own: the lab may be up twice on a host

@@ -18,7 +18,7 @@ VAGRANTFILE = (VAGRANT / "Vagrantfile").read_text()
 README = (VAGRANT / "README.md").read_text()
 COMMANDS = re.findall(r"^((?:[A-Z_]+=\S+ )*vagrant .*)$", README, re.MULTILINE)
 SSH = [command for command in COMMANDS if " ssh " in command]
-# No machine can start or end here: Vagrant says whether it would know what to do.
+# No machine can start or end here: Vagrant checks whether it would know what to do.
 VALIDATIONS = sorted({re.sub(r"(up|destroy --force)$", "validate", c) for c in COMMANDS if c not in SSH})
 Vagrant = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -46,7 +46,7 @@ def machines(vagrant: Vagrant, **variables: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def lab(vagrant: Vagrant) -> list[str]:
-    """The machines of the lab without overrides."""
+    """Return the machines of the lab without overrides."""
     return machines(vagrant)
 
 

@@ -18,7 +18,7 @@ CLIENT = {"id": "orders-producer", "software_name": "kafka-python", "software_ve
 
 
 def table(*events: dict[str, Any]) -> list[list[str]]:
-    """The rows below the headings, for these events in records of one event each."""
+    """Return the rows below the headings, for these events in records of one event each."""
     records = "\n\n".join(json.dumps(event) for event in events)
     who = subprocess.run(
         [sys.executable, SCRIPTS / "who.py"], input=records, capture_output=True, text=True, check=True

@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def row(server_side: dict[str, Any], client_side: dict[str, Any]) -> tuple[str, ...]:
-    """One connection; a dash where no agent watched the client end."""
+    """Return the row of a connection; it has a dash where no agent watched the client end."""
     workload, client = client_side.get("workload", {}), client_side.get("client", {})
     library = [client[name] for name in ("software_name", "software_version") if client.get(name)]
     cells = (
