@@ -261,7 +261,7 @@ CASES = [
     ),
     Case("a FIN of the client, of the broker alone", {BROKER: {}}, "unknown", "no agent watched the client"),
     Case("a FIN of the broker, of the client alone", {CLIENT: {}}, "unknown", "no agent watched the broker"),
-    Case("each says that the other was first", {CLIENT: {}, BROKER: {}}, "unknown", "received the other end's close"),
+    Case("each reports the other as first", {CLIENT: {}, BROKER: {}}, "unknown", "received the other end's close"),
     Case("both close at once", {CLIENT: BY_ITSELF, BROKER: BY_ITSELF}, "unknown", "before either received"),
     Case(
         "both close at once, by TLS, and neither sent close_notify",

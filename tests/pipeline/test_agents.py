@@ -1,4 +1,4 @@
-"""Which state is kept of each agent, and of how many agents."""
+"""The state that is kept of each agent, and the number of agents of which it is kept."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def resets(count: int, at_s: float) -> list[Event]:
 def test_resets_that_were_dropped_may_have_been_of_any_connection(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, in_vain_s: int, cause: str
 ) -> None:
-    """The client's connection is silent for 30 s, so what the broker's host sent before is of no concern."""
+    """The client's connection is silent for 30 s, so earlier resets by the broker's host are of no concern."""
     monkeypatch.setattr(agents, "RESETS_KEPT", 10)
     history = History(spark)
     history.batch(opened(BROKER), *resets(1, at_s=-in_vain_s), *resets(8, at_s=5))

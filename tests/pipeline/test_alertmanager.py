@@ -24,7 +24,7 @@ from tests.lab.processes import wait_until
 
 
 def storm(name: str) -> Alert:
-    """An idle storm that began a minute ago."""
+    """Return the alert of an idle storm that began a minute ago."""
     began = round((time.time() - 60) * 1e6)
     facts = {
         "id": name,

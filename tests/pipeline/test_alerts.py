@@ -1,4 +1,4 @@
-"""How long the names in an alert are."""
+"""The length of the names in an alert."""
 
 from __future__ import annotations
 

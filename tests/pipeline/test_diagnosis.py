@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
 
 def in_a_batch_of_the_storm(run: Run) -> bool:
-    """The verdicts of a batch are there, and Spark does not know that it is done."""
+    """Return True if the verdicts of a batch are written, and Spark has not committed it."""
     batches = len([*(run.output / "connections_checkpoint" / "offsets").glob("[0-9]*")])
     done = len([*(run.output / "connections_checkpoint" / "commits").glob("[0-9]*")])
     return batches > done and run.written("verdicts") > 1

@@ -168,7 +168,7 @@ def test_the_five_that_were_hit_most_are_named(spark: SparkSession) -> None:
 
 
 def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> None:
-    """The population of a scope is at least what was hit, and may be all that agents sum up."""
+    """A scope's population is at least its closed connections, and may be all that agents sum up."""
     closed = [
         *(("a", "workload", "w", 20, 19, True), ("a", "broker", "b", 30, 30, True)),
         *(("b", "broker", "b", 30, 30, True), ("b", "broker", "c", 40, 40, True), ("b", "network", "n", 20, 20, True)),

@@ -68,7 +68,10 @@ def with_half_a_batch(run: Run) -> bool:
 
 
 def with_a_batch_that_spark_does_not_know_of(run: Run) -> bool:
-    """The batch is in the table, its Kafka rows are on their way, its commit is not."""
+    """Return True if the batch is in the table, and Spark has not committed it.
+
+    Its Kafka rows are on their way.
+    """
     return run.written("traffic") > run.commits()
 
 
@@ -150,7 +153,7 @@ def test_what_an_agent_sends_again_after_a_crash_is_counted_once(run: Run, spark
 
 
 def test_forged_events_neither_silence_an_agent_nor_stop_the_job(run: Run, spark: SparkSession) -> None:
-    """Until now each of the first four did, also after a restart."""
+    """If the job accepted them, each of the first four would do so, again after every restart."""
     forged = [
         flow(2**63 - 1),
         flow(2**48),
@@ -316,7 +319,7 @@ def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, s
 
 
 def test_documented_commands_are_those_of_the_job(run: Run, spark: SparkSession) -> None:
-    """In this process, because a Spark per command would take a minute."""
+    """The commands run in this process, because a Spark session per command would take a minute."""
     ends = (opened(CLIENT, 1), opened(BROKER, 1), closed(CLIENT, 1, owner_exiting=True, closed_by="local"))
     run.send_events(
         flow(0), *ends, closed(BROKER, 1), agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100)

@@ -28,7 +28,10 @@ BATCHES, DAYS = 3, 4
 
 @pytest.fixture
 def table(spark: SparkSession, tmp_path: Path) -> Table:
-    """A table with a file per micro-batch and day: today and the days before. Its path is relative, as by default."""
+    """Return a table with a file per micro-batch and day: today and the days before.
+
+    Its path is relative, as by default.
+    """
     config = load({"output": os.path.relpath(tmp_path)})
     Path(config.checkpoint).mkdir()
     Path(config.checkpoint, "metadata").write_text('{"id": "a checkpoint"}')

@@ -1,4 +1,4 @@
-"""What the job says of its progress, in its log and to Prometheus."""
+"""The progress that the job reports, in its log and to Prometheus."""
 
 from __future__ import annotations
 

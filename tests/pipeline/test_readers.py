@@ -36,7 +36,7 @@ ROWS = {
 
 @pytest.fixture(scope="module")
 def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
-    """The tables of two micro-batches; a clock among them is wrong."""
+    """Return the directory of the tables of two micro-batches; the clock of one event is wrong."""
     run = Run(broker, tmp_path_factory.mktemp("readers"))
     topic = {"topic_id": TOPIC_ID, "topic": "orders", "requests": 7}
     run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))

@@ -1,4 +1,4 @@
-"""Which events of each agent are remembered, so that none counts twice, and of how many agents."""
+"""The events of each agent that are remembered so that none counts twice, and the number of agents."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def test_one_idle_age_across_brokers_networks_and_small_workloads_is_one_alert_t
 def test_connections_that_no_agent_counts_are_counted_by_what_is_reported_of_each(
     spark: SparkSession, side: str
 ) -> None:
-    """No agent is at the brokers, or none at the clients, of which one host has a tenth of its connections closed."""
+    """Only the clients or only the brokers have agents; one host has a tenth of its connections closed."""
 
     def end(kind: Callable[..., Event], number: int, **facts: object) -> Event:
         broker = "10.0.1.9:9092" if number < 200 else "10.0.2.9:9092"

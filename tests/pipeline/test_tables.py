@@ -58,7 +58,7 @@ def test_a_wrong_clock_makes_no_date_of_its_own(spark: SparkSession, table: Tabl
 
 @pytest.fixture
 def verdicts(table: Table) -> Table:
-    """A table with columns in columns, of one micro-batch with one row."""
+    """Return a table with columns inside columns, of one micro-batch with one row."""
     Path(table.config.connections_checkpoint).mkdir()
     Path(table.config.connections_checkpoint, "metadata").write_text('{"id": "another"}')
     verdicts = Table(table.spark, table.config, "verdicts")

@@ -99,7 +99,7 @@ def test_events_of_the_same_key_add_up_and_histograms_add_bucket_by_bucket(spark
 
 
 def differing_in(dimension: str, seq: int) -> Event:
-    """A flow that differs from `flow()` in one dimension."""
+    """Return a flow that differs from `flow()` in one dimension."""
     kinds: dict[str, Any] = {field.name: field.dataType for field in spark_schema()}
     place, _, inner = DIMENSIONS[dimension].partition(".")
     kind = kinds[place][inner].dataType if inner else kinds[place]
@@ -159,7 +159,7 @@ def test_counts_too_large_to_add_become_unknown_and_do_not_stop_the_job(spark: S
 
 
 def counted(spark: SparkSession, *requests: int) -> DataFrame:
-    """Partial rows of one key with these requests, as many of them with error 3."""
+    """Return partial rows of one key with these counts of requests, and the same counts of error 3."""
     row = events(spark, flow()).transform(traffic, 60)
     each = F.explode(F.lit(list(requests)).cast("array<long>"))
     return row.withColumn("requests", each).withColumn("errors", F.create_map(F.lit("3"), F.abs("requests")))

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def judged(spark: SparkSession) -> dict[str, Any]:
-    """The verdict on each case by its name, all given in one batch."""
+    """Return the verdict on each case by its name, all given in one batch."""
     reported = [event for number, case in enumerate(CASES) for event in case.events(number)]
     history = History(spark)
     history.batch(*reported, agent_event(CLIENT), agent_event(BROKER))
@@ -44,7 +44,7 @@ def test_the_cause_is_named_with_its_evidence(judged: dict[str, Any], case: Case
 def test_what_a_process_closed_as_a_whole_was_closed_by_no_limit(
     spark: SparkSession, closed_together: float, causes: tuple[str, str]
 ) -> None:
-    """causes: where both ends are watched, and where only the client's is."""
+    """The first of `causes` is for connections with both ends watched, the second for the client's end alone."""
 
     def of_process(pid: int, *, both: bool) -> list[Event]:
         def of_one(connection: int, **facts: object) -> list[Event]:

@@ -197,7 +197,7 @@ def test_every_client_is_known_on_the_brokers_side_and_what_is_no_idle_storm_is_
 
 
 def connection_of(row: Row) -> Connection:
-    """The connection that a row of the job is about."""
+    """Return the connection that a row of the job is about."""
     return Connection(row["client"]["local"], row["client"]["peer"])
 
 
