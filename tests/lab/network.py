@@ -113,7 +113,7 @@ def nat(*, clients: int = 1, idle_s: int = 60, forgotten: Answer = "drop") -> It
     """Yield a network whose firewall drops the state of a connection after `idle_s` seconds of silence.
 
     Raises:
-        LabError: this machine cannot make it; the text says which command failed.
+        LabError: this machine cannot make it; the text contains the command that failed.
     """
     with ExitStack() as stack:
 

@@ -2,7 +2,7 @@
 
     python -m tests.programs.attack.http_flood slow|hammer|large HOST PORT SECONDS
 
-`slow` holds many connections, of which half say nothing and half send a header byte by byte; `hammer` asks for metrics
+`slow` holds many connections, of which half send nothing and half send a header byte by byte; `hammer` asks for metrics
 by several threads as fast as it can; `large` sends the largest requests that are accepted, larger ones, and requests
 for metrics whose answer it does not wait for. Standard output is what was done, as JSON: {"done": n, "seconds": s}.
 """

@@ -1,7 +1,7 @@
 """Runs `make bench-pipeline`: what the pipeline costs and how fast it is, with the generated events of a fleet.
 
 It knows of the job only its command line, its topics, its processes and Spark's checkpoints. Writes
-build/bench-pipeline.json: min, median and max of each figure. Exit status 1: a figure is missing; `missing` says why.
+build/bench-pipeline.json: min, median and max of each figure. Exit status 1: a figure is missing; `missing` lists why.
 
 OPEN=1000,10000,100000 are the numbers of open connections. ONLY=throughput,start,idle,open names some of the
 measurements. ROUNDS is how often throughput and start are measured, STORMS how many storms there are beside each number
@@ -111,7 +111,7 @@ def first_alert(number: int) -> float:
 
 
 def idle(_: list[str]) -> Figures:
-    """Measure the job while the agents report what is open each second, and nothing else happens.
+    """Measure the job while the agents report open connections each second, and nothing else happens.
 
     Before that some connections are closed, and the job has given their verdicts.
     """

@@ -49,7 +49,7 @@ class Connection(NamedTuple):
 
 
 class Close(NamedTuple):
-    """How connections are closed: by the end `first`, or by a middlebox that resets both ends if it is None.
+    """The way of closing connections: by the end `first`, or if None by a middlebox that resets both ends.
 
     ended: the process of this end ends afterwards; exiting: its exit closes them. least_us: their least silence before;
     each one's is up to `spread_us` longer.

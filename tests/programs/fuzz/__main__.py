@@ -2,7 +2,7 @@
 
 An input is a byte each of flags, API key and version, then a frame's data. Whatever it is, decoding must not raise, and
 what it finds must lie in the data and be no more than the data has bytes: so time and memory are bounded by them. An
-input that breaks this is kept in build/fuzz, and the exit status says so.
+input that breaks this is kept in build/fuzz, and the exit status is not 0.
 """
 
 from __future__ import annotations

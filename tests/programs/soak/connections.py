@@ -1,6 +1,6 @@
 """`make soak`: a million connections, opened and closed under the real capture, leave nothing in the kernel's maps.
 
-CONNECTIONS says how many instead. A third each ends by the client's FIN, by the server's, and by a reset; every second
+CONNECTIONS sets another number. A third each ends by the client's FIN, by the server's, and by a reset; every second
 one has sent something before. Exit status 0: both ends of each were reported up to the close, and nothing is left.
 """
 

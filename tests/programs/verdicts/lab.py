@@ -145,7 +145,7 @@ def lab(directory: Path) -> Iterator[Lab]:
     """Run the lab for the duration of the block.
 
     Raises:
-        LabError: this machine cannot make it; the text says which part.
+        LabError: this machine cannot make it; the text names the part.
     """
     with ExitStack() as stack:
         network = stack.enter_context(nat(clients=1, idle_s=_HOUR_S))
