@@ -15,7 +15,7 @@ FLOW = "ab"
 
 
 def wire(*answered_us: int | None, ended_us: int = 60 * SECOND_US) -> Times:
-    """One connection, asked something every second; its answers, None: there was none."""
+    """Return the times of a connection that sends a request every second; None: it got no answer."""
     asked = {(FLOW, number): (number * SECOND_US, us) for number, us in enumerate(answered_us, 1)}
     return Times(asked, {FLOW: (ended_us, ended_us + SECOND_US)})
 

@@ -41,7 +41,7 @@ METADATA, OFFSET_COMMIT, API_VERSIONS, PRODUCE = (
 
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:
-    """A request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
+    """Return a request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
     records = stream(request(api_key, version), response(api_key, version, latency_us=latency_us))
     records["correlation_id"], records["ts_ns"] = correlation_id, correlation_id * 1000
     return records
@@ -296,7 +296,10 @@ class Clocks:
 def events_around(
     clocks: Clocks, monkeypatch: pytest.MonkeyPatch, between: Callable[[], None]
 ) -> tuple[dict[str, Any], ...]:
-    """The events open, flow, close and agent of a connection of 20 seconds; something happens after the first 10."""
+    """Return the events open, flow, close and agent of a connection of 20 seconds.
+
+    After the first 10 seconds `between` is called.
+    """
     fed = Fed()
     monkeypatch.setattr("kafka_probe.reporting.time", clocks)
     monkeypatch.setattr("kafka_probe.events.times.time", clocks)

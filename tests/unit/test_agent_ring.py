@@ -1,4 +1,4 @@
-"""How the agent reads its ring: pauses, bounds, and closes that were lost because it was full."""
+"""The agent's reading of its ring: pauses, bounds, and closes that were lost because it was full."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class LongListing:
 
 
 def loop_of(fed: Fed, programs: NoPrograms) -> Loop:
-    """The loop of an agent whose intervals end at once."""
+    """Return the loop of an agent whose intervals end at once."""
     return Loop(programs, None, fed.processor, fed.reporter, 0.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
 
 
@@ -144,7 +144,7 @@ def test_an_end_that_the_ring_still_holds_is_not_lost() -> None:
 
 
 def test_lost_connections_are_forgotten_while_the_ring_fills_as_fast_as_it_is_read() -> None:
-    """All that it held when the kernel was asked has been read by then."""
+    """The agent reads everything that the ring contains when it asks the kernel, before it forgets connections."""
     fed, ring = Fed(), FloodedRing()
     fed.see(opened(1), opened(2))
     forget_lost(fed, ring)
@@ -291,7 +291,7 @@ def test_what_ends_after_complete_until_may_come_later_but_nothing_before_it() -
 
 
 def test_long_frames_that_end_at_once_are_not_decoded_at_once() -> None:
-    """Each connection holds back the last record of a frame that names many topics."""
+    """Each connection holds back the last sample of a frame that names many topics."""
     fed = Fed()
     fed.processor.flows._budget_bytes = 0
     topics = (20_000).to_bytes(4, "big") + b"\0\0" * 20_000 + b"\0"

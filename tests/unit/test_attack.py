@@ -22,7 +22,7 @@ def line(event: dict[str, Any]) -> bytes:
 
 
 def reported(*responses: int, losses: int = 0) -> Reported:
-    """An agent whose intervals of five seconds have so many responses each, and all losses in the third."""
+    """Return reports of an agent with these responses per interval of five seconds, and all losses in the third."""
     found = Reported()
     for number, count in enumerate(responses, 1):
         end_us = 5 * number * SECOND_US

@@ -31,7 +31,7 @@ VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["versi
 
 
 def stages() -> dict[str, str]:
-    """The stages of the Containerfile, by name."""
+    """Return the stages of the Containerfile, by name."""
     text = (DEPLOY / "Containerfile").read_text()
     return dict(re.findall(r"^FROM .+? AS (\S+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL))
 
@@ -71,7 +71,7 @@ def test_the_packages_of_an_extra_that_a_guide_installs_are_pinned(document: str
 
 
 def needed(name: str, *extras: str, python: str = "3.11") -> set[str]:
-    """A package and all that it requires in an image, by what is installed here."""
+    """Return a package and all that it requires in an image, by the packages installed here."""
     found, wanted = {name}, [(name, extras)]
     while wanted:
         package, its_extras = wanted.pop()
@@ -102,7 +102,7 @@ def test_everything_has_the_projects_version() -> None:
 
 
 def container() -> dict[str, Any]:
-    """The agent's, in the plain manifest."""
+    """Return the agent's container in the plain manifest."""
     documents = {document["kind"]: document for document in yaml.safe_load_all(MANIFEST)}
     found: dict[str, Any]
     (found,) = documents["DaemonSet"]["spec"]["template"]["spec"]["containers"]
@@ -117,7 +117,7 @@ def test_the_manifest_gives_a_reason_for_each_capability() -> None:
 
 @contextmanager
 def answering(status: int) -> Iterator[tuple[int, list[str]]]:
-    """An HTTP server's port, and what it is asked for."""
+    """Run an HTTP server; yield its port, and the paths for which it is asked."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

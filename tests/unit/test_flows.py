@@ -203,7 +203,7 @@ def test_what_a_session_asked_for_in_an_interval_without_topics_is_not_reported_
 
 
 def asked(flow: dict[str, Any]) -> dict[str, int]:
-    """Requests by topic."""
+    """Return the number of requests by topic."""
     return {topic["topic"]: topic["requests"] for topic in flow["topics"]}
 
 

@@ -1,4 +1,4 @@
-"""What counts of an interval take, and what is counted by side and API beyond their bound."""
+"""The memory that counts of an interval take, and the counts by side and API beyond their bound."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ OUTPUTS: dict[str, tuple[Callable[[int], StdoutSink], int]] = {
 
 
 def named(name: str) -> list[Any]:
-    """One flow, one request and an interval; every name that a stranger chooses is this one."""
+    """Return a flow, a request and an interval in which every name that a stranger chooses is this one."""
     common = {
         "client": builders.client(name, software_name=name, software_version=name),
         "workload": builders.workload(name, pod=name, unit=name, cmdline=name),

@@ -19,7 +19,7 @@ def detail(requests: str = "all", cpu_limit: float | None = LIMIT) -> LoadSheddi
 
 
 def after(shedding: LoadShedding, *shares: float) -> str | None:
-    """Return what is left out after intervals with these shares of a core."""
+    """Return the details that are left out after intervals with these shares of a core."""
     for share in shares:
         shedding.spend(share)
     return shedding.shed

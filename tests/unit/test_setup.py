@@ -31,7 +31,7 @@ def checkout() -> Iterator[Path]:
 
 @pytest.fixture
 def path(checkout: Path) -> Path:
-    """A search path with all that setup calls, except Java: so something is missing on any machine."""
+    """Return a search path with all that setup calls except Java, so that something is missing on any machine."""
     path = checkout.parent / "path"
     path.mkdir()
     for tool in TOOLS.split():

@@ -29,7 +29,7 @@ def container(part: str) -> dict[str, Any]:
 
 def test_the_operator_knows_every_field() -> None:
     application = DOCUMENTS["SparkApplication"]
-    # What a field that it does not know says is not in what it read.
+    # A field that the operator does not know would be missing in the result.
     assert SparkV1beta2SparkApplication.from_dict(application).to_dict() == application
 
 

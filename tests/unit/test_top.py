@@ -38,7 +38,7 @@ def traffic(*events: Event, internal: bool = False) -> TrafficTable:
 
 
 def shown(*events: Event, internal: bool = False) -> list[dict[str, str]]:
-    """The rows as they are shown, busiest first, by column."""
+    """Return the rows as they are shown, busiest first, by column."""
     summed = traffic(*events, internal=internal)
     return [dict(zip(NAMES, cells(key, row, summed.seconds), strict=True)) for key, row in summed.busiest()]
 

@@ -14,7 +14,10 @@ Compile = Callable[..., Any]
 
 @pytest.fixture
 def compile_bpf(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compile]:
-    """BCC's object for a program text behind a header of bpf/; detached and freed at the end."""
+    """Yield a function that compiles a text behind a header of bpf/ to BCC's object.
+
+    The objects are detached and freed at the end.
+    """
     monkeypatch.setenv("BCC_KERNEL_SOURCE", str(sources()))
     made: list[Any] = []
 

@@ -1,4 +1,4 @@
-"""Offsets equal bpftool's reading of the same BTF, and a message says if there is no BTF."""
+"""Offsets equal bpftool's reading of the same BTF, and a message reports a kernel without BTF."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Dump:
                 members.append((member[1], member[2], int(member[3])))
 
     def find(self, type_id: str, wanted: str) -> tuple[int, str] | None:
-        """The offset of a member in bits, and its type id."""
+        """Return the offset of a member in bits, and its type id."""
         for name, member_type, offset in self.members.get(type_id, []):
             if name == wanted:
                 return offset, member_type

@@ -25,7 +25,7 @@ OPTIONS = Options((9092,), watch_client=True, watch_server=True, agent_tgid=1, r
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A cache with one value."""
+    """Return the directory of a cache with one value."""
     Cache(tmp_path / "cache").write(KEY, VALUE)
     return tmp_path / "cache"
 

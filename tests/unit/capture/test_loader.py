@@ -33,7 +33,7 @@ NO_RESULT = bytes([0x95, 0, 0, 0, 0, 0, 0, 0])  # returns what it never set
 
 @pytest.fixture
 def cache_dir(tmp_path: Path) -> Path:
-    """A cache of compiled programs, one function of which no verifier accepts."""
+    """Return a cache of compiled programs, one function of which no verifier accepts."""
     compiled = compile_programs("tracepoint", OPTIONS, Btf())
     refused = replace(compiled, functions=compiled.functions | {"run_send": NO_RESULT})
     Cache(tmp_path).write(key_of(origin(read_btf()), "tracepoint", OPTIONS.compiled_in()), refused.to_json())

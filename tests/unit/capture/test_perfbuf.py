@@ -69,7 +69,7 @@ def numbers(compile_bpf: Compile) -> Iterator[Numbers]:
 
 @pytest.fixture
 def all_cpus() -> Iterator[list[int]]:
-    """The CPUs that this process may use; it may use them again at the end."""
+    """Yield the CPUs that this process may use; let it use all of them again at the end."""
     cpus = os.sched_getaffinity(0)
     yield sorted(cpus)
     os.sched_setaffinity(0, cpus)

@@ -32,7 +32,7 @@ Layout = dict[str, tuple[int, int]]
 
 
 def enumerators(name: str) -> dict[str, int]:
-    """Names and values of an enum of sample.h."""
+    """Return names and values of an enum of sample.h."""
     body = re.search(rf"enum {name} {{(.*?)}}", HEADER, re.DOTALL)
     assert body
     values: dict[str, int] = {}
@@ -49,7 +49,7 @@ def without_prefix(values: dict[str, int]) -> dict[str, int]:
 
 
 def c_layout(leaf: Any) -> Layout:
-    """Offset and size of each member of a struct."""
+    """Return offset and size of each member of a struct."""
     return {name: (getattr(leaf, name).offset, getattr(leaf, name).size) for name, *_ in leaf._fields_}
 
 

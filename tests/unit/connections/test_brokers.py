@@ -54,12 +54,12 @@ class Host:
         self.tick_s = 0.0
 
     def clock(self) -> float:
-        """Goes on by a tick whenever it is looked at."""
+        """Return the time, which goes on by a tick at every call."""
         self.resolver.now += self.tick_s
         return self.resolver.now
 
     def create(self, name: str) -> str:
-        """The id of a new topic."""
+        """Create the directory of a new topic; return the topic's id."""
         topic_id = uuid.uuid4()
         directory = self.log_dir / f"{name}-0"
         directory.mkdir()
@@ -174,7 +174,7 @@ def test_a_step_ends_with_its_time_and_the_next_one_goes_on(host: Host) -> None:
 
 @contextmanager
 def unprivileged() -> Iterator[None]:
-    """Without the rights of root, if this is root: the kernel asks for the effective user and capabilities."""
+    """Drop the rights of root for the block, if this is root: the kernel checks effective user and capabilities."""
     with ExitStack() as stack:
         if os.geteuid() == 0:
             os.seteuid(65534)

@@ -50,7 +50,7 @@ class Watched:
         return connection
 
     def ask(self, connection: Connection, api_key: int, group: str | None = None) -> str | None:
-        """A request, and the group that it has."""
+        """Learn from a request on the connection; return the group that the request has."""
         values = ((Fact.CLIENT_ID, connection.client_id or ""), *(((Fact.GROUP, group),) if group else ()))
         facts = Facts(False, api_key, 0, Status.COMPLETE, values=values)
         self.tracker.learn(connection, facts)

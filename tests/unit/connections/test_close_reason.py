@@ -1,4 +1,4 @@
-"""How a connection closed, from the state after ESTABLISHED and the socket's error."""
+"""The reason of a close, from the state after ESTABLISHED and the socket's error."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ IDLE = {"closing_ns": 20 * SECOND_NS, "sent_ns": 9 * SECOND_NS, "received_ns": 1
 
 
 def times(**data: int) -> tuple[float | None, ...]:
-    """Idle, silence and idle since the last payload received, in seconds."""
+    """Return the idle time, the silence and the time since the last payload received, in seconds."""
     facts = read_close(closed(ts_ns=21 * SECOND_NS, **data)[0])
     spans_us = facts["idle_us"], facts["silence_us"], facts["received_idle_us"]
     return tuple(None if us is None else us / 1e6 for us in spans_us)

@@ -44,7 +44,7 @@ class Watched:
             self.tracker.take(opened(conn)[0])
 
     def see(self, *records: Frames) -> list[Any]:
-        """The events of a batch, in their order."""
+        """Return the events of a batch, in their order."""
         batch = list(self.reader.read(stream(*records)))
         for group in batch:
             for conn in group.column("conn").tolist():

@@ -40,14 +40,14 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
 
 
 def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
-    """Frames of equal facts are one group, as shapes are."""
+    """Return the frames in groups of equal facts, as shapes group them."""
     records = np.zeros(len(batch), SAMPLE)
     # A clock that cannot tell one from the next.
     records["ts_ns"] = (now + np.arange(len(batch))) // 3
     groups: dict[Facts, list[int]] = {}
     for index, facts in enumerate(batch):
         groups.setdefault(facts, []).append(index)
-    # The order of groups is that in which shapes were learned, which says nothing.
+    # The order of groups is that in which shapes were learned, which has no meaning.
     shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
     return [
         (named, Frames(0, Shape(facts, b"", (), 0), records, np.array(indices), np.zeros((0, 0), np.int64)), members)
@@ -72,7 +72,7 @@ def asked(*batches: list[Facts], forgotten: bool = False) -> dict[str | None, in
 
 
 def one_by_one(frames: list[Facts]) -> dict[str | None, int]:
-    """The rules of KIP-227 for each frame in turn, with nothing clever."""
+    """Count topics by the rules of KIP-227, for each frame in turn, without shortcuts."""
     held: set[tuple[str | None, int]] = set()
     known = False
     counts: Counter[str | None] = Counter()

@@ -1,4 +1,4 @@
-"""What fetch sessions take, and that they give it back."""
+"""The memory that fetch sessions take, and that they give it back."""
 
 from __future__ import annotations
 

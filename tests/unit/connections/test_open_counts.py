@@ -1,4 +1,4 @@
-"""Which groups of open connections an event has one by one, and which it sums."""
+"""The groups of open connections that an event has one by one, and those that it sums."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_the_partitions_with_an_error_are_refused_and_no_others(batches: int) ->
 
 @pytest.mark.parametrize("order", [(1, 2, 3, 4), (4, 3, 2, 1), (2, 4, 1, 3)])
 def test_each_response_refuses_the_records_of_its_own_request(order: tuple[int, ...]) -> None:
-    """Requests of one shape: two connections with the same ids, and different numbers of records."""
+    """The requests have one shape: two connections use the same ids for different numbers of records."""
     requests = {1: (1, 1, 10), 2: (2, 1, 20), 3: (1, 2, 40), 4: (2, 2, 80)}  # correlation id, connection, records
     watched = Watched()
     watched.see(*(produced(number, conn, records=records) for number, conn, records in requests.values()))

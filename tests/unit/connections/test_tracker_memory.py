@@ -1,4 +1,4 @@
-"""What connections and their texts take, and what the tracker does at its bounds."""
+"""The memory that connections and their texts take, and what the tracker does at its bounds."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.lab.monitoring import DASHBOARDS, RULES, dashboards, expressions, lab
 HERE = Path(__file__).parent
 LOSSES = HERE.parents[2] / "docs/reference/losses.md"
 SUFFIXES = ("_bucket", "_count", "_sum")
-# Losses about which no rule fires: they are expected now and then, or KafkaProbeSheds tells of them.
+# Losses about which no rule fires: they are expected now and then, or KafkaProbeSheds reports them.
 UNASKED = {
     *(
         "resync",
@@ -39,7 +39,7 @@ def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def exposed() -> dict[str, set[str]]:
-    """Labels by the names of all samples that there can be."""
+    """Return labels by the names of all samples that there can be."""
     found = {}
     for metric in METRICS:
         name = PREFIX + metric.name
@@ -69,7 +69,7 @@ def test_every_loss_has_a_rule_or_is_expected() -> None:
 
 
 def test_every_question_of_a_dashboard_is_valid(tmp_path: Path) -> None:
-    """As rules, since promtool checks these."""
+    """The expressions are checked as rules, because promtool checks these."""
     rules = [{"record": f"question:{n}", "expr": expression} for n, (_, expression) in enumerate(expressions())]
     file = tmp_path / "questions.yml"
     file.write_text(json.dumps({"groups": [{"name": "questions", "rules": rules}]}))

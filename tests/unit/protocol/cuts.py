@@ -11,7 +11,7 @@ from tests.builders.trees import Message
 
 
 def shape_of(message: Message, data: bytes, *, copied_all: bool = True) -> Shape:
-    """The shape of the message's data, or of a part of it."""
+    """Return the shape of the message's data, or of a part of it."""
     which = message.response, message.api.key, message.version
     return decode(*which, data, copied_all=copied_all, readers=WHOLE).shape()
 
@@ -28,7 +28,10 @@ WHOLE = WholeWalks()
 
 
 def assert_part_of(part: Facts, whole: Facts) -> None:
-    """Facts of a cut frame begin like those of the whole one; of its last topic some may be missing."""
+    """Assert that facts of a cut frame begin like those of the whole one.
+
+    Of its last topic some may be missing.
+    """
     assert part.values == whole.values[: len(part.values)]
     assert part.record_sets == whole.record_sets[: len(part.record_sets)]
     counts = dict(whole.errors)

@@ -20,7 +20,7 @@ def words(program: tuple[int, ...]) -> str:
 
 
 def spelled(name: str, version: int, *, response: bool) -> str:
-    """A copy program in words."""
+    """Return a copy program in words."""
     (rule,) = (r for r in copy_rules() if (api_name(r.api_key), r.api_version) == (name, version))
     return words(rule.response_program if response else rule.request_program)
 
@@ -30,7 +30,7 @@ def field(name: str, kind: str, *inside: SchemaField, nullable: bool = False) ->
 
 
 def program(*fields: SchemaField, flexible: bool = False) -> tuple[int, ...]:
-    """That of a body of which each `Value` is hidden."""
+    """Return the copy program of a body with these fields, in which each `Value` is hidden."""
     api = Api(0, "Some", (Era(0, 0, 0 if flexible else None, fields),), ())
     return copy_program_of(api, response=False, version=0, hidden=frozenset({"Value"}))
 

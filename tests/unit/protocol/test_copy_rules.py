@@ -36,7 +36,7 @@ def strings(fields: tuple[SchemaField, ...]) -> Iterator[SchemaField]:
 
 
 def leaving(rule: CopyRule, *, response: bool) -> list[SchemaField]:
-    """The fields of text or bytes whose contents leave."""
+    """Return the fields of text or bytes whose contents leave the kernel."""
     api = apis()[rule.api_key]
     if not (rule.response_limit_bytes if response else rule.request_limit_bytes):
         return []

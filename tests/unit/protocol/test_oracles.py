@@ -129,7 +129,7 @@ def test_every_version_has_an_oracle(api: Api, response: bool) -> None:
 
 
 def kio_entity(message: Message) -> Any:
-    """kio's class for the message, if it has one."""
+    """Return kio's class for the message, None if it has none."""
     try:
         module = load_payload_module(
             message.api.key, message.version, EntityType.response if message.response else EntityType.request
@@ -163,7 +163,10 @@ def as_read(theirs: Any, ours: Any) -> Any:
 
 
 def attribute(theirs: Any, name: str) -> str:
-    """Their name of a field: with underscores; kio leaves units away, kafka-python whose operations are authorized."""
+    """Return the other codec's name of a field, which has underscores.
+
+    kio leaves units away, kafka-python whose operations are authorized.
+    """
     if dataclasses.is_dataclass(theirs):
         names = [field.name for field in dataclasses.fields(theirs)]
     else:

@@ -35,7 +35,10 @@ def shape_of(found: Case, data: bytes | None = None) -> Shape:
 
 
 def fitting(shape: Shape, data: bytes, noise: bytes) -> bytes:
-    """Other data that fit the shape: noise wherever the mask leaves bits free, above 0 where that is asked."""
+    """Return other data that fit the shape, with noise wherever the mask leaves bits free.
+
+    Measures that must be positive are.
+    """
     mixed = bytearray(kept & mask | other & ~mask for kept, mask, other in zip(data, shape.mask, noise, strict=True))
     for measure in shape.measures:
         if measure.kind in POSITIVE and measure.encoding is Encoding.SIGNED:
@@ -89,7 +92,7 @@ def test_a_code_tells_a_cut_frame_from_a_broken_one() -> None:
 
 
 def variations(count: int, seed: int) -> list[Frame]:
-    """Frames of all cases with other numbers in them, some cut, in random order."""
+    """Return frames of all cases with other numbers in them, some cut, in random order."""
     chosen = random.Random(seed)
     frames = []
     for _ in range(count):
@@ -105,7 +108,7 @@ def variations(count: int, seed: int) -> list[Frame]:
 
 
 def packed(frames: Sequence[Frame]) -> tuple[Codes, Bytes, Integers, Integers]:
-    """The frames as `ShapeTable.match` takes them, with noise between them."""
+    """Return the frames as `ShapeTable.match` takes them, with noise between them."""
     noise = random.Random(1)
     data, starts = bytearray(), []
     for _, each in frames:
@@ -118,7 +121,7 @@ def packed(frames: Sequence[Frame]) -> tuple[Codes, Bytes, Integers, Integers]:
 
 
 def matched(table: ShapeTable, frames: Sequence[Frame]) -> list[tuple[Shape, list[int]]]:
-    """The shape and the values of each frame."""
+    """Return the shape and the values of each frame."""
     found: dict[int, tuple[Shape, list[int]]] = {}
     for _, shape, members, values in table.match(*packed(frames)):
         assert members.tolist() == sorted(members)
@@ -173,7 +176,10 @@ def test_client_ids_share_a_layout_and_not_a_shape() -> None:
 
 
 def swapped_record_sets() -> list[Frame]:
-    """Two frames of one length, the set of one partition empty in each, that agree under the first one's mask."""
+    """Return two frames of one length that agree under the first one's mask.
+
+    The record set of one partition is empty in each.
+    """
     head = b"\xff\xff" + b"\x00\x01" + bytes(4) + b"\x00\x00\x00\x01\x00\x01t" + b"\x00\x00\x00\x02"
     empty = bytes(4)
     one_old_message, another = (
@@ -219,7 +225,7 @@ def test_no_frames_and_frames_without_data_are_fine() -> None:
 
 
 def many_layouts() -> list[Frame]:
-    """OffsetCommit requests of one length: the longer the topic, the shorter the metadata, which is skipped."""
+    """Return OffsetCommit requests of one length: the longer the topic, the shorter the metadata, which is skipped."""
     frames = []
     for size in range(1, 100):
         metadata, topic = (b"\x00" + bytes([n]) + b"x" * n for n in (size, 100 - size))

@@ -36,7 +36,7 @@ def named() -> Iterator[Served]:
 
 
 def exchange(served: Served, request: bytes) -> bytes:
-    """The answer to bytes after which nothing is sent."""
+    """Send bytes and nothing after them; return the answer."""
     with served.connect() as peer:
         peer.sendall(request)
         return until_end(peer)
@@ -150,7 +150,7 @@ def test_whatever_clients_do_the_http_thread_stays_below_its_share(monkeypatch: 
 
 
 def test_sums_of_events_are_no_clients_doing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a flood would hold up the events, and these would fill the memory."""
+    """Otherwise a flood would hold up the events, and these would fill the memory."""
     monkeypatch.setattr(limits, "CPU_BURST_S", 0.0)
     pace = limits.PacedSelector(limits.DATA_CPU_SHARE)
     try:

@@ -26,7 +26,7 @@ METADATA = ApiKey.METADATA
 
 
 def ask(resource: Any, shown: Any, *parameters: tuple[str, str]) -> dict[str, Any]:
-    """The answer after a way through JSON, and as the document describes it."""
+    """Return the requested page as parsed JSON, which must match the OpenAPI document."""
     answer: dict[str, Any] = orjson.loads(asyncio.run(page(resource, shown, read(resource, parameters))))
     document = openapi.document(token=False)
     described = document["paths"][resource.path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]

@@ -41,7 +41,7 @@ def opened(tmp_path: Path) -> Iterator[Spool]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own that holds a megabyte."""
+    """Mount a file system that holds a megabyte; yield its directory."""
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)

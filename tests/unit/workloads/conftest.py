@@ -46,7 +46,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start a Python process that runs `code`, then says that it is ready and stays until it is ended."""
+    """Yield a function that starts a Python process: it runs `code`, reports that it is ready, and waits.
+
+    The processes are ended at the end of the test.
+    """
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: str | bytes, code: str = "") -> subprocess.Popen[bytes]:
@@ -65,7 +68,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def unified() -> Path:
-    """Mount point of the v2 hierarchy."""
+    """Return the mount point of the v2 hierarchy."""
     mount_points = {"v2": Path("/sys/fs/cgroup"), "hybrid": Path("/sys/fs/cgroup/unified")}
     if (mode := Cgroups().mode) not in mount_points:
         pytest.skip(f"no cgroup2 is mounted (mode {mode})")

@@ -29,7 +29,10 @@ def clock() -> Clock:
 
 @pytest.fixture
 def mount(tmp_path: Path, clock: Clock) -> Mount:
-    """Cgroups of a host with the given mounts: lines of (root, mount point, file system, options)."""
+    """Return a function that makes the cgroups of a host with the given mounts.
+
+    A mount is a line of (root, mount point, file system, options).
+    """
 
     def mount(*mounts: tuple[str, Path | str, str, str]) -> Cgroups:
         lines = (

@@ -64,7 +64,7 @@ Watch = Callable[..., Watching]
 
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ApiServer]:
-    """The API server of a cluster in whose pod the test is: its service account stands in `tmp_path`."""
+    """Run the API server of a cluster in whose pod the test is: its service account stands in `tmp_path`."""
     for variable in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(variable)
     with ApiServer(tmp_path) as server:

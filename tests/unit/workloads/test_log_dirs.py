@@ -28,7 +28,7 @@ def topic_id() -> str:
 
 
 def partition(log_dir: Path, name: str, topic_id: str | None, *, text: str = "version: 0\ntopic_id: {}\n") -> Path:
-    """The directory of a partition; its log file."""
+    """Make the directory of a partition; return its log file."""
     directory = log_dir / name
     directory.mkdir(parents=True)
     if topic_id:

@@ -19,7 +19,7 @@ def pod(labels: dict[str, str] | None = None, **status: Any) -> dict[str, Any]:
 
 
 def owned(kind: str, name: str, **labels: str) -> dict[str, Any]:
-    """A pod that a controller made, and that somebody else owns, too."""
+    """Return a pod that a controller made, and that another object owns, too."""
     made = pod({key.replace("_", "-"): value for key, value in labels.items()})
     owners = [{"kind": "Cleaner", "name": "c"}, {"kind": kind, "name": name, "controller": True}]
     made["metadata"]["ownerReferences"] = owners

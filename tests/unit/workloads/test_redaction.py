@@ -205,6 +205,6 @@ def test_what_is_hidden_is_what_the_rules_in_plain_patterns_hide(line: str) -> N
     "piece", ["://", "://:", "://auth:1.", "auth", "-token", '"-token', "token%22", "token ", "- "]
 )
 def test_a_long_command_line_is_looked_through_once(piece: str, end: str) -> None:
-    """Patterns that start again at every piece take minutes."""
+    """Patterns that start again at every piece would take minutes."""
     line = piece * (2**18 // len(piece)) + end
     assert redacted(line.encode()).startswith(piece[:3].encode())

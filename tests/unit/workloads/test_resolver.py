@@ -39,7 +39,7 @@ RESOLVER = WorkloadResolver()
 
 
 def moved(process: Popen[bytes], cgroup: Path) -> int:
-    """Move a process into a cgroup that is made for it; the cgroup's id."""
+    """Move a process into a cgroup that is made for it; return the cgroup's id."""
     cgroup.mkdir(parents=True, exist_ok=True)
     (cgroup / "cgroup.procs").write_text(str(process.pid))
     return cgroup.stat().st_ino

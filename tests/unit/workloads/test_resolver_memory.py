@@ -1,4 +1,4 @@
-"""What workloads take, and that the last object that refers to one gives it back."""
+"""The memory that workloads take, and that the last object that refers to one gives it back."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Named(WorkloadResolver):
 
 
 def of_processes(*pids: int) -> list[Samples]:
-    """Connections, each of another process."""
+    """Return connections, each of another process."""
     return [opened(pid, peer=("10.0.0.1", pid), tgid=1000 + pid, cgroup_id=1 << 40 | pid) for pid in pids]
 
 
