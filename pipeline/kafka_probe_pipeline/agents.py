@@ -40,7 +40,7 @@ SCHEMA = T.StructType(
 
 
 def _believed(time: str) -> Column:
-    """A time by the agent's clock; null where it is far ahead of Kafka's."""
+    """Return a time by the agent's clock; null where it is far ahead of Kafka's."""
     return F.when(F.col(time) <= F.col("received_us") + _AHEAD_US, F.col(time))
 
 

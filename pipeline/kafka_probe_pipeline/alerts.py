@@ -31,7 +31,7 @@ EVIDENCE_LIMIT = 1000  # characters: a sentence of each end, with the names of p
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """What happened and what to do about it, with the names of a storm's columns, `ms` and `s` in braces."""
+    """The text and the remedy of an alert, with the names of a storm's columns, `ms` and `s` in braces."""
 
     what: str
     remedy: str
@@ -101,7 +101,7 @@ class Alert:
         return json.dumps({**fields, **times, "summary": self.summary, "remedy": self.remedy})
 
     def labels(self) -> dict[str, str]:
-        """What makes it the same alert: nothing that changes while it goes on."""
+        """Return the labels that identify the alert: nothing that changes while it goes on."""
         kind = self.storm["kind"]
         return {
             "alertname": NAMES.get(kind, OTHER_NAME),
@@ -120,7 +120,7 @@ class Alert:
 
 
 def alert(row: Row) -> Alert:
-    """A row of `storms` as an alert."""
+    """Return the alert of a row of `storms`."""
     storm = row.asDict(recursive=True)
     what, remedy = _texts(storm)
     share = storm["share"] or 0

@@ -56,7 +56,7 @@ class BufferedTable:
             self.buffer.remove_old()
 
     def commit_if_due(self, clock: Clock) -> None:
-        """Commit what is buffered if the last commit is older than `--table-interval`, or there are many rows."""
+        """Commit the buffered rows if the last commit is older than `--table-interval`, or there are many rows."""
         number = self._number(clock.batch_id)
         if number is None:
             return

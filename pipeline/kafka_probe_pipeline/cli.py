@@ -170,7 +170,7 @@ def _rows(spark: SparkSession, config: PipelineConfig, name: str) -> DataFrame:
 
 
 def main() -> None:
-    """The command; an error is one sentence and an exit status."""
+    """Run the command; an error is one sentence and an exit status."""
     try:
         cli.main(prog_name="kafka-probe-pipeline")
     except KafkaProbeError as error:

@@ -202,12 +202,12 @@ class PipelineConfig(BaseSettings):
 
 
 def flag_of(name: str) -> str:
-    """The flag of a field."""
+    """Return the flag of a field."""
     return "--" + name.replace("_", "-")
 
 
 def load(flags: Mapping[str, object]) -> PipelineConfig:
-    """The configuration from flags (by field name; None means not given) and the environment.
+    """Return the configuration from flags (by field name; None means not given) and the environment.
 
     Raises `UsageError`, one line per mistake.
     """

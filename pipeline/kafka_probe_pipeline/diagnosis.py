@@ -72,7 +72,7 @@ class Tables:
 
 
 class News(NamedTuple):
-    """What a micro-batch has: the number of events, and when Kafka got the oldest and the newest, µs since epoch.
+    """Facts of a micro-batch: the number of events, and when Kafka got the oldest and the newest, µs since epoch.
 
     The times are None without events. opens_without_id, closes_without_id: those without a flow id.
     reports: those of agents that are kept in a table.

@@ -27,7 +27,7 @@ class TakenOverError(KafkaProbeError):
 def last_cause(error: Exception) -> str:
     """Return the innermost message of Spark's stack traces, of Java inside of Python, in one line.
 
-    It begins with the class if that is one of Python's own, such as KeyError, which says little without.
+    It begins with the class if that is one of Python's own, such as KeyError, whose message means little alone.
     """
     causes = re.findall(r"^(?:Caused by: |: )?([\w.$]+(?:Error|Exception)): (.+)$", str(error), re.MULTILINE)
     if not causes:

@@ -44,7 +44,7 @@ _STORM = struct_of({**dict.fromkeys(("id", "kind", "subject"), _STRING), "level"
 
 
 def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
-    """The connections whose verdict may be part of a storm, with the `kind`, `subject` and `level` of that."""
+    """Return the connections whose verdict may be part of a storm, with its `kind`, `subject` and `level`."""
     cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
     ages_us = {side: F.col(f"{side}.close.age_us") for side in ("client", "server")}
     age_us = F.when(by == "client", ages_us["client"]).otherwise(ages_us["server"])
@@ -74,7 +74,10 @@ def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
 
 
 def level(idle_us: Column, config: PipelineConfig) -> Column:
-    """Idle ages that are the same by `same_age_percent` and `idle_minimum` differ by no more than the span in it."""
+    """Return the level of an idle age.
+
+    Ages that are the same by `same_age_percent` and `idle_minimum` have levels that differ by no more than `span`.
+    """
     slack_us = config.idle_minimum * SECOND_US * 100 / config.same_age_percent
     return (F.log(idle_us + slack_us) * LEVELS).cast("long")
 
@@ -230,12 +233,12 @@ def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame |
 
 
 def _is_member(config: PipelineConfig) -> Column:
-    """The condition of a join of incidents, as `one`, with their storms, as `storm`."""
+    """Return the condition that joins incidents, as `one`, with their storms, as `storm`."""
     return _is_alike(config) & (F.col("one.closed_us") >= _earliest_us(F.col("storm.since_us"), config))
 
 
 def _is_alike(config: PipelineConfig) -> Column:
-    """The condition of a join of incidents with storms of the same kind, subject and idle age, at any time."""
+    """Return the condition that joins incidents with storms of the same kind, subject and idle age, at any time."""
     near = F.abs(F.col("one.level") - F.col("storm.level")) <= span(config)
     return (F.col("one.kind") == F.col("storm.kind")) & F.col("one.subject").eqNullSafe(F.col("storm.subject")) & near
 

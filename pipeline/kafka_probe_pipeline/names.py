@@ -32,16 +32,16 @@ def pairs(events: DataFrame) -> DataFrame:
 
 
 def unlike(pairs: DataFrame, known: DataFrame) -> DataFrame:
-    """The pairs whose id is not known."""
+    """Return the pairs whose id is not known."""
     return pairs.join(known, "topic_id", "left_anti")
 
 
 def named(rows: DataFrame, known: DataFrame) -> DataFrame:
-    """Rows of traffic, each `topic` by the name of its id, where that is known."""
+    """Return rows of traffic, each `topic` by the name of its id, where that is known."""
     name = known.select("topic_id", F.col("topic").alias("name"))
     return rows.join(name, "topic_id", "left").withColumn("topic", F.coalesce("name", "topic")).select(*rows.columns)
 
 
 def named_late(rows: DataFrame, new: DataFrame) -> DataFrame:
-    """Those of the rows that had an id only, and get their name from the new pairs."""
+    """Return those of the rows that had an id only, and get their name from the new pairs."""
     return rows.where(F.col("topic").isNull()).transform(named, new).where(F.col("topic").isNotNull())

@@ -50,7 +50,7 @@ class _Query:
 
 
 class Progress:
-    """What the queries have processed. Queries call it from their own threads."""
+    """The progress of all queries. Queries report it from their own threads."""
 
     def __init__(self) -> None:
         self.malformed = Counter[str]()

@@ -29,7 +29,7 @@ Cells = Mapping[str, Callable[[Row], Any]]
 
 
 def totals(rows: DataFrame) -> DataFrame:
-    """Sums and percentiles per DIMENSIONS and LEVEL, whatever window and batch the rows are of; most requests first."""
+    """Return sums and percentiles per DIMENSIONS and LEVEL over all windows and batches; most requests first."""
     return (
         rows.transform(summed, (*DIMENSIONS, *LEVEL))
         .transform(with_percentiles)
@@ -44,14 +44,14 @@ def of_others(rows: Iterable[Row]) -> list[Row]:
 
 
 def print_json(totals: Iterable[Row], output: TextIO) -> None:
-    """One JSON object per row and line."""
+    """Write one JSON object per row and line."""
     output.writelines(
         json.dumps(row.asDict(recursive=True), separators=(",", ":"), default=_iso) + "\n" for row in totals
     )
 
 
 def print_tables(totals: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
-    """A table of APIs and a table of topics; as wide as the terminal, or `FILE_WIDTH` where there is none.
+    """Print a table of APIs and a table of topics, as wide as the terminal, or `FILE_WIDTH` without one.
 
     internal: also kafka-probe's own traffic; else the number of its rows stands below.
     """
@@ -61,7 +61,7 @@ def print_tables(totals: Iterable[Row], output: TextIO, *, internal: bool = Fals
 
 
 def print_table(name: str, rows: Iterable[Row], output: TextIO, *, internal: bool = False) -> None:
-    """The connections, verdicts or storms, one row each; internal: also kafka-probe's own."""
+    """Print the connections, verdicts or storms, one row each; internal: also kafka-probe's own."""
     texts, numbers = VIEWS[name]
     _print(name.capitalize(), texts, numbers, list(rows), output, internal)
 
@@ -109,7 +109,7 @@ def _topic(row: Row) -> str:
 
 
 def _errors(row: Row) -> int | None:
-    """Null where the count of one code overflowed."""
+    """Return the number of errors; None where the count of one code overflowed."""
     counts = (row["errors"] or {}).values()
     return None if None in counts else sum(counts)
 
@@ -141,7 +141,10 @@ _TOPIC: Cells = {
 
 
 def _end(side: str) -> Callable[[Row], Any]:
-    """Workload and address of an end; where it is not watched, its address as the other end sees it."""
+    """Return a function for the cell of an end, with workload and address.
+
+    Where the end is not watched, the cell has its address as the other end sees it.
+    """
     other = {"client": "server", "server": "client"}[side]
 
     def cell(row: Row) -> object:
@@ -159,7 +162,7 @@ def _with_place(workload: Row | None) -> dict[str, Any]:
 
 
 def _of_either(name: str) -> Callable[[Row], Any]:
-    """What the client's end knows, else the server's."""
+    """Return a function for a value that the client's end has, else the server's."""
     return lambda row: next((row[side][name] for side in ("client", "server") if row[side]), None)
 
 

@@ -59,7 +59,7 @@ CAUSES = {
 
 
 def first(end: End, other: End) -> bool:
-    """The end closed, and the other did not by itself."""
+    """Return True if the end closed, and the other did not by itself."""
     return end.itself and (not other.itself or sent_close_notify(end, other))
 
 
@@ -72,7 +72,7 @@ def sent_close_notify(end: End, other: End) -> bool:
 
 
 def reset_between(end: End, other: End) -> bool:
-    """An RST came that the other end's host never sent.
+    """Return True if an RST came that the other end's host never sent.
 
     False if the other end closed by itself after a silence that was not longer: then it closed before the RST came.
     """

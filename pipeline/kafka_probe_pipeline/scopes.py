@@ -67,7 +67,7 @@ def open_by_agents(agents: DataFrame) -> DataFrame:
 
 
 def workload(of: Column) -> Column:
-    """A workload by command and place, as `java team/orders-7f` or `java kafka.service`; null if it is not known."""
+    """Return a workload by command and place, as `java team/orders-7f` or `java kafka.service`; null if unknown."""
     pod = F.concat_ws("/", of["namespace"], of["pod"])
     place = F.coalesce(
         F.when(of["pod"].isNotNull(), pod), of["unit"], F.substring(of["container_id"], 1, 12), of["cgroup"]
@@ -76,14 +76,14 @@ def workload(of: Column) -> Column:
 
 
 def network(address: Column) -> Column:
-    """The network of `address:port`: /24, or /64 of IPv6, as the agents write it."""
+    """Return the network of `address:port`: /24, or /64 of IPv6, as the agents write it."""
     v4 = F.regexp_extract(address, r"^(\d+\.\d+\.\d+)\.\d+:\d+$", 1)
     v6 = F.regexp_extract(address, r"^\[(.+)\]:\d+$", 1)
     return F.when(v4 != "", F.concat(v4, F.lit(".0/24"))).when(v6 != "", F.concat(_first_64_bits(v6), F.lit("::/64")))
 
 
 def _first_64_bits(v6: Column) -> Column:
-    """The first four groups of an IPv6 address, without the zeros at their end."""
+    """Return the first four groups of an IPv6 address, without the zeros at their end."""
 
     def groups(text: Column) -> Column:
         return F.filter(F.split(text, ":"), lambda group: group != "")

@@ -109,7 +109,7 @@ def _is_seen(seq: Column) -> Column:
 
 
 def _joined(ranges: str) -> Column:
-    """Ranges that do not overlap, in ascending order: those that touch each other as one."""
+    """Return ranges that do not overlap, in ascending order: those that touch each other as one."""
     begins = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i - 1)["last"] < one["first"] - 1, F.lit(True)))
     ends = F.filter(ranges, lambda one, i: F.coalesce(F.get(ranges, i + 1)["first"] > one["last"] + 1, F.lit(True)))
     return F.zip_with(

@@ -107,7 +107,7 @@ _STOP_S, _END_S = 5, 3
 
 
 def start(master: str | None = None, jars_dir: Path | None = None, *, brief: bool = False) -> SparkSession:
-    """A session on `master`; None means what spark-submit named, else `local[4]`.
+    """Return a session on `master`; None means what spark-submit named, else `local[4]`.
 
     brief: it works for some minutes at most.
 
@@ -218,7 +218,7 @@ def _jvm_process() -> Any:
 
 
 def for_its_cores(session: SparkSession) -> SparkSession:
-    """The session, with a partition per core that there is now after each shuffle, unless the number is set.
+    """Return the session, with a partition per available core after each shuffle, unless the number is set.
 
     Else it makes 200 of a micro-batch, most of them empty.
     """
@@ -228,16 +228,17 @@ def for_its_cores(session: SparkSession) -> SparkSession:
 
 
 def for_few_rows(session: SparkSession) -> SparkSession:
-    """The session, with what suits micro-batches of few rows and many columns."""
+    """Return the session, with settings for micro-batches of few rows and many columns."""
     for name, value in _FEW_ROWS.items():
         session.conf.set(name, value)
     return for_its_cores(session)
 
 
 def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: StructType) -> DataFrame:
-    """A few rows of this process, by the names of the schema.
+    """Return a few rows of this process, by the names of the schema.
 
-    As JSON, which the JVM reads by itself: what `createDataFrame` makes is read by Python on the executors.
+    They are passed as JSON, which the JVM reads by itself: what `createDataFrame` makes is read by Python on the
+    executors.
     """
     text = F.lit(json.dumps(list(values)))
     return session.range(0, 1, 1, 1).select(F.inline(F.from_json(text, ArrayType(schema))))

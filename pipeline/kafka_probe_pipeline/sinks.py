@@ -19,7 +19,7 @@ MESSAGE = StructType([StructField("key", StringType()), StructField("value", Str
 
 
 def traffic_messages(rows: DataFrame) -> DataFrame:
-    """Rows with their `batch_id` as Kafka records: the value is JSON, the key a hash of window, dimensions and batch.
+    """Return rows with their `batch_id` as Kafka records: JSON, with a hash of window, dimensions and batch as key.
 
     A topic is its id there, if it has one: a row whose name became known replaces the one that it was before. Each has
     the percentiles of its own histogram; of several rows add the histograms, never the percentiles.
@@ -33,7 +33,7 @@ def traffic_messages(rows: DataFrame) -> DataFrame:
 
 
 def dead_letters(malformed: DataFrame) -> DataFrame:
-    """Malformed lines as Kafka records; the key is where the line came from. Very long lines are cut."""
+    """Return malformed lines as Kafka records; the key is the position of the line. Very long lines are cut."""
     return malformed.select(
         F.concat_ws("-", "topic", "partition", "offset", "line_number").alias("key"),
         F.to_json(

@@ -62,7 +62,7 @@ def spark_schema(*kinds: str) -> T.StructType:
 
 
 def records(spark: SparkSession, config: PipelineConfig, least_s: float) -> DataFrame:
-    """The events topic as a stream from its first record on.
+    """Return the events topic as a stream from its first record on.
 
     least_s: least time between two micro-batches, unless `max_records_per_trigger` records wait.
     """
@@ -81,7 +81,7 @@ def records(spark: SparkSession, config: PipelineConfig, least_s: float) -> Data
 
 
 def parsed(records: DataFrame, *kinds: str) -> DataFrame:
-    """One row per line: `event`, or `reason` and the line; with topic, partition, offset and timestamp of its record.
+    """Return a row per line: `event`, or `reason` and line; with topic, partition, offset, timestamp of its record.
 
     `line_number` counts from 0 within the record. Blank lines are none. With `kinds`, only their fields are read, and
     lines that begin as an agent writes other kinds are left out unread: that takes a part of the time. To be persisted:
@@ -107,14 +107,14 @@ def parsed(records: DataFrame, *kinds: str) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """When a micro-batch is: its number, and Kafka's time of its newest record, µs since epoch."""
+    """The time of a micro-batch: its number, and Kafka's time of its newest record, µs since epoch."""
 
     batch_id: int
     now_us: int
 
 
 def received(parsed: DataFrame) -> DataFrame:
-    """The events, a column per field of `spark_schema`, and two more.
+    """Return the events, a column per field of `spark_schema`, and two more.
 
     received_us: when Kafka got the event, µs since epoch; position: where its line is in the topic.
     """
@@ -124,7 +124,7 @@ def received(parsed: DataFrame) -> DataFrame:
 
 
 def malformed(parsed: DataFrame) -> DataFrame:
-    """The lines that are no events: topic, partition, offset, line_number, line, reason."""
+    """Return the lines that are no events: topic, partition, offset, line_number, line, reason."""
     return parsed.where(F.col("reason").isNotNull()).drop("event", "timestamp")
 
 
@@ -133,7 +133,7 @@ def _is_large(text: Column) -> Column:
 
 
 def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
-    """Why a line is no event; null if it is one. fields: those that were read."""
+    """Return why a line is no event; null if it is one. fields: those that were read."""
     # from_json reads the first value of a line and forgets the rest: one line must be one value.
     one_value = F.coalesce(F.json_array_length(F.concat(F.lit("["), line, F.lit("]"))), F.lit(0)) == 1
     reasons = {
@@ -173,7 +173,10 @@ def _has_long_text(event: Column) -> Column:
 
 
 def _has_long_labels(event: Column, fields: Container[str]) -> Column:
-    """In all, with a character between two of them: any number of them may be empty."""
+    """Return True where the labels of a workload are too long in all.
+
+    A character between two of them counts: any number of them may be empty.
+    """
 
     def long(workload: Column) -> Column:
         labels = workload["labels"]
@@ -225,7 +228,7 @@ def _any(conditions: Iterable[Column]) -> Column:
 
 
 def struct_of(fields: Mapping[str, T.DataType]) -> T.StructType:
-    """Fields by name as one type."""
+    """Return fields by name as one type."""
     return T.StructType([T.StructField(name, kind) for name, kind in fields.items()])
 
 

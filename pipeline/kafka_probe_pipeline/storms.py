@@ -99,7 +99,7 @@ def storms(
     clock: Clock,
     config: PipelineConfig,
 ) -> DataFrame:
-    """The storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
+    """Return the storms `before`, brought up to date by the verdicts of the batch: columns of `SCHEMA`.
 
     open_connections: those of which no end is closed.
     """
@@ -137,12 +137,12 @@ def storms(
 
 
 def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config: PipelineConfig) -> DataFrame:
-    """The same after a batch without verdicts, in which storms can only end: nothing is counted for that."""
+    """Return the same after a batch without verdicts, in which storms can only end: nothing is counted."""
     return _kept(spark, [Storm(row.asDict(recursive=True)) for row in before], clock, config)
 
 
 class Cell(NamedTuple):
-    """How many closed at one idle age between the starts of two windows, see `incidents.candidates`."""
+    """The number of closes at one idle age between the starts of two windows, see `incidents.candidates`."""
 
     closes: int
     hop: int

@@ -13,17 +13,17 @@ OVERFLOWED = 2**63 - 1
 
 
 def total(name: str) -> Column:
-    """Aggregate: the sum of a column, which may have numbers below 0; null where no row has one."""
+    """Return the aggregate sum of a column, which may have numbers below 0; null where no row has one."""
     most = F.max(name)
     return F.when(most < OVERFLOWED, F.coalesce(F.try_sum(name), F.lit(OVERFLOWED))).otherwise(most)
 
 
 def plus(one: Column, other: Column) -> Column:
-    """The sum of two counts, neither of them below 0."""
+    """Return the sum of two counts, neither of them below 0."""
     none = F.lit(0)
     return F.coalesce(F.try_add(F.coalesce(one, none), F.coalesce(other, none)), F.lit(OVERFLOWED))
 
 
 def shown(count: Column) -> Column:
-    """The count for a reader: null if it is `OVERFLOWED`."""
+    """Return the count for a reader: null if it is `OVERFLOWED`."""
     return F.nullif(count, F.lit(OVERFLOWED))

@@ -67,7 +67,7 @@ def has_times_of_writers(spark: SparkSession, config: PipelineConfig) -> bool:
 
 @contextmanager
 def _admin(jvm: Any, config: PipelineConfig) -> Iterator[Any]:
-    """Kafka's Admin; what the brokers refuse is a StartError."""
+    """Yield Kafka's Admin; a request that the brokers refuse is a StartError."""
     limits = {"default.api.timeout.ms": str(ANSWER_WITHIN_MS), "request.timeout.ms": str(ANSWER_WITHIN_MS)}
     try:
         admin = jvm.org.apache.kafka.clients.admin.Admin.create({**limits, **config.kafka})

@@ -84,7 +84,7 @@ SCHEMA = struct_of(
 
 
 def traffic(events: DataFrame, window_seconds: int, named: Callable[[DataFrame], DataFrame] | None = None) -> DataFrame:
-    """Sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (maps to counts).
+    """Return sums of the flow events: columns `KEYS`, `COUNTS` and `HISTOGRAMS` (maps to counts).
 
     named: names the topics of the rows. Naming after the sum would need a second sum.
     """
@@ -93,7 +93,10 @@ def traffic(events: DataFrame, window_seconds: int, named: Callable[[DataFrame],
 
 
 def levels(flows: DataFrame) -> DataFrame:
-    """Per flow event one row of level `api` and one of level `topic` per topic, with ts, dimensions and measures."""
+    """Return a row of level `api` per flow event and one of level `topic` per topic.
+
+    They have ts, dimensions and measures.
+    """
     rows = F.concat(
         F.array(_api_row()),
         F.coalesce(F.transform("topics", _topic_row), F.array()),
@@ -103,7 +106,7 @@ def levels(flows: DataFrame) -> DataFrame:
 
 
 def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
-    """`ts` (µs since epoch) replaced by the start and end of its window."""
+    """Replace `ts` (µs since epoch) by the start and end of its window."""
     window = F.window(F.timestamp_micros("ts"), f"{window_seconds} seconds")
     return (
         rows.withColumn("window", window)
@@ -113,7 +116,7 @@ def windowed(rows: DataFrame, window_seconds: int) -> DataFrame:
 
 
 def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
-    """All measures summed over the rows that agree in the columns `by`; null where no row knows."""
+    """Return all measures summed over the rows that agree in the columns `by`; null where no row has one."""
     return rows.groupBy(*by).agg(
         *(total(name).alias(name) for name in COUNTS),
         *(_sum_of_maps(name).alias(name) for name in HISTOGRAMS),
@@ -121,12 +124,12 @@ def summed(rows: DataFrame, by: Iterable[str]) -> DataFrame:
 
 
 def with_percentiles(rows: DataFrame) -> DataFrame:
-    """Adds `PERCENTILES` of `latency` in µs, within the 4.4 % of a bucket. Only of sums: percentiles do not add up."""
+    """Add `PERCENTILES` of `latency` in µs, within the 4.4 % of a bucket. Only of sums: percentiles do not add up."""
     return rows.withColumns({name: _percentile(F.col("latency"), share) for name, share in PERCENTILES.items()})
 
 
 def without_overflows(rows: DataFrame) -> DataFrame:
-    """The rows for a reader: null where a sum overflowed. They are not to be summed any more."""
+    """Return the rows for a reader: null where a sum overflowed. They are not to be summed any more."""
     counts = {name: shown(F.col(name)) for name in COUNTS}
     return rows.withColumns(counts | {name: F.transform_values(name, lambda _, n: shown(n)) for name in HISTOGRAMS})
 
@@ -162,12 +165,12 @@ def _topic_row(topic: Column) -> Column:
 
 
 def _sum_of_list(numbers: Column) -> Column:
-    """Null if it overflows, as that of an event's topics cannot."""
+    """Return the sum; null if it overflows, as that of an event's topics cannot."""
     return F.aggregate(numbers, F.lit(0).cast("long"), lambda sum_, n: F.try_add(sum_, F.coalesce(n, F.lit(0))))
 
 
 def _sum_of_maps(name: str) -> Column:
-    """Aggregate: the union of the maps, values of equal keys added; null if all are empty."""
+    """Return the aggregate union of the maps, values of equal keys added; null if all are empty."""
 
     def union(left: Column, right: Column) -> Column:
         return F.map_zip_with(left, right, lambda _, one, other: plus(one, other))
@@ -177,7 +180,7 @@ def _sum_of_maps(name: str) -> Column:
 
 
 def _percentile(histogram: Column, share: float) -> Column:
-    """The middle of the first bucket up to which the counts reach `share` of all (nearest rank)."""
+    """Return the middle of the first bucket up to which the counts reach `share` of all (nearest rank)."""
     buckets = F.array_sort(
         F.transform(
             F.map_entries(histogram),

@@ -46,7 +46,7 @@ class Loaded:
 
 
 class Kernel:
-    """What the loader needs of the running kernel's BTF: compiled programs and type ids, from the cache or made anew.
+    """The facts that the loader needs of the running kernel's BTF: compiled programs and type ids, cached or made anew.
 
     Raises:
         StartError: the kernel has no BTF, or the programs cannot be compiled.

@@ -42,7 +42,7 @@ class ProcessFacts(TypedDict):
     """The facts of a workload that never change."""
 
     pid: Annotated[int | None, "process id (thread group) in the root pid namespace"]
-    start_time: Annotated[int | None, "start of the process, µs since epoch; tells processes with the same pid apart"]
+    start_time: Annotated[int | None, "start of the process, µs since epoch; distinguishes processes with the same pid"]
     comm: Annotated[str | None, "command name of the process's main thread"]
     exe: Annotated[str | None, "path of the executable; null when the process ended before it was read"]
     cmdline: Annotated[
