@@ -1,9 +1,10 @@
-"""Reports words that the prose of this project does not use, and docstrings whose first sentence is too long.
+"""Reports words that the prose of this project does not use, and docstrings that begin badly.
 
     words.py FILE...
 
-Words are looked for in docstrings, comments and texts, outside of backticks. Exit status 1 if anything is reported.
-CONTRIBUTING.md says how to write instead.
+Words are looked for in docstrings, comments and texts, outside of backticks. A docstring begins badly if its first
+word makes it a fragment, or its first sentence is too long. Exit status 1 if anything is reported. CONTRIBUTING.md
+explains how to write instead.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-REFUSED = re.compile(r"\b(told|said|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE)
+REFUSED = re.compile(
+    r"\b(told|tells|said|says|heard|whoever|what waits|rooms?|house|no word of its own)\b", re.IGNORECASE
+)
+FRAGMENT = re.compile(r"(Its|Not|By|Also|As|Until|Of|Whether|What|Where|Who)\b")
 FIRST_SENTENCE_WORDS = 20
 _QUOTED = re.compile(r"`[^`]*`")
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|\n\n")
@@ -39,16 +43,16 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.partition("//")[2] if path.suffix in (".c", ".h") else line
 
 
-def docstrings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield line numbers and docstrings of Python, without those of tests, whose names are sentences."""
+def docstrings(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Yield line numbers and docstrings of Python, and True for those of tests, whose names are sentences."""
     if path.suffix != ".py":
         return
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         is_test = not isinstance(node, ast.Module) and node.name.startswith("test_")
-        if (docstring := ast.get_docstring(node)) and not is_test:
-            yield node.body[0].lineno, docstring
+        if docstring := ast.get_docstring(node):
+            yield node.body[0].lineno, docstring, is_test
 
 
 def words_of_first_sentence(docstring: str) -> int:
@@ -57,13 +61,16 @@ def words_of_first_sentence(docstring: str) -> int:
 
 
 def findings(path: Path) -> Iterator[str]:
-    """Yield a report of each line with a refused word, and of each docstring whose first sentence is too long."""
+    """Yield a report of each line with a refused word, and of each docstring that begins badly."""
     for number, text in prose(path):
         if refused := REFUSED.search(_QUOTED.sub("", text)):
             yield f"{path}:{number}: {refused[0]!r}: {text.strip()}"
-    for number, docstring in docstrings(path):
-        if (words := words_of_first_sentence(docstring)) > FIRST_SENTENCE_WORDS:
-            yield f"{path}:{number}: {words} words before the first full stop: {docstring.splitlines()[0]}"
+    for number, docstring, is_test in docstrings(path):
+        line = docstring.splitlines()[0]
+        if fragment := FRAGMENT.match(docstring):
+            yield f"{path}:{number}: a docstring begins with {fragment[0]!r}: {line}"
+        if not is_test and (words := words_of_first_sentence(docstring)) > FIRST_SENTENCE_WORDS:
+            yield f"{path}:{number}: {words} words before the first full stop: {line}"
 
 
 def main() -> int:

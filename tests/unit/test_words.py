@@ -1,4 +1,4 @@
-"""scripts/words.py: which prose it reads, which words it refuses, and how long a first sentence may be."""
+"""scripts/words.py: which prose it reads, which words it refuses, and how a docstring may begin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "words.py"
 
 
 def lint(path: Path, text: str) -> tuple[int, list[str]]:
-    """The exit status, and the line numbers and words that are reported."""
+    """Return the exit status, and the line numbers and words that are reported."""
     path.write_text(text)
     done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True, check=False)
     reported = [line.removeprefix(f"{path}:").split(":") for line in done.stdout.splitlines()]
@@ -24,6 +24,7 @@ def lint(path: Path, text: str) -> tuple[int, list[str]]:
     [
         ("a.py", '"""Is told.\n\nA word: heard.\n"""\n', ["1 'told'", "3 'heard'"]),
         ("a.py", "said = 1  # what was said\n", ["1 'said'"]),
+        ("a.py", "says = 1  # what it says\n", ["1 'says'"]),
         ("a.py", 'parametrize("told", ["he told"])\n', ["1 'told'"]),
         ("a.py", 'print("Told so", f"{1} rooms")\n', ["1 'Told'", "1 'rooms'"]),
         ("a.py", '"""`said` is a name, untold is a word."""\n', []),
@@ -59,4 +60,18 @@ TWENTY = "Return " + "a " * 19
     ],
 )
 def test_a_first_sentence_of_more_than_twenty_words_is_reported(tmp_path: Path, text: str, reported: list[str]) -> None:
+    assert lint(tmp_path / "a.py", text) == (int(bool(reported)), reported)
+
+
+@pytest.mark.parametrize(
+    ("text", "reported"),
+    [
+        ('"""Its answer."""\n', ["1 a docstring begins with 'Its'"]),
+        ('def test_a():\n    """By the second one."""\n', ["2 a docstring begins with 'By'"]),
+        ('class A:\n    """\n    Also, A."""\n', ["2 a docstring begins with 'Also'"]),
+        ('"""Offsets. By and by."""\n', []),
+        ('A = "Not a docstring"\n', []),
+    ],
+)
+def test_a_docstring_that_begins_as_a_fragment_is_reported(tmp_path: Path, text: str, reported: list[str]) -> None:
     assert lint(tmp_path / "a.py", text) == (int(bool(reported)), reported)
