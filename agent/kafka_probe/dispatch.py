@@ -1,4 +1,4 @@
-"""Passes frames to the modules that need them: all to the counts, first ones to what learns, Fetch to the sessions."""
+"""Passes frames to the modules that need them: counts, facts of connections, and fetch sessions."""
 
 from __future__ import annotations
 

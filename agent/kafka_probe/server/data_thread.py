@@ -17,7 +17,7 @@ Built = TypeVar("Built")
 
 
 class DataThread:
-    """An event loop in a thread of its own, whose share of CPU is limited for pages but not for events."""
+    """An event loop in a thread of its own. The CPU time of pages is limited, that of events is not."""
 
     def __init__(self) -> None:
         self._pace = PacedSelector(DATA_CPU_SHARE)

@@ -57,7 +57,7 @@ class Pages:
 
 
 class PageResponse(Response):
-    """A response with a page, sent in parts: a slow client holds one of them, and the page, which may be outdated."""
+    """A response with a page, sent in parts. A slow client holds one part in memory, and the page."""
 
     def __init__(self, page: Page, content_type: str, pages: Pages) -> None:
         super().__init__(headers={"Content-Type": content_type, "Content-Length": str(page.size)})

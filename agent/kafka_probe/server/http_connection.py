@@ -49,7 +49,7 @@ class Listener(socket.socket):
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP connection that ends if a request is too long or late, or its response is not read in time.
+    """An HTTP connection that ends if a request is long or late, or its response is not read.
 
     The first request has PATIENCE_S. From the start of each request, its response and the next request have between
     PATIENCE_S and twice that.

@@ -25,7 +25,7 @@ _TURN_S = 0.01
 
 
 class PacedSelector(EpollSelector):
-    """A selector that keeps its event loop's thread below a share of a core by a pause before a turn of the loop.
+    """A selector that keeps its event loop's thread below a share of a core by pauses between turns.
 
     `cpu_s` is the CPU time of the thread until its last turn, in seconds.
     """
@@ -79,7 +79,7 @@ class Rate:
 
 
 class Turns:
-    """Divides long work of a coroutine into turns of 10 ms, between which events are added and the thread may pause."""
+    """Divides long work of a coroutine into turns of 10 ms, between which the loop does other work or pauses."""
 
     def __init__(self) -> None:
         self._began_s = time.monotonic()

@@ -150,7 +150,7 @@ def _count_errors(names: Counter[str], codes: Mapping[str, int], most: int) -> N
 class LabelTable(Generic[LabelRow]):
     """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER.
 
-    Their labels have at most LABEL_CHARACTERS on average, so long labels leave room for fewer rows.
+    Their labels have at most LABEL_CHARACTERS on average, so a table of long labels has fewer rows.
     """
 
     def __init__(self, make: Callable[[], LabelRow], limit: int) -> None:
