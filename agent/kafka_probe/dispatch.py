@@ -8,10 +8,11 @@ from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming
 from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.grouping import FramesByConnection, Key
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import FlowEvent, Interval
-from kafka_probe.flows import Flows, FramesByConnection, Key, SessionRequests
+from kafka_probe.flows import Flows, SessionRequests
 from kafka_probe.protocol.facts import Facts
 from kafka_probe.time_limit import NO_LIMIT, TimeLimit
 
@@ -38,7 +39,7 @@ class Dispatcher:
 
     def report(
         self, interval: Interval, *, with_topics: bool = True, limit: TimeLimit = NO_LIMIT
-    ) -> Iterator[FlowEvent]:
+    ) -> Iterator[FlowEvent | None]:
         """Return the `flow` events of the interval, and begin a new interval. See Flows.report."""
         namings, self._namings = self._namings, {}
         connections = {conn: connection for (conn, _), (connection, _) in namings.items()}
@@ -51,8 +52,12 @@ class Dispatcher:
         flows = self._flows.report(interval, sessions, self._tracker.free, limit, with_topics=with_topics)
         return self._added(flows)
 
-    def _added(self, flows: Iterable[tuple[Connection | None, FlowEvent]]) -> Iterator[FlowEvent]:
-        for connection, event in flows:
+    def _added(self, flows: Iterable[tuple[Connection | None, FlowEvent] | None]) -> Iterator[FlowEvent | None]:
+        for flow in flows:
+            if flow is None:
+                yield None
+                continue
+            connection, event = flow
             if connection:
                 self._tracker.add_flow(connection, event)
             yield event

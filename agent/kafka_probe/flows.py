@@ -1,13 +1,14 @@
 """Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
-operations. This module never decodes frames and changes nothing but its counts.
+operations. This module never decodes frames. It changes its counts, the Produce requests that it keeps until their
+responses, and the order in which topic names were used.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -21,7 +22,7 @@ from kafka_probe.capture.sample import NO_API
 from kafka_probe.connections import refusals
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, Topic
-from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.grouping import FramesByConnection, Key
 from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
@@ -43,6 +44,7 @@ LOSSES = {
     "with 262,144 characters",
 }
 TOPICS, CHARACTERS = 4096, 1 << 18  # most topics that an event names, and most characters of their names
+_SUMMED_AT_ONCE = 1000
 _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
@@ -73,37 +75,6 @@ class _Count:
 _Others = dict[tuple[str, int], FlowSums]
 """Sums by side and API of the frames without counts of their own."""
 
-Key = tuple[int, int]
-"""A connection, by the kernel's id, and the number of a shape."""
-
-
-@dataclass(frozen=True, slots=True)
-class FramesByConnection:
-    """Frames of one shape, grouped by connection.
-
-    order: (n,) indices of the frames, sorted by connection; starts: (groups,) where in `order` each group starts;
-    groups: their keys, connections if known, starts and ends.
-    """
-
-    frames: Frames
-    order: npt.NDArray[np.intp]
-    starts: npt.NDArray[np.intp]
-    groups: list[tuple[Key, Connection | None, int, int]]
-
-    @classmethod
-    def of(cls, frames: Frames, find: Callable[[int, int], Connection | None]) -> Self:
-        """Group frames. find: returns the connection of an id and its number of frames."""
-        conns = frames.column("conn")
-        order = np.argsort(conns, kind="stable")
-        conns = conns[order]
-        starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
-        ends = *starts[1:].tolist(), len(order)
-        groups = [
-            ((conn, frames.number), find(conn, end - start), start, end)
-            for conn, start, end in zip(conns[starts].tolist(), starts.tolist(), ends, strict=True)
-        ]
-        return cls(frames, order, starts, groups)
-
 
 @dataclass(frozen=True, slots=True)
 class SessionRequests:
@@ -113,7 +84,7 @@ class SessionRequests:
     whose topics are counted in `asked`.
     """
 
-    asked: dict[tuple[int, int, int], dict[Topic, int]]
+    asked: Mapping[tuple[int, int, int], Mapping[Topic, int]]
     shapes: AbstractSet[Key]
 
 
@@ -211,22 +182,24 @@ class Flows:
         limit: TimeLimit,
         *,
         with_topics: bool,
-    ) -> Iterator[tuple[Connection | None, FlowEvent]]:
+    ) -> Iterator[tuple[Connection | None, FlowEvent] | None]:
         """Return the `flow` events of the interval with their connections, and begin a new interval.
 
         The iterator frees the counts of a connection when it reaches them. Those that it does not reach within the
-        limit become sums by side and API. free: as at construction, for the new interval.
+        limit become sums by side and API; between parts of these it yields None, so that other work can be done.
+        free: as at construction, for the new interval.
         """
         counts, self._counts = self._counts, {}
         other, self._other = self._other, {}
         self._begin(free)
         of_connections = self._flows(counts, sessions, interval, limit, with_topics=with_topics)
 
-        def flows() -> Iterator[tuple[Connection | None, FlowEvent]]:
+        def flows() -> Iterator[tuple[Connection | None, FlowEvent] | None]:
             yield from of_connections
-            for count in counts.values():
-                self._sum_other(count, other)
-            counts.clear()
+            while counts:
+                for _ in range(min(len(counts), _SUMMED_AT_ONCE)):
+                    self._sum_other(counts.popitem()[1], other)
+                yield None
             yield from ((None, event) for event in other_events(other, interval))
 
         return flows()
@@ -263,7 +236,7 @@ class Flows:
                 if with_topics and not connection.internal:
                     self._sum_topics(flow, count, by_session=key in sessions.shapes)
             for (api_key, api_version), flow in flows.items():
-                by_session = sessions.asked.pop((conn, api_key, api_version), {})
+                by_session = sessions.asked.get((conn, api_key, api_version), {})
                 for topic, times in by_session.items() if with_topics else ():
                     self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
                 self.losses["topics_shed"] += not with_topics

@@ -25,7 +25,7 @@ Buffer = RingBuffer | PerfBuffers
 _BATCH_S = 1.0
 _BATCH_SAMPLES = 1 << 12
 _LISTED_AT_ONCE = 4096
-# Pause between the parts of a report, so that the sinks keep up.
+# Pause between turns that send a report, so that the sinks keep up; none if samples are unread.
 _PAUSE_S = 0.05
 _TURN_S = 0.25  # most time to read samples per turn while a report is sent; the report gets as much time
 _REPORTS = 2  # most reports that are sent at the same time
@@ -50,7 +50,7 @@ class _Suspects:
 class Loop:
     """Reads samples from the programs' buffer, and begins a report at the end of each interval.
 
-    Samples are read in the order of the buffer. Those that arrive while a report is sent belong to the next interval.
+    Samples are read in the order of the buffer. Frames that arrive while a report is sent belong to the next interval.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Loop:
             processor.tracker.end_list()
 
     def start(self) -> None:
-        """Send the first report, which announces the agent and makes a sink that cannot deliver log that at once."""
+        """Send the first report, which announces the agent. A sink that cannot deliver it logs that at once."""
         _finish(self._reporter.report(self._since_ns, self._since_ns, self._since_ns))
 
     def turn(self) -> None:
@@ -121,9 +121,8 @@ class Loop:
     def _drain(self, due_s: float) -> None:
         """Read the samples that the buffer holds, or the rest of them after an interrupted call.
 
-        Stops at `due_s`, by time.monotonic. Samples that arrive meanwhile wait for the next call: else batches would
-        shrink to few samples. A call reads at most as many samples as fit in the ring, which may fill as fast as it is
-        read.
+        Stops at `due_s`, by time.monotonic, at a batch that is not full, so that batches do not shrink to few samples,
+        or after as many samples as fit in the ring, which may fill as fast as it is read.
         """
         if not self._unread:
             self._unread, self._marked_ns = self._ring_samples, time.monotonic_ns()
@@ -138,7 +137,7 @@ class Loop:
             self._read_ns = self._marked_ns
 
     def _suspect_lost(self) -> None:
-        """Note the known connections that the kernel no longer follows, if samples of closes were lost."""
+        """Note the known connections that the kernel no longer follows, if closes were lost or the table is full."""
         lost_samples, tracker = self._reporter.hidden_samples, self._processor.tracker
         if self._suspects or (lost_samples == self._searched_at and not tracker.full):
             return

@@ -31,11 +31,14 @@ class Sender:
         for _ in self.parts(events):
             pass
 
-    def parts(self, events: Iterable[Event]) -> Iterator[None]:
-        """Send events in parts of at most IN_HAND_BYTES or one larger event; yield between parts."""
+    def parts(self, events: Iterable[Event | None]) -> Iterator[None]:
+        """Send events in parts of at most IN_HAND_BYTES or one larger event; yield between parts, and at each None."""
         part: list[Event] = []
         in_hand = 0
         for event in events:
+            if event is None:
+                yield
+                continue
             size = event_bytes(event) + len(encode(event))  # escapes may make names six times as long in JSON
             if part and in_hand + size > IN_HAND_BYTES:
                 self._pass_on(part)

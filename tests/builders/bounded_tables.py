@@ -55,7 +55,7 @@ class Watched:
         self.dispatcher.add(self.reader.read(stream(*records)))
 
     def report(self) -> list[Any]:
-        events = list(self.dispatcher.report(INTERVAL))
+        events = [event for event in self.dispatcher.report(INTERVAL) if event]
         for event in events:
             assert_body_valid(event)
         return events

@@ -6,12 +6,14 @@ from collections import Counter
 
 import pytest
 
+from kafka_probe import flows
 from kafka_probe.events import FlowEvent, bucket_of
 from kafka_probe.flows import CHARACTERS, TOPICS
 from kafka_probe.memory import MIB, event_bytes
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.sinks.outbox import encode
+from kafka_probe.time_limit import TimeLimit
 from tests.builders.bounded_tables import Watched, grown_by, with_budget
 from tests.builders.events import INTERVAL
 from tests.builders.samples import by_hand, fetch, opened, request, response
@@ -41,6 +43,18 @@ def test_beyond_the_bound_all_frames_are_counted_by_side_and_api() -> None:
     assert sum(records) == 30 * sum(topic["records"] for topic in one["topics"])
     lost = watched.flows.losses["flow_limit"]
     assert lost == sum(int(str(event["requests"])) + int(str(event["responses"])) for event in other) > 0
+
+
+def test_counts_beyond_the_time_of_a_report_are_summed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "_SUMMED_AT_ONCE", 10)
+    connections = 21
+    watched = with_budget(connections)
+    watched.see(*(request(METADATA, 12, conn) for conn in range(1, 1 + connections)))
+    *parts, other = watched.dispatcher.report(INTERVAL, limit=TimeLimit(0))
+    assert parts == [None] * 3
+    assert other
+    assert (other["conn_id"], other["requests"]) == (None, connections)
+    assert watched.flows.losses["flow_limit"] == connections
 
 
 def test_latencies_stay_within_the_budget() -> None:
@@ -138,7 +152,7 @@ def test_an_event_takes_no_more_than_was_reckoned(topics: int, answers: int) -> 
     events: list[FlowEvent] = []
 
     def take_all() -> bool:
-        events.extend(report)
+        events.extend(event for event in report if event)
         return len(events) >= 40
 
     assert 0 < grown_by(take_all, 1) < sum(map(event_bytes, events))

@@ -1,0 +1,44 @@
+"""Groups the frames of one shape by connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.frames import Frames
+
+Key = tuple[int, int]
+"""A connection, by the kernel's id, and the number of a shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class FramesByConnection:
+    """Frames of one shape, grouped by connection.
+
+    order: (n,) indices of the frames, sorted by connection; starts: (groups,) where in `order` each group starts;
+    groups: their keys, connections if known, starts and ends.
+    """
+
+    frames: Frames
+    order: npt.NDArray[np.intp]
+    starts: npt.NDArray[np.intp]
+    groups: list[tuple[Key, Connection | None, int, int]]
+
+    @classmethod
+    def of(cls, frames: Frames, find: Callable[[int, int], Connection | None]) -> Self:
+        """Group frames. find: returns the connection of an id and its number of frames."""
+        conns = frames.column("conn")
+        order = np.argsort(conns, kind="stable")
+        conns = conns[order]
+        starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
+        ends = *starts[1:].tolist(), len(order)
+        groups = [
+            ((conn, frames.number), find(conn, end - start), start, end)
+            for conn, start, end in zip(conns[starts].tolist(), starts.tolist(), ends, strict=True)
+        ]
+        return cls(frames, order, starts, groups)
