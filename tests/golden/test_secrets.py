@@ -10,7 +10,8 @@ import pytest
 
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, CopyRule, copy_rules
-from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis
+from kafka_probe.protocol.schemas import Api, SchemaField, apis
+from tests.builders.api_names import api_name
 from tests.builders.expected import expected
 from tests.builders.trees import Tree, generated
 from tests.builders.wire import (

@@ -83,12 +83,6 @@ def apis() -> dict[int, Api]:
     }
 
 
-def api_name(key: int) -> str | None:
-    """Return the API's name in Kafka's definitions without `Request`, or None for an unknown key."""
-    api = apis().get(key)
-    return None if api is None else api.name
-
-
 def fields_of(api: Api, *, response: bool, version: int) -> tuple[SchemaField, ...]:
     """Return the top-level fields of the era of a version; some may exist in its other versions only."""
     eras = api.response if response else api.request

@@ -24,7 +24,7 @@ from statistics import median
 from threading import Event
 from typing import Any
 
-from kafka_probe.protocol.schemas import api_name
+from tests.builders.api_names import api_name
 from tests.lab.broker import COUNTED, Broker
 from tests.lab.clients import ROOT, clients, running, topics
 from tests.lab.http import get

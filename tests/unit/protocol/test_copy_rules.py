@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kafka_probe.protocol.copy_rules import HEADER_ONLY, HIDDEN, LIMITS, CopyRule, copy_rules
-from kafka_probe.protocol.schemas import SchemaField, api_name, apis, fields_of
+from kafka_probe.protocol.schemas import SchemaField, apis, fields_of
+from tests.builders.api_names import api_name
 
 RULES = copy_rules()
 NAMES = {api.name for api in apis().values()}

@@ -13,7 +13,7 @@ from kio.static.constants import EntityType
 
 from kafka_probe.protocol import generate
 from kafka_probe.protocol.generate import parse_range
-from kafka_probe.protocol.schemas import Api, SchemaField, api_name, apis, fields_of
+from kafka_probe.protocol.schemas import Api, SchemaField, apis, fields_of
 
 JARS = Path(__file__).parents[3] / "build" / "jars"
 APIS = list(apis().values())
@@ -69,11 +69,7 @@ def test_the_eras_of_an_api_cover_its_versions_once(api: Api) -> None:
     ],
 )
 def test_old_and_new_versions_are_there(key: int, name: str, versions: range) -> None:
-    assert (api_name(key), apis()[key].versions) == (name, versions)
-
-
-def test_an_unknown_key_has_no_name() -> None:
-    assert api_name(9999) is None
+    assert (apis()[key].name, apis()[key].versions) == (name, versions)
 
 
 @pytest.mark.parametrize("api", IN_KAFKA_4, ids=by_name)
