@@ -19,6 +19,7 @@ from kafka_probe.events import (
     Origin,
     WorkloadFacts,
 )
+from kafka_probe.protocol.api_keys import ApiKey
 
 SECOND_US = 1_000_000
 CLIENT_NODES, BROKERS, PODS = 20, 3, 200
@@ -142,7 +143,7 @@ def flow(origin: Origin, facts: ConnectionFacts, number: int, interval: Interval
         "kind": "flow",
         **facts,
         "api": "Produce" if produces else "Fetch",
-        "api_key": 0 if produces else 1,
+        "api_key": ApiKey.PRODUCE if produces else ApiKey.FETCH,
         "api_version": 11 if produces else 16,
         "since": interval.since_us,
         "internal": False,
