@@ -24,7 +24,7 @@ TOPICS_KEPT = 1000  # per client: more than a real client uses, fewer than a hos
 _CLIENT_BYTES, _TOPIC_BYTES = 1536, 160  # memory of a client and of one of its topics, without texts
 
 
-class Activity(Flag):
+class RequestKind(Flag):
     """Kinds of requests that a client has sent."""
 
     NOTHING = 0
@@ -58,7 +58,7 @@ class ClientKey(NamedTuple):
 
 @dataclass(slots=True)
 class ClientProcess:
-    """The process of clients: its `workload` object in the last flow of any of them, and the memory of that."""
+    """A process with clients. workload: its object in their last flow; size: memory of that object in bytes."""
 
     workload: Mapping[str, Any]
     size: int
@@ -77,7 +77,7 @@ class ClientEntry:
     ts: int = 0
     last_seen_us: int = 0
     internal: bool = False
-    role: Activity = Activity.NOTHING
+    role: RequestKind = RequestKind.NOTHING
     group: str | None = None
     requests: int = 0
     request_bytes: int = 0
@@ -92,13 +92,13 @@ class ClientEntry:
 
     @property
     def size(self) -> int:
-        """Memory of its group and topics in bytes: the part that changes while it is kept, without its workload."""
+        """Return the memory of its group and topics in bytes: the part that changes while the table keeps it."""
         return self.topics_bytes + text_bytes(self.group or "")
 
     def add(self, flow: Mapping[str, Any]) -> None:
         self.ts = flow["ts"]
         self.internal = flow["internal"]
-        self.role |= Activity.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
+        self.role |= RequestKind.REPLICATE if flow["replica_id"] is not None else _role(flow["api"] or "")
         self.group = flow["group"] or self.group
         self.requests += flow["requests"]
         self.request_bytes += flow["request_bytes"]
@@ -116,10 +116,14 @@ class ClientEntry:
         """Return the client type: internal, broker, producer, consumer, producer+consumer, admin or other."""
         if self.internal:
             return "internal"
-        if Activity.REPLICATE in self.role:
+        if RequestKind.REPLICATE in self.role:
             return "broker"
-        does = [name for role, name in ((Activity.WRITE, "producer"), (Activity.READ, "consumer")) if role in self.role]
-        return "+".join(does) or ("admin" if Activity.ADMINISTRATE in self.role else "other")
+        does = [
+            name
+            for role, name in ((RequestKind.WRITE, "producer"), (RequestKind.READ, "consumer"))
+            if role in self.role
+        ]
+        return "+".join(does) or ("admin" if RequestKind.ADMINISTRATE in self.role else "other")
 
 
 class ClientTable:
@@ -200,15 +204,15 @@ def _key(flow: Mapping[str, Any]) -> ClientKey:
 
 
 @cache
-def _role(api: str) -> Activity:
+def _role(api: str) -> RequestKind:
     match api:
         case "Produce":
-            return Activity.WRITE
+            return RequestKind.WRITE
         case "Fetch" | "ShareFetch":
-            return Activity.READ
+            return RequestKind.READ
         case _ if api in _OF_BROKERS:
-            return Activity.REPLICATE
+            return RequestKind.REPLICATE
         case _ if api.startswith(_OF_ADMINISTRATORS):
-            return Activity.ADMINISTRATE
+            return RequestKind.ADMINISTRATE
         case _:
-            return Activity.NOTHING
+            return RequestKind.NOTHING
