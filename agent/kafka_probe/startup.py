@@ -56,7 +56,11 @@ def attached(config: Config, bounds: Bounds) -> Iterator[tuple[Programs, Listing
         for problem in programs.cache_problems:
             log.info("%s", problem)
         if config.kernel_time and (refusal := programs.measure()):
-            log.warning("The kernel does not measure the run time of the programs: %s.", refusal)
+            log.warning(
+                "The kernel does not measure the run time of the programs: %s. Grant CAP_SYS_ADMIN, or set "
+                "--kernel-time false.",
+                refusal,
+            )
         watched = options.ports, config.side, config.netns, options.agent_tgid, bounds.connections
         with closing(Listing(*watched)) if options.ports else nullcontext() as listing:
             try:

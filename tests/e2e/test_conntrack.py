@@ -112,4 +112,4 @@ def test_a_kernel_that_refuses_is_asked_once(
     assert asked.translations([one, one]) + asked.translations([one]) == [None, None, None]
     assert Refusing.asked == 1
     (message,) = caplog.messages
-    assert "Connection tracking does not answer" in message
+    assert "Connection tracking cannot be queried" in message

@@ -76,7 +76,11 @@ class Conntrack:
         except (self._error, OSError) as error:
             if getattr(error, "code", None) != errno.ENOENT:
                 self._refused = True
-                log.warning("Connection tracking does not answer, so nat of new connections is null: %s", error)
+                log.warning(
+                    "Connection tracking cannot be queried (%s), so nat of new connections is null until a restart. "
+                    "Grant CAP_NET_ADMIN and load nf_conntrack_netlink, or set --conntrack false.",
+                    error,
+                )
             return None
         beyond = self._netlink.NFCTAttrTuple.from_netlink(family, found.get_attr(wanted))
         local, peer = (

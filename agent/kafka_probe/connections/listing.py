@@ -26,7 +26,11 @@ log = logging.getLogger("kafka_probe")
 
 
 class Listing:
-    """A process of listing_program.py and its output. `agent_tgid`: the process whose connections are left out."""
+    """A process of listing_program.py and its output.
+
+    agent_tgid: the process whose connections are left out. most: number of connections that fit into the agent's
+    memory.
+    """
 
     def __init__(
         self,
@@ -36,7 +40,6 @@ class Listing:
         agent_tgid: int,
         most: int = DEFAULT.connections,
     ) -> None:
-        """most: number of connections that fit into the agent's memory."""
         self._open = ExitStack()
         # Files, because a pipe would be full before the agent reads it.
         self._output = self._open.enter_context(tempfile.TemporaryFile())  # noqa: SIM115  # closed by `_open`
@@ -77,7 +80,11 @@ class Listing:
         self._errors.seek(0)
         reason = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
         if reason := reason or (f"the listing program exited with status {status}" if status else ""):
-            log.warning("Connections that are already open appear only with their next payload or close: %s", reason)
+            log.warning(
+                "The list of open connections is incomplete (%s). Those that it lacks appear only with their next "
+                "payload or close. If rights are missing, run the agent as root.",
+                reason,
+            )
         return iter(()) if status else iter(self._output)
 
     def _read(self, listed: dict[str, Any]) -> tuple[Identity, Owner]:
