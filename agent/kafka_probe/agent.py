@@ -27,6 +27,10 @@ class Agent:
     """One agent on one node. `run` blocks until `stop` is called.
 
     `turned_s` is the time of the loop's last turn by time.monotonic, None before the first.
+
+    sink: the destination of events; local_sinks: further sinks, which must not block either. internal_requests: send
+    `request` events of kafka-probe's own connections as well. Not with a sink that sends requests to Kafka: each event
+    would cause another.
     """
 
     def __init__(
@@ -38,11 +42,6 @@ class Agent:
         *,
         internal_requests: bool = False,
     ) -> None:
-        """sink: the destination of events; local_sinks: further sinks, which must not block either.
-
-        internal_requests: `request` events of kafka-probe's own connections as well. Not with a sink that sends
-        requests to Kafka: each event would cause another.
-        """
         self.turned_s: float | None = None
         self._config = config
         self._stopping = False

@@ -43,7 +43,7 @@ class LoadShedding:
 
     @property
     def shed(self) -> str | None:
-        """Return the detail that is left out: requests; topics, which implies requests; None: nothing."""
+        """Return the detail that is left out, or None: `requests`, or `topics`, which includes requests."""
         return self._steps[self._taken - 1] if self._taken else None
 
     @property

@@ -64,7 +64,7 @@ class Shares:
         """Return to a peer's share what the peer took of it."""
         if peer in self._taken:
             taken, freed = self._taken[peer]
-            # It gets back what it took itself, and no part of what others free for that.
+            # The peer gets these bytes back in full, so `take` must not add a quarter of them again.
             self._taken[peer] = max(0, taken - size), freed + size
 
 

@@ -28,6 +28,7 @@ class Processor:
     """Owns the modules that samples pass, and passes batches of samples through them.
 
     Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
+    internal_requests: build exchanges of kafka-probe's own connections as well.
     """
 
     def __init__(
@@ -39,7 +40,6 @@ class Processor:
         *,
         internal_requests: bool,
     ) -> None:
-        """internal_requests: see Agent."""
         self._internal_requests = internal_requests
         self._sender = sender
         self._bounds = bounds
@@ -54,7 +54,7 @@ class Processor:
         self.reader = FrameReader(SUMMED, bounds)
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
         self._exchanges: Exchanges | None = None
-        self._look_closely()
+        self._switch_exchanges()
 
     def consume(self, samples: Samples) -> None:
         """Process samples of any kind, in portions, which have the order of the buffer.
@@ -74,12 +74,12 @@ class Processor:
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
         self.load_shedding.reconfigure(requests, cpu_limit)
-        self._look_closely()
+        self._switch_exchanges()
 
     def spend(self, cpu_share: float) -> None:
         """Adapt the detail of the next interval to the last interval's share of a core."""
         self.load_shedding.spend(cpu_share)
-        self._look_closely()
+        self._switch_exchanges()
 
     def losses(self) -> dict[str, int]:
         """Return the losses of all these modules since the start, by reason."""
@@ -113,8 +113,8 @@ class Processor:
     def _send(self, exchanges: Iterable[RequestEvent]) -> None:
         self._sender.send(self.load_shedding.wanted(exchanges))
 
-    def _look_closely(self) -> None:
-        """Build exchanges only while they become events: that costs more than counting frames."""
+    def _switch_exchanges(self) -> None:
+        """Start or stop building exchanges. They cost more than counting frames, so only `request` events need them."""
         if self.load_shedding.requests and not self._exchanges:
             self._exchanges = Exchanges(
                 self.tracker, self.names, self._bounds.exchanges_bytes, internal=self._internal_requests

@@ -47,10 +47,11 @@ class Programs:
 
     backend: the name of the backend; refused: by name why those before it failed; instructions: how many the verifier
     processed, by program; cache_problems: why files of the cache were not used or written.
+
+    descriptors: of the maps, then of the programs, then of as many links.
     """
 
     def __init__(self, answer: dict[str, Any], descriptors: list[int], buffer: RingBuffer | PerfBuffers) -> None:
-        """descriptors: the maps, then the programs, then as many links."""
         self.backend: str = answer["backend"]
         self.refused: dict[str, str] = answer["refused"]
         self.instructions: dict[str, int] = answer["instructions"]

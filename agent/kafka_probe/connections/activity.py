@@ -45,7 +45,10 @@ class _TopicSums:
 
 
 class ConnectionActivity:
-    """The sums of a connection's `flow` events. The caller takes ACTIVITY_BYTES of the budget for it."""
+    """The sums of a connection's `flow` events. The caller takes ACTIVITY_BYTES of the budget for it.
+
+    peer: the peer whose share of the budget it uses.
+    """
 
     __slots__ = (
         "_budget",
@@ -61,7 +64,6 @@ class ConnectionActivity:
     )
 
     def __init__(self, budget: SharedBudget, peer: str) -> None:
-        """peer: the peer whose share of the budget it uses."""
         self._budget = budget
         self._peer = peer
         self._bytes = ACTIVITY_BYTES
@@ -110,7 +112,7 @@ class ConnectionActivity:
         return facts
 
     def _find(self, name: str | None, topic_id: str | None) -> _TopicSums:
-        """Return the entry of a topic that may be new, or whose id or name was unknown before."""
+        """Return the entry of a topic, added if absent; complete an entry whose id or name was unknown before."""
         by_id = self._topics.pop(topic_id, None) if name and topic_id else None
         if by_id:
             self._free(_size(by_id))
@@ -122,7 +124,7 @@ class ConnectionActivity:
         return found
 
     def _new(self, name: str | None, topic_id: str | None) -> _TopicSums:
-        """Return a new entry for a topic, or that of all topics without one."""
+        """Return a new entry for a topic, or `_rest` if its name is not allowed or it does not fit."""
         topic = _TopicSums(name, topic_id)
         key = name or topic_id
         allowed = bool(_NAME.fullmatch(name)) if name else topic_id is not None

@@ -34,7 +34,7 @@ def _how(first_state: int, error: int) -> tuple[str, str]:
 
 
 def closing_ns(sample: Sample) -> int:
-    """Return when this end began to close, ns of CLOCK_MONOTONIC."""
+    """Return the time at which this end began to close, ns of CLOCK_MONOTONIC."""
     return int(unpack(sample, CLOSE_DATA)["closing_ns"] or sample["ts_ns"])
 
 

@@ -62,6 +62,7 @@ class Exchanges:
     """Pairs requests with responses. Only requests in flight wait: a response also ends the requests before it.
 
     Beyond `limit_bytes` it drops all requests of the connection that has had waiting requests for the longest time.
+    internal: pair kafka-probe's own requests as well.
     """
 
     def __init__(
@@ -72,7 +73,6 @@ class Exchanges:
         *,
         internal: bool = False,
     ) -> None:
-        """internal: pair kafka-probe's own requests as well."""
         self._internal = internal
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
@@ -85,18 +85,18 @@ class Exchanges:
         """Yield an event for each exchange that a batch of frames completes, in the order of the frames."""
         frames = [
             (
-                record,
-                Frame(group.shape, int(record["ts_ns"]), int(record["frame_bytes"]), int(record["latency_us"]), row),
+                sample,
+                Frame(group.shape, int(sample["ts_ns"]), int(sample["frame_bytes"]), int(sample["latency_us"]), row),
             )
             for group in batch
-            for record, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
+            for sample, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
         ]
         # A response comes after its request, also if both have the same time.
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))
-        for record, frame in frames:
-            connection = self._tracker.get(int(record["conn"]))
+        for sample, frame in frames:
+            connection = self._tracker.get(int(sample["conn"]))
             if connection and (self._internal or not connection.internal):
-                for correlation_id, request, response in self._take(connection, int(record["correlation_id"]), frame):
+                for correlation_id, request, response in self._take(connection, int(sample["correlation_id"]), frame):
                     yield self._event(connection, correlation_id, request, response, clock)
 
     def end(self, connection: Connection, clock: WallClock) -> Iterator[RequestEvent]:

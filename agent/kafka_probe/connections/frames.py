@@ -51,10 +51,12 @@ class Frames:
 
 
 class FrameReader:
-    """Reads frames from batches of FRAME samples. Keeps their shapes, and the frames that a batch left unfinished."""
+    """Reads frames from batches of FRAME samples. Keeps their shapes, and the frames that a batch left unfinished.
+
+    kinds: the measures that the agent needs. Others are not read: they are the larger part of most frames.
+    """
 
     def __init__(self, kinds: Iterable[MeasureKind] = MeasureKind, bounds: Bounds = DEFAULT) -> None:
-        """kinds: the measures that the agent needs. Others are not read: they are the larger part of most frames."""
         self._table = ShapeTable(partial(decode_code, readers=Readers(kinds)), bounds.shapes_bytes)
         self._reassembler = reassembly.Reassembler(bounds.unfinished_bytes)
         self._judged = Counter(dict.fromkeys(_JUDGED.values(), 0))

@@ -102,7 +102,7 @@ class PendingCloses:
 
     @property
     def oldest_settled_ns(self) -> int | None:
-        """Return when the first of the settled closes ended that are not taken; None if there is none."""
+        """Return the time of the oldest close that is settled and not taken, in ns; None if there is none."""
         return self._settled[0].ended_ns if self._settled else None
 
     def drop_oldest(self) -> PendingClose | None:
@@ -113,7 +113,7 @@ class PendingCloses:
         return self._waiting.popleft() if self._waiting else None
 
     def take(self, settled_count: int) -> Iterator[PendingClose]:
-        """Yield the closes up to this `settled_count`, without those taken before. Each is kept until it is reached."""
+        """Yield the settled closes up to this `settled_count` that are not taken. Each is kept until it is yielded."""
         while self.taken_count < settled_count:
             self.taken_count += 1
             yield self._settled.popleft()

@@ -49,7 +49,11 @@ _RESETS_PER_SLOT = 4  # resets that take the memory of one closed connection
 
 
 class Tracker:
-    """Holds the connections by the kernel's id. `losses` counts by the names of LOSSES."""
+    """Holds the connections by the kernel's id. `losses` counts by the names of LOSSES.
+
+    nat: source of this host's NAT translations of new connections; None: they are not queried. open_interval_s: time in
+    which `repeat` reports each open connection once.
+    """
 
     def __init__(
         self,
@@ -58,10 +62,6 @@ class Tracker:
         bounds: Bounds = DEFAULT,
         open_interval_s: float = 3600.0,
     ) -> None:
-        """nat: source of this host's NAT translations of new connections; None: they are not queried.
-
-        open_interval_s: time in which `repeat` reports each open connection once.
-        """
         self._bounds = bounds
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.budget = SharedBudget(bounds.learned_bytes, self.losses)
@@ -209,7 +209,7 @@ class Tracker:
         return [ends for ends, connection in self._listed.items() if connection.workload.process in ended]
 
     def forget_listed(self, orphans: Iterable[SocketEnds]) -> None:
-        """Delete those of them that still have no sample, and count their closes as unknown."""
+        """Delete the orphans that still have no sample, and count their closes as unknown."""
         for ends in orphans:
             connection = self._listed.pop(ends, None)
             if connection:
@@ -245,7 +245,7 @@ class Tracker:
     def report_closes(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | CloseEvent]:
         """Return an iterator over the events of the closes that are settled by now, within the limit.
 
-        The open of a connection that is not reported yet comes before its close: it is no longer kept for that.
+        If the open of a closed connection is not reported yet, its event comes before the close.
         """
         return self._closes(self._pending_closes.settled_count, clock, limit)
 
@@ -258,16 +258,20 @@ class Tracker:
             sent += 1
 
     def sent_until(self, settled_ns: int) -> int:
-        """Return up to when all closes and resets were sent, ns; `settled_ns`: up to when closes were settled."""
+        """Return the time in ns before which all closes and resets were sent.
+
+        settled_ns: time up to which closes were settled.
+        """
         left = [int(self._resets[0]["ts_ns"])] if self._resets else []
         if (oldest_ns := self._pending_closes.oldest_settled_ns) is not None:
             left.append(oldest_ns)
         return min((settled_ns, *(ns - 1000 for ns in left)))  # events have microseconds
 
     def repeat(self, open_ns: int, clock: WallClock) -> Iterator[OpenEvent]:
-        """Return an iterator over the `open` events to repeat by then; `open_ns`: time up to which closes are known.
+        """Return an iterator over the `open` events that are due for repetition at `open_ns`.
 
-        Keeps no connection: one that closes before the iterator reaches it has no such event.
+        open_ns: time up to which closes are known. The iterator keeps no connection: one that closes before the
+        iterator reaches it has no such event.
         """
         ids, listed = self._repeats.due(reversed(self._connections), self._listed.keys(), open_ns)
         due = chain(map(self._connections.get, ids), map(self._listed.get, listed))

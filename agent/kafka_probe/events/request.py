@@ -18,7 +18,7 @@ class RequestPartition(TypedDict):
 
 
 class RequestTopic(RequestPartition, total=False):
-    """The same with the values that only some APIs have; a value that was not seen is absent."""
+    """A partition with the values that only some APIs have; a value that was not seen is absent."""
 
     offset: Annotated[int, "requested offset (Fetch), committed offset (OffsetCommit) or assigned offset (Produce)"]
     high_watermark: Annotated[int, "Fetch: end of the replicated records; higher than offset: the consumer lags"]

@@ -49,12 +49,12 @@ class Resource:
 
     @property
     def filters(self) -> dict[str, Scalar]:
-        """Types of the fields that rows can be filtered by, by path; any element of a list may match."""
+        """Return the types of the fields that rows can be filtered by, by path. Any element of a list may match."""
         return {path: kind for path, kind, _ in _paths(self.fields)}
 
     @property
     def orders(self) -> list[str]:
-        """Paths of the fields that rows can be sorted by: those with one value per row."""
+        """Return the paths of the fields that rows can be sorted by: those with one value per row."""
         return [path for path, _, single in _paths(self.fields) if single]
 
 

@@ -39,7 +39,10 @@ LOSSES = {"workload_limit": "connections without their process, because it excee
 
 
 class WorkloadResolver:
-    """Resolves owners to workloads. Also keeps workloads without other references while half of the budget is free."""
+    """Resolves owners to workloads. Also keeps workloads without other references while half of the budget is free.
+
+    command_lines: if False, `cmdline` is always null.
+    """
 
     def __init__(
         self,
@@ -49,7 +52,6 @@ class WorkloadResolver:
         command_lines: bool = True,
         limit_bytes: int = DEFAULT.workloads_bytes,
     ) -> None:
-        """command_lines: if False, `cmdline` is always null."""
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         self.budget = SharedBudget(limit_bytes, self.losses)
         self._kept_bytes = limit_bytes // 2

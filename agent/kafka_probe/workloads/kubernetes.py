@@ -49,10 +49,12 @@ class NoPodsError(Exception):
 
 
 class PodWatch:
-    """Keeps `pods` up to date from `start` to `close`. `losses` counts failures by the names of LOSSES."""
+    """Keeps `pods` up to date from `start` to `close`. `losses` counts failures by the names of LOSSES.
+
+    node: the node's name in Kubernetes. service_account: a directory with `token` and `ca.crt`.
+    """
 
     def __init__(self, setting: Setting, node: str, pods: Pods, service_account: Path = SERVICE_ACCOUNT) -> None:
-        """node: the node's name in Kubernetes. service_account: a directory with `token` and `ca.crt`."""
         self._service_account = service_account
         self._wanted = setting == "on" or (setting == "auto" and self._in_cluster())
         self._selector = f"spec.nodeName={node}"

@@ -22,13 +22,13 @@ _WORKLOAD_BYTES = 1408  # memory of a workload besides texts, with its key, the 
 class Workload:
     """The process, container or service of an owner. It never changes, and is equal to those of the same owner.
 
-    When deleted, it gives back the bytes taken for it.
+    When deleted, it gives back the bytes taken for it. facts: those of the owner's process. pods: the source of the
+    names of its pod.
     """
 
     __slots__ = ("__weakref__", "_budget", "_bytes", "_facts", "_owner", "_pods")
 
     def __init__(self, owner: Owner, facts: ProcessFacts, pods: Pods, budget: SharedBudget, taken_bytes: int) -> None:
-        """facts: of the owner's process. pods: the source of the names of its pod."""
         self._owner = owner
         self._facts: WorkloadFacts = {**facts, **NAMELESS}
         self._pods = pods
