@@ -53,7 +53,7 @@ def with_foreign_tags(message: Message) -> Message:
 
 
 def uncounted(value: Any) -> Any:
-    """Return the same with record sets that have the summary of zeros: of an incomplete batch."""
+    """Return the value with all record sets counted as an incomplete batch: their summary has zeros."""
     if isinstance(value, Records):
         return Records(value.data, 0, 0, 0, 0, SetStatus.PARTIAL, 0, -1, -1)
     if isinstance(value, dict):
@@ -73,11 +73,11 @@ def left_of(cursor: Classifier, message: Message, piece: int) -> tuple[bytes, by
         cursor.move(Direction.SEND, message.frame(2), piece)
     else:
         cursor.move(Direction.RECEIVE, message.frame(2), piece)
-    records = cursor.samples()
-    is_answer = (records["flags"] & Flag.RESPONSE > 0) == message.response
-    own = records[(records["kind"] == SampleKind.FRAME) & (records["correlation_id"] == 2) & is_answer]
+    samples = cursor.samples()
+    is_answer = (samples["flags"] & Flag.RESPONSE > 0) == message.response
+    own = samples[(samples["kind"] == SampleKind.FRAME) & (samples["correlation_id"] == 2) & is_answer]
     data = b"".join(each["data"][: each["size"]].tobytes() for each in own)
-    return records.tobytes(), data, int(own["flags"][-1])
+    return samples.tobytes(), data, int(own["flags"][-1])
 
 
 def test_a_tags_number_is_no_length(cursor: Classifier) -> None:
@@ -121,6 +121,6 @@ def test_a_tagged_field_ends_where_its_size_says(cursor: Classifier, size: int, 
     cursor.move(Direction.RECEIVE, request(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(API_VERSIONS, 3, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, struct.pack(">i", len(head + body)) + head + body, WHOLE)
-    record = cursor.samples()[-1]
-    assert record["data"][: record["size"]].tobytes().endswith(leaves)
+    sample = cursor.samples()[-1]
+    assert sample["data"][: sample["size"]].tobytes().endswith(leaves)
     assert cursor.losses().get("malformed", 0) == before + malformed

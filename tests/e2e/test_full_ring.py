@@ -33,5 +33,5 @@ def test_connections_whose_ends_did_not_fit_are_no_longer_open(tmp_path: Path) -
             wait_until(lambda: connections() == 0, "all to be forgotten")
     report = watched.events(kind="agent")[-1]
     assert 0 < report["losses"]["close_unknown"] <= 2 * CONNECTIONS
-    # Others were listed, and their first record was lost.
+    # Others were listed, and their first sample was lost.
     assert 0 < report["counters"]["connections"] < 2 * CONNECTIONS

@@ -30,7 +30,7 @@ REQUEST_HEAD = 14
 
 @pytest.fixture
 def small() -> Iterator[tuple[Capture, int]]:
-    """Run a capture with a ring of 16 records; yield it and its port."""
+    """Run a capture with a ring of 16 samples; yield it and its port."""
     port = free_port()
     with closing(Capture(port, ring_bytes=4096)) as capture:
         yield capture, port

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(BUFFER == "perf", reason="perf buffers do not show how full they are"),
 ]
 
-RING_BYTES = 64 << 10  # 256 records, 16 of them a peer's share above half
+RING_BYTES = 64 << 10  # 256 samples, 16 of them a peer's share above half
 FLOOD = 200
 HONEST = range(1, 6)
 PORT = free_port()

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.long,  # it loads programs of its own
 ]
 
-RING_BYTES = 64 << 10  # 256 records, 16 of them a peer's share above half
+RING_BYTES = 64 << 10  # 256 samples, 16 of them a peer's share above half
 FLOOD = range(200)
 HONEST = range(1, 6)
 BURST = 10_000  # frames that a peer may send at once: 20,000 samples, of which a frame takes one or two
