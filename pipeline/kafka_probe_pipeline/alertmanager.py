@@ -100,13 +100,15 @@ class Alertmanager:
                     if alert.resolved:
                         del self._alerts[alert.id], self._due[alert.id]
         if failure and not self._failing:
-            log.warning("%s does not accept alerts (%s); they are kept and sent again", self.url, failure)
+            log.warning(
+                "Alertmanager %s does not accept alerts (%s); keeping them and trying again.", self.url, failure
+            )
         if self._failing and not failure:
-            log.info("%s accepts alerts again", self.url)
+            log.info("Alertmanager %s accepts alerts again.", self.url)
         self._failing = failure is not None
 
     def _post(self, alerts: list[Alert]) -> str | None:
-        """Send them; returns why it failed, None if it did not."""
+        """Send the alerts, and return the reason if that failed, else None."""
         from aiohttp import ClientError
 
         try:
@@ -119,7 +121,7 @@ class Alertmanager:
             return printable(error)
         except Exception as error:  # without this thread no alert would be sent any more
             if not self._failing:
-                log.exception("Sending alerts to %s failed", self.url)
+                log.exception("Sending alerts to %s failed.", self.url)
             return printable(repr(error))
 
 

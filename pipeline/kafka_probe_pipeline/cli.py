@@ -82,11 +82,11 @@ def run(**given: object) -> None:
             supervisor.require_checkpoints(spark, config)  # before another job is stopped for this one
             output.take_over(spark, config)
             diagnosis.resume(spark)
-            log.info("reading %s at %s%s", config.events_topic, config.bootstrap_servers, listed("created", created))
+            log.info("Reading %s at %s%s.", config.events_topic, config.bootstrap_servers, listed("created", created))
             supervisor.run_through_outages(
                 spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), progress, stopping
             )
-        log.info("stopped; the tables are in %s%s", config.output, listed("malformed", progress.malformed))
+        log.info("Stopped; the tables are in %s%s.", config.output, listed("malformed", progress.malformed))
 
 
 @contextmanager

@@ -146,7 +146,7 @@ class Diagnosis:
             new, recent = verdicts.counted(rows, clock, self.config)
         if new:
             self.progress.verdicts(new)
-            log.info("verdicts: %s", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
+            log.info("Gave verdicts: %s.", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
             tables.verdicts.add(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
             before_now = tables.storms.rows_before(batch_id)
@@ -244,7 +244,7 @@ class Diagnosis:
         rows = session.rows(spark, messages, sinks.MESSAGE)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
-            log.warning("alert %s %s: %s", one.id, one.change, one.summary)
+            log.warning("Alert %s was %s: %s.", one.id, one.change, one.summary)
         self._notify(alerts)
 
     def _notify(self, alerts: list[Alert]) -> None:

@@ -121,7 +121,7 @@ class Progress:
         with self._lock:
             for name, query in sorted(self._queries.items()):
                 log.info(
-                    "%s: %.1f events/s, %.0f s and %d records behind",
+                    "Query %s processed %.1f events/s and is %.0f s and %d records behind.",
                     name,
                     query.events / passed_s,
                     query.behind_s,
@@ -129,7 +129,7 @@ class Progress:
                 )
                 query.events = 0
         if (total := self.malformed.total()) > self._logged_malformed:
-            log.info("%d lines since the start were no events%s", total, listed("malformed", self.malformed))
+            log.info("%d lines since the start were not events%s.", total, listed("malformed", self.malformed))
             self._logged_malformed = total
 
 

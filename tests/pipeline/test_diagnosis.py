@@ -40,7 +40,7 @@ def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_lose
         with run.job(*url):
             wait_until(lambda: "300 connections closed" in summaries(receiver), "the whole storm", timeout_s=LIMIT_S)
             ((key, summary),) = {(key, str(message["summary"])) for key, message in run.received(run.alerts)[-1:]}
-            wait_until(lambda: f"alert {key} updated: {summary}\n" in run.log.read_text(), "the log to say so")
+            wait_until(lambda: f"Alert {key} was updated: {summary}.\n" in run.log.read_text(), "the log to say so")
         assert len(receiver.alerts()) == 1
     with Receiver(tmp_path / "another") as receiver, run.job("--alertmanager-url", receiver.url):
         wait_until(lambda: "300 connections closed" in summaries(receiver), "the late one to get it", timeout_s=LIMIT_S)

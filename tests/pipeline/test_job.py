@@ -58,7 +58,7 @@ def in_a_batch(run: Run) -> bool:
 
 def starting(run: Run) -> bool:
     """Return True if the job has a session, and perhaps no queries yet."""
-    return " reading " in run.log.read_text()
+    return " Reading " in run.log.read_text()
 
 
 def with_half_a_batch(run: Run) -> bool:

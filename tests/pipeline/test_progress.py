@@ -65,9 +65,9 @@ def test_the_log_says_once_a_minute_how_fast_and_how_far_behind_each_query_is(
         now_s += 60
         seen.look([])
     assert caplog.messages == [
-        "traffic: 10.0 events/s, 10 s and 0 records behind",
-        "3 lines since the start were no events; malformed: not a JSON object 3",
-        "traffic: 0.0 events/s, 10 s and 0 records behind",
+        "Query traffic processed 10.0 events/s and is 10 s and 0 records behind.",
+        "3 lines since the start were not events; malformed: not a JSON object 3.",
+        "Query traffic processed 0.0 events/s and is 10 s and 0 records behind.",
     ]
 
 

@@ -52,11 +52,7 @@ class Job:
                 left.kill()
 
     def require_running(self) -> None:
-        """Return if the job runs.
-
-        Raises:
-            LabError: it has ended; the text ends with its log's tail.
-        """
+        """Raise LabError, with the end of the job's log, unless the job runs."""
         if (status := self._process.poll()) is not None:
             raise LabError(f"the job ended with status {status}:\n{tail(self._log)}")
 
@@ -87,7 +83,7 @@ class Job:
         """Return how many verdicts of each cause the job has logged."""
         found = Counter[str]()
         for line in self._log.read_text().splitlines():
-            for cause, count in re.findall(r"(\w+) (\d+)", line.partition(" verdicts: ")[2]):
+            for cause, count in re.findall(r"(\w+) (\d+)", line.partition(" Gave verdicts: ")[2]):
                 found[cause] += int(count)
         return found
 
