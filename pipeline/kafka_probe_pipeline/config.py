@@ -50,7 +50,7 @@ def _retain(written: str) -> str:
 
 
 class PipelineConfig(BaseSettings):
-    """Everything that can be set."""
+    """The settings of the pipeline."""
 
     model_config = SettingsConfigDict(
         env_prefix=VARIABLE_PREFIX,
@@ -197,7 +197,7 @@ class PipelineConfig(BaseSettings):
 
     @property
     def kafka(self) -> dict[str, str]:
-        """Options of every Kafka client of the job. By the client id the agents leave it out of what they see."""
+        """Return the options of all Kafka clients of the job. Agents know its connections by the client id."""
         return {"client.id": "kafka-probe-pipeline", **self.kafka_option, "bootstrap.servers": self.bootstrap_servers}
 
 

@@ -99,13 +99,10 @@ def write(spark: SparkSession, name: str, text: str) -> None:
 
 
 def require_shared(spark: SparkSession, directory: str, query: str) -> None:
-    """Return if this process sees what executors write to the directory now.
+    """Raise OutputError unless this process sees the files that executors write to the directory.
 
-    Spark does not notice if the path is one of a local disk on each host. query: which one asks; others may at the same
-    time.
-
-    Raises:
-        OutputError: it does not see it.
+    Spark does not notice if the path is one of a local disk on each host. query: the name of the query that checks;
+    other queries may check at the same time.
     """
     probe = f"{directory}/_shared_{query}"
     path = _path(spark, probe)

@@ -120,7 +120,7 @@ def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Pi
 
 
 def rows(spark: SparkSession, storms: Iterable[Mapping[str, Any]]) -> DataFrame:
-    """Return as rows which incidents are part of the storms."""
+    """Return a row for each storm, with the columns that decide which incidents are part of it."""
     return session.rows(spark, ({name: storm[name] for name in _STORM.names} for storm in storms), _STORM)
 
 
@@ -208,7 +208,7 @@ def closed_since(hits: DataFrame, connections: DataFrame, config: PipelineConfig
 
 
 def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame | None) -> DataFrame:
-    """Return of each storm the scope of which it hit the largest part: `share`, `population` and `scope`.
+    """Return the scope in which each storm hit the largest share of connections: `share`, `population` and `scope`.
 
     The population is how many connections the scope had when the storm began: those open now or closed since. Agents
     report how many are open.

@@ -32,7 +32,7 @@ def pairs(events: DataFrame) -> DataFrame:
 
 
 def unlike(pairs: DataFrame, known: DataFrame) -> DataFrame:
-    """Return the pairs whose id is not known."""
+    """Return the pairs whose topic id no pair of `known` has."""
     return pairs.join(known, "topic_id", "left_anti")
 
 

@@ -22,11 +22,7 @@ _JOB_ID = uuid4().hex
 
 
 def require_renames(spark: SparkSession, config: PipelineConfig) -> None:
-    """Return if the checkpoints are on a file system that renames atomically.
-
-    Raises:
-        StartError: they would be on an object store.
-    """
+    """Raise StartError if the checkpoints would be on an object store, which does not rename atomically."""
     checkpoints = config.checkpoint_directory
     if hadoop.scheme(spark, checkpoints) in _OBJECT_STORES:
         raise StartError(
@@ -42,18 +38,14 @@ def take_over(spark: SparkSession, config: PipelineConfig) -> None:
 
 
 def require_owner(spark: SparkSession, config: PipelineConfig) -> None:
-    """Return if no other job has taken over the tables or the checkpoints since this process did.
-
-    Raises:
-        TakenOverError: one has.
-    """
+    """Raise TakenOverError if another job has taken over the tables or checkpoints since this process did."""
     for directory in config.directories:
         if hadoop.read(spark, _owner(directory)) != _JOB_ID:
             raise TakenOverError(f"Another job has taken over {directory}. Only one at a time may use it.")
 
 
 def require(spark: SparkSession, config: PipelineConfig, query: str) -> None:
-    """Return if the micro-batch of a query may write.
+    """Check that the micro-batch of a query may write.
 
     Raises:
         TakenOverError: another job has taken over.

@@ -38,7 +38,7 @@ def without_seen(events: DataFrame, before: DataFrame) -> DataFrame:
 
 
 def once(events: DataFrame) -> DataFrame:
-    """Return of all events with the same agent and `seq` the first in the topic.
+    """Return the events without repetitions: for each agent and `seq`, only the first event in the topic.
 
     Runs a Spark job, which finds repeated events by few columns: `dropDuplicates` would sort and shuffle all columns.
     The join that follows has a copy of the repeated `seq` on each executor, unless somebody forged very many.

@@ -1,4 +1,4 @@
-"""The Spark session: a small local one by default, whatever spark-submit started if it did.
+"""Starts and stops the Spark session: a small local one, or the session of spark-submit if that runs the job.
 
 Owns the settings of Spark: memory, time zone, logging, and where the Kafka connector and Delta Lake come from, which
 the pyspark package does not ship. Master, resources and partitions that are set by spark-submit stay. Never reads or
@@ -245,11 +245,7 @@ def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: Str
 
 
 def require_jars(spark: SparkSession) -> None:
-    """Return if the session can read from Kafka and write Delta Lake tables.
-
-    Raises:
-        StartError: jars are not on the class path.
-    """
+    """Raise StartError unless the jars of the Kafka connector and Delta Lake are on the class path."""
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     needed = jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, jvm.org.apache.spark.sql.delta.DeltaLog

@@ -137,7 +137,7 @@ def storms(
 
 
 def without_new(spark: SparkSession, before: Iterable[Row], clock: Clock, config: PipelineConfig) -> DataFrame:
-    """Return the same after a batch without verdicts, in which storms can only end: nothing is counted."""
+    """Return the storms after a micro-batch without verdicts. Storms can only end in it, so nothing is counted."""
     return _kept(spark, [Storm(row.asDict(recursive=True)) for row in before], clock, config)
 
 
@@ -217,7 +217,10 @@ def begun(candidate: Row, clock: Clock, config: PipelineConfig) -> Storm | None:
 
 
 def densest(cells: Iterable[Cell], config: PipelineConfig) -> list[Cell]:
-    """Return the most closes within a window at the same idle age, by level. Of as many, those of the latest window."""
+    """Return the group of cells with the most closes, all in one window and at one idle age, by level.
+
+    If several groups have as many, it returns the one of the latest window.
+    """
     windows: dict[int, list[Cell]] = defaultdict(list)
     for cell in cells:
         for number in range(HOPS):

@@ -56,11 +56,7 @@ def start(
 
 
 def require_checkpoints(spark: SparkSession, config: PipelineConfig) -> None:
-    """Return if each table fits its checkpoint.
-
-    Raises:
-        StartError: one does not.
-    """
+    """Raise StartError unless each table fits its checkpoint."""
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
 

@@ -116,7 +116,7 @@ class Table:
         return int(last.get()) if last.isDefined() else -1
 
     def require_checkpoint(self) -> None:
-        """Return if the table has the rows of its query's checkpoint, no more and no less.
+        """Check that the table has the rows of its query's checkpoint, no more and no less.
 
         Raises:
             StartError: it has columns of another release or is of another checkpoint, or has more or fewer

@@ -23,7 +23,7 @@ TIMES_OF_BROKER = {"message.timestamp.type": "LogAppendTime"}
 
 
 def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ...]:
-    """Create those of the job's topics that are absent; returns their names.
+    """Create the job's topics that are absent, and return their names.
 
     Raises:
         StartError: no broker answers, or it refuses.

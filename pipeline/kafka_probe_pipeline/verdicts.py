@@ -46,11 +46,7 @@ SCHEMA = struct_of(
 
 
 def require_executors(spark: SparkSession) -> None:
-    """Return if executors can judge.
-
-    Raises:
-        StartError: they cannot run this package.
-    """
+    """Raise StartError unless executors can run this package, which they need for verdicts."""
     try:
         spark.range(1).select(_together(0, F.array(F.struct(F.lit(0), F.lit(0), F.lit(""))))).collect()
     except (PySparkException, Py4JJavaError) as error:

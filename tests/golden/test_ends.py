@@ -34,7 +34,7 @@ def vanish(sock: socket.socket) -> None:
 
 
 def be_silent(seconds: float) -> None:
-    """Return after a silence."""
+    """Wait for a silence of this length."""
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > seconds, "a silence")
 

@@ -66,11 +66,11 @@ class Fleet:
         self._orders += 1
 
     def wait_done(self) -> None:
-        """Return when all commands are carried out."""
+        """Wait until all commands are carried out."""
         wait_until(self._is_done, f"{self.name} to carry out its orders", timeout_s=90)
 
     def send(self, size: int = 100) -> None:
-        """Let every producer send a record of that size; return when each was delivered or given up."""
+        """Let every producer send a record of that size; wait until each was delivered or given up."""
         self.order(f"send {size}")
         self.wait_done()
 
@@ -79,12 +79,12 @@ class Fleet:
         return {one.connection for one in sockets(self._namespace) if one.pid == self.pid and one.state == "ESTAB"}
 
     def end(self, order: Literal["stop", "leave"]) -> None:
-        """Send a command that ends it, and return when it has ended."""
+        """Send a command that ends it, and wait until it has ended."""
         self.order(order)
         self.wait_ended()
 
     def wait_ended(self) -> None:
-        """Return when its process has ended."""
+        """Wait until its process has ended."""
         wait_until(lambda: self._running.poll() is not None, f"{self.name} to end", timeout_s=60)
 
     def kill(self) -> None:

@@ -43,7 +43,7 @@ def test_an_agent_whose_clock_is_set_back_is_complete_by_its_new_times(spark: Sp
 
 
 def resets(count: int, at_s: float) -> list[Event]:
-    """Resets that a scan of the broker's host causes, a microsecond apart from `at_s` after noon on."""
+    """Return resets that a scan of the broker's host causes, a microsecond apart from `at_s` after noon on."""
     return [reset_sent(BROKER, 100 + n, ts=NOON_US + round(at_s * SECOND_US) + n) for n in range(count)]
 
 

@@ -154,7 +154,7 @@ def passes(mutant: Mutant, tests: Sequence[str], plugin: object) -> bool:
 
 
 def forget_modules() -> None:
-    """Have modules of the pipeline and of its tests imported anew; packages of others stay imported."""
+    """Remove the modules of the pipeline and of its tests from `sys.modules`: the next import loads them anew."""
     for name in [name for name in sys.modules if name.startswith((PACKAGE, "tests."))]:
         del sys.modules[name]
 

@@ -51,8 +51,11 @@ def _by_side() -> dict[str, Counter[int]]:
 
 @dataclass(slots=True)
 class Reported:
-    """The reports of the agents. answered and answered_all: responses of honest and of all connections by side and the
-    time of the interval's end; intervals: end, length and losses so far of each agent's intervals, by node."""
+    """The reports of the agents.
+
+    answered: responses of honest connections, by side and by the end of the interval; answered_all: responses of all
+    connections. intervals: end, length and losses so far of each agent's intervals, by node.
+    """
 
     answered: dict[str, Counter[int]] = field(default_factory=_by_side)
     answered_all: dict[str, Counter[int]] = field(default_factory=_by_side)

@@ -52,13 +52,13 @@ class Observer:
 
     @property
     def kernel_time_and_calls(self) -> tuple[int, int]:
-        """Run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
+        """Return run time in ns and number of runs of its BPF programs, while `bpf_stats` is on."""
         programs = [_program_info(number) for number in self.programs]
         times, calls = ([int(_value(name, text)) for text in programs] for name in ("run_time_ns:", "run_cnt:"))
         return sum(times), sum(calls)
 
     def wait_until_quiet(self) -> None:
-        """Return when it has used almost no CPU for a second, so that all work is done."""
+        """Wait until it has used almost no CPU for a second, so that all work is done."""
         marks = [(time.monotonic(), self.cpu_us)]
 
         def quiet() -> bool:

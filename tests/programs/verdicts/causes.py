@@ -75,10 +75,10 @@ class Cell:
         return f"{self.cause.name}, {self.library}, {self.security}"
 
     def inject(self, lab: Lab, count: int) -> Ended:
-        """Cause it, once the gateway has the required behaviour.
+        """Close connections by the cause, once the gateway has the behaviour that the cause requires.
 
         Raises:
-            LabError: it did not happen to so many connections.
+            LabError: fewer than `count` connections closed.
         """
         with lab.gateway.in_mode(self.cause.gateway_mode):
             used = self.cause.inject(lab, self.library, self.security, count)

@@ -113,7 +113,7 @@ class Lab:
             yield broker
 
     def wait_silent(self, connections: set[Connection], silence_s: int) -> None:
-        """Return when nothing was sent on any of them for that long."""
+        """Wait until nothing was sent on any of the connections for that long."""
         wait_until(
             lambda: all(
                 one.silent_ms >= silence_s * 1000 for one in sockets(self.clients) if one.connection in connections
@@ -123,7 +123,7 @@ class Lab:
         )
 
     def wait_forgotten(self, connections: set[Connection]) -> None:
-        """Return when the gateway remembers none of them."""
+        """Wait until the gateway remembers none of the connections."""
         wait_until(
             lambda: connections.isdisjoint(self.network.tracked()),
             f"the gateway to forget {len(connections)} connections",
@@ -131,7 +131,7 @@ class Lab:
         )
 
     def wait_closed(self, connections: set[Connection]) -> None:
-        """Return when nothing is left of the clients' ends, not even a socket that still sends in vain."""
+        """Wait until nothing is left of the clients' ends, not even a socket that still sends in vain."""
         wait_until(
             lambda: connections.isdisjoint(one.connection for one in sockets(self.clients)),
             f"{len(connections)} connections to be closed",

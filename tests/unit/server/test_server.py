@@ -339,7 +339,7 @@ def test_who_asks_is_answered_before_those_behind_displace_it() -> None:
 
 
 def wait_ended(peer: socket.socket) -> None:
-    """Return when the other end has closed, or reset it."""
+    """Wait until the other end has closed or reset the connection."""
     with suppress(ConnectionResetError):
         while peer.recv(4096):
             pass
