@@ -60,8 +60,8 @@ class Fed:
         self.agent = Agent(config, self.sink, [self.local_sink])
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
-    def see(self, *records: Samples) -> None:
-        self.processor.consume(stream(*records))
+    def see(self, *samples: Samples) -> None:
+        self.processor.consume(stream(*samples))
 
     def report(self) -> None:
         now = time.monotonic_ns()

@@ -42,9 +42,9 @@ def counted(cursor: Classifier, version: int, records: bytes) -> tuple[SetStatus
     cursor.move(Direction.RECEIVE, request(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.SEND, response(METADATA, 12, 1).wire, WHOLE)
     cursor.move(Direction.RECEIVE, produce(version, {"orders": {0: Set(records, None)}}, correlation_id=2).wire, WHOLE)
-    (record,) = (each for each in cursor.samples() if each["kind"] == SampleKind.FRAME and each["correlation_id"] == 2)
-    data = record["data"][: record["size"]].tobytes()
-    shape = decode(False, PRODUCE, version, data, copied_all=not record["flags"] & Flag.CUT).shape()
+    (sample,) = (each for each in cursor.samples() if each["kind"] == SampleKind.FRAME and each["correlation_id"] == 2)
+    data = sample["data"][: sample["size"]].tobytes()
+    shape = decode(False, PRODUCE, version, data, copied_all=not sample["flags"] & Flag.CUT).shape()
     found = dict(zip((measure.kind for measure in shape.measures), measure_values(shape, data), strict=True))
     (record_set,) = shape.facts.record_sets
     return (

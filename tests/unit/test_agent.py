@@ -42,9 +42,9 @@ METADATA, OFFSET_COMMIT, API_VERSIONS, PRODUCE = (
 
 def exchange(correlation_id: int, *, api_key: int = API_VERSIONS, version: int = 0, latency_us: int = 100) -> Samples:
     """Return a request and its response, in the order of correlation ids; those of ApiVersions have no errors."""
-    records = stream(request(api_key, version), response(api_key, version, latency_us=latency_us))
-    records["correlation_id"], records["ts_ns"] = correlation_id, correlation_id * 1000
-    return records
+    samples = stream(request(api_key, version), response(api_key, version, latency_us=latency_us))
+    samples["correlation_id"], samples["ts_ns"] = correlation_id, correlation_id * 1000
+    return samples
 
 
 def test_an_interval_is_reported_as_open_topics_flow_close_and_agent() -> None:

@@ -224,8 +224,8 @@ def recorded_frames() -> None:
         for name in names():
             with replaying(read(name), port):
                 pass
-        records = capture.samples()
-    frames = records[records["kind"] == SampleKind.FRAME]
+        samples = capture.samples()
+    frames = samples[samples["kind"] == SampleKind.FRAME]
     batch = np.tile(frames, 8)
     reader = FrameReader(SUMMED)
     exhaust(reader.read(batch))

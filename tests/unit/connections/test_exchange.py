@@ -43,9 +43,9 @@ class Watched:
         for conn in (1, 2):
             self.tracker.take(opened(conn)[0])
 
-    def see(self, *records: Frames) -> list[Any]:
+    def see(self, *samples: Frames) -> list[Any]:
         """Return the events of a batch, in their order."""
-        batch = list(self.reader.read(stream(*records)))
+        batch = list(self.reader.read(stream(*samples)))
         for group in batch:
             for conn in group.column("conn").tolist():
                 connection = self.tracker.get(conn)

@@ -41,16 +41,16 @@ def topics(named: Partitions | None) -> tuple[TopicFacts, ...]:
 
 def grouped(batch: list[Facts], now: int = 0) -> list[NamedFrames]:
     """Return the frames in groups of equal facts, as shapes group them."""
-    records = np.zeros(len(batch), SAMPLE)
+    samples = np.zeros(len(batch), SAMPLE)
     # A clock that cannot tell one from the next.
-    records["ts_ns"] = (now + np.arange(len(batch))) // 3
+    samples["ts_ns"] = (now + np.arange(len(batch))) // 3
     groups: dict[Facts, list[int]] = {}
     for index, facts in enumerate(batch):
         groups.setdefault(facts, []).append(index)
     # The order of groups is that in which shapes were learned, which has no meaning.
     shuffled = sorted(groups.items(), key=lambda group: hash(str(group[0])))
     return [
-        (named, Frames(0, Shape(facts, b"", (), 0), records, np.array(indices), np.zeros((0, 0), np.int64)), members)
+        (named, Frames(0, Shape(facts, b"", (), 0), samples, np.array(indices), np.zeros((0, 0), np.int64)), members)
         for facts, indices in shuffled
         if (named := naming(facts)) and len(members := np.arange(len(indices)))
     ]

@@ -136,8 +136,8 @@ def test_of_too_many_unfinished_frames_the_oldest_go() -> None:
     reassembler = Reassembler(limit_bytes=3000)
     whole = case(METADATA, 12, response=True)
     begun = {conn: message(whole, conn, sample_bytes=20) for conn in range(1, 11)}
-    for records in begun.values():
-        reassembler.join(records[:1])
+    for samples in begun.values():
+        reassembler.join(samples[:1])
     assert 0 < len(reassembler.unfinished()) < 5
     assert reassembler.losses["frame_limit"] == 10 - len(reassembler.unfinished())
     assert len(reassembler.join(begun[10][1:]).firsts) == 1

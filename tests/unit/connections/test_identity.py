@@ -15,12 +15,12 @@ from tests.builders.samples import Samples, opened
 SEQUENCE_NUMBERS = st.integers(0, 2**32 - 1)
 
 
-def identity_of(records: Samples) -> Identity:
-    return read_open(records[0])[0]
+def identity_of(samples: Samples) -> Identity:
+    return read_open(samples[0])[0]
 
 
-def owner_of(records: Samples) -> Owner:
-    return read_open(records[0])[1]
+def owner_of(samples: Samples) -> Owner:
+    return read_open(samples[0])[1]
 
 
 @given(SEQUENCE_NUMBERS, SEQUENCE_NUMBERS)
@@ -61,7 +61,7 @@ def test_an_end_is_printed_with_its_port(address: str, printed: str) -> None:
 def test_the_owner_is_the_process_as_the_kernel_saw_it() -> None:
     words = b"java\0-jar\0app.jar\0"
     area = np.frombuffer(words.ljust(COMMAND_LINE_BYTES, b"~"), np.uint8)
-    records = opened(
+    samples = opened(
         start_ns=5,
         cgroup_id=6,
         cgroup_v1_id=10,
@@ -72,8 +72,8 @@ def test_the_owner_is_the_process_as_the_kernel_saw_it() -> None:
         command_line=area,
         command_line_size=len(words),
     )
-    assert owner_of(records) == Owner(7, 5, b"java", 8, 9, 6, 10, words)
-    assert identity_of(records).netns == 9
+    assert owner_of(samples) == Owner(7, 5, b"java", 8, 9, 6, 10, words)
+    assert identity_of(samples).netns == 9
 
 
 def test_a_connection_that_was_open_before_is_known_as_such() -> None:

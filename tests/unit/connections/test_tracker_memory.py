@@ -25,21 +25,21 @@ PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
 def test_a_connection_takes_no_more_than_was_reckoned() -> None:
     """The memory of its group is counted apart."""
     tracker = Tracker(RESOLVER)
-    records = [
+    samples = [
         opened(conn, peer=(f"10.0.{conn >> 8}.{conn & 255}", 1024 + conn), netns=1 << 31, cookie=conn, tgid=7)[0]
         for conn in range(1, 2001)
     ]
 
     def open_all() -> Tracker:
-        for record in records:
-            tracker.take(record)
+        for sample in samples:
+            tracker.take(sample)
         reported(tracker)
         for now_ns in (0, 1 << 62):  # begins a pass over all
             list(tracker.repeat(now_ns, SINCE_BOOT))
         return tracker
 
     tracker.take(opened(1 << 20, tgid=7)[0])
-    assert grown_by(open_all, len(records)) < CONNECTION_BYTES - KERNEL_CONNECTION_BYTES
+    assert grown_by(open_all, len(samples)) < CONNECTION_BYTES - KERNEL_CONNECTION_BYTES
 
 
 def test_connections_beyond_the_bound_are_not_followed() -> None:
@@ -175,8 +175,8 @@ def test_what_connections_say_of_themselves_is_reckoned_and_given_back(char: str
         return tracker.budget.used_bytes + tracker.activity_budget.used_bytes
 
     def feed(some: Sequence[tuple[Samples, ...]]) -> bool:
-        for records in some:
-            for one in records:
+        for samples in some:
+            for one in samples:
                 watched.see(one)
         list(watched.dispatcher.report(INTERVAL))
         watched.reader = FrameReader(SUMMED)
@@ -218,11 +218,11 @@ def test_kafka_probe_knows_its_own_connections_also_beyond_the_bound() -> None:
 def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
     pending = PendingCloses(RESOLVER)
     addresses = (f"2001:db8:{n:x}:4444:5555:6666:7777:8888" for n in range(600 * 12))
-    records = [listener(closed=True, local=(next(addresses), 1024 + n)) for n in range(600) for _ in range(12)]
+    samples = [listener(closed=True, local=(next(addresses), 1024 + n)) for n in range(600) for _ in range(12)]
 
     def listen() -> bool:
-        for record in records:
-            pending.listen(record[0])
+        for sample in samples:
+            pending.listen(sample[0])
         return True
 
     assert 0 < grown_by(listen, 1) < MIB

@@ -43,10 +43,10 @@ def opens(tracker: Tracker) -> list[Any]:
 @pytest.mark.parametrize("char", ["x", "\u00e9", "\N{PILE OF POO}"])
 def test_what_workloads_take_is_reckoned_and_given_back_by_the_last_who_holds_them(char: str, characters: int) -> None:
     resolver = Named(char, characters, 100 * MIB)
-    records = [Owner(pid, 1 << 50 | pid, b"%d" % pid, pid, 0, 1 << 40, 0, b"x" * 92) for pid in range(1001, 1301)]
+    owners = [Owner(pid, 1 << 50 | pid, b"%d" % pid, pid, 0, 1 << 40, 0, b"x" * 92) for pid in range(1001, 1301)]
 
     def resolve_all() -> list[Workload]:
-        found = [resolver.resolve(owner) for owner in records]
+        found = [resolver.resolve(owner) for owner in owners]
         orjson.dumps([one.named() for one in found])  # it leaves the UTF-8 with each text
         return found
 
@@ -63,8 +63,8 @@ def test_what_workloads_take_is_reckoned_and_given_back_by_the_last_who_holds_th
 def test_connections_whose_process_exceeds_the_budget_have_no_workload_and_are_counted() -> None:
     resolver = Named("x", 1000, 100_000)
     tracker = Tracker(resolver)
-    for record in of_processes(*range(1, 51)):
-        tracker.take(record[0])
+    for sample in of_processes(*range(1, 51)):
+        tracker.take(sample[0])
     workloads = [event["workload"] for event in opens(tracker)]
     nobody = [event for event in workloads if event["pid"] is None]
     assert 0 < len(nobody) == resolver.losses["workload_limit"] < 50
@@ -84,8 +84,8 @@ def test_a_process_that_renames_itself_leaves_budget_to_others() -> None:
     for conn in range(1, 101):
         tracker.take(opened(conn, tgid=7, comm=b"%d" % conn)[0])
     assert resolver.losses["workload_limit"] > 0
-    for record in of_processes(*range(101, 106)):
-        tracker.take(record[0])
+    for sample in of_processes(*range(101, 106)):
+        tracker.take(sample[0])
     assert [event["workload"]["pid"] for event in opens(tracker)][-5:] == [1101, 1102, 1103, 1104, 1105]
 
 
