@@ -233,7 +233,7 @@ class End:
 
     @property
     def closed_us(self) -> int:
-        """Return when it began to close, by the clock of its host; 0 while it is open."""
+        """Return the time at which it began to close, by the clock of its host; 0 while it is open."""
         return self.close("closing_us") or self.close("ended_us") or 0
 
     # The same as texts.

@@ -123,7 +123,7 @@ def _answer(spark: SparkSession, config: PipelineConfig) -> bool:
 
 
 def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stopping: Event) -> None:
-    """Return when all queries have ended by themselves (`--once`), or `stopping` is set.
+    """Wait until all queries have ended by themselves (`--once`), or `stopping` is set.
 
     Raises:
         AwayError: a query waited for Kafka's brokers in vain.

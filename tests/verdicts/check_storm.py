@@ -111,7 +111,7 @@ class Scene:
         return {one: known[one] for one in wanted}
 
     def wait_judged(self) -> None:
-        """Return when the job has judged everything up to now."""
+        """Wait until the job has judged everything up to now."""
         now_us = time.time_ns() // 1000
 
         def judged() -> bool:
@@ -127,7 +127,7 @@ class Scene:
         self.wait_reported()
 
     def wait_reported(self) -> None:
-        """Return when the job has reported what its tables contain now: alerts are sent after them."""
+        """Wait until the job has reported what its tables contain now: alerts are sent after them."""
         commits = self.run.output / "connections_checkpoint" / "commits"
 
         def steps() -> int:
@@ -264,7 +264,7 @@ def idle_alerts(scene: Scene) -> list[tuple[float, Event]]:
 
 
 def known_s(events: Sequence[Event], pids: set[int]) -> float:
-    """Return when the threshold was crossed and the other end had reported, seconds since epoch.
+    """Return the time at which the threshold was crossed and the other end had reported, seconds since epoch.
 
     That is when both were sent: the report of the clients' agent with the close that makes a storm, and the first
     report of the brokers' agent that covers the time after that close.

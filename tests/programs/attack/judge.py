@@ -89,7 +89,7 @@ class Reported:
         self.faults["markers in events"] += record.count(MARKER)
 
     def ends(self) -> list[int]:
-        """Return when intervals of the attacked agents ended, in order."""
+        """Return the times at which intervals of the attacked agents ended, in order."""
         return sorted(ts for intervals in self.intervals.values() for ts, _, _ in intervals)
 
     def losses(self, since_us: int, until_us: int) -> dict[str, int]:

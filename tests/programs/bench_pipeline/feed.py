@@ -104,7 +104,7 @@ class Alerts:
         self._received: list[tuple[float, bytes]] = []
 
     def arrived_s(self, name: str) -> float | None:
-        """Return when the first alert that contains a name arrived, in seconds since epoch; None: not yet."""
+        """Return the arrival time of the first alert that contains a name, seconds since epoch; None: not yet."""
         self._received += self._new()
         return min((at_s for at_s, value in self._received if name.encode() in value), default=None)
 

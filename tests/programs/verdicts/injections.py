@@ -193,7 +193,7 @@ def _ended_by(
 
 
 def _live_on(lab: Lab, fleet: Fleet) -> None:
-    """Return when the clients have worked on and been silent for a while: no connection was closed by their end."""
+    """Wait until the clients have worked on and been silent for a while: no connection was closed by their end."""
     fleet.send()
     lab.wait_silent(fleet.connections(), _OUTLIVES_S)
 
