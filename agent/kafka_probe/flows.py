@@ -89,10 +89,12 @@ class SessionRequests:
 
 
 class Flows:
-    """Counts the frames of the running interval, by connection and shape; beyond the memory budget by side and API."""
+    """Counts the frames of the running interval, by connection and shape; beyond the memory budget by side and API.
+
+    free: connections that are not open but have memory, which the counts of the first interval may use.
+    """
 
     def __init__(self, names: TopicNames, free: int, bounds: Bounds = DEFAULT) -> None:
-        """free: connections that are not open but have memory, which the counts of the first interval may use."""
         self._names = names
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         requests_bytes = min(bounds.counts_bytes // 8, _MOST_REQUESTS_BYTES)

@@ -51,6 +51,7 @@ class Loop:
     """Reads samples from the programs' buffer, and begins a report at the end of each interval.
 
     Samples are read in the order of the buffer. Frames that arrive while a report is sent belong to the next interval.
+    listing: the older connections, used once it is complete; None: there is no list of them.
     """
 
     def __init__(
@@ -62,7 +63,6 @@ class Loop:
         interval_s: float,
         ring_bytes: int,
     ) -> None:
-        """listing: the older connections, used once it is complete; None: there is no list of them."""
         self._programs = programs
         self._listing = listing
         self._listed_ready = False  # the list is complete, and not all of it is taken over

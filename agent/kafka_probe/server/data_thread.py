@@ -7,13 +7,11 @@ import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from http import HTTPStatus
-from typing import TypeVar
 
 from starlette.exceptions import HTTPException
 
+from kafka_probe.server.exposition import Built
 from kafka_probe.server.limits import DATA_CPU_SHARE, PacedSelector
-
-Built = TypeVar("Built")
 
 
 class DataThread:

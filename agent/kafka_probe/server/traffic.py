@@ -215,10 +215,12 @@ class LabelTable(Generic[LabelRow]):
 
 
 class Traffic:
-    """Sums of all events since the start. `agent` is the last `agent` event, empty before the first."""
+    """Sums of all events since the start, with at most `limit` label sets in each table.
+
+    `agent` is the last `agent` event, empty before the first.
+    """
 
     def __init__(self, limit: int) -> None:
-        """limit: most label sets of each table."""
         self.limit = limit
         self.agent: Mapping[str, Any] = {}
         self.apis: dict[Labels, Exchanged] = {}  # by side and API
