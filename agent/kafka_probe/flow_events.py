@@ -20,7 +20,7 @@ MOST_THROTTLE_MS = 1 << 40  # the pipeline refuses events with a sum above 2^48
 _Value = TypeVar("_Value")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True)
 class TopicSums:
     """The sums of one topic in a flow. refused: RECORDS and RECORD_BYTES that the broker did not write."""
 

@@ -240,7 +240,7 @@ class Flows:
             for (api_key, api_version), flow in flows.items():
                 by_session = sessions.asked.get((conn, api_key, api_version), {})
                 for topic, times in by_session.items() if with_topics else ():
-                    self._topic(flow, connection, TopicFacts(*topic, (), ()), 0).requests += times
+                    flow.topics[self._topic(flow, connection, TopicFacts(*topic, (), ()), 0)].requests += times
                 self.losses["topics_shed"] += not with_topics
                 group = connection.group(api_key, flow.groups)
                 event = flow_event(connection.facts(), api_key, api_version, flow, group, interval)
@@ -273,10 +273,11 @@ class Flows:
     def _sum_topics(self, flow: FlowSums, count: _Count, *, by_session: bool) -> None:
         """Add the sums by topic. by_session: the requests are counted by their fetch session."""
         facts = count.shape.facts
-        topics = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
+        keys = [self._topic(flow, count.connection, topic, count.frames) for topic in facts.topics]
+        topics = [flow.topics[key] for key in keys]
         if not facts.response and not by_session:
-            for topic in set(topics):  # a frame may name one twice
-                topic.requests += count.frames
+            for key in set(keys):  # a frame may name one twice
+                flow.topics[key].requests += count.frames
         for record_set in facts.record_sets:
             if record_set.status != SetStatus.UNREADABLE:
                 topics[record_set.topic].codecs[codec_name(record_set.codec)] += count.frames
@@ -287,19 +288,21 @@ class Flows:
         for named, refused in count.refused.items():
             by_name[named].refused.update(refused)
 
-    def _topic(self, flow: FlowSums, connection: Connection, facts: TopicFacts, frames: int) -> TopicSums:
+    def _topic(self, flow: FlowSums, connection: Connection, facts: TopicFacts, frames: int) -> Topic:
+        """Add partitions and errors of a topic, and return its key in the flow. Beyond the limit it has no name."""
         named = self._names.resolve(facts, connection.cluster_id)
         if named not in flow.topics:
             characters = flow.characters + len(named[0] or "")
             if len(flow.topics) >= TOPICS or characters > CHARACTERS:
                 self.losses["topic_limit"] += 1
-                return flow.topics.setdefault((None, None), TopicSums())
+                flow.topics.setdefault((None, None), TopicSums())
+                return None, None
             flow.characters = characters
         topic = flow.topics.setdefault(named, TopicSums())
         topic.partitions.update(facts.partitions)
         for _, code in facts.errors:
             topic.errors[code] += frames
-        return topic
+        return named
 
 
 _UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
