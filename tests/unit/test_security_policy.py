@@ -138,7 +138,7 @@ HTTP_SERVER = (
     f"{query.SORTED:,} rows of a list that is being sorted, and {exposition.PAGES_SENT} pages of metrics",
     f"An answer is sent in parts of {exposition.PART_BYTES >> 10} KiB",
     f"A request has at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
-    f"label sets of a table have {traffic.LABEL_CHARACTERS} characters on average, and each has up to {traffic.ERRORS}",
+    f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
     f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
 )
 NAMES = (

@@ -21,6 +21,7 @@ class DataThread:
         self._pace = PacedSelector(DATA_CPU_SHARE)
         self._loop = asyncio.SelectorEventLoop(self._pace)
         self._leaving = asyncio.Event()
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="server-data", daemon=True)
 
     def start(self) -> None:
@@ -41,20 +42,19 @@ class DataThread:
             HTTPException: the thread is being closed.
         """
         stopping = HTTPException(HTTPStatus.SERVICE_UNAVAILABLE, "The agent is stopping.")
-        try:
-            building = asyncio.run_coroutine_threadsafe(page, self._loop)
-        except RuntimeError:  # the loop has ended
+        if self._closing:
             page.close()
-            raise stopping from None
+            raise stopping
         try:
-            return await asyncio.wrap_future(building)
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(page, self._loop))
         except asyncio.CancelledError:
-            if self._leaving.is_set():
+            if self._closing:
                 raise stopping from None
             raise
 
     def close(self, timeout_s: float) -> None:
         """Stop; pages that are being built are cancelled. Idempotent."""
+        self._closing = True
         if self._thread.ident is None:
             self._loop.close()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import zlib
 from collections.abc import Awaitable, Coroutine, Iterator
@@ -18,7 +19,7 @@ from kafka_probe.server.limits import Turns
 from kafka_probe.server.metrics import METRICS
 from kafka_probe.server.view import View
 
-PART_BYTES = 1 << 16
+PART_BYTES = 1 << 15
 FRESH_S = 1.0
 PAGES_SENT = 2
 """Most pages of metrics being sent at once. At this limit all clients get the last page: some may read very slowly."""
@@ -69,8 +70,9 @@ class PageResponse(Response):
         self.page.responses += 1
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for part in self.page.parts:
+            for part in self.page.parts if scope["method"] == "GET" else ():
                 await send({"type": "http.response.body", "body": zlib.decompress(part), "more_body": True})
+                await asyncio.sleep(0)  # other requests, and the end of the connection if its client is gone
             await send({"type": "http.response.body"})
         finally:
             self.page.responses -= 1

@@ -57,6 +57,8 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
+        if transport.get_extra_info("sslcontext") is None:  # asyncio's TLS never resumes with this limit
+            transport.set_write_buffer_limits(high=0)  # hold one part of a response, and not two
         self._bytes = self._lines = 0  # of the request, and of what its client sent before the response
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
@@ -66,14 +68,19 @@ class HttpConnection(H11Protocol):
         self._lines += data.count(b"\n")
         if self._bytes <= REQUEST_BYTES and self._lines <= REQUEST_LINES:
             super().data_received(data)
-        elif self.conn.our_state is h11.IDLE:
-            self.send_400_response(f"A request may have {REQUEST_BYTES} bytes and {REQUEST_LINES} lines.\n")
         else:
-            self.transport.abort()
+            self.send_400_response(f"A request may have {REQUEST_BYTES} bytes and {REQUEST_LINES} lines.\n")
 
     def on_response_complete(self) -> None:
-        self._bytes = self._lines = 0
+        unread, _ = self.conn.trailing_data
+        self._bytes, self._lines = len(unread), unread.count(b"\n")
         super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.conn.our_state is h11.IDLE:
+            super().send_400_response(msg)
+        else:  # a response has begun: h11 accepts no other
+            self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.cancel()  # the timer would keep this object alive until it fires
@@ -83,9 +90,7 @@ class HttpConnection(H11Protocol):
         self._patience = self.loop.call_later(PATIENCE_S, self._end_idle, last)
 
     def _end_idle(self, last: RequestResponseCycle | None) -> None:
-        if self.transport.is_closing():
-            return
-        if self.cycle is last:
+        if self.transport.is_closing() or self.cycle is last:
             self.transport.abort()
         else:
             self._wait(self.cycle)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import orjson
@@ -35,7 +36,7 @@ class BadQueryError(Exception):
     """Raised for parameters that cannot be used; the text is a sentence for the client."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resource:
     """A list that clients can request. `items` returns its current items, `row` makes a row of one item."""
 
@@ -47,12 +48,12 @@ class Resource:
     is_own: Callable[[Any], bool] = lambda _: False
     """Test for kafka-probe's own items, which are left out unless the request contains `internal=true`."""
 
-    @property
+    @cached_property
     def filters(self) -> dict[str, Scalar]:
         """Return the types of the fields that rows can be filtered by, by path. Any element of a list may match."""
         return {path: kind for path, kind, _ in _paths(self.fields)}
 
-    @property
+    @cached_property
     def orders(self) -> list[str]:
         """Return the paths of the fields that rows can be sorted by: those with one value per row."""
         return [path for path, _, single in _paths(self.fields) if single]

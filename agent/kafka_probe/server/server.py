@@ -27,7 +27,7 @@ from kafka_probe.server import LOSSES
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
-from kafka_probe.server.http_connection import HttpConnection, Listener
+from kafka_probe.server.http_connection import PATIENCE_S, HttpConnection, Listener
 from kafka_probe.server.limits import HTTP_CPU_SHARE, PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
@@ -37,6 +37,7 @@ from kafka_probe.sinks import Sink
 log = logging.getLogger("kafka_probe")
 
 _GRACE_S = 1
+_SEND_BUFFER_BYTES = 1 << 14
 _JOIN_S = 5.0
 _TURN_S = 1.0
 _BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
@@ -49,6 +50,15 @@ class _Uvicorn(uvicorn.Server):
         super().__init__(settings)
         self._tls = tls
         self.leaving = asyncio.Event()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End connections whose clients do not read before uvicorn cancels their handlers, which it logs as errors."""
+        asyncio.get_running_loop().call_later(_GRACE_S / 2, self._abort)
+        await super().shutdown(sockets)
+
+    def _abort(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -170,6 +180,9 @@ def _socket(address: Address) -> Listener:
     try:
         family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(resolved, family=family, dualstack_ipv6=address.host == "::")
+        # Connections inherit both. The kernel keeps what a client does not read, also after the connection is closed.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(PATIENCE_S * 1000))
         return Listener(listening.detach())
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

@@ -24,8 +24,8 @@ OTHER = "other"
 _SHORT = 12  # characters of a container id, as container engines show it
 ENDED_US = 15 * 60 * 1_000_000
 UNUSED_US = 3600 * 1_000_000
-LABEL_CHARACTERS = 64
-"""Most characters of the labels of a row, on average over the rows that a table may have."""
+LABEL_BYTES = 64
+"""Most bytes of the labels of a row in UTF-8, on average over the rows that a table may have."""
 ERRORS = 5
 """Most names of errors of a row by workload; further errors count as OTHER."""
 SIDES = ("client", "server")
@@ -150,14 +150,15 @@ def _count_errors(names: Counter[str], codes: Mapping[str, int], most: int) -> N
 class LabelTable(Generic[LabelRow]):
     """Holds rows by workload and further labels: at most `limit` rows, besides those of OTHER.
 
-    Their labels have at most LABEL_CHARACTERS on average, so a table of long labels has fewer rows.
+    Their labels have at most LABEL_BYTES on average, so a table of long labels has fewer rows.
     """
 
     def __init__(self, make: Callable[[], LabelRow], limit: int) -> None:
         self._make = make
         self._limit = limit
         self._size = 0
-        self._characters = 0
+        self._label_bytes = 0
+        self._refused = False
         self._rows: dict[OwnerLabels, dict[Labels, LabelRow]] = {}
         self._others: dict[Labels, LabelRow] = defaultdict(make)
 
@@ -166,13 +167,14 @@ class LabelTable(Generic[LabelRow]):
         rows = self._rows.get(owner)
         if rows and (row := rows.get(labels)):
             return row
-        characters = self._characters + _characters(owner, labels)
-        if self._size >= self._limit or characters > self._limit * LABEL_CHARACTERS:
+        label_bytes = self._label_bytes + _label_bytes(owner, labels)
+        if self._size >= self._limit or label_bytes > self._limit * LABEL_BYTES:
+            self._refused = True
             return self._others[owner.side, OTHER, OTHER, *others]
         if owner.workload == OTHER:
             return self._others[(*owner, *others)]
         self._size += 1
-        self._characters = characters
+        self._label_bytes = label_bytes
         row = self._rows.setdefault(owner, {})[labels] = self._make()
         return row
 
@@ -193,8 +195,8 @@ class LabelTable(Generic[LabelRow]):
 
     @property
     def full(self) -> bool:
-        """Return True if no row of average length fits."""
-        return self._size >= self._limit or self._characters > (self._limit - 1) * LABEL_CHARACTERS
+        """Return True if no row fits, or one did not since rows were dropped."""
+        return self._size >= self._limit or self._refused
 
     @property
     def owners(self) -> AbstractSet[OwnerLabels]:
@@ -210,8 +212,9 @@ class LabelTable(Generic[LabelRow]):
         yield from self._others.items()
 
     def _drop(self, owner: OwnerLabels, labels: Labels) -> None:
+        self._refused = False
         self._size -= 1
-        self._characters -= _characters(owner, labels)
+        self._label_bytes -= _label_bytes(owner, labels)
 
 
 class Traffic:
@@ -329,8 +332,8 @@ def _owner(event: Mapping[str, Any]) -> OwnerLabels:
     return OwnerLabels(event["side"], where, printable(workload["comm"] or ""))
 
 
-def _characters(owner: OwnerLabels, labels: Labels) -> int:
-    return sum(map(len, (*owner, *labels)))
+def _label_bytes(owner: OwnerLabels, labels: Labels) -> int:
+    return sum(len(label.encode()) for label in (*owner, *labels))
 
 
 def _largest(counts: Counter[OwnerLabels], limit: int) -> Counter[OwnerLabels]:

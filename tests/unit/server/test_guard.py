@@ -146,7 +146,7 @@ def test_whatever_clients_do_the_http_thread_stays_below_its_share(monkeypatch: 
         answers = b"".join(clients.map(lambda _: exchange(served, requests + last), range(80)))
         cpu_s, elapsed_s = cpu_s_of_threads("server-http"), time.monotonic() - began
     assert answers.count(b"HTTP/1.1 200 OK") == 1600
-    assert 0.1 < cpu_s < limits.HTTP_CPU_SHARE * elapsed_s + 0.05
+    assert 0.1 < cpu_s < limits.HTTP_CPU_SHARE * elapsed_s + 0.15
 
 
 def test_sums_of_events_are_no_clients_doing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +249,42 @@ def test_what_a_client_sends_before_its_answer_is_limited_too(monkeypatch: pytes
             enough.set()
 
 
+def test_what_a_client_sends_ahead_counts_for_its_next_request() -> None:
+    ahead = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"x: y\r\n" * 50
+    with serving() as served, served.connect() as peer, peer.makefile("rb") as answers:
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" + ahead)
+        assert answers.readline() == b"HTTP/1.1 200 OK\r\n"
+        assert b"ok\n" in iter(answers.readline, b"")
+        peer.sendall(b"x: y\r\n" * 50 + b"\r\n")
+        assert answers.readline() == b"HTTP/1.1 400 Bad Request\r\n"
+
+
+def test_nonsense_after_an_answer_ends_the_connection_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served, served.connect() as peer:
+        peer.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert peer.recv(65536).startswith(b"HTTP/1.1 200 OK")
+        peer.sendall(b"zz\r\n")
+        with suppress(ConnectionError):
+            until_end(peer)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+def test_many_parameters_take_little_time_of_the_http_thread() -> None:
+    target = "/api/v1/clients?" + "&".join(["sort=ts"] * 1990)
+    with serving() as served, ThreadPoolExecutor(8) as clients:
+        before = cpu_s_of_threads("server-http")
+        assert {*clients.map(lambda _: status(served, target, "Host: localhost"), range(40))} <= {200, 429}
+        assert cpu_s_of_threads("server-http") - before < 1
+
+
+def test_a_head_request_has_no_body() -> None:
+    with serving() as served:
+        answer = exchange(served, b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 OK")
+        assert body == b""
+
+
 def test_requests_of_one_connection_are_limited_one_by_one() -> None:
     request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 10_000 + b"\r\n\r\n"
     with serving() as served, served.connect() as peer, peer.makefile("rb") as answers:
@@ -334,7 +370,7 @@ def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.Monke
         for _ in range(10):
             shown.add([flow()])
             answers.append(page_of(await plain.answer()))
-            readers.append(asyncio.create_task(answers[-1]({"type": "http"}, receive, send)))
+            readers.append(asyncio.create_task(answers[-1]({"type": "http", "method": "GET"}, receive, send)))
             await asyncio.sleep(0)
         goes_on.set()
         await asyncio.gather(*readers)
@@ -347,8 +383,8 @@ def test_pages_of_metrics_that_are_read_slowly_are_few(monkeypatch: pytest.Monke
     assert pages.sent == 0
 
 
-def test_an_answer_is_sent_in_parts_of_64_kib() -> None:
-    body, parts = b"x" * (2 * (64 << 10) + 1), []
+def test_an_answer_is_sent_in_parts_of_32_kib() -> None:
+    body, parts = b"x" * (2 * (32 << 10) + 1), []
 
     async def receive() -> Message:
         raise AssertionError
@@ -357,7 +393,7 @@ def test_an_answer_is_sent_in_parts_of_64_kib() -> None:
         parts.append(message.get("body", b""))
 
     asyncio.run(http._Chunked(body)({"type": "http"}, receive, send))
-    assert [len(part) for part in parts if part] == [64 << 10, 64 << 10, 1]
+    assert [len(part) for part in parts if part] == [32 << 10, 32 << 10, 1]
     assert b"".join(parts) == body
 
 
@@ -368,4 +404,4 @@ def test_a_page_of_metrics_is_made_once_for_all_who_ask(monkeypatch: pytest.Monk
         served.server.send([flow()])
         assert served.get("/metrics").text == first
         monkeypatch.setattr(exposition, "FRESH_S", 0)
-        assert served.get("/metrics").text != first
+        wait_until(lambda: served.get("/metrics").text != first, "another page")
