@@ -49,6 +49,7 @@ _COUNT_BYTES = 800  # memory of a count without its shape
 _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
+_SESSION_SHAPE_BYTES = 256  # memory of the link between a shape of Fetch and its session
 _MOST_REQUESTS_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 _REFUSED_TOPIC_BYTES = 800  # memory per topic of a response with errors
 
@@ -332,6 +333,7 @@ def _count_bytes(shape: Shape) -> int:
     asked = (*facts.topics, *facts.forgotten) if facts.api_key in FETCHES else ()
     partitions = sum(len(topic.partitions) for topic in asked)
     of_session = _ASKED_TOPIC_BYTES * len(asked) + _ASKED_PARTITION_BYTES * partitions
+    of_session += _SESSION_SHAPE_BYTES * (facts.api_key in FETCHES)
     refused = facts.topics if facts.response and facts.api_key == ApiKey.PRODUCE else ()
     of_refusals = _REFUSED_TOPIC_BYTES * sum(bool(topic.errors) for topic in refused)
     return _COUNT_BYTES + _MEASURE_BYTES * len(shape.measures) + of_session + of_refusals

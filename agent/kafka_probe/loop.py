@@ -115,6 +115,8 @@ class Loop:
         self._reporter.read_kernel(self._programs)
         while len(samples := self._programs.buffer.take(_BATCH_SAMPLES)):
             self._processor.consume(samples)
+        while self._listing and self._listed_ready:
+            self._take_listed(self._listing)
         _finish(chain(*self._reports))
         _finish(self._reporter.report(self._since_ns, now_ns, now_ns))
 

@@ -270,6 +270,14 @@ def test_a_turn_takes_over_a_part_of_the_list_of_older_connections() -> None:
     assert len(loop._reports) == 1
 
 
+def test_a_stop_takes_over_the_rest_of_a_list_that_is_complete() -> None:
+    fed, listing = Fed(), LongListing(2 * _LISTED_AT_ONCE + 1)
+    loop = Loop(NoPrograms(WaitingRing()), listing, fed.processor, fed.reporter, 60.0, RING_BYTES)  # type: ignore[arg-type]  # no kernel
+    loop.turn()
+    loop.finish()
+    assert listing.left == 0
+
+
 def test_where_no_list_of_older_connections_will_come_none_is_waited_for() -> None:
     agent = Agent(Config(node="node-1"), Kept())
     agent.run(NoPrograms(LateRing(3, agent.stop)), None)  # type: ignore[arg-type]  # stands in for the kernel
