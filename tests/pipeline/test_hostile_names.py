@@ -48,7 +48,7 @@ def test_console_show_log_and_alerts_have_names_as_text(
         assert not unsafe(run.shown(spark, name))
 
     formatter = LineFormatter("%(message)s")
-    lines = [formatter.format(record) for record in caplog.records if record.message.startswith("alert ")]
+    lines = [formatter.format(record) for record in caplog.records if record.message.startswith("Alert ")]
     assert len(lines) == len(SENT)
     assert not [line for line in lines if "\n" in line or unsafe(line)]
 
