@@ -135,7 +135,8 @@ HTTP_SERVER = (
     f"once {in_words(exposition.FRESH_S)} second at most",
     f"delay them by {in_words(limits._PAUSE_S)} second, and one of more than {http_connection.MOST} connections",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
-    f"{query.SORTED:,} rows of a list that is being sorted, and {exposition.PAGES_SENT} pages of metrics",
+    f"{query.SORTED:,} rows of a list that is being sorted",
+    f"No page of metrics is built while {exposition.PAGES_SENT} are being sent",
     f"An answer is sent in parts of {exposition.PART_BYTES >> 10} KiB",
     f"A request has at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
@@ -157,6 +158,7 @@ MEASURED = (
     "some 3,000 with command lines of 500 characters",
     "some 1,600 of eight topics",
     ", in 1 MiB.",
+    "TLS connections, up to 1 MiB each",
 )
 # ... and numbers that are no bounds.
 NO_BOUNDS = (
