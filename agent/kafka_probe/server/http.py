@@ -41,6 +41,9 @@ def application(
     plain, openmetrics = (Exposition(view, build, accept, pages) for accept in ("", f"{OPENMETRICS};version=1.0.0"))
 
     async def health(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] not in ("GET", "HEAD"):  # h11 accepts no body after a successful CONNECT
+            await PlainTextResponse("Use GET.\n", 405, {"Allow": "GET, HEAD"})(scope, receive, send)
+            return
         await _verdict(view.stalled() if scope["path"] == "/healthz" else view.unready())(scope, receive, send)
 
     async def metrics(request: Request) -> Response:

@@ -261,11 +261,19 @@ def test_what_a_client_sends_ahead_counts_for_its_next_request() -> None:
 
 def test_nonsense_after_an_answer_ends_the_connection_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as served, served.connect() as peer:
-        peer.sendall(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         assert peer.recv(65536).startswith(b"HTTP/1.1 200 OK")
         peer.sendall(b"zz\r\n")
         with suppress(ConnectionError):
             until_end(peer)
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "POST"])
+def test_health_is_only_read(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    with serving() as served:
+        request = f"{method} /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert exchange(served, request.encode()).startswith(b"HTTP/1.1 405 ")
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 
