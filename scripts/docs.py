@@ -110,6 +110,16 @@ class Page(NamedTuple):
         return f"{GENERATED}\n\n# {self.title}\n\n{self.introduction.strip()}\n\n{self.body}"
 
 
+def setting_table() -> str:
+    rows = []
+    for name, field in config.Config.model_fields.items():
+        flag = "only by variable or file" if config.is_secret(field) else f"`{config.flag_of(name)}`"
+        value = config.metavar_of(field).replace("|", " \\| ")
+        default = f"`{config.default_of(field)}`" if config.default_of(field) else ""
+        rows.append((f"`{name}`", flag, f"`{config.variable_of(name)}`", value, default, str(field.description)))
+    return table(("key in the file", "flag", "variable", "value", "default", "meaning"), rows)
+
+
 def event_tables() -> str:
     sections = [
         ("all events", "", events.COMMON),
@@ -281,7 +291,7 @@ variable `KAFKA_PROBE_CONFIG` names the file, which is TOML. `top` and `trace` h
 `check` has those that concern the brokers. [The guide for a host](../guide/host.md#settings) has an example. The
 flags of the pipeline are on [a page of their own](pipeline.md).
 """,
-        config.markdown(),
+        setting_table(),
     ),
     Page(
         "pipeline",

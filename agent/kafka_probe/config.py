@@ -392,17 +392,6 @@ def load(
         raise UsageError("\n".join(_mistake(details, written) for details in error.errors())) from None
 
 
-def markdown() -> str:
-    """Return the fields as a Markdown table for the documentation."""
-    rows = ["| key in the file | flag | variable | value | default | meaning |", "|---|---|---|---|---|---|"]
-    for name, field in Config.model_fields.items():
-        flag = "only by variable or file" if is_secret(field) else f"`{flag_of(name)}`"
-        value = metavar_of(field).replace("|", " \\| ")
-        default = f"`{default_of(field)}`" if default_of(field) else ""
-        rows.append(f"| `{name}` | {flag} | `{variable_of(name)}` | {value} | {default} | {field.description} |")
-    return "\n".join(rows) + "\n"
-
-
 def _plain(value: object) -> object:
     match value:
         case SecretStr():

@@ -54,11 +54,8 @@ class Dispatcher:
 
     def _added(self, flows: Iterable[tuple[Connection | None, FlowEvent] | None]) -> Iterator[FlowEvent | None]:
         for flow in flows:
-            if flow is None:
-                yield None
-                continue
-            connection, event = flow
-            if connection:
+            connection, event = flow or (None, None)
+            if connection and event:
                 self._tracker.add_flow(connection, event)
             yield event
 

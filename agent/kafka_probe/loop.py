@@ -25,7 +25,7 @@ Buffer = RingBuffer | PerfBuffers
 _BATCH_S = 1.0
 _BATCH_SAMPLES = 1 << 12
 _LISTED_AT_ONCE = 4096
-# Pause between turns that send a report, so that the sinks keep up; none if samples are unread.
+# Pause between turns that send a report, so that the sinks keep up; none if samples or a list are unread.
 _PAUSE_S = 0.05
 _TURN_S = 0.25  # most time to read samples per turn while a report is sent; the report gets as much time
 _REPORTS = 2  # most reports that are sent at the same time
@@ -89,10 +89,10 @@ class Loop:
 
         An interval does not end while _REPORTS reports are unfinished.
         """
-        pause_s = 0.0 if self._unread or self._listed_ready else _PAUSE_S if self._reports else _BATCH_S
-        self._programs.buffer.wait(max(0.0, min(pause_s, self._due_s - time.monotonic())))
-        began_s = time.monotonic()
         due_s = math.inf if len(self._reports) == _REPORTS else self._due_s
+        pause_s = 0.0 if self._unread or self._listed_ready else _PAUSE_S if self._reports else _BATCH_S
+        self._programs.buffer.wait(max(0.0, min(pause_s, due_s - time.monotonic())))
+        began_s = time.monotonic()
         self._drain(min(due_s, began_s + _TURN_S) if self._reports else due_s)
         took_s = time.monotonic() - began_s
         self._forget_suspects()

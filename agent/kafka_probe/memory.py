@@ -23,8 +23,9 @@ LEAST_TABLES_BYTES = 32 * MIB
 IN_TRANSIT_BYTES = 16 * MIB  # events between tables and sink, and data being compressed; includes the next two
 IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSON, or one event that is larger
 SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
-SERIES_BYTES = 8192  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
-HTTP_BYTES = 17 * MIB  # 64 requests, lists being sent, and what builds and sends a list and a page of metrics
+SERIES_BYTES = 12288  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
+HTTP_BYTES = 22 * MIB  # 64 requests, lists being sent, what builds a list and a page of metrics, and unread answers
+TLS_BYTES = 40 * MIB  # 64 TLS connections: buffers of asyncio and OpenSSL
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
 DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
@@ -37,15 +38,15 @@ CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 
 # Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
-    "connections": 59,
+    "connections": 61,
     "counts": 7,
     "learned": 7,
-    "shapes": 4,
+    "shapes": 3,
     "ends": 4,
     "activity": 3,
     "workloads": 3,
     "topic_names": 3,
-    "clients": 3,
+    "clients": 2,
     "unfinished": 2,
     "exchanges": 2,
     "groups": 1,
@@ -98,7 +99,7 @@ class Bounds:
         )
 
 
-DEFAULT = Bounds.within(327 * MIB)
+DEFAULT = Bounds.within(318 * MIB)
 """The bounds under default settings."""
 
 
@@ -117,6 +118,8 @@ def bounds_of(config: Config) -> Bounds:
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
         "HTTP answers": HTTP_BYTES,
     }
+    if config.listen_certfile:
+        fixed["TLS connections (--listen-certfile)"] = TLS_BYTES
     if config.spool_dir:
         fixed["names of spool files (--spool-dir)"] = SPOOL_FILES * SPOOL_FILE_BYTES
     needed = sum(fixed.values()) + LEAST_TABLES_BYTES

@@ -36,6 +36,17 @@ class Served:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), timeout=10)
 
+    def exchange(self, request: bytes) -> bytes:
+        """Send bytes and nothing after them; return the answer."""
+        with self.connect() as peer:
+            peer.sendall(request)
+            return until_end(peer)
+
+
+def until_end(peer: socket.socket) -> bytes:
+    """Return all that comes until the server closes the connection."""
+    return b"".join(iter(lambda: peer.recv(65536), b""))
+
 
 @contextmanager
 def serving(host: str = "127.0.0.1", connections: tuple[Connection, ...] = (), **settings: Any) -> Iterator[Served]:

@@ -15,9 +15,7 @@ from kafka_probe.config import (
     flag_of,
     is_secret,
     load,
-    markdown,
     other_variables,
-    variable_of,
 )
 from kafka_probe.errors import UsageError
 
@@ -266,18 +264,6 @@ def test_a_bad_secret_is_not_repeated(toml: Path) -> None:
     with pytest.raises(UsageError) as error:
         load({}, toml)
     assert "hush" not in str(error.value)
-
-
-def test_the_table_for_the_docs_has_a_row_for_every_field() -> None:
-    rows = markdown().splitlines()[2:]
-    assert len(rows) == len(Config.model_fields)
-    for (name, field), row in zip(Config.model_fields.items(), rows, strict=True):
-        assert f"| `{name}` |" in row
-        assert variable_of(name) in row
-        assert field.description
-        assert field.description in row
-        assert (flag_of(name) in row) is not is_secret(field)
-        assert len(row.replace("\\|", "").split("|")) == 8
 
 
 def test_secrets_are_exactly_the_fields_with_a_password_or_a_token() -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kafka_probe.config import Config
+from kafka_probe.config import Config, flag_of, is_secret, variable_of
 from kafka_probe.events import KINDS
 from kafka_probe.memory import DEFAULT
+from scripts.docs import setting_table
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -71,3 +72,15 @@ def test_every_message_that_it_explains_is_one_that_we_print() -> None:
 def test_the_limit_of_connections_is_that_of_the_default_memory_limit() -> None:
     limits = (DOCS / "explain/limits.md").read_text()
     assert f"else {DEFAULT.connections:,}, or as `--memory-limit` allows" in limits
+
+
+def test_the_table_for_the_docs_has_a_row_for_every_field() -> None:
+    rows = setting_table().splitlines()[2:]
+    assert len(rows) == len(Config.model_fields)
+    for (name, field), row in zip(Config.model_fields.items(), rows, strict=True):
+        assert f"| `{name}` |" in row
+        assert variable_of(name) in row
+        assert field.description
+        assert field.description in row
+        assert (flag_of(name) in row) is not is_secret(field)
+        assert len(row.replace("\\|", "").split("|")) == 8

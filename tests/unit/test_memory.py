@@ -9,7 +9,7 @@ from kafka_probe.capture.compiler import Map, compile_programs
 from kafka_probe.capture.options import Options
 from kafka_probe.config import Config
 from kafka_probe.errors import StartError
-from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, bounds_of
+from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, TLS_BYTES, bounds_of
 from kafka_probe.protocol.api_keys import ApiKey
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
@@ -25,12 +25,17 @@ def test_the_default_limit_has_slots_for_a_hundred_thousand_connections() -> Non
 
 
 def test_a_limit_below_what_the_settings_need_is_refused_with_the_sum() -> None:
-    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 217 MiB are needed .*ring .* 8, "):
+    with pytest.raises(StartError, match=r"--memory-limit 100 MiB is too low: 226 MiB are needed .*ring .* 8, "):
         bounds_of(limited(memory_limit="100MiB"))
     needed = bounds_of(limited(memory_limit="512MiB", ring_size_bytes="256MiB"))
     assert 0 < needed.connections < DEFAULT.connections
-    with pytest.raises(StartError, match="721 MiB are needed"):
+    with pytest.raises(StartError, match="730 MiB are needed"):
         bounds_of(limited(ring_size_bytes="512MiB"))
+
+
+def test_tls_connections_have_a_part_of_the_limit() -> None:
+    with_tls = bounds_of(limited(listen_certfile="cert.pem", memory_limit="600MiB"))
+    assert with_tls == bounds_of(limited(memory_limit=(600 * MIB) - TLS_BYTES))
 
 
 def test_a_limit_below_what_the_compiler_takes_is_refused() -> None:
@@ -45,7 +50,7 @@ def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
         bounds.learned_bytes + bounds.topic_names_bytes,
         bounds.connections * CONNECTION_BYTES,
     )
-    assert sum(in_bytes) < 512 * MIB - (80 + 24 + 16 + 8 + 32) * MIB
+    assert sum(in_bytes) < 512 * MIB - (80 + 24 + 22 + 8 + 32) * MIB
 
 
 SLAB_BYTES = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # kernel/bpf/memalloc.c

@@ -28,10 +28,11 @@ from kafka_probe.memory import (
     SERVER_WAITING_BYTES,
     SPOOL_FILE_BYTES,
     SPOOL_FILES,
+    TLS_BYTES,
     bounds_of,
 )
 from kafka_probe.protocol import facts
-from kafka_probe.server import exposition, http_connection, limits, query, traffic
+from kafka_probe.server import exposition, http_connection, limits, query, server, traffic
 from kafka_probe.sinks import spool
 from kafka_probe.sinks.batch import EVENT_BYTES
 from kafka_probe.time_limit import ReportPart
@@ -133,11 +134,14 @@ HTTP_SERVER = (
     f"{limits.REQUESTS_PER_S} per second, {limits.REQUESTS_AT_ONCE} at once",
     f"{query.FILTERS} values per request",
     f"once {in_words(exposition.FRESH_S)} second at most",
-    f"delay them by {in_words(limits._PAUSE_S)} second, and one of more than {http_connection.MOST} connections",
+    f"each of the four steps of an answer by {in_words(limits._PAUSE_S)} second",
+    f"one of more than {http_connection.MOST} connections",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
     f"{query.SORTED:,} rows of a list that is being sorted",
-    f"No page of metrics is built while {exposition.PAGES_SENT} are being sent",
     f"An answer is sent in parts of {exposition.PART_BYTES >> 10} KiB",
+    f"the kernel keeps {2 * server.SEND_BUFFER_BYTES >> 10} KiB of it for a client that does not read",
+    f"up to {server.UNREAD_S:g} s after the end of the connection",
+    f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
     f"A request has at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
     f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
@@ -156,9 +160,8 @@ MEASURED = (
     "takes some 200 bytes, a consumer of one topic 1.5 KiB",
     "a connection with one topic some 850 bytes",
     "some 3,000 with command lines of 500 characters",
-    "some 1,600 of eight topics",
+    "some 1,000 of eight topics",
     ", in 1 MiB.",
-    "TLS connections, up to 1 MiB each",
 )
 # ... and numbers that are no bounds.
 NO_BOUNDS = (

@@ -46,7 +46,12 @@ class DataThread:
             page.close()
             raise stopping
         try:
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(page, self._loop))
+            building = asyncio.run_coroutine_threadsafe(page, self._loop)
+        except RuntimeError:  # the loop has ended
+            page.close()
+            raise stopping from None
+        try:
+            return await asyncio.wrap_future(building)
         except asyncio.CancelledError:
             if self._closing:
                 raise stopping from None

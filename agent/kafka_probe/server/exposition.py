@@ -19,10 +19,8 @@ from kafka_probe.server.limits import Turns
 from kafka_probe.server.metrics import METRICS
 from kafka_probe.server.view import View
 
-PART_BYTES = 1 << 15
+PART_BYTES = 1 << 14
 FRESH_S = 1.0
-PAGES_SENT = 2
-"""Most pages of metrics being sent at once. At this limit all clients get the last page: some may read very slowly."""
 OPENMETRICS = "application/openmetrics-text"
 _ROWS_AT_ONCE = 100
 _EOF = b"# EOF\n"
@@ -49,24 +47,14 @@ class Page:
         self.size += len(text)
 
 
-@dataclass(slots=True)
-class Pages:
-    """The state of the pages of all formats: how many are being sent, and whether one is being built."""
-
-    sent: int = 0
-    building: bool = False
-
-
 class PageResponse(Response):
     """A response with a page, sent in parts. A slow client holds one part in memory, and the page."""
 
-    def __init__(self, page: Page, content_type: str, pages: Pages) -> None:
+    def __init__(self, page: Page, content_type: str) -> None:
         super().__init__(headers={"Content-Type": content_type, "Content-Length": str(page.size)})
         self.page = page
-        self._pages = pages
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  # Starlette's signature
-        self._pages.sent += not self.page.responses
         self.page.responses += 1
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -76,32 +64,47 @@ class PageResponse(Response):
             await send({"type": "http.response.body"})
         finally:
             self.page.responses -= 1
-            self._pages.sent -= not self.page.responses
 
 
 class Exposition:
-    """The page of metrics in one format. It is rebuilt when data has changed, at most once a second."""
+    """The page of metrics in one format. It is rebuilt when data has changed, at most once a second.
 
-    def __init__(self, view: View, build: Build, accept: str, pages: Pages) -> None:
+    It is also not rebuilt while the page before it is still being sent. New clients get the last page, so that clients
+    who read slowly keep two pages of each format in memory, and keep others from a new one until their time is over.
+    """
+
+    def __init__(self, view: View, build: Build, accept: str, one_at_a_time: asyncio.Lock) -> None:
         self._view = view
         self._build = build
-        self._pages = pages
+        self._one_at_a_time = one_at_a_time
         self._encode, self._content_type = choose_encoder(accept)
         self._state: object = None
         self._made_s = 0.0
-        self._page = Page()
+        self._building = False
+        self._page, self._before = Page(), Page()
 
     async def answer(self) -> PageResponse | Response:
         """Return the page. While one is being built, return the last one, or 429 if there is none yet."""
-        state = self._view.handed_over, self._view.unready() is None
-        due = time.monotonic() - self._made_s >= FRESH_S and self._pages.sent < PAGES_SENT
-        if not self._pages.building and self._state != state and (due or not self._page.parts):
-            self._pages.building = True
+        if not self._building and self._is_due():
+            self._building = True
             try:
-                self._page, self._state, self._made_s = await self._build(self._make()), state, time.monotonic()
+                async with self._one_at_a_time:
+                    state = self._now()
+                    page = await self._build(self._make())
             finally:
-                self._pages.building = False
-        return PageResponse(self._page, self._content_type, self._pages) if self._page.parts else busy()
+                self._building = False
+            self._before, self._page = self._page, page
+            self._state, self._made_s = state, time.monotonic()
+        return PageResponse(self._page, self._content_type) if self._page.parts else busy()
+
+    def _is_due(self) -> bool:
+        if self._page.parts and (self._before.responses or time.monotonic() - self._made_s < FRESH_S):
+            return False
+        return self._state != self._now()
+
+    def _now(self) -> object:
+        """Return a value that changes when the page would."""
+        return self._view.handed_over, self._view.unready() is None
 
     async def _make(self) -> Page:
         page, turns, text, end = Page(), Turns(), bytearray(), b""

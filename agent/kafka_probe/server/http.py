@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import kafka_probe
 from kafka_probe.server import openapi, query
-from kafka_probe.server.exposition import OPENMETRICS, PART_BYTES, Build, Exposition, Pages
+from kafka_probe.server.exposition import OPENMETRICS, PART_BYTES, Build, Exposition
 from kafka_probe.server.guard import Guard, Json, busy
 from kafka_probe.server.limits import LISTS_AT_ONCE
 from kafka_probe.server.resources import RESOURCES
@@ -37,8 +37,8 @@ def application(
     """
     document = openapi.document(token=token is not None)
     lists = _Lists(view, build)
-    pages = Pages()
-    plain, openmetrics = (Exposition(view, build, accept, pages) for accept in ("", f"{OPENMETRICS};version=1.0.0"))
+    turn = asyncio.Lock()
+    plain, openmetrics = (Exposition(view, build, accept, turn) for accept in ("", f"{OPENMETRICS};version=1.0.0"))
 
     async def health(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in ("GET", "HEAD"):  # h11 accepts no body after a successful CONNECT

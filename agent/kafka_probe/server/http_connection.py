@@ -19,6 +19,8 @@ AT_ONCE = MOST // 4
 """Most connections accepted per turn of the loop: a request that came with one is read before others displace it."""
 REQUEST_BYTES, REQUEST_LINES = 1 << 14, 64
 """Most bytes and lines of a request: h11 limits only the bytes of requests that arrive in parts."""
+WRITE_BUFFER_BYTES = 1 << 14
+"""Bytes of answers in a connection's buffer above which a handler waits."""
 PATIENCE_S = 10.0
 """Time for the first request to arrive. Later requests and unread responses have between this time and twice it."""
 
@@ -57,8 +59,8 @@ class HttpConnection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
-        if transport.get_extra_info("sslcontext") is None:  # asyncio's TLS never resumes with this limit
-            transport.set_write_buffer_limits(high=0)  # hold one part of a response, and not two
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        self._socket: socket.socket = transport.get_extra_info("socket")  # closed TLS transports do not have it
         self._bytes = self._lines = 0  # of the request, and of what its client sent before the response
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
@@ -80,6 +82,14 @@ class HttpConnection(H11Protocol):
         if self.conn.our_state is h11.IDLE:
             super().send_400_response(msg)
         else:  # a response has begun: h11 accepts no other
+            self.abort()
+
+    def abort(self) -> None:
+        """End the connection, even if it is being closed and its peer takes no part in that."""
+        if self.transport.is_closing():
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+        else:
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -91,6 +101,6 @@ class HttpConnection(H11Protocol):
 
     def _end_idle(self, last: RequestResponseCycle | None) -> None:
         if self.transport.is_closing() or self.cycle is last:
-            self.transport.abort()
+            self.abort()
         else:
             self._wait(self.cycle)

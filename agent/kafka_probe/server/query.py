@@ -26,6 +26,7 @@ SORTED = 10_000
 """Most rows of a sorted list that a client can request: so many are kept while the list is built."""
 FILTERS = 100
 """Most filter values in one request."""
+_QUOTED = 64
 PAGE_BYTES = 1 << 20
 """Most bytes of the rows in a page; a page contains one row in any case."""
 
@@ -135,7 +136,9 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
         elif name == "sort":
             path = text.removeprefix("-")
             if path not in resource.orders:
-                raise BadQueryError(f"Rows cannot be sorted by {path}; choose one of {', '.join(resource.orders)}.")
+                raise BadQueryError(
+                    f"Rows cannot be sorted by {_short(path)}; choose one of {', '.join(resource.orders)}."
+                )
             shape |= {"sort": tuple(path.split(".")), "descending": text.startswith("-")}
         elif name in filters:
             wanted[*name.split("."),].add(_value(name, text, filters[name]))
@@ -145,7 +148,7 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
                 )
         else:
             known = ", ".join(("limit", "offset", "sort", "internal", *filters))
-            raise BadQueryError(f"Unknown parameter {name}; choose from {known}.")
+            raise BadQueryError(f"Unknown parameter {_short(name)}; choose from {known}.")
     query = Query(wanted, **shape)
     if query.sort and query.offset + query.limit > SORTED:
         raise BadQueryError(
@@ -156,7 +159,9 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
 
 def _number(name: str, text: str, most: int | None) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text) or (most is not None and not 0 < int(text) <= most):
-        raise BadQueryError(f"{name} must be a number{'' if most is None else f' from 1 to {most}'}, not {text!r}.")
+        raise BadQueryError(
+            f"{name} must be a number{'' if most is None else f' from 1 to {most}'}, not {_short(text)!r}."
+        )
     return int(text)
 
 
@@ -168,7 +173,12 @@ def _value(name: str, text: str, kind: Scalar) -> object:
             return text == "true"
         case "string":
             return text
-    raise BadQueryError(f"{name} must be {'a number' if kind == 'long' else 'true or false'}, not {text!r}.")
+    raise BadQueryError(f"{name} must be {'a number' if kind == 'long' else 'true or false'}, not {_short(text)!r}.")
+
+
+def _short(text: str) -> str:
+    """Return the beginning of a client's text, so that the answer is short."""
+    return text if len(text) <= _QUOTED else f"{text[:_QUOTED]}…"
 
 
 def _paths(fields: Iterable[Field], prefix: str = "", single: bool = True) -> Iterator[tuple[str, Scalar, bool]]:

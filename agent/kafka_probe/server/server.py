@@ -27,7 +27,7 @@ from kafka_probe.server import LOSSES
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
-from kafka_probe.server.http_connection import PATIENCE_S, HttpConnection, Listener
+from kafka_probe.server.http_connection import HttpConnection, Listener
 from kafka_probe.server.limits import HTTP_CPU_SHARE, PacedSelector
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
@@ -37,7 +37,10 @@ from kafka_probe.sinks import Sink
 log = logging.getLogger("kafka_probe")
 
 _GRACE_S = 1
-_SEND_BUFFER_BYTES = 1 << 14
+SEND_BUFFER_BYTES = 1 << 13
+"""Memory for answers that a client has not read, in the kernel, which doubles it."""
+UNREAD_S = 5.0
+"""Time in which a client's host has to take what was sent, also after the connection was closed."""
 _JOIN_S = 5.0
 _TURN_S = 1.0
 _BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
@@ -58,7 +61,8 @@ class _Uvicorn(uvicorn.Server):
 
     def _abort(self) -> None:
         for connection in list(self.server_state.connections):
-            connection.transport.abort()
+            if isinstance(connection, HttpConnection):
+                connection.abort()
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
@@ -180,9 +184,9 @@ def _socket(address: Address) -> Listener:
     try:
         family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(resolved, family=family, dualstack_ipv6=address.host == "::")
-        # Connections inherit both. The kernel keeps what a client does not read, also after the connection is closed.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(PATIENCE_S * 1000))
+        # Connections inherit both.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
         return Listener(listening.detach())
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

@@ -3,8 +3,9 @@
     python -m tests.programs.attack.http_flood slow|hammer|large HOST PORT SECONDS
 
 `slow` holds many connections, of which half send nothing and half send a header byte by byte; `hammer` asks for metrics
-by several threads as fast as it can; `large` sends the largest requests that are accepted, larger ones, and requests
-for metrics whose answer it does not wait for. Standard output is what was done, as JSON: {"done": n, "seconds": s}.
+by several threads as fast as it can; `large` sends the largest requests that are accepted, larger ones and others that
+cost much, and reads little of the answers or nothing. Standard output is what was done, as JSON: {"done": n,
+"seconds": s}.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ def large(host: str, port: int, until_s: float) -> int:
         _request("/healthz", lines + b"X: " + fill + b"\r\n"),
         _request("/healthz", b"a:\r\n" * 15_000),
         _request("/metrics", lines),
+        _request("/metrics", b"", "HEAD"),
+        _request("/api/v1/clients?" + "&".join(["sort=ts"] * 1900), b""),
+        _request("/healthz", b"", "CONNECT"),
     )
     numbers = itertools.count()
 
@@ -72,17 +76,17 @@ def large(host: str, port: int, until_s: float) -> int:
         connection = socket.create_connection((host, port), timeout=1)
         number = next(numbers)
         connection.sendall(heads[number % len(heads)])
-        if number % len(heads) == 0:
-            kept.append(connection)
-            connection.recv(1 << 16)
-        else:
+        if number % 2:
             connection.close()
+        else:
+            kept.append(connection)
+            connection.recv(1 << 10)
 
     return _repeat(send, until_s)
 
 
-def _request(path: str, lines: bytes) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + lines + b"\r\n"
+def _request(path: str, lines: bytes, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n".encode() + lines + b"\r\n"
 
 
 def _repeat(request: Callable[[], object], until_s: float) -> int:

@@ -155,6 +155,19 @@ def test_a_page_says_how_many_rows_there_are_in_all() -> None:
     assert (answer["total"], answer["offset"], len(answer["rows"])) == (2, 1, 1)
 
 
+@pytest.mark.parametrize("parameter", [("limit", "\\" * 16_000), ("sort", "x" * 16_000), ("y" * 16_000, "1")])
+def test_a_refusal_repeats_little_of_what_it_refuses(parameter: tuple[str, str]) -> None:
+    with pytest.raises(BadQueryError) as error:
+        read(CLIENTS, [parameter])
+    assert len(str(error.value)) < 4096
+
+
+def test_the_fields_of_a_resource_are_looked_through_once() -> None:
+    """A request may name thousands of parameters."""
+    assert CLIENTS.filters is CLIENTS.filters
+    assert CLIENTS.orders is CLIENTS.orders
+
+
 @pytest.mark.parametrize(
     ("name", "text", "sentence"),
     [

@@ -326,6 +326,25 @@ def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: py
         wait_ended(silent[2])
 
 
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_stop_with_clients_who_do_not_read_logs_no_error(
+    authority: Authority, caplog: pytest.LogCaptureFixture, tls: bool
+) -> None:
+    trusting = ssl.create_default_context(cafile=authority.certificate) if tls else None
+    with serving(listen_certfile=authority.sign("server") if tls else None) as served, ExitStack() as clients:
+        served.server.send([flow(api=f"Api{n}") for n in range(2000)])
+        wait_until(lambda: len(served.get("/metrics", tls=trusting).text) > 1 << 20, "a long page")
+        for _ in range(4):
+            peer = clients.enter_context(socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2]))))
+            reader = (
+                clients.enter_context(trusting.wrap_socket(peer, server_hostname="127.0.0.1")) if trusting else peer
+            )
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert reader.recv(1) == b"H"
+        served.server.close()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 def test_who_asks_is_answered_before_those_behind_displace_it() -> None:
     address = Address("127.0.0.1", free_port())
     server = Server(Config(listen=address), address)
