@@ -1,4 +1,4 @@
-"""The page of metrics: what is sent while it is built, and what clients who read slowly can do to it."""
+"""The page of metrics: what is sent while it is built, and what slow clients can do to it."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def full() -> list[dict[str, Any]]:
 
 
 def test_label_sets_and_their_pages_take_no_more_than_their_part() -> None:
-    """Of each format the last page is kept, and the one before may still be sent."""
+    """The last page of each format is kept, and the one before may still be sent."""
     events = full()
     before, _ = tracemalloc.get_traced_memory()
     shown = View(StillAgent(), StillSink(), Traffic(SERIES))
