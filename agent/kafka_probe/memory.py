@@ -24,8 +24,8 @@ IN_TRANSIT_BYTES = 16 * MIB  # events between tables and sink, and data being co
 IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSON, or one event that is larger
 SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
 SERIES_BYTES = 12288  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
-HTTP_BYTES = 22 * MIB  # 64 requests, lists being sent, what builds a list and a page of metrics, and unread answers
-TLS_BYTES = 40 * MIB  # 64 TLS connections: buffers of asyncio and OpenSSL
+HTTP_BYTES = 24 * MIB  # requests, lists being sent, what builds a list and a page of metrics, and the kernel's buffers
+TLS_BYTES = 20 * MIB  # TLS connections: buffers of asyncio and OpenSSL
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
 DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
@@ -99,7 +99,7 @@ class Bounds:
         )
 
 
-DEFAULT = Bounds.within(318 * MIB)
+DEFAULT = Bounds.within(316 * MIB)
 """The bounds under default settings."""
 
 

@@ -138,13 +138,13 @@ HTTP_SERVER = (
     f"one of more than {http_connection.MOST} connections",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
     f"{query.SORTED:,} rows of a list that is being sorted",
-    f"An answer is sent in parts of {exposition.PART_BYTES >> 10} KiB",
-    f"the kernel keeps {2 * server.SEND_BUFFER_BYTES >> 10} KiB of it for a client that does not read",
+    f"An answer of more than 4 KiB is sent in parts of {exposition.PART_BYTES >> 10} KiB",
+    f"the kernel keeps up to {(2 * server.BUFFER_BYTES >> 10) + 64} KiB of it for a client that does not read",
     f"up to {server.UNREAD_S:g} s after the end of the connection",
     f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
-    f"A request has at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
+    f"one request of at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
-    f"after {http_connection.PATIENCE_S:g} to {2 * http_connection.PATIENCE_S:g} s without a whole request",
+    f"after {http_connection.PATIENCE_S:g} s without a whole request, and after {2 * http_connection.PATIENCE_S:g} s",
 )
 NAMES = (
     f"A name has at most {text.NAME_LIMIT} characters there, and a log message at most {text.MESSAGE_LIMIT:,}",

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection
 from functools import partial
 
+import orjson
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -35,7 +36,7 @@ def application(
     build: runs a coroutine in the data thread. token: clients must send it; certificates: clients must have shown one;
     neither for health. hosts: see Guard.
     """
-    document = openapi.document(token=token is not None)
+    document = orjson.dumps(openapi.document(token=token is not None))
     lists = _Lists(view, build)
     turn = asyncio.Lock()
     plain, openmetrics = (Exposition(view, build, accept, turn) for accept in ("", f"{OPENMETRICS};version=1.0.0"))
@@ -50,7 +51,7 @@ def application(
         return await (openmetrics if OPENMETRICS in request.headers.get("accept", "") else plain).answer()
 
     async def described(_: Request) -> Response:
-        return Json(document)
+        return _Chunked(document, media_type="application/json")
 
     async def landing(_: Request) -> Response:
         return HTMLResponse(_LANDING)
@@ -89,6 +90,8 @@ class _Lists:
         self._making = asyncio.Lock()
 
     async def answer(self, resource: query.Resource, request: Request) -> ASGIApp:
+        if request.scope["query_string"].count(b"&") >= query.PARAMETERS:
+            raise query.TooManyFiltersError
         wanted = query.read(resource, request.query_params.multi_items())
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 CERTIFIED = "certified"
 """Key in a request's `state`: True if its client has shown a certificate, which TLS has verified."""
-MOST = 64
+MOST = 32
 AT_ONCE = MOST // 4
 """Most connections accepted per turn of the loop: a request that came with one is read before others displace it."""
 REQUEST_BYTES, REQUEST_LINES = 1 << 14, 64
@@ -22,7 +22,7 @@ REQUEST_BYTES, REQUEST_LINES = 1 << 14, 64
 WRITE_BUFFER_BYTES = 1 << 14
 """Bytes of answers in a connection's buffer above which a handler waits."""
 PATIENCE_S = 10.0
-"""Time for the first request to arrive. Later requests and unread responses have between this time and twice it."""
+"""Time for the request to arrive. Its response has until twice this time after the connection began."""
 
 
 class Listener(socket.socket):
@@ -51,32 +51,32 @@ class Listener(socket.socket):
 
 
 class HttpConnection(H11Protocol):
-    """An HTTP connection that ends if a request is long or late, or its response is not read.
+    """A connection for one HTTP request, which ends if that is long or late, or its response is not read.
 
-    The first request has PATIENCE_S. From the start of each request, its response and the next request have between
-    PATIENCE_S and twice that.
+    A client that sends more ends its connection: requests that wait for an earlier response would take memory.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
         self._socket: socket.socket = transport.get_extra_info("socket")  # closed TLS transports do not have it
-        self._bytes = self._lines = 0  # of the request, and of what its client sent before the response
+        self._bytes = self._lines = 0  # of the request
         self.app_state = {**self.app_state, CERTIFIED: bool(transport.get_extra_info("peercert"))}
         self._wait(None)
 
     def data_received(self, data: bytes) -> None:
+        if self.cycle is not None:
+            self.abort()
+            return
         self._bytes += len(data)
         self._lines += data.count(b"\n")
-        if self._bytes <= REQUEST_BYTES and self._lines <= REQUEST_LINES:
-            super().data_received(data)
-        else:
+        if self._bytes > REQUEST_BYTES or self._lines > REQUEST_LINES:
             self.send_400_response(f"A request may have {REQUEST_BYTES} bytes and {REQUEST_LINES} lines.\n")
-
-    def on_response_complete(self) -> None:
+            return
+        super().data_received(data)
         unread, _ = self.conn.trailing_data
-        self._bytes, self._lines = len(unread), unread.count(b"\n")
-        super().on_response_complete()
+        if self.cycle is not None and unread:
+            self.abort()
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state is h11.IDLE:

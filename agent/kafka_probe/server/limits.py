@@ -15,8 +15,8 @@ from selectors import EpollSelector
 HTTP_CPU_SHARE, DATA_CPU_SHARE = 0.2, 0.1
 """Shares of one core for the work that clients can cause in each of the server's two threads."""
 CPU_BURST_S = 1.0
-REQUESTS_PER_S, REQUESTS_AT_ONCE = 50, 100
-LISTS_AT_ONCE = 4
+REQUESTS_PER_S, REQUESTS_AT_ONCE = 20, 40
+LISTS_AT_ONCE = 2
 """Most lists being built or sent at once; each takes up to query.PAGE_BYTES."""
 
 _PAUSE_S = 1.0  # longest pause: it delays /healthz, whose clients have timeouts of a second or more

@@ -26,6 +26,8 @@ SORTED = 10_000
 """Most rows of a sorted list that a client can request: so many are kept while the list is built."""
 FILTERS = 100
 """Most filter values in one request."""
+PARAMETERS = FILTERS + 4
+"""Most parameters in one request: filters, `sort`, `limit`, `offset` and `internal`."""
 _QUOTED = 64
 PAGE_BYTES = 1 << 20
 """Most bytes of the rows in a page; a page contains one row in any case."""
@@ -35,6 +37,13 @@ JsonRow = Mapping[str, Any]
 
 class BadQueryError(Exception):
     """Raised for parameters that cannot be used; the text is a sentence for the client."""
+
+
+class TooManyFiltersError(BadQueryError):
+    """Raised for more filter values than a request may have."""
+
+    def __init__(self) -> None:
+        super().__init__(f"A request may have at most {FILTERS} filter values; send several requests for more.")
 
 
 @dataclass(frozen=True)
@@ -143,9 +152,7 @@ def read(resource: Resource, parameters: Iterable[tuple[str, str]]) -> Query:
         elif name in filters:
             wanted[*name.split("."),].add(_value(name, text, filters[name]))
             if sum(map(len, wanted.values())) > FILTERS:
-                raise BadQueryError(
-                    f"A request may have at most {FILTERS} filter values; send several requests for more."
-                )
+                raise TooManyFiltersError
         else:
             known = ", ".join(("limit", "offset", "sort", "internal", *filters))
             raise BadQueryError(f"Unknown parameter {_short(name)}; choose from {known}.")

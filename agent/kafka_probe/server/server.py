@@ -37,13 +37,16 @@ from kafka_probe.sinks import Sink
 log = logging.getLogger("kafka_probe")
 
 _GRACE_S = 1
-SEND_BUFFER_BYTES = 1 << 13
-"""Memory for answers that a client has not read, in the kernel, which doubles it."""
-UNREAD_S = 5.0
+BUFFER_BYTES = 1 << 13
+"""The kernel's memory for what a client sends, and for answers that it does not read.
+
+The kernel doubles it, and adds one segment of up to 64 KiB to the answers.
+"""
+UNREAD_S = 3.0
 """Time in which a client's host has to take what was sent, also after the connection was closed."""
 _JOIN_S = 5.0
 _TURN_S = 1.0
-_BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
+BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
 
 
 class _Uvicorn(uvicorn.Server):
@@ -123,7 +126,8 @@ class Server:
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            backlog=_BACKLOG,
+            headers=[("Connection", "close")],
+            backlog=BACKLOG,
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
@@ -184,8 +188,9 @@ def _socket(address: Address) -> Listener:
     try:
         family, _, _, _, resolved = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server(resolved, family=family, dualstack_ipv6=address.host == "::")
-        # Connections inherit both.
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        # Connections inherit these.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
         return Listener(listening.detach())
     except OSError as error:

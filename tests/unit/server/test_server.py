@@ -349,12 +349,14 @@ def test_who_asks_is_answered_before_those_behind_displace_it() -> None:
     address = Address("127.0.0.1", free_port())
     server = Server(Config(listen=address), address)
     with closing(server), ExitStack() as stack:
-        asking, *_ = (
+        first, *_, last = (
             stack.enter_context(socket.create_connection((address.host, address.port), timeout=10)) for _ in range(101)
         )
-        asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        for asking in (first, last):
+            asking.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         server.start(StillAgent(()), StillSink())
-        assert asking.recv(4096).startswith(b"HTTP/1.1 200")
+        for asking in (first, last):
+            assert asking.recv(4096).startswith(b"HTTP/1.1 200")
 
 
 def wait_ended(peer: socket.socket) -> None:
