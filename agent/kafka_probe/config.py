@@ -53,22 +53,22 @@ KAFKA_PORT = 9092
 
 @dataclass(frozen=True, slots=True)
 class RequestEvents:
-    """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `sample:N`."""
+    """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `1/N`."""
 
-    which: Literal["off", "all", "errors", "slower", "sample"] = "off"
+    which: Literal["off", "all", "errors", "slower", "one_in"] = "off"
     slower_than_us: int = 0
     one_in: int = 1
 
     @classmethod
     def parse(cls, text: object) -> RequestEvents:
         """Return the selection that a text describes. Raises `ValueError`, which lists the accepted forms."""
-        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:sample:([1-9]\d*))", str(text)):
+        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:1/([1-9]\d*))", str(text)):
             case None:
-                raise ValueError("must be off, all, errors, slower:MILLISECONDS or sample:N (one in N)")
+                raise ValueError("must be off, all, errors, slower:MILLISECONDS or 1/N")
             case found if found[2]:
                 return cls("slower", slower_than_us=round(float(found[2]) * 1000))
             case found if found[3]:
-                return cls("sample", one_in=int(found[3]))
+                return cls("one_in", one_in=int(found[3]))
             case found:
                 return cls(found[1])  # type: ignore[arg-type]  # the expression matches these texts only
 
@@ -76,8 +76,8 @@ class RequestEvents:
         match self.which:
             case "slower":
                 return f"slower:{self.slower_than_us / 1000:g}"
-            case "sample":
-                return f"sample:{self.one_in}"
+            case "one_in":
+                return f"1/{self.one_in}"
             case _:
                 return self.which
 
@@ -283,7 +283,7 @@ class Config(DaemonConfig):
     """length of an interval; flows are sent once per interval"""
     open_interval_s: float = Field(3600.0, gt=0, le=86400)
     """time in which the open event of each connection that is still open is sent once more, evenly spread"""
-    requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|sample:N"})
+    requests: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
     """exchanges to send as request events"""
     cpu_limit: float | None = Field(None, gt=0, json_schema_extra={"metavar": "CORES"})
     """CPU of the capture thread, in cores, above which the agent leaves out request events, then topics"""

@@ -18,7 +18,7 @@ from kafka_probe.time_limit import NO_LIMIT, TimeLimit
 
 
 class Dispatcher:
-    """Groups frames by connection and passes them on, and passes finished `flow` events to their connections."""
+    """Sorts frames by connection and passes them on, and passes finished `flow` events to their connections."""
 
     def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, flows: Flows) -> None:
         self._tracker = tracker
@@ -31,7 +31,7 @@ class Dispatcher:
         """Pass on the frames of a batch. Their order affects only what connections and fetch sessions learn."""
         grouped = [FramesByConnection.of(frames, self._tracker.of_frames) for frames in sorted(batch, key=_first_seen)]
         for of_shape in grouped:
-            for key, connection, _, _ in of_shape.groups:
+            for key, connection, _, _ in of_shape.runs:
                 if connection and not self._flows.counts(key):
                     self._learn(connection, of_shape.frames.shape.facts)
         self._flows.add(grouped)
@@ -70,7 +70,7 @@ class Dispatcher:
         fetches: dict[tuple[int, int], tuple[Connection, list[NamedFrames]]] = {}
         for grouped in batch:
             facts = grouped.frames.shape.facts
-            for key, connection, start, end in grouped.groups:
+            for key, connection, start, end in grouped.runs:
                 if connection is None:
                     continue
                 if not self._flows.counts(key):

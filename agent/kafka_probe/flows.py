@@ -23,6 +23,7 @@ from kafka_probe.connections import refusals
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, Topic
 from kafka_probe.connections.grouping import FramesByConnection, Key
+from kafka_probe.connections.last_produces import LastProduces
 from kafka_probe.connections.refusals import Refusals, Sums
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
@@ -51,7 +52,7 @@ _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
 _SESSION_SHAPE_BYTES = 256  # memory of the link between a shape of Fetch and its session
 _MOST_REQUESTS_BYTES = 8 * MIB  # more would take long to sort when a response has an error
-_REFUSED_TOPIC_BYTES = 800  # memory per topic of a response with errors
+_REFUSED_TOPIC_BYTES = 800  # memory per topic of which records were refused
 
 
 @dataclass(slots=True)
@@ -99,7 +100,9 @@ class Flows:
         self._names = names
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
         requests_bytes = min(bounds.counts_bytes // 8, _MOST_REQUESTS_BYTES)
-        self._refusals = Refusals(requests_bytes, self.losses)
+        last_bytes = requests_bytes // 4
+        self._refusals = Refusals(requests_bytes - last_bytes, self.losses)
+        self._last_produces = LastProduces(last_bytes)
         # The other half belongs to the interval being reported.
         self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2
         self._counts: dict[Key, _Count] = {}
@@ -114,8 +117,23 @@ class Flows:
         """Count the frames of a batch."""
         for grouped in batch:
             self._refusals.see(grouped.frames)
+            self._last_produces.see(grouped)
         for grouped in batch:
             self._add(grouped)
+
+    def refuse_last(self, connection: Connection, frame_bytes: int) -> None:
+        """Count the connection's last Produce with acks=0 as not written. frame_bytes: its size, by the close."""
+        last = self._last_produces.take(connection.identity.conn)
+        if last is None or last.frame_bytes != frame_bytes:
+            self.losses["refusal_unmatched"] += 1
+            return
+        sums = last.sums()
+        count = self._count(connection, last.key, last.shape, Counter())
+        if count.kept and not self._take(connection, _REFUSED_TOPIC_BYTES * len(sums)):
+            count = _Count.of(connection, last.shape)
+        _refuse(count, sums)
+        if not count.kept:
+            self._sum_other(count, self._other)
 
     def _add(self, grouped: FramesByConnection) -> None:
         """Count frames of one shape on any number of connections."""
@@ -125,7 +143,7 @@ class Flows:
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         no_latency = Counter[int]()
         refused = self._refusals.refused(frames)
-        for i, (key, connection, start, end) in enumerate(grouped.groups):
+        for i, (key, connection, start, end) in enumerate(grouped.runs):
             if connection is None:
                 continue
             latency = no_latency if buckets is None else Counter(buckets[start:end].tolist())
@@ -134,8 +152,7 @@ class Flows:
             count.bytes += sizes[i]
             count.values += values[i]
             count.latency.update(latency)
-            for topic, of_topic in refused.get(key[0], {}).items():
-                count.refused.setdefault(topic, Counter()).update(of_topic)
+            _refuse(count, refused.get(key[0], {}))
             if not count.kept:
                 self._sum_other(count, self._other)
 
@@ -280,7 +297,7 @@ class Flows:
             for key in set(keys):  # a frame may name one twice
                 flow.topics[key].requests += count.frames
         for record_set in facts.record_sets:
-            if record_set.status != SetStatus.UNREADABLE:
+            if count.frames and record_set.status != SetStatus.UNREADABLE:
                 topics[record_set.topic].codecs[codec_name(record_set.codec)] += count.frames
         for measure, value in _measured(count):
             if measure.kind in _OF_TOPICS:
@@ -314,6 +331,11 @@ _OF_TOPICS = (
     MeasureKind.UNCOUNTED_BYTES,
 )
 SUMMED = (*_OF_TOPICS, MeasureKind.THROTTLE_MS)
+
+
+def _refuse(count: _Count, sums: Sums) -> None:
+    for topic, of_topic in sums.items():
+        count.refused.setdefault(topic, Counter()).update(of_topic)
 
 
 def _buckets(latency_us: npt.NDArray[np.uint32]) -> npt.NDArray[np.int64]:

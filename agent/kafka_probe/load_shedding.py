@@ -96,7 +96,7 @@ class LoadShedding:
             case "slower":
                 latency_us = event["latency_us"]
                 return latency_us is not None and latency_us >= self._requests.slower_than_us
-            case "sample":
+            case "one_in":
                 self._seen += 1
                 return self._seen % self._requests.one_in == 0
             case _:

@@ -49,13 +49,13 @@ _SHARES = {
     "clients": 2,
     "unfinished": 2,
     "exchanges": 2,
-    "groups": 1,
+    "open_counts": 1,
 }
 # Bytes per item, of tables that are bounded by their number of items; the other bounds are in bytes.
 _ITEM_BYTES = {
     "connections": CONNECTION_BYTES,
     "ends": 1536,  # a closed connection and its CLOSE sample
-    "groups": 512,
+    "open_counts": 512,
 }
 
 
@@ -74,7 +74,7 @@ class Bounds:
     clients_bytes: int  # clients that the HTTP server shows, with their topics
     unfinished_bytes: int  # frames of which samples are still missing
     exchanges_bytes: int  # requests that wait for their response
-    groups: int  # groups of open connections, by owner and network
+    open_counts: int  # counts of open connections, by owner and network
 
     @classmethod
     def within(cls, tables_bytes: int) -> Self:
@@ -95,7 +95,7 @@ class Bounds:
             clients_bytes=share("clients"),
             unfinished_bytes=share("unfinished"),
             exchanges_bytes=share("exchanges"),
-            groups=share("groups"),
+            open_counts=share("open_counts"),
         )
 
 

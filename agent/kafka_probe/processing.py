@@ -106,7 +106,8 @@ class Processor:
             self.load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
-                self.tracker.close(sample)
+                if refused := self.tracker.close(sample):
+                    self.flows.refuse_last(*refused)
             else:
                 self.forget(int(sample["conn"]))
 

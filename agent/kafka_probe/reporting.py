@@ -15,7 +15,7 @@ import psutil
 import kafka_probe
 from kafka_probe.capture.programs import LOSSES, Programs
 from kafka_probe.capture.sample import COUNTERS
-from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenGroup, TopicsEvent, WallClock
+from kafka_probe.events import AgentEvent, Event, Interval, NamedTopic, OpenCountFacts, TopicsEvent, WallClock
 from kafka_probe.processing import Processor
 from kafka_probe.sending import Sender
 from kafka_probe.time_limit import TimeLimit
@@ -31,7 +31,7 @@ class _Counts(NamedTuple):
     """Counts at the end of an interval, as in the `agent` event."""
 
     connections: int
-    open: list[OpenGroup]
+    open: list[OpenCountFacts]
     other: dict[str, int]
 
 

@@ -31,7 +31,7 @@ ADDRESS_CHARACTERS = 64  # address:port of IPv6 has up to 47; thousands are kept
 MOST = 1 << 48  # of a count or a time span: 281 TB, or 8.9 years in µs
 MOST_RECORD_BYTES = (4 << 20) + 1  # an event of an agent has at most 4 MiB, and a line feed
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
-MOST_OPEN = 514  # an agent names 512 groups of open connections, and counts the others by side
+MOST_OPEN = 514  # an agent sends 512 counts of open connections, and the sums of the others by side
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
 COUNTS = (
@@ -156,7 +156,9 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
         f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
-        f"more than {MOST_OPEN} groups": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
+        f"more than {MOST_OPEN} open counts": _any(
+            [F.size(event["open"]) > MOST_OPEN] if "open" in fields else []
+        ),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))

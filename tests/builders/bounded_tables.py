@@ -24,7 +24,7 @@ from tests.builders.samples import Samples, opened, stream
 
 RESOLVER = WorkloadResolver()
 SOME = replace(DEFAULT, connections=300)
-FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, groups=2)
+FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, open_counts=2)
 
 
 def grown_by(make: Callable[[], object], times: int) -> float:
@@ -40,13 +40,13 @@ def grown_by(make: Callable[[], object], times: int) -> float:
 
 
 class Watched:
-    """Connections with a budget for few counts."""
+    """Connections, and the flows of their frames, by default with a budget for few counts."""
 
-    def __init__(self, connections: int, bounds: Bounds = SOME) -> None:
+    def __init__(self, connections: int, bounds: Bounds = SOME, flow_bounds: Bounds = FEW) -> None:
         self.tracker = Tracker(RESOLVER, bounds=bounds)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
-        self.flows = Flows(names, self.tracker.free, FEW)
+        self.flows = Flows(names, self.tracker.free, flow_bounds)
         self.dispatcher = Dispatcher(self.tracker, names, BrokerFiles(names, RESOLVER), self.flows)
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
@@ -59,6 +59,15 @@ class Watched:
         for event in events:
             assert_body_valid(event)
         return events
+
+    def flow(self) -> Any:
+        """Return the only event of a report."""
+        (event,) = self.report()
+        return event
+
+    def close(self, conn: int) -> None:
+        self.tracker.gone(conn)
+        self.reader.forget(conn)
 
     def sessions(self, conn: int) -> tuple[FetchSession, ...]:
         connection = self.tracker.get(conn)

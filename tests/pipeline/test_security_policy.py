@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from pyspark.sql.types import StringType
 
 from kafka_probe import events as schema
 from kafka_probe import text
@@ -20,7 +21,9 @@ from kafka_probe_pipeline import (
     source,
     storms,
     sums,
+    traffic,
 )
+from kafka_probe_pipeline.config import PipelineConfig
 from tests.builders.policy import policy_texts, unexplained
 
 _, POLICY = policy_texts()
@@ -36,18 +39,22 @@ def power_of_two(number: int) -> str:
 KEYS = len(
     [key for key in (*range(-9999, 9999), *schema.CODECS) if re.search(source.KEYS.replace(r"\z", r"\Z"), str(key))]
 )
+NAMES = [name for name in traffic.DIMENSIONS if isinstance(traffic.SCHEMA[name].dataType, StringType)]
+MOST_OF_EVENT_BYTES = source.MOST_TOPICS * len(NAMES) * source.TEXT_CHARACTERS
 PINNED = (
     f"a text or labels of more than {source.TEXT_CHARACTERS:,} characters",
     f"an address of more than {source.ADDRESS_CHARACTERS}",
     f"a count below 0 or beyond {power_of_two(source.MOST)}",
     f"a `seq` above {power_of_two(source.MOST_SEQ)}",
     f"its line cut after {sinks.DEAD_LETTER_CHARACTERS:,} characters",
-    f"names more than {source.MOST_TOPICS:,} topics, or {source.MOST_OPEN} groups of open connections",
+    f"names more than {source.MOST_TOPICS:,} topics, or {source.MOST_OPEN} counts of open connections",
     f"A record of more than {source.MOST_RECORD_BYTES >> 20} MiB",
     f"more than {SPANS[agents._AHEAD_US // 1_000_000]} ahead",
     f"the {seen_events.RANGES_KEPT} widest",
     f"at most {agents.MOST_AGENTS:,} agents",
     f"the newest {agents.RESETS_KEPT:,} resets",
+    f"{source.MOST_TOPICS:,} topics and long names becomes {MOST_OF_EVENT_BYTES / 1e6:.0f} MB of rows",
+    f"are judged anew for {PipelineConfig().open_limit / 3600:g} hours",
     f"At most {storms.MOST_OF_KIND} storms of a kind are active",
     f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
     f"names are cut after {scopes.NAME_CHARACTERS} characters",

@@ -107,7 +107,7 @@ BAD_LINES = {
     json.dumps(flow(seq=2**63 - 1)): "seq below 0 or above 2^48",
     json.dumps(flow(seq=2**48 + 1)): "seq below 0 or above 2^48",
     json.dumps(flow(kind="agent", complete_until=2**62)): "a time other than ts before 1970 or after 9999",
-    json.dumps(flow(kind="agent", open=[{}] * (source.MOST_OPEN + 1))): "more than 514 groups",
+    json.dumps(flow(kind="agent", open=[{}] * (source.MOST_OPEN + 1))): "more than 514 open counts",
     json.dumps(flow(requests=-5)): "a count below 0 or beyond 2^48",
     json.dumps(flow(requests=2**63 - 1)): "a count below 0 or beyond 2^48",
     json.dumps(flow(requests=2**48 + 1)): "a count below 0 or beyond 2^48",
@@ -166,9 +166,9 @@ def test_an_event_at_every_bound_is_one(spark: SparkSession) -> None:
     labels = {"x" * (source.TEXT_CHARACTERS // 2): "x" * (source.TEXT_CHARACTERS // 2)}
     addresses = dict.fromkeys(source.ADDRESSES, "1" * source.ADDRESS_CHARACTERS)
     topics = [{"bytes": -source.MOST}, *[{}] * (source.MOST_TOPICS - 1)]
-    groups: list[Event] = [{}] * source.MOST_OPEN
+    counts: list[Event] = [{}] * source.MOST_OPEN
     event = flow(source.MOST_SEQ, requests=source.MOST, topics=topics, workload={"labels": labels}, **addresses)
-    assert events(spark, event, flow(kind="agent", open=groups)).count() == 2
+    assert events(spark, event, flow(kind="agent", open=counts)).count() == 2
 
 
 @pytest.mark.parametrize(

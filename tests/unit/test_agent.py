@@ -202,7 +202,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
 
     monkeypatch.setattr(WorkloadResolver, "_resolve", hostile)
     fed = Fed()
-    groups = 2 * open_counts.MAX_GROUPS
+    groups = 2 * open_counts.MAX_COUNTS
     fed.see(*(opened(conn, tgid=conn, server_side=conn % 2 == 0) for conn in range(1, groups + 1)))
     fed.report()
     (agent,) = fed.events("agent")
@@ -214,7 +214,7 @@ def test_hostile_names_of_processes_leave_the_agent_event_and_parts_of_a_report_
     connections = Counter[str]()
     for group in agent["open"]:
         connections[group["side"]] += group["count"]
-    assert connections == {"server": open_counts.MAX_GROUPS, "client": open_counts.MAX_GROUPS}
+    assert connections == {"server": open_counts.MAX_COUNTS, "client": open_counts.MAX_COUNTS}
     assert [group["workload"]["pid"] for group in agent["open"][-2:]] == [None, None]
 
 
@@ -253,7 +253,7 @@ def test_another_owner_is_the_owner_of_the_flows() -> None:
         ("all", [0, 1, 2, 3, 4, 5]),
         ("errors", [2]),
         ("slower:2", [4, 5]),
-        ("sample:3", [2, 5]),
+        ("1/3", [2, 5]),
     ],
 )
 def test_which_exchanges_are_reported(requests: str, reported: list[int]) -> None:

@@ -149,7 +149,7 @@ def test_listening_may_be_off_and_is_on_for_this_host_only() -> None:
         ("all", RequestEvents("all")),
         ("errors", RequestEvents("errors")),
         ("slower:1.5", RequestEvents("slower", slower_than_us=1500)),
-        ("sample:100", RequestEvents("sample", one_in=100)),
+        ("1/100", RequestEvents("one_in", one_in=100)),
     ],
 )
 def test_request_events_are_read_and_written_in_one_form(written: str, meant: RequestEvents) -> None:
@@ -205,7 +205,7 @@ def test_every_security_setting_is_one_that_kafka_python_knows() -> None:
         ("interval_s", "soon", "valid number"),
         ("open_interval_s", "0", "greater than 0"),
         ("requests", "slower:fast", "slower:MILLISECONDS"),
-        ("requests", "sample:0", "sample:N"),
+        ("requests", "1/0", "1/N"),
         ("sink", "file", "'kafka' or 'stdout'"),
         ("topic", "not a topic", "match pattern"),
         ("topic_partitions", "0", "greater than 0"),

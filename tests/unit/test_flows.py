@@ -9,27 +9,17 @@ import pytest
 
 from kafka_probe import flow_events
 from kafka_probe.capture.sample import NO_API, Flag
-from kafka_probe.connections.brokers import BrokerFiles
-from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.topic_names import TopicNames
-from kafka_probe.connections.tracker import Tracker
-from kafka_probe.dispatch import Dispatcher
 from kafka_probe.events import bucket_of
-from kafka_probe.flows import SUMMED, Flows
+from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.workloads import WorkloadResolver
-from tests.builders.event_schema import assert_body_valid
+from tests.builders.bounded_tables import Watched
 from tests.builders.events import INTERVAL
 from tests.builders.messages import GROUP, TOPIC, TOPIC_ID
-from tests.builders.samples import (
-    Samples as Frames,
-)
 from tests.builders.samples import (
     by_hand,
     fetch,
     fetched_nothing,
     frame,
-    opened,
     request,
     response,
     stream,
@@ -44,42 +34,11 @@ PRODUCE, FETCH, METADATA, OFFSET_COMMIT, HEARTBEAT, OFFSET_FETCH = (
     ApiKey.HEARTBEAT,
     ApiKey.OFFSET_FETCH,
 )
-RESOLVER = WorkloadResolver()
-
-
-class Watched:
-    """Connections 1 and 2, and the flows of what is seen on them."""
-
-    def __init__(self) -> None:
-        self.tracker = Tracker(RESOLVER)
-        self.reader = FrameReader(SUMMED)
-        names = TopicNames()
-        self.flows = Flows(names, self.tracker.free)
-        self.dispatcher = Dispatcher(self.tracker, names, BrokerFiles(names, RESOLVER), self.flows)
-        for conn in (1, 2):
-            self.tracker.take(opened(conn)[0])
-
-    def see(self, *records: Frames) -> None:
-        self.dispatcher.add(self.reader.read(stream(*records)))
-
-    def close(self, conn: int) -> None:
-        self.tracker.gone(conn)
-        self.reader.forget(conn)
-
-    def report(self) -> list[Any]:
-        events = [event for event in self.dispatcher.report(INTERVAL) if event]
-        for event in events:
-            assert_body_valid(event)
-        return events
-
-    def flow(self) -> Any:
-        (event,) = self.report()
-        return event
 
 
 @pytest.fixture
 def watched() -> Watched:
-    return Watched()
+    return Watched(2, DEFAULT, DEFAULT)
 
 
 def test_requests_and_responses_of_one_api_and_version_are_one_flow(watched: Watched) -> None:
@@ -122,7 +81,7 @@ def test_many_frames_at_once_count_as_one_by_one() -> None:
             request(METADATA, 12, 1 + n % 2, client_id=f"client-{n % 2}"),
         )
     ]
-    at_once, one_by_one = Watched(), Watched()
+    at_once, one_by_one = Watched(2), Watched(2)
     at_once.see(*records)
     for record in records:
         one_by_one.see(record)

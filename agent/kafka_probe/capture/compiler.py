@@ -76,7 +76,7 @@ class Compiled:
         read = json.loads(text)
         return cls(
             {name: bytes.fromhex(code) for name, code in read["functions"].items()},
-            {int(number): (name, Map(*facts)) for number, (name, facts) in read["maps"].items()},
+            {int(number): (name, Map(*fields)) for number, (name, fields) in read["maps"].items()},
         )
 
 
@@ -116,14 +116,14 @@ def _compiled(lib: Any, module: Any) -> Compiled:
         name = lib.bpf_function_name(module, number)
         code = ctypes.string_at(lib.bpf_function_start(module, name), lib.bpf_function_size(module, name))
         functions[name.decode()] = code
-    facts = (
+    fields = (
         *(lib.bpf_table_type_id, lib.bpf_table_key_size_id, lib.bpf_table_leaf_size_id),
         *(lib.bpf_table_max_entries_id, lib.bpf_table_flags_id),
     )
     maps = {
         int(lib.bpf_table_fd_id(module, number)): (
             lib.bpf_table_name(module, number).decode(),
-            Map(*(int(fact(module, number)) for fact in facts)),
+            Map(*(int(field(module, number)) for field in fields)),
         )
         for number in range(lib.bpf_num_tables(module))
     }

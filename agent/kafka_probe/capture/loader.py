@@ -46,7 +46,7 @@ class Loaded:
 
 
 class Kernel:
-    """The facts that the loader needs of the running kernel's BTF: compiled programs and type ids, cached or made anew.
+    """Compiled programs and type ids for the running kernel, from the cache or made anew from its BTF.
 
     Raises:
         StartError: the kernel has no BTF, or the programs cannot be compiled.
@@ -110,7 +110,7 @@ def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Ke
             held(program.fd)
             return program
 
-        created = {n: (name, held(create_map(name, facts, options))) for n, (name, facts) in compiled.maps.items()}
+        created = {n: (name, held(create_map(name, layout, options))) for n, (name, layout) in compiled.maps.items()}
         maps = dict(created.values())
         fill_maps(maps, options, rules)
         descriptors = {EVENTS: maps["events"], **{number: fd for number, (_, fd) in created.items()}}
@@ -123,11 +123,11 @@ def load(backend: str, options: Options, rules: Iterable[KernelRule], kernel: Ke
     return Loaded([maps[name] for name in MAPS], [program.fd for program in programs], links, instructions)
 
 
-def create_map(name: str, facts: Map, options: Options) -> int:
+def create_map(name: str, layout: Map, options: Options) -> int:
     # The compiler gives `events` an entry per possible CPU of its own host, which may have had fewer.
     cpus = max(options.perf_buffers, default=-1) + 1 if name == "events" else 0
     try:
-        return bpf.create_map(name, *astuple(replace(facts, entries=max(facts.entries, cpus))))
+        return bpf.create_map(name, *astuple(replace(layout, entries=max(layout.entries, cpus))))
     except OSError as error:
         memory = "; before kernel 5.11 maps are locked memory: raise `ulimit -l`, or set a smaller --ring-size-bytes"
         raise StartError(f"map {name}: {error.strerror}{memory if error.errno in _NO_MEMORY else ''}") from None

@@ -12,7 +12,7 @@ from kafka_probe.connections.activity import ConnectionActivity, Uncounted, none
 from kafka_probe.connections.clients import OF_CONSUMERS, Client, ClientIdentity
 from kafka_probe.connections.fetch_sessions import SESSION_BYTES, FetchSession, Naming, naming
 from kafka_probe.connections.identity import Identity
-from kafka_probe.connections.open_counts import Group
+from kafka_probe.connections.open_counts import OpenCount
 from kafka_probe.events import INTERNAL_CLIENT, ActivityFacts, ConnectionFacts, is_internal
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.api_keys import ApiKey
@@ -40,7 +40,7 @@ class Connection:
     auth_error: int | None = None
     closed: bool = False
     client: Client | None = None
-    counted: Group | None = None
+    counted: OpenCount | None = None
     sessions: tuple[FetchSession, ...] = ()
     text_bytes: int = 0
     activity: ConnectionActivity | Uncounted | None = None  # None: no flow yet

@@ -86,10 +86,10 @@ class Exchanges:
         frames = [
             (
                 sample,
-                Frame(group.shape, int(sample["ts_ns"]), int(sample["frame_bytes"]), int(sample["latency_us"]), row),
+                Frame(part.shape, int(sample["ts_ns"]), int(sample["frame_bytes"]), int(sample["latency_us"]), row),
             )
-            for group in batch
-            for sample, row in zip(group.batch[group.index], group.values.tolist(), strict=True)
+            for part in batch
+            for sample, row in zip(part.batch[part.index], part.values.tolist(), strict=True)
         ]
         # A response comes after its request, also if both have the same time.
         frames.sort(key=lambda pair: (pair[1].ts_ns, pair[1].shape.facts.response))

@@ -120,13 +120,13 @@ class FetchSession:
     def __del__(self) -> None:
         self._budget.give_back(self._bytes)
 
-    def see(self, groups: list[NamedFrames]) -> None:
+    def see(self, batch: list[NamedFrames]) -> None:
         """Count the frames of one batch, and apply their changes to the session."""
-        if all(self._stays(frame) for frame, _, _ in groups):
-            for frame, _, members in groups:
+        if all(self._stays(frame) for frame, _, _ in batch):
+            for frame, _, members in batch:
                 self._count(frame, len(members))
             return
-        for frame in _in_order(groups):
+        for frame in _in_order(batch):
             if self._stays(frame):
                 self._count(frame, 1)
             else:
@@ -224,19 +224,19 @@ class FetchSession:
         self._budget.give_back(size)
 
 
-def _in_order(groups: list[NamedFrames]) -> Iterator[Naming]:
+def _in_order(batch: list[NamedFrames]) -> Iterator[Naming]:
     """Yield the naming of each frame, in the order of the frames.
 
     Frames that span several samples are in a batch of their own, so their order among other frames follows from times.
     """
     order = []
-    for n, (_, frames, members) in enumerate(groups):
+    for n, (_, frames, members) in enumerate(batch):
         indices = frames.index[members]
         order += [
             (time, index, n)
             for time, index in zip(frames.batch["ts_ns"][indices].tolist(), indices.tolist(), strict=True)
         ]
-    yield from (groups[n][0] for _, _, n in sorted(order))
+    yield from (batch[n][0] for _, _, n in sorted(order))
 
 
 def _topic_bytes(topic: Topic) -> int:

@@ -1,4 +1,4 @@
-"""Groups the frames of one shape by connection."""
+"""Sorts the frames of one shape by connection."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class FramesByConnection:
-    """Frames of one shape, grouped by connection.
+    """Frames of one shape, sorted by connection.
 
-    order: (n,) indices of the frames, sorted by connection; starts: (groups,) where in `order` each group starts;
-    groups: their keys, connections if known, starts and ends.
+    order: (n,) indices of the frames; starts: (connections,) where in `order` the frames of each connection start;
+    runs: by connection its key, the connection if known, and the start and end of its frames in `order`.
     """
 
     frames: Frames
     order: npt.NDArray[np.intp]
     starts: npt.NDArray[np.intp]
-    groups: list[tuple[Key, Connection | None, int, int]]
+    runs: list[tuple[Key, Connection | None, int, int]]
 
     @classmethod
     def of(cls, frames: Frames, find: Callable[[int, int], Connection | None]) -> Self:
-        """Group frames. find: returns the connection of an id and its number of frames."""
+        """Sort frames. find: returns the connection of an id and its number of frames."""
         conns = frames.column("conn")
         order = np.argsort(conns, kind="stable")
         conns = conns[order]
         starts = np.concatenate(([0], np.flatnonzero(conns[1:] != conns[:-1]) + 1))
         ends = *starts[1:].tolist(), len(order)
-        groups = [
+        runs = [
             ((conn, frames.number), find(conn, end - start), start, end)
             for conn, start, end in zip(conns[starts].tolist(), starts.tolist(), ends, strict=True)
         ]
-        return cls(frames, order, starts, groups)
+        return cls(frames, order, starts, runs)

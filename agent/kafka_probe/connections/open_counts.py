@@ -1,6 +1,6 @@
 """Counts of open connections by owner and peer network, updated when connections open, change and close.
 
-So a hundred thousand idle connections cost no CPU. kafka-probe's own connections are in no group.
+So a hundred thousand idle connections cost no CPU. kafka-probe's own connections are not counted.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from dataclasses import dataclass
 import orjson
 
 from kafka_probe.connections.identity import Identity
-from kafka_probe.events import OpenGroup
+from kafka_probe.events import OpenCountFacts
 from kafka_probe.memory import DEFAULT
 from kafka_probe.text import printable_json
 from kafka_probe.workloads import NOBODY, Workload
 
 _Key = tuple[str, Workload, str, str | None]
 
-MAX_GROUPS = 256
-"""Most groups that are reported one by one: clients may be in thousands of networks."""
+MAX_COUNTS = 256
+"""Most counts that are reported one by one: clients may be in thousands of networks."""
 MAX_BYTES = 256 << 10
-"""Most bytes of a report's groups as JSON: names may be hostile, and the event must fit into a record."""
+"""Most bytes of a report's counts as JSON: names may be hostile, and the event must fit into a record."""
 
 
 @dataclass(slots=True)
-class Group:
+class OpenCount:
     """Open connections of one owner with the same local end and peer network.
 
     local: address and port of a server end; of a client end the address only, because its port is arbitrary.
@@ -38,71 +38,71 @@ class Group:
 
 
 class OpenCounts:
-    """Groups of connections.
+    """The counts of all open connections.
 
-    Beyond `limit` groups, a new group combines all networks of an owner; beyond twice as many, all owners of a side.
+    Beyond `limit` counts, a new count combines all networks of an owner; beyond twice as many, all owners of a side.
     """
 
-    def __init__(self, limit: int = DEFAULT.groups) -> None:
+    def __init__(self, limit: int = DEFAULT.open_counts) -> None:
         self._limit = limit
-        self._groups: dict[_Key, Group] = {}
+        self._counts: dict[_Key, OpenCount] = {}
 
-    def add(self, identity: Identity, workload: Workload) -> Group:
-        """Count one more connection with these ends and this owner; return the group that counts it."""
+    def add(self, identity: Identity, workload: Workload) -> OpenCount:
+        """Count one more connection with these ends and this owner; return the count that includes it."""
         local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
-        group = Group(identity.side, workload, local, identity.peer_network)
-        if len(self._groups) >= self._limit and _key(group) not in self._groups:
-            group.peer_network = None
-        if len(self._groups) >= 2 * self._limit and _key(group) not in self._groups:
-            group = _rest(group.side)
-        counted = self._groups.setdefault(_key(group), group)
+        each = OpenCount(identity.side, workload, local, identity.peer_network)
+        if len(self._counts) >= self._limit and _key(each) not in self._counts:
+            each.peer_network = None
+        if len(self._counts) >= 2 * self._limit and _key(each) not in self._counts:
+            each = _rest(each.side)
+        counted = self._counts.setdefault(_key(each), each)
         counted.count += 1
         return counted
 
-    def remove(self, group: Group) -> None:
-        """Count one connection less in a group."""
-        group.count -= 1
-        if not group.count:
-            del self._groups[_key(group)]
+    def remove(self, each: OpenCount) -> None:
+        """Count one connection less."""
+        each.count -= 1
+        if not each.count:
+            del self._counts[_key(each)]
 
-    def report(self) -> list[OpenGroup]:
-        """Return `open` of the `agent` event: the largest groups, others without networks, and the rest by side."""
-        largest = sorted(self._groups.values(), key=lambda group: group.count, reverse=True)
-        others: dict[_Key, Group] = {}
+    def report(self) -> list[OpenCountFacts]:
+        """Return `open` of the `agent` event: the largest counts, others without networks, and the rest by side."""
+        largest = sorted(self._counts.values(), key=lambda each: each.count, reverse=True)
+        others: dict[_Key, OpenCount] = {}
         rest = {side: _rest(side) for side in ("client", "server")}
-        for group in largest[MAX_GROUPS:]:
-            other = Group(group.side, group.workload, group.local, None)
-            if len(others) >= MAX_GROUPS and _key(other) not in others:
-                rest[group.side].count += group.count
+        for each in largest[MAX_COUNTS:]:
+            other = OpenCount(each.side, each.workload, each.local, None)
+            if len(others) >= MAX_COUNTS and _key(other) not in others:
+                rest[each.side].count += each.count
             else:
-                others.setdefault(_key(other), other).count += group.count
+                others.setdefault(_key(other), other).count += each.count
         reported, left_bytes = [], MAX_BYTES
-        for group in (*largest[:MAX_GROUPS], *others.values()):
-            counted = _counted(group)
+        for each in (*largest[:MAX_COUNTS], *others.values()):
+            counted = _counted(each)
             size = len(printable_json(orjson.dumps(counted)))
             if size <= left_bytes:
                 reported.append(counted)
                 left_bytes -= size
             else:
-                rest[group.side].count += group.count
-        return reported + [_counted(group) for group in rest.values() if group.count]
+                rest[each.side].count += each.count
+        return reported + [_counted(each) for each in rest.values() if each.count]
 
 
-def _counted(group: Group) -> OpenGroup:
-    workload = group.workload.named()
+def _counted(each: OpenCount) -> OpenCountFacts:
+    workload = each.workload.named()
     return {
-        "side": group.side,
+        "side": each.side,
         "workload": {**workload, "cmdline": None, "labels": None},  # the longest fields; `open` events have them
-        "local": group.local,
-        "peer_network": group.peer_network,
-        "count": group.count,
+        "local": each.local,
+        "peer_network": each.peer_network,
+        "count": each.count,
     }
 
 
-def _rest(side: str) -> Group:
-    """Return a group for all connections of a side that have no group of their own."""
-    return Group(side, NOBODY, "", None)
+def _rest(side: str) -> OpenCount:
+    """Return a count for all connections of a side that have no count of their own."""
+    return OpenCount(side, NOBODY, "", None)
 
 
-def _key(group: Group) -> _Key:
-    return group.side, group.workload, group.local, group.peer_network
+def _key(each: OpenCount) -> _Key:
+    return each.side, each.workload, each.local, each.peer_network

@@ -87,6 +87,16 @@ class PendingCloses:
         later = takewhile(lambda one: one.ended_ns > closed.ended_ns, reversed(self._waiting))
         self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
 
+    def listener_closed_us(self, connection: Connection, sample: Sample) -> int | None:
+        """Return the µs from the close of its listener to this close; None if no close of it is known."""
+        identity = connection.identity
+        address, _, port = identity.local.rpartition(":")
+        listeners = self._listeners.get((identity.netns, port), {})
+        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
+        if not (closed_ns and identity.server_side):
+            return None
+        return max(closing_ns(sample) - max(closed_ns), 0) // 1000
+
     def settle(self, until_ns: int) -> None:
         """Settle closes up to this time: record whether their process and listener have ended by now."""
         ended: dict[tuple[int, int] | None, bool | None] = {}  # one check per process, which may have thousands
@@ -96,7 +106,7 @@ class PendingCloses:
             if process not in ended:
                 ended[process] = self._resolver.ended(process)
             closed.owner_ended = ended[process]
-            closed.listener_closed_us = self._listener_closed_us(closed)
+            closed.listener_closed_us = self.listener_closed_us(closed.connection, closed.sample)
             self._settled.append(closed)
             self.settled_count += 1
 
@@ -117,12 +127,3 @@ class PendingCloses:
         while self.taken_count < settled_count:
             self.taken_count += 1
             yield self._settled.popleft()
-
-    def _listener_closed_us(self, closed: PendingClose) -> int | None:
-        identity = closed.connection.identity
-        address, _, port = identity.local.rpartition(":")
-        listeners = self._listeners.get((identity.netns, port), {})
-        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
-        if not (closed_ns and identity.server_side):
-            return None
-        return max(closing_ns(closed.sample) - max(closed_ns), 0) // 1000

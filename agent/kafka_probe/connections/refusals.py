@@ -19,12 +19,14 @@ from kafka_probe.protocol.facts import Facts, MeasureKind, Shape, text_bytes
 from kafka_probe.protocol.measures import Integers
 
 LOSSES = {
-    "refusal_unmatched": "Produce responses with an error whose request is not known: its records count as written",
+    "refusal_unmatched": "Produce responses with an error, and closes right after a Produce with acks=0, whose request "
+    "is not known: its records count as written",
 }
 # Errors of records that the leader has written: REQUEST_TIMED_OUT and NOT_ENOUGH_REPLICAS_AFTER_APPEND
 # (org.apache.kafka.common.protocol.Errors).
 _WRITTEN = frozenset({7, 20})
-_SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
+SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
+"""Measures of a request that are summed as refused."""
 # Memory of the requests of one shape in a batch, of each of their columns, and of each request with its index.
 _GROUP_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 96
 # Shares of the limit: a larger request is not kept, and of one shape in a batch the newest. Others would be displaced.
@@ -50,10 +52,13 @@ class _Requests:
 
 @dataclass(slots=True)
 class _Index:
-    """The keys of all requests in ascending order, equal ones from old to new, and where each request is."""
+    """The keys of all requests in ascending order, and part and row of each request.
+
+    Equal keys are in the order of their requests.
+    """
 
     keys: Keys
-    group: npt.NDArray[np.intp]
+    part: npt.NDArray[np.intp]
     row: npt.NDArray[np.intp]
 
 
@@ -72,7 +77,7 @@ class Refusals:
         facts = frames.shape.facts
         if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks == 0:
             return
-        measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in _SUMMED]
+        measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in SUMMED]
         one_bytes = _size(frames.shape, len(measures), 1)
         if not measures or one_bytes > self._limit_bytes * _OF_REQUEST:
             return
@@ -118,7 +123,7 @@ class Refusals:
         for place in range(at, max(at - _STEPS_BACK, -1), -1):
             if int(index.keys[place]) != key:
                 return None
-            requests, row = self._requests[int(index.group[place])], int(index.row[place])
+            requests, row = self._requests[int(index.part[place])], int(index.row[place])
             if not requests.used[row]:
                 requests.used[row] = True
                 return requests, row
@@ -129,10 +134,10 @@ class Refusals:
         if self._index is None:
             lengths = [len(requests.keys) for requests in self._requests]
             keys = np.concatenate([np.empty(0, np.uint64), *(requests.keys for requests in self._requests)])
-            group = np.repeat(np.arange(len(lengths)), lengths)
+            part = np.repeat(np.arange(len(lengths)), lengths)
             row = np.concatenate([np.empty(0, np.intp), *map(np.arange, lengths)])
             order = np.argsort(keys, kind="stable")
-            self._index = _Index(keys[order], group[order], row[order])
+            self._index = _Index(keys[order], part[order], row[order])
         return self._index
 
 

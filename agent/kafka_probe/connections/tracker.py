@@ -13,7 +13,7 @@ from kafka_probe.capture.sample import Protocol, Sample, SampleKind
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
-from kafka_probe.connections.close_reason import read_close
+from kafka_probe.connections.close_reason import read_close, refused_bytes
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
@@ -22,7 +22,7 @@ from kafka_probe.connections.lifecycle_events import close_event, open_event, re
 from kafka_probe.connections.open_counts import OpenCounts
 from kafka_probe.connections.pending_closes import PendingCloses
 from kafka_probe.connections.repeats import Repeats, SocketEnds
-from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenEvent, OpenGroup, ResetEvent, WallClock
+from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenCountFacts, OpenEvent, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.peer_limits import SharedBudget, peer_of
 from kafka_probe.protocol.facts import Facts
@@ -80,7 +80,7 @@ class Tracker:
         self._pending_closes = PendingCloses(resolver)
         self._other: Counter[str] = Counter()
         self._open = 0
-        self._open_counts = OpenCounts(bounds.groups)
+        self._open_counts = OpenCounts(bounds.open_counts)
 
     def __len__(self) -> int:
         """Return the number of open connections."""
@@ -177,17 +177,25 @@ class Tracker:
         """Note that all parts of the list were added, or that there is no list."""
         self._seen = None
 
-    def close(self, sample: Sample) -> None:
-        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
+    def close(self, sample: Sample) -> tuple[Connection, int] | None:
+        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before.
+
+        Return the connection and the size of its last request if that was a Produce with acks=0 and its broker, which
+        was not stopping, closed right after it. None otherwise.
+        """
         connection = self._connections.get(int(sample["conn"]))
         if connection is None or connection.closed:
             self.losses["connection_unknown"] += 1
-            return
+            return None
         self._end(connection)
         if self._has_slot_for_end():
             self._pending_closes.add(connection, sample)
         else:
             self._leave_out_close(connection, sample)
+        size = refused_bytes(sample, server_side=connection.identity.server_side)
+        if size is None or self._pending_closes.listener_closed_us(connection, sample) is not None:
+            return None
+        return connection, size
 
     def gone(self, conn: int) -> Connection | None:
         """Delete a connection of which no sample can follow; return it if it was known."""
@@ -215,7 +223,7 @@ class Tracker:
             if connection:
                 self._lose(connection)
 
-    def open_now(self) -> list[OpenGroup]:
+    def open_now(self) -> list[OpenCountFacts]:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
@@ -382,7 +390,7 @@ class Tracker:
         self._count(connection)
 
     def _count(self, connection: Connection) -> None:
-        """Count a connection in its current group. Call this after each change of its owner, identity or state."""
+        """Count a connection anew. Call this after each change of its owner, identity or state."""
         if connection.counted:
             self._open_counts.remove(connection.counted)
         counts = not (connection.closed or connection.internal)

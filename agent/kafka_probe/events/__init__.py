@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from kafka_probe.events.agent_event import AgentEvent, OpenGroup
+from kafka_probe.events.agent_event import AgentEvent, OpenCountFacts
 from kafka_probe.events.codecs import CODECS, codec_name
 from kafka_probe.events.common import (
     INTERNAL_CLIENT,
@@ -64,8 +64,8 @@ __all__ = [
     "ListOf",
     "NamedTopic",
     "Nat",
+    "OpenCountFacts",
     "OpenEvent",
-    "OpenGroup",
     "Origin",
     "PodNames",
     "ProcessFacts",

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypedDict
 from kafka_probe.events.common import KIND, SINCE, Origin, Stamped, WorkloadFacts
 
 
-class OpenGroup(TypedDict):
+class OpenCountFacts(TypedDict):
     """Open connections of one owner with the same local end and peer network."""
 
     side: Annotated[str, "client or server"]
@@ -17,7 +17,7 @@ class OpenGroup(TypedDict):
     local: Annotated[str, "address:port of the watched ends; of client ends without the port"]
     peer_network: Annotated[
         str | None,
-        "network of the far ends, such as 10.1.2.0/24 or 2001:db8::/64; null: sum of the smallest groups",
+        "network of the far ends, such as 10.1.2.0/24 or 2001:db8::/64; null: sum of the smallest counts",
     ]
     count: Annotated[int, "open connections"]
 
@@ -32,7 +32,7 @@ class AgentEvent(Origin, Stamped):
     ]
     complete_until: Annotated[int, "all closes and resets before it have been sent, µs since epoch"]
     connections: Annotated[int, "connections open now"]
-    open: Annotated[list[OpenGroup], "the same, counted in groups"]
+    open: Annotated[list[OpenCountFacts], "the same, by owner, local end and peer network"]
     other: Annotated[
         dict[str, int],
         "opens, closes and resets of the interval without an event, see open_limit, close_limit and reset_limit: "

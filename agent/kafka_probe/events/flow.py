@@ -24,7 +24,8 @@ class RefusedFacts(TypedDict, total=False):
     """Counts of what the broker did not write; absent if it wrote everything."""
 
     refused_records: Annotated[
-        int, "records of Produce requests that the broker did not write, counted when its response arrives"
+        int,
+        "records that the broker did not write, counted at its error, or with acks=0 at its close of the connection",
     ]
     refused_bytes: Annotated[int, "size of their record sets"]
 

@@ -15,7 +15,7 @@ from kafka_probe.events import (
     ConnectionFacts,
     FlowEvent,
     Interval,
-    OpenGroup,
+    OpenCountFacts,
     Origin,
     WorkloadFacts,
 )
@@ -126,7 +126,7 @@ def broker_workload(number: int) -> WorkloadFacts:
     }
 
 
-def open_group(side: str, workload: WorkloadFacts, local: str, network: str, count: int) -> OpenGroup:
+def open_count(side: str, workload: WorkloadFacts, local: str, network: str, count: int) -> OpenCountFacts:
     """Return a group of open connections, as reports count them."""
     named: WorkloadFacts = {**workload, "cmdline": None, "labels": None}
     return {"side": side, "workload": named, "local": local, "peer_network": network, "count": count}

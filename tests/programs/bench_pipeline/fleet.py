@@ -21,8 +21,8 @@ from kafka_probe.events import (
     Event,
     FlowEvent,
     Interval,
+    OpenCountFacts,
     OpenEvent,
-    OpenGroup,
     Origin,
     RepeatedFacts,
 )
@@ -39,7 +39,7 @@ from tests.programs.bench_pipeline.facts import (
     flow,
     listener,
     make_pod,
-    open_group,
+    open_count,
     reset,
 )
 
@@ -159,8 +159,8 @@ class Fleet:
 
     def reports(self, interval: Interval) -> Iterator[AgentEvent]:
         """Yield the event of each agent at the end of an interval."""
-        groups = self._groups()
-        for agent, open_groups in zip(self.agents, groups, strict=True):
+        counts = self._open_counts()
+        for agent, open_counts in zip(self.agents, counts, strict=True):
             yield {
                 **agent.origin(),
                 "kind": "agent",
@@ -168,8 +168,8 @@ class Fleet:
                 "complete_since": None,
                 "complete_until": interval.until_us - _SETTLED_US,
                 "other": {},
-                "connections": sum(group["count"] for group in open_groups),
-                "open": open_groups,
+                "connections": sum(each["count"] for each in open_counts),
+                "open": open_counts,
                 "losses": dict.fromkeys(LOSSES, 0),
                 "counters": {name: agent.seq * 50 + place for place, name in enumerate(COUNTERS)},
                 "shed": None,
@@ -216,7 +216,7 @@ class Fleet:
         }
         return (self._clients[pod.node], client_end), (self._brokers[broker], broker_end)
 
-    def _groups(self) -> list[list[OpenGroup]]:
+    def _open_counts(self) -> list[list[OpenCountFacts]]:
         """Return `open` of the `agent` events, agent by agent."""
         at_clients: list[Counter[str]] = [Counter() for _ in range(CLIENT_NODES)]
         at_brokers: list[Counter[str]] = [Counter() for _ in range(BROKERS)]
@@ -226,13 +226,13 @@ class Fleet:
             at_brokers[broker][pod.network] += count
         of_clients = [
             [
-                open_group("client", self._by_address[address].workload, address, _BROKER_NETWORK, count)
+                open_count("client", self._by_address[address].workload, address, _BROKER_NETWORK, count)
                 for address, count in counts.items()
             ]
             for counts in at_clients
         ]
         of_brokers = [
-            [open_group("server", workload, listener(broker), network, count) for network, count in counts.items()]
+            [open_count("server", workload, listener(broker), network, count) for network, count in counts.items()]
             for broker, (workload, counts) in enumerate(zip(self._broker_workloads, at_brokers, strict=True))
         ]
         return of_clients + of_brokers

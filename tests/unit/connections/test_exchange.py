@@ -46,11 +46,11 @@ class Watched:
     def see(self, *samples: Frames) -> list[Any]:
         """Return the events of a batch, in their order."""
         batch = list(self.reader.read(stream(*samples)))
-        for group in batch:
-            for conn in group.column("conn").tolist():
+        for frames in batch:
+            for conn in frames.column("conn").tolist():
                 connection = self.tracker.get(conn)
                 assert connection
-                self.tracker.learn(connection, group.shape.facts)
+                self.tracker.learn(connection, frames.shape.facts)
         return valid(self.exchanges.pair(batch, SINCE_BOOT))
 
     def close(self, conn: int) -> list[Any]:

@@ -7,13 +7,13 @@ from dataclasses import replace
 import orjson
 
 from kafka_probe.connections.identity import read_open
-from kafka_probe.connections.open_counts import MAX_BYTES, MAX_GROUPS, OpenCounts
-from kafka_probe.events import OpenGroup
+from kafka_probe.connections.open_counts import MAX_BYTES, MAX_COUNTS, OpenCounts
+from kafka_probe.events import OpenCountFacts
 from kafka_probe.workloads import NOBODY
 from tests.builders.samples import opened
 
 
-def report_of(groups: int, network: str = "10.1.0.0/24") -> list[OpenGroup]:
+def report_of(groups: int, network: str = "10.1.0.0/24") -> list[OpenCountFacts]:
     """Return the report of two connections to each of so many addresses of servers."""
     identity, _ = read_open(opened(server_side=True)[0])
     counts = OpenCounts()
@@ -23,15 +23,15 @@ def report_of(groups: int, network: str = "10.1.0.0/24") -> list[OpenGroup]:
 
 
 def test_an_event_has_512_groups_half_of_them_without_networks_and_sums_the_rest() -> None:
-    assert len(report_of(2 * MAX_GROUPS)) == 2 * MAX_GROUPS
-    *groups, rest = report_of(2 * MAX_GROUPS + 5)
-    assert len(groups) == 2 * MAX_GROUPS
-    assert sum(group["peer_network"] is None for group in groups) == MAX_GROUPS
+    assert len(report_of(2 * MAX_COUNTS)) == 2 * MAX_COUNTS
+    *groups, rest = report_of(2 * MAX_COUNTS + 5)
+    assert len(groups) == 2 * MAX_COUNTS
+    assert sum(group["peer_network"] is None for group in groups) == MAX_COUNTS
     assert (rest["side"], rest["local"], rest["count"]) == ("server", "", 10)
 
 
 def test_groups_have_256_kib_of_json_and_the_rest_is_summed() -> None:
-    *groups, rest = report_of(MAX_GROUPS, network="x" * 5000)
+    *groups, rest = report_of(MAX_COUNTS, network="x" * 5000)
     sizes = [len(orjson.dumps(group)) for group in groups]
     assert MAX_BYTES - max(sizes) < sum(sizes) <= MAX_BYTES
-    assert rest["count"] == 2 * (MAX_GROUPS - len(groups))
+    assert rest["count"] == 2 * (MAX_COUNTS - len(groups))

@@ -315,7 +315,7 @@ def test_open_connections_are_counted_by_owner_and_far_network(tracker: Tracker)
 def test_of_very_many_far_networks_the_smallest_are_reported_as_one(
     tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(open_counts, "MAX_GROUPS", 2)
+    monkeypatch.setattr(open_counts, "MAX_COUNTS", 2)
     networks = (1, 2, 2, 3, 3, 3, 4)
     for conn, number in enumerate(networks):
         take(tracker, opened(conn, tgid=1, server_side=True, local=BROKER, peer=(f"10.0.{number}.1", 40000 + conn)))

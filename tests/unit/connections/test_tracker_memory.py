@@ -229,7 +229,7 @@ def test_closed_listeners_take_no_more_than_a_mebibyte() -> None:
 
 
 def test_groups_of_open_connections_are_bounded() -> None:
-    tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, groups=2))
+    tracker = Tracker(RESOLVER, bounds=replace(DEFAULT, open_counts=2))
     for conn in range(1, 50):
         tracker.take(opened(conn, peer=(f"10.{conn}.0.1", 9092), local=(f"10.0.{conn}.1", 40001))[0])
     groups = tracker.open_now()
