@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from unicodedata import category
 
+import orjson
+
 NAME_LIMIT = 256
 """Most characters of a name; Kafka's topic names have up to 249."""
 MESSAGE_LIMIT = 8192
@@ -52,6 +54,14 @@ def printable_json(line: bytes) -> bytes:
     if line.isascii() and b"\x7f" not in line:
         return line
     return _NOT_PLAIN_ASCII.sub(lambda found: _escaped(found[0].decode(), _json_escape).encode(), line)
+
+
+def as_json(value: object, option: int = 0) -> bytes:
+    """Return the value as `printable_json`. option: orjson's.
+
+    Copied, because what orjson returns occupies its whole buffer: 8 KiB for an event of 1 KiB.
+    """
+    return bytes(memoryview(printable_json(orjson.dumps(value, option=option))))
 
 
 def _escaped(text: str, escape: Callable[[str], str]) -> str:

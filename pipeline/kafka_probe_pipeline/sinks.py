@@ -6,14 +6,15 @@ of what the row is about and the batch number.
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
 from kafka_probe_pipeline.traffic import KEYS, with_percentiles, without_overflows
 
-# A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever.
-DEAD_LETTER_CHARACTERS = 100_000
+# A line beyond it would make a dead letter larger than a broker takes, and stop the job for ever: JSON has up to 12
+# bytes per character.
+DEAD_LETTER_CHARACTERS = 80_000
 
 MESSAGE = StructType([StructField("key", StringType()), StructField("value", StringType())])
 
@@ -28,7 +29,7 @@ def traffic_messages(rows: DataFrame) -> DataFrame:
     keys = (topic if name == "topic" else F.col(name) for name in (*KEYS, "batch_id"))
     complete = rows.transform(with_percentiles).transform(without_overflows)
     return complete.select(
-        F.sha2(F.to_json(F.struct(*keys)), 256).alias("key"), F.to_json(F.struct(*complete.columns)).alias("value")
+        F.sha2(F.to_json(F.struct(*keys)), 256).alias("key"), _json(F.struct(*complete.columns)).alias("value")
     )
 
 
@@ -36,7 +37,7 @@ def dead_letters(malformed: DataFrame) -> DataFrame:
     """Return malformed lines as Kafka records; the key is the position of the line. Very long lines are cut."""
     return malformed.select(
         F.concat_ws("-", "topic", "partition", "offset", "line_number").alias("key"),
-        F.to_json(
+        _json(
             F.struct(
                 "reason",
                 F.substring("line", 1, DEAD_LETTER_CHARACTERS).alias("line"),
@@ -48,6 +49,12 @@ def dead_letters(malformed: DataFrame) -> DataFrame:
             )
         ).alias("value"),
     )
+
+
+def _json(row: Column) -> Column:
+    """Return the row as JSON that is safe to print: what is not printable ASCII is escaped."""
+    written = F.to_json(row, {"writeNonAsciiCharacterAsCodePoint": "true"})
+    return F.replace(written, F.lit("\x7f"), F.lit("\\u007f"))
 
 
 def send(messages: DataFrame, topic: str, kafka: dict[str, str]) -> None:

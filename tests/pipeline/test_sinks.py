@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 from kafka_probe_pipeline import source
 from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, dead_letters, traffic_messages
 from kafka_probe_pipeline.traffic import traffic
+from tests.builders.hostile import NAMES, unsafe
 from tests.builders.spark_events import NOON_US, events, flow, records
 
 pytestmark = pytest.mark.spark
@@ -45,10 +46,22 @@ def test_the_value_of_a_row_is_json_with_its_window_batch_and_maps(spark: SparkS
     assert (value["errors"], value["latency"]) == ({"3": 1}, {"70": 2})
 
 
+def test_names_are_safe_to_print_in_rows_and_dead_letters(spark: SparkSession) -> None:
+    names = [name for name in NAMES if name and len(name) <= source.TEXT_CHARACTERS and "\n" not in name]
+    sent = (flow(number, client={"id": name}) for number, name in enumerate(names))
+    messages = traffic_messages(events(spark, *sent).transform(traffic, 60).withColumn("batch_id", F.lit(4))).collect()
+    assert {json.loads(message["value"])["client_id"] for message in messages} == {*names}
+    letters = source.malformed(source.parsed(records(spark, "\n".join(names)))).transform(dead_letters).collect()
+    assert [json.loads(letter["value"])["line"] for letter in letters] == [name for name in names if name.strip(" ")]
+    for message in (*messages, *letters):
+        assert not unsafe(message["value"])
+        assert "\n" not in message["value"]
+
+
 def test_a_dead_letter_says_where_the_line_came_from_and_never_outgrows_what_a_broker_takes(
     spark: SparkSession,
 ) -> None:
-    parsed = source.parsed(records(spark, "no\n" + "\x01" * (DEAD_LETTER_CHARACTERS + 1)))
+    parsed = source.parsed(records(spark, "no\n" + "\U0001f600" * (DEAD_LETTER_CHARACTERS + 1)))
     letters = {row["key"]: row["value"] for row in source.malformed(parsed).transform(dead_letters).collect()}
     assert json.loads(letters["events-0-0-0"]) == {
         "reason": "not a JSON object",

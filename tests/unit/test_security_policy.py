@@ -135,12 +135,12 @@ HTTP_SERVER = (
     f"{query.FILTERS} values per request",
     f"once {in_words(exposition.FRESH_S)} second at most",
     f"each of the four steps of an answer by {in_words(limits._PAUSE_S)} second",
-    f"one of more than {http_connection.MOST} connections",
+    f"of more than {http_connection.MOST} connections one of the address (with IPv6, the network)",
     f"{http_connection.MOST} connections, {limits.LISTS_AT_ONCE} lists at a time of {mib(query.PAGE_BYTES)} MiB each",
     f"{query.SORTED:,} rows of a list that is being sorted",
     f"An answer of more than 4 KiB is sent in parts of {exposition.PART_BYTES >> 10} KiB",
     f"the kernel keeps up to {(2 * server.BUFFER_BYTES >> 10) + 64} KiB of it for a client that does not read",
-    f"up to {server.UNREAD_S:g} s after the end of the connection",
+    f"takes nothing for {http_connection.UNREAD_S:g} s",
     f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
     f"one request of at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",
@@ -162,6 +162,7 @@ MEASURED = (
     "some 3,000 with command lines of 500 characters",
     "some 1,000 of eight topics",
     ", in 1 MiB.",
+    "an RSA key of 4,096 bits some 40 per second",
 )
 # ... and numbers that are no bounds.
 NO_BOUNDS = (

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_probe.text import NAME_LIMIT, LineFormatter, printable, printable_json, printable_lines
+from kafka_probe.text import NAME_LIMIT, LineFormatter, as_json, printable, printable_json, printable_lines
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 
 
@@ -83,3 +83,13 @@ def test_a_log_record_is_one_line_and_its_exception_is_indented(name: str) -> No
     assert rest
     assert all(line.startswith("  ") for line in rest)
     assert not unsafe("".join([first, *rest]))
+
+
+def test_json_takes_no_more_memory_than_it_has_bytes() -> None:
+    tracemalloc.start()
+    try:
+        kept = [as_json({"id": "x" * 1000}) for _ in range(100)]
+        assert tracemalloc.get_traced_memory()[0] < 100 * 1200
+    finally:
+        tracemalloc.stop()
+    assert orjson.loads(kept[0]) == {"id": "x" * 1000}

@@ -21,7 +21,8 @@ MOST_TOPICS = 64  # topics of a connection that are counted one by one
 MOST = 1 << 48  # a sum of an event is no larger: 281 TB, as the pipeline accepts
 ACTIVITY_BYTES = 480  # memory of the sums of a connection,
 _TOPIC_BYTES = 272  # and of each topic with its id, besides its name
-_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")  # as in org.apache.kafka.common.internals.Topic
+TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+"""Names that brokers allow, as in org.apache.kafka.common.internals.Topic."""
 
 
 @dataclass(slots=True)
@@ -127,7 +128,7 @@ class ConnectionActivity:
         """Return a new entry for a topic, or `_rest` if its name is not allowed or it does not fit."""
         topic = _TopicSums(name, topic_id)
         key = name or topic_id
-        allowed = bool(_NAME.fullmatch(name)) if name else topic_id is not None
+        allowed = bool(TOPIC_NAME.fullmatch(name)) if name else topic_id is not None
         if not allowed or len(self._topics) >= MOST_TOPICS or not self._take(_size(topic)):
             return self._rest
         self._topics[key] = topic

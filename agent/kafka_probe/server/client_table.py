@@ -14,6 +14,7 @@ from enum import Flag
 from functools import cache
 from typing import Any, NamedTuple
 
+from kafka_probe.connections.activity import TOPIC_NAME
 from kafka_probe.memory import DEFAULT
 from kafka_probe.protocol.facts import text_bytes
 from kafka_probe.server.traffic import used_topics
@@ -105,9 +106,9 @@ class ClientEntry:
         self.response_bytes += flow["response_bytes"]
         for topic in used_topics(flow):
             self.records += topic["records"]
-            unnamed = topic["topic"] is None and topic["topic_id"] is None  # topics that did not fit into the event
+            # None: topics that did not fit into the event. A name that no broker allows may take 1.5 KB of JSON.
             name = topic["topic"] or topic["topic_id"] or ""
-            if not unnamed and name not in self.topics and len(self.topics) < TOPICS_KEPT:
+            if TOPIC_NAME.fullmatch(name) and name not in self.topics and len(self.topics) < TOPICS_KEPT:
                 self.topics.add(name)
                 self.topics_bytes += _TOPIC_BYTES + text_bytes(name)
 

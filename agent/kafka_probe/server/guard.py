@@ -11,7 +11,6 @@ import secrets
 from collections.abc import Collection
 from typing import Any
 
-import orjson
 from pydantic import SecretStr
 from starlette.datastructures import Headers
 from starlette.responses import Response
@@ -20,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from kafka_probe.server import openapi
 from kafka_probe.server.http_connection import CERTIFIED
 from kafka_probe.server.limits import Rate
-from kafka_probe.text import printable_json
+from kafka_probe.text import as_json
 
 _HOST = re.compile(r"(?:\[([^]]+)\]|([^:\[\]]+))(?::\d{1,5})?")
 
@@ -31,7 +30,7 @@ class Json(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return printable_json(orjson.dumps(content))
+        return as_json(content)
 
 
 def busy() -> Response:

@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Collection
 from functools import partial
 
-import orjson
 from pydantic import SecretStr
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -26,6 +25,7 @@ from kafka_probe.server.guard import Guard, Json, busy
 from kafka_probe.server.limits import LISTS_AT_ONCE
 from kafka_probe.server.resources import RESOURCES
 from kafka_probe.server.view import View
+from kafka_probe.text import as_json
 
 
 def application(
@@ -36,7 +36,7 @@ def application(
     build: runs a coroutine in the data thread. token: clients must send it; certificates: clients must have shown one;
     neither for health. hosts: see Guard.
     """
-    document = orjson.dumps(openapi.document(token=token is not None))
+    document = as_json(openapi.document(token=token is not None))
     lists = _Lists(view, build)
     turn = asyncio.Lock()
     plain, openmetrics = (Exposition(view, build, accept, turn) for accept in ("", f"{OPENMETRICS};version=1.0.0"))
@@ -77,6 +77,7 @@ class _Chunked(Response):
         for start in range(0, len(self.body), PART_BYTES):
             part = self.body[start : start + PART_BYTES]
             await send({"type": "http.response.body", "body": part, "more_body": True})
+            await asyncio.sleep(0)  # other requests, and the end of the connection if its client is gone
         await send({"type": "http.response.body"})
 
 

@@ -6,7 +6,9 @@ They record whether a client has shown a certificate; whether it needs one is th
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import socket
+from collections import Counter
 from contextlib import suppress
 
 import h11
@@ -23,18 +25,21 @@ WRITE_BUFFER_BYTES = 1 << 14
 """Bytes of answers in a connection's buffer above which a handler waits."""
 PATIENCE_S = 10.0
 """Time for the request to arrive. Its response has until twice this time after the connection began."""
+UNREAD_S = 3.0
+"""Time without progress after which the kernel drops what the client of a closed connection has not taken."""
 
 
 class Listener(socket.socket):
-    """A listening socket that keeps at most MOST connections: beyond that it closes the oldest for each new one.
+    """A listening socket that keeps at most MOST connections: beyond that it closes one for each new one.
 
-    Silent clients therefore cannot block others, and an endless TLS handshake counts like any other connection. When
-    very many clients connect at once, a connection that is being answered may be closed.
+    It closes the oldest connection of the network that has most of them: an IPv4 address or an IPv6 /64. Silent clients
+    therefore cannot block others, and an endless TLS handshake counts like any other connection. When very many clients
+    of one network connect at once, a connection of theirs that is being answered may be closed.
     """
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
-        self._open: list[socket.socket] = []
+        self._open: list[tuple[int, socket.socket]] = []  # with their networks, oldest first
         self._accepted = 0
 
     def accept(self) -> tuple[socket.socket, object]:
@@ -43,17 +48,29 @@ class Listener(socket.socket):
             raise BlockingIOError  # the loop accepts again in its next turn
         self._accepted += 1
         connection, address = super().accept()
-        self._open = [*(older for older in self._open if older.fileno() >= 0), connection]
+        opened = (_network(address[0]), connection)
+        self._open = [*(older for older in self._open if older[1].fileno() >= 0), opened]
         if len(self._open) > MOST:
+            ((most, _),) = Counter(network for network, _ in self._open).most_common(1)
+            displaced = next(each for each in self._open if each[0] == most)
+            self._open.remove(displaced)
             with suppress(OSError):  # the peer has already closed it
-                self._open.pop(0).shutdown(socket.SHUT_RDWR)
+                displaced[1].shutdown(socket.SHUT_RDWR)
         return connection, address
+
+
+def _network(host: str) -> int:
+    """Return a number for the network of an address: an IPv4 address, which IPv6 may contain, or a /64."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address):
+        address = address.ipv4_mapped or address
+    return int(address) if address.version == 4 else int(address) >> 64 | 1 << 64
 
 
 class HttpConnection(H11Protocol):
     """A connection for one HTTP request, which ends if that is long or late, or its response is not read.
 
-    A client that sends more ends its connection: requests that wait for an earlier response would take memory.
+    A client that sends a second request ends its connection: requests that wait would take memory.
     """
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's signature
@@ -65,18 +82,22 @@ class HttpConnection(H11Protocol):
         self._wait(None)
 
     def data_received(self, data: bytes) -> None:
-        if self.cycle is not None:
-            self.abort()
-            return
         self._bytes += len(data)
         self._lines += data.count(b"\n")
         if self._bytes > REQUEST_BYTES or self._lines > REQUEST_LINES:
             self.send_400_response(f"A request may have {REQUEST_BYTES} bytes and {REQUEST_LINES} lines.\n")
             return
-        super().data_received(data)
-        unread, _ = self.conn.trailing_data
-        if self.cycle is not None and unread:
+        if self.conn.their_state is h11.SEND_BODY or self.cycle is None:
+            super().data_received(data)
+            unread, _ = self.conn.trailing_data
+        else:
+            unread = data
+        if unread.strip(b"\r\n") and self.cycle is not None:  # line breaks may follow a request
             self.abort()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]  # uvicorn's returns nothing
+        """Send the response of a client that has nothing more to send. TLS ends here in any case."""
+        return self.transport.get_extra_info("sslcontext") is None and self.cycle is not None
 
     def send_400_response(self, msg: str) -> None:
         if self.conn.our_state is h11.IDLE:
@@ -94,6 +115,8 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.cancel()  # the timer would keep this object alive until it fires
+        with suppress(OSError):
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
         super().connection_lost(exc)
 
     def _wait(self, last: RequestResponseCycle | None) -> None:

@@ -29,6 +29,7 @@ from kafka_probe.server.data_thread import DataThread
 from kafka_probe.server.http import application
 from kafka_probe.server.http_connection import HttpConnection, Listener
 from kafka_probe.server.limits import HTTP_CPU_SHARE, PacedSelector
+from kafka_probe.server.loop import HttpLoop
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
@@ -42,8 +43,6 @@ BUFFER_BYTES = 1 << 13
 
 The kernel doubles it, and adds one segment of up to 64 KiB to the answers.
 """
-UNREAD_S = 3.0
-"""Time in which a client's host has to take what was sent, also after the connection was closed."""
 _JOIN_S = 5.0
 _TURN_S = 1.0
 BACKLOG = 128  # connections that the kernel queues; Listener bounds those accepted in one turn of the loop
@@ -131,7 +130,7 @@ class Server:
             timeout_graceful_shutdown=_GRACE_S,
             ssl_context_factory=(lambda *_: tls.context) if (tls := self._tls) else None,
         )
-        server, loop = _Uvicorn(settings, self._tls), asyncio.SelectorEventLoop(PacedSelector(HTTP_CPU_SHARE))
+        server, loop = _Uvicorn(settings, self._tls), HttpLoop(PacedSelector(HTTP_CPU_SHARE))
         thread = threading.Thread(target=self._run, args=(server, loop), name="server-http", daemon=True)
         self._running = _Running(view, server, loop, thread)
         self._data.start()
@@ -191,7 +190,6 @@ def _socket(address: Address) -> Listener:
         # Connections inherit these.
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
         return Listener(listening.detach())
     except OSError as error:
         reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)

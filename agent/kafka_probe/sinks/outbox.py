@@ -20,7 +20,7 @@ import orjson
 from kafka_probe.memory import SPOOL_FILES
 from kafka_probe.peer_limits import Shares
 from kafka_probe.sinks.batch import EVENT_BYTES, Batch, batches
-from kafka_probe.text import printable_json
+from kafka_probe.text import as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,7 +45,7 @@ LOSSES = {
 
 def encode(event: Mapping[str, object]) -> bytes:
     """Return the event as one line of JSON."""
-    return printable_json(orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE))
+    return as_json(event, orjson.OPT_APPEND_NEWLINE)
 
 
 class Outbox:

@@ -149,6 +149,7 @@ class Spool:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # its page cache counts as agent's memory
                 os.fsync(self._opened)
             except OSError:
                 os.unlink(name, dir_fd=self._opened)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -57,19 +59,94 @@ def test_a_connection_is_for_one_request() -> None:
             assert served.exchange(request + request) == b""
 
 
-def test_a_client_that_sends_more_while_its_answer_is_built_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("head", "more"),
+    [(b"Content-Length: 99999\r\n", b"x" * (16 << 10)), (b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")],
+    ids=["a long body", "another request"],
+)
+def test_a_client_that_sends_more_while_its_answer_is_built_is_cut_off(
+    head: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     enough = threading.Event()
     monkeypatch.setattr(View, "add", lambda *_: enough.wait())
     with serving() as served, served.connect() as peer:
         try:
             served.server.send([flow()])
-            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999\r\n\r\n")
+            peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + head + b"\r\n")
             assert served.get("/healthz").text == "ok\n"
-            peer.sendall(b"x")
+            peer.sendall(more)
             with suppress(ConnectionError):
                 assert peer.recv(1) == b""
         finally:
             enough.set()
+
+
+@pytest.fixture
+def long_page() -> Iterator[Served]:
+    """Yield a server with a page of metrics that no socket's buffer takes."""
+    with serving() as served:
+        served.server.send([flow(api=f"Api{n}") for n in range(2000)])
+        wait_until(lambda: len(served.get("/metrics").text) > 1 << 20, "a long page")
+        yield served
+
+
+def is_whole(answer: bytes) -> bool:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return f"\r\ncontent-length: {len(body)}".encode() in head
+
+
+@pytest.mark.parametrize("parts", [[b"\r\n\r\n"], [b"Content-Length: 2\r\n\r\n", b"xy"], [b"\r\n", b"\r\n"]])
+@pytest.mark.parametrize("half_closed", [False, True])
+def test_one_request_is_answered_whole_however_it_ends(
+    long_page: Served, parts: list[bytes], half_closed: bool
+) -> None:
+    served = long_page
+    with served.connect() as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n" + parts[0])
+        received = peer.recv(1)
+        for part in parts[1:]:
+            peer.sendall(part)
+        if half_closed:
+            peer.shutdown(socket.SHUT_WR)
+        received += until_end(peer)
+    assert is_whole(received)
+
+
+def test_a_client_may_pause_while_it_reads(long_page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "UNREAD_S", 0.2)
+    served = long_page
+    with unreading(served, 2048) as peer:
+        peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        paused_s = time.monotonic()
+        wait_until(lambda: time.monotonic() - paused_s > 2, "a pause")
+        assert is_whole(until_end(peer))
+
+
+def test_clients_that_leave_before_their_list_write_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    request = b"GET /api/v1/clients?limit=1000 HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
+    with serving() as served:
+        clients = ({"id": f"{n} {'x' * 1000}", "software_name": None, "software_version": None} for n in range(900))
+        served.server.send([flow(client=client) for client in clients])
+        wait_until(lambda: served.get("/api/v1/clients?limit=1").json()["total"] == 900, "the clients")
+        for _ in range(10):
+            with served.connect() as peer:
+                peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                peer.sendall(request)
+        wait_until(lambda: served.get("/api/v1/clients?limit=1").status == 200, "the end of the lists")
+    assert [record.getMessage() for record in caplog.records if record.levelname != "INFO"] == []
+
+
+def test_a_flood_from_one_network_displaces_none_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_connection, "MOST", 3)
+    with serving(host="0.0.0.0", listen_token="token") as served, ExitStack() as flood:
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=10, source_address=("127.0.0.9", 0)) as honest:
+            silent = [flood.enter_context(socket.create_connection(address, timeout=10)) for _ in range(9)]
+            for peer in silent[:7]:
+                with suppress(ConnectionError):
+                    assert peer.recv(1) == b""
+            honest.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert until_end(honest).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_nonsense_after_an_answer_ends_the_connection_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
@@ -106,12 +183,12 @@ def unread_bytes(port: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("receive_bytes", [2048, 65536])
 def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
-    receive_bytes: int, monkeypatch: pytest.MonkeyPatch
+    long_page: Served, receive_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "UNREAD_S", 1.0)
-    with serving() as served, ExitStack() as clients:
-        served.server.send([flow(api=f"Api{n}") for n in range(2000)])
-        wait_until(lambda: len(served.get("/metrics").text) > 1 << 20, "a long page")
+    monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
+    monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
+    served = long_page
+    with ExitStack() as clients:
         for _ in range(MOST // 2):
             peer = clients.enter_context(unreading(served, receive_bytes))
             peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
@@ -119,6 +196,21 @@ def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
         wait_until(lambda: sum(size > 0 for size in unread_bytes(port)) >= MOST // 2, "answers that nobody reads")
         assert max(unread_bytes(port)) <= 2 * server.BUFFER_BYTES + (64 << 10)
         wait_until(lambda: sum(unread_bytes(port)) == 0, "the kernel to let go of them")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "same"),
+    [
+        (("10.0.0.1", "::ffff:10.0.0.1"), True),
+        (("10.0.0.1", "10.0.0.2"), False),
+        (("2001:db8::1", "2001:db8::ffff:2"), True),
+        (("2001:db8::1", "2001:db8:0:1::1"), False),
+        (("::a00:1", "10.0.0.1"), False),
+        (("fe80::1%lo", "fe80::2"), True),
+    ],
+)
+def test_a_network_is_an_ipv4_address_or_an_ipv6_64(hosts: tuple[str, str], same: bool) -> None:
+    assert (len({*map(http_connection._network, hosts)}) == 1) is same
 
 
 def unreading(served: Served, receive_bytes: int) -> socket.socket:

@@ -17,10 +17,10 @@ from kafka_probe.events import bucket_of
 from kafka_probe.memory import HTTP_BYTES, MIB, SERIES_BYTES
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.server.exposition import PART_BYTES, Exposition, PageResponse
-from kafka_probe.server.http_connection import MOST, REQUEST_BYTES, REQUEST_LINES, WRITE_BUFFER_BYTES
+from kafka_probe.server.http_connection import MOST, REQUEST_BYTES, REQUEST_LINES, UNREAD_S, WRITE_BUFFER_BYTES
 from kafka_probe.server.limits import LISTS_AT_ONCE, REQUESTS_AT_ONCE, REQUESTS_PER_S
 from kafka_probe.server.query import PAGE_BYTES
-from kafka_probe.server.server import BACKLOG, BUFFER_BYTES, UNREAD_S
+from kafka_probe.server.server import BACKLOG, BUFFER_BYTES
 from kafka_probe.server.traffic import BOUNDS_S, ENDS, LABEL_BYTES, Traffic
 from kafka_probe.server.view import View
 from tests.builders.events import StillAgent, StillSink, agent, close, flow, open_now, topic, workload

@@ -87,9 +87,9 @@ def test_a_client_is_shown_with_all_that_is_known_of_it() -> None:
     assert (row["since"], row["ts"]) == (NOW_US - 4 * SECOND_US, NOW_US + SECOND_US)
 
 
-def test_a_client_may_name_a_topic_without_a_name() -> None:
-    (row,) = ask(CLIENTS, view(flow(topics=[topic(""), topic()])))["rows"]
-    assert row["topics"] == [{"topic": ""}, {"topic": "orders"}]
+def test_topics_that_no_broker_allows_are_not_shown() -> None:
+    (row,) = ask(CLIENTS, view(flow(topics=[topic(""), topic("\x01" * 249), topic("o" * 250), topic()])))["rows"]
+    assert row["topics"] == [{"topic": "orders"}]
 
 
 @pytest.mark.parametrize(

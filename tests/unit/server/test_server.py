@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio.sslproto
+import gc
 import socket
 import ssl
 import subprocess
@@ -23,6 +25,7 @@ from kafka_probe.server import http_connection
 from kafka_probe.server.server import Server
 from kafka_probe.server.view import STALLED_S
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
+from tests.builders.strangers import client_hello
 from tests.lab.agent_server import Served, serving
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
@@ -324,6 +327,28 @@ def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: py
             wait_ended(peer)
         assert served.get("/healthz", tls=trusting).status == 200
         wait_ended(silent[2])
+
+
+def test_failed_handshakes_leave_nothing_in_memory(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a garbage collection, which may come much later."""
+    monkeypatch.setattr(http_connection, "MOST", 3)
+    gc.collect()
+    gc.disable()
+    try:
+        with serving(listen_certfile=authority.sign("server")) as served:
+            port = int(served.url.rpartition(":")[2])
+            for hello in (b"", b"nonsense", client_hello()) * 10:
+                with socket.create_connection(("127.0.0.1", port)) as peer:
+                    peer.sendall(hello)
+            trusting = ssl.create_default_context(cafile=authority.certificate)
+            assert served.get("/healthz", tls=trusting).status == 200
+            wait_until(lambda: connections_with_tls() <= 3, "the failed ones to be gone")
+    finally:
+        gc.enable()
+
+
+def connections_with_tls() -> int:
+    return sum(isinstance(each, asyncio.sslproto.SSLProtocol) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("tls", [False, True])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gzip
+import mmap
 import os
 import shutil
 import signal
@@ -90,6 +92,26 @@ def test_what_waits_goes_to_the_disk_and_comes_back_before_what_came_later(opene
     assert (outbox.waiting_bytes, outbox.spooled_bytes) == (0, 0)
     outbox.abandon()
     assert files(tmp_path / "spool") == []
+
+
+def cached_bytes(file: Path) -> int:
+    """Return how much of a file is in the page cache, by mincore(2)."""
+    with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as mapped:
+        in_memory = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+        first = ctypes.c_char.from_buffer(mapped)
+        assert not ctypes.CDLL(None).mincore(ctypes.byref(first), ctypes.c_size_t(len(mapped)), in_memory)
+        del first  # else the mapping cannot be closed
+        return mmap.PAGESIZE * sum(page & 1 for page in in_memory)
+
+
+def test_what_is_on_the_disk_is_not_in_memory_too(opened: Spool, tmp_path: Path) -> None:
+    segment = opened.write(Batch(line(1, MIB), 1), free_bytes=2 * MIB)
+    assert segment
+    file = tmp_path / "spool" / segment.name
+    assert file.stat().st_size > MIB // 2
+    assert cached_bytes(file) == 0
+    file.read_bytes()
+    assert cached_bytes(file) >= MIB // 2
 
 
 def test_what_is_delivered_soon_never_touches_the_disk(
