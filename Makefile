@@ -72,7 +72,7 @@ verdicts: setup-tests ## cause every kind of disconnect and compare the verdicts
 soak: setup-tests ## open and close a million connections (MINUTES=45: hold 2,000 while sink, agent and pipeline fail)
 	@$(BIN)/python -m tests.programs.soak
 
-attack: setup-tests ## flood the agent beside honest clients, into build/attack.json (BASELINE=REVISION: compare with it)
+attack: setup-tests ## flood the agent beside honest clients, into build/attack.json (BASELINE=f33f189: also an older agent)
 	@$(BIN)/python -m tests.programs.attack
 
 fuzz: setup-tests ## pass bytes of a coverage-guided fuzzer through the decoder (MINUTES=10)

@@ -199,8 +199,8 @@ def _configured(
 
 
 def _warn_of_other_variables() -> None:
-    for name in other_variables():
-        log.warning("The variable %s is not a setting and is ignored; kafka-probe run --help lists the settings.", name)
+    for name, nearest in other_variables().items():
+        log.warning("The variable %s is not a setting and is ignored; the most similar one is %s.", name, nearest)
 
 
 def _to_stderr(line: str) -> None:

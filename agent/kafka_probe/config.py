@@ -357,8 +357,8 @@ def written_size(size: ByteSize) -> str:
     return size.human_readable(separator=" ").replace(".0 ", " ")
 
 
-def other_variables() -> list[str]:
-    """Return the names of variables that have the prefix of the settings and no effect.
+def other_variables() -> dict[str, str]:
+    """Return the variables that have the prefix of the settings and no effect, each with the most similar setting's.
 
     Raises `UsageError` for one that is almost the name of a setting.
     """

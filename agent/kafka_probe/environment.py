@@ -25,20 +25,22 @@ _OF_THE_PIPELINE = "KAFKA_PROBE_PIPELINE_"
 _NEAR = 0.75
 
 
-def unknown_variables(environment: Mapping[str, str], prefix: str, known: Collection[str]) -> list[str]:
+def unknown_variables(environment: Mapping[str, str], prefix: str, known: Collection[str]) -> dict[str, str]:
     """Return the non-empty variables with the prefix that are not known, nor of Kubernetes or the pipeline.
+
+    Each has the most similar known name, however little it resembles that.
 
     Raises:
         UsageError: a variable is almost a known name; its setting would be ignored.
     """
-    unknown = []
+    unknown, names = {}, [one[len(prefix) :] for one in known]
     for name, value in environment.items():
         written = name.upper()
         if written in known or not written.startswith(prefix) or written.startswith(_OF_THE_PIPELINE) or not value:
             continue
         if _OF_KUBERNETES.fullmatch(f"{written}={value}"):
             continue
-        if near := difflib.get_close_matches(written[len(prefix) :], [one[len(prefix) :] for one in known], 1, _NEAR):
+        if near := difflib.get_close_matches(written[len(prefix) :], names, 1, _NEAR):
             raise UsageError(f"Unknown variable {name}: did you mean {prefix}{near[0]}?")
-        unknown.append(name)
+        unknown[name] = prefix + difflib.get_close_matches(written[len(prefix) :], names, 1, 0.0)[0]
     return unknown

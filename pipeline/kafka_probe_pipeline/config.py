@@ -229,7 +229,8 @@ def _look_at_other_variables() -> None:
             continue
         if near := difflib.get_close_matches(name, known, 1, cutoff=0.75):
             raise UsageError(f"Unknown variable {variable}: did you mean {VARIABLE_PREFIX}{near[0]}?")
-        log.warning("The variable %s is not a setting of the pipeline and has no effect.", variable)
+        similar = VARIABLE_PREFIX + difflib.get_close_matches(name, known, 1, cutoff=0)[0]
+        log.warning("The variable %s is not a setting and is ignored; the most similar one is %s.", variable, similar)
 
 
 def _mistake(name: str, reason: str, flags: Mapping[str, object]) -> str:

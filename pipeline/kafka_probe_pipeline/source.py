@@ -156,9 +156,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         ),
         "a count below 0 or beyond 2^48": _out_of_bounds(event, fields),
         f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
-        f"more than {MOST_OPEN} open counts": _any(
-            [F.size(event["open"]) > MOST_OPEN] if "open" in fields else []
-        ),
+        f"more than {MOST_OPEN} open counts": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))

@@ -20,7 +20,8 @@ FOREIGN = b"a field of another version"
 Tree = dict[str, Any]
 
 _FORMATS = {"bool": "?", "int8": "b", "int16": "h", "uint16": "H", "int32": "i", "int64": "q", "float64": "d"}
-_FEW = 3
+COUNTS = (0, 1, 2, 3)
+"""Numbers of elements of a list."""
 
 
 class Records(NamedTuple):
@@ -119,9 +120,19 @@ class Message:
         return _text(CLIENT_ID, compact=False) + (form.tags([]) if form.flexible else b"")
 
 
-def generated(api: Api, response: bool, version: int, seed: int) -> Message:
-    """Return a message with arbitrary values, some of them null or empty."""
-    chosen = Random(f"{api.key} {response} {version} {seed}")
+class Full(Random):
+    """Chooses no null, and of each list at least one element, so that every struct is there."""
+
+    def random(self) -> float:
+        return 0.2 + 0.8 * super().random()
+
+    def choice(self, choices: Any) -> Any:
+        return super().choice(choices[1:] if choices == COUNTS else choices)
+
+
+def generated(api: Api, response: bool, version: int, seed: int, chooser: type[Random] = Random) -> Message:
+    """Return a message with arbitrary values, of Random some null or empty."""
+    chosen = chooser(f"{api.key} {response} {version} {seed}")
     fields = fields_of(api, response=response, version=version)
     return Message(api, response, version, _generated(fields, version, chosen))
 
@@ -174,7 +185,7 @@ def _value(field: SchemaField, version: int, chosen: Random) -> Any:
     if _nullable(field, version) and chosen.random() < 0.2:
         return None
     if field.type.startswith("[]"):
-        count = chosen.choice((0, 1, 2, _FEW))
+        count = chosen.choice(COUNTS)
         return [_single(field, field.type[2:], version, chosen) for _ in range(count)]
     return _single(field, field.type, version, chosen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from kafka_probe.capture.sample import Flag, SampleKind
 from kafka_probe.protocol.copy_rules import LIMITS
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.facts import SetStatus, Status
-from kafka_probe.protocol.schemas import Api, apis
-from tests.builders.trees import CLIENT_ID, FOREIGN, Message, Records, generated
+from kafka_probe.protocol.schemas import Api, SchemaField, apis
+from tests.builders.trees import CLIENT_ID, FOREIGN, Full, Message, Records, generated, present
 from tests.builders.wire import API_VERSIONS, PRODUCE, request, response
 from tests.lab.classifier import Classifier, Direction, classifier
 
@@ -37,8 +38,8 @@ def cursor() -> Iterator[Classifier]:
 def test_foreign_tags_stay_in_the_kernel(cursor: Classifier, api: Api, is_response: bool, piece: int) -> None:
     before = cursor.losses()
     for version in filter(api.flexible, api.versions):
-        for seed in range(3):
-            message = with_foreign_tags(generated(api, is_response, version, seed))
+        for seed, chooser in enumerate((Random, Random, Full)):
+            message = with_foreign_tags(generated(api, is_response, version, seed, chooser))
             raw, data, flags = left_of(cursor, message, piece)
             assert FOREIGN not in raw
             leaves = LIMITS.get(api.name, (0, 0))[is_response]
@@ -46,6 +47,23 @@ def test_foreign_tags_stay_in_the_kernel(cursor: Classifier, api: Api, is_respon
             facts = decode(is_response, api.key, version, data, copied_all=not flags & Flag.CUT).facts
             assert facts.status is (Status.COMPLETE if leaves else Status.HEADER_ONLY)
     assert cursor.losses() == before
+
+
+@pytest.mark.parametrize("api", FLEXIBLE, ids=lambda api: api.name)
+@pytest.mark.parametrize("is_response", [False, True], ids=["request", "response"])
+def test_a_full_message_has_every_struct_of_its_version(api: Api, is_response: bool) -> None:
+    for version in filter(api.flexible, api.versions):
+        message = generated(api, is_response, version, 0, Full)
+        assert_full(message.fields, version, message.tree)
+
+
+def assert_full(fields: tuple[SchemaField, ...], version: int, tree: dict[str, Any]) -> None:
+    for each in present(fields, version):
+        if each.fields:
+            value = tree[each.name]
+            assert value
+            for struct in value if isinstance(value, list) else [value]:
+                assert_full(each.fields, version, struct)
 
 
 def with_foreign_tags(message: Message) -> Message:

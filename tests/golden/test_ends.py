@@ -17,20 +17,13 @@ from kafka_probe.connections.identity import endpoint
 from tests.builders.strangers import client_hello
 from tests.builders.wire import METADATA, produce, records_of, request
 from tests.lab.capture import Capture
-from tests.lab.conversation import conversation, exchange, receive_all, transfer
+from tests.lab.conversation import conversation, exchange, receive_all, transfer, vanish
 from tests.lab.processes import wait_until
 
 pytestmark = [pytest.mark.root, pytest.mark.kernel]
 
-TCP_REPAIR = 19  # include/uapi/linux/tcp.h
 TRACED_WITHOUT_ANY_SOCKET = tuple(map(int, platform.release().split(".")[:2])) >= (6, 10)
 ON, LINGER_AND_RESET = 1, struct.pack("ii", 1, 0)
-
-
-def vanish(sock: socket.socket) -> None:
-    """Close a socket without notice to the peer, like a host that is cut off: only checkpointing can do that."""
-    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, ON)
-    sock.close()
 
 
 def be_silent(seconds: float) -> None:
@@ -158,17 +151,12 @@ def test_a_reset_without_a_socket_is_reported(capture: Capture, port: int, liste
         if listener:
             listener.close()
     client, _ = capture.wait_closed(talk)
-    assert resets(capture) == ([talk.names[::-1]] if listens or TRACED_WITHOUT_ANY_SOCKET else [])
+    assert capture.resets == ([talk.names[::-1]] if listens or TRACED_WITHOUT_ANY_SOCKET else [])
     assert client.closed
     assert (client.closed["closed_by"], client.closed["how"]) == ("peer", "rst_received")
     # What was sent in vain did not end the silence.
     assert client.closed["unacked_bytes"] == len(request(METADATA, 12, 3))
     assert client.closed["silence_us"] >= 300_000
-
-
-def resets(capture: Capture) -> list[tuple[str, str]]:
-    """Return the local address and the peer of each reset that was seen."""
-    return [(end.local, end.peer) for kind, _, end in capture.sockets if kind == SampleKind.RESET]
 
 
 def test_a_listening_socket_is_reported_from_its_first_to_its_last(capture: Capture, port: int) -> None:
@@ -218,4 +206,4 @@ def test_a_refused_attempt_to_connect_ends_nothing(capture: Capture, port: int) 
     with conversation(port) as talk:
         exchange(talk)
     capture.wait_closed(talk)
-    assert resets(capture) == []
+    assert capture.resets == []

@@ -9,8 +9,10 @@ from itertools import count
 
 import pytest
 
+from kafka_probe.capture.sample import SLOT
+from tests.builders.wire import METADATA, request
 from tests.lab.capture import BUFFER, Capture
-from tests.lab.conversation import Conversation, accepted_by, exchange
+from tests.lab.conversation import Conversation, accepted_by, exchange, receive_all, vanish
 from tests.lab.processes import free_port, wait_until
 
 pytestmark = [
@@ -66,6 +68,18 @@ def test_a_flood_from_another_address_leaves_space_in_the_ring(
     assert small.lost().keys() - {"connection_unknown", "close_unknown", "frame_incomplete"} == {"peer_limited"}
 
 
+def test_a_peer_above_half_may_write_a_sixteenth_of_the_ring_and_a_quarter_of_what_is_read(
+    small: Capture, server: socket.socket
+) -> None:
+    whole, read = RING_BYTES // SLOT.itemsize, 32
+    with connection(server, next(ADDRESSES)) as flood, connection(server, next(ADDRESSES)) as other:
+        exchange(flood, range(FLOOD))
+        assert len(small.samples(read)) == read
+        exchange(other, range(FLOOD))  # fills the lower half again, and uses its own sixteenth
+        exchange(flood, range(FLOOD, 2 * FLOOD))
+        assert abs(len(small.samples()) - (whole // 2 + whole // 16 + read // 4)) <= 1
+
+
 def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket.socket) -> None:
     shared = next(ADDRESSES)
     with connection(server, shared) as talk, connection(server, shared) as flood:
@@ -77,13 +91,19 @@ def test_a_flood_from_the_same_address_is_counted(small: Capture, server: socket
         assert small.lost()["peer_limited"] > 2 * len(HONEST)
 
 
-def test_the_last_eighth_of_the_ring_is_for_opens_and_closes(small: Capture, server: socket.socket) -> None:
+def test_the_last_eighth_of_the_ring_is_for_opens_closes_and_resets(small: Capture, server: socket.socket) -> None:
     with ExitStack() as floods:
         for _ in range(8):  # together they fill seven eighths
             exchange(floods.enter_context(connection(server, next(ADDRESSES))), range(FLOOD))
         with connection(server, next(ADDRESSES)) as talk:
             exchange(talk, HONEST)
+        with connection(server, next(ADDRESSES)) as cut_off:
+            vanish(cut_off.server)
+            cut_off.client.send(request(METADATA, 12, 1).wire)
+            with pytest.raises(ConnectionResetError):
+                receive_all(cut_off.client, 1)
         wait_until(lambda: any(end.closed and end.gone for end in small.ends_of(talk)), "the open and the close")
+    assert small.resets == [cut_off.names[::-1]]
     (end,) = small.ends_of(talk)
     assert end.frames == []
     assert small.lost()["ring_full"] >= 2 * len(HONEST)

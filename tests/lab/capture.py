@@ -122,6 +122,11 @@ class Capture:
                         self._take(sample)
         return list(self._ends.values())
 
+    @property
+    def resets(self) -> list[tuple[str, str]]:
+        """Return the local address and the peer of each reset without a socket in `sockets`."""
+        return [(end.local, end.peer) for kind, _, end in self.sockets if kind == SampleKind.RESET]
+
     def followed(self) -> set[int]:
         """Return the kernel's ids of the connections that it tracks."""
         return self._programs.followed()
@@ -130,9 +135,9 @@ class Capture:
         """Return True if the kernel reports that the buffer fills."""
         return self._programs.buffer.wait(TIMEOUT_S)
 
-    def samples(self) -> Samples:
+    def samples(self, most: int = 1 << 20) -> Samples:
         """Return the samples themselves, as in the buffer, instead of decoded facts."""
-        return self._programs.buffer.take(1 << 20)
+        return self._programs.buffer.take(most)
 
     def ends_of(self, talk: Conversation) -> list[End]:
         """Return the client's end and the server's end, as far as they were seen."""

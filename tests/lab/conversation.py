@@ -21,6 +21,7 @@ from tests.lab.processes import wait_until
 BUFFER_BYTES = 1 << 16  # surely fits into the buffers between the two sockets
 TIMEOUT_S = 10.0
 FRAMES_PER_CALL = 1024  # a little below the kernel's limit
+TCP_REPAIR = 19  # include/uapi/linux/tcp.h
 SO_SNDBUFFORCE, SO_RCVBUFFORCE = 32, 33  # include/uapi/asm-generic/socket.h
 
 Write = Callable[[socket.socket, bytes], object]
@@ -175,6 +176,12 @@ def exchange(talk: Conversation, correlation_ids: Iterable[int] = (1, 2)) -> Non
     for correlation_id in correlation_ids:
         talk.ask(request(METADATA, 12, correlation_id))
         talk.answer(response(METADATA, 12, correlation_id))
+
+
+def vanish(sock: socket.socket) -> None:
+    """Close a socket without notice to the peer, like a host that is cut off: only checkpointing can do that."""
+    sock.setsockopt(socket.IPPROTO_TCP, TCP_REPAIR, 1)
+    sock.close()
 
 
 def raw_token(talk: Conversation, token: bytes) -> None:

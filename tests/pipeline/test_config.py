@@ -60,7 +60,7 @@ def test_a_variable_that_is_almost_a_setting_is_refused_and_an_unknown_one_named
     assert not caplog.text
     monkeypatch.setenv("KAFKA_PROBE_PIPELINE_IMAGE", "x")
     load({})
-    assert "KAFKA_PROBE_PIPELINE_IMAGE is not a setting of the pipeline" in caplog.text
+    assert "_IMAGE is not a setting and is ignored; the most similar one is KAFKA_PROBE_PIPELINE_" in caplog.text
     monkeypatch.setenv("KAFKA_PROBE_PIPELINE_OUTPT", "/data")
     with pytest.raises(UsageError, match=r"_OUTPT: did you mean KAFKA_PROBE_PIPELINE_OUTPUT\?$"):
         load({})

@@ -84,8 +84,9 @@ def test_a_misspelt_variable_is_wrong_use_and_an_unknown_one_a_warning() -> None
         2,
         "kafka-probe: Unknown variable KAFKA_PROBE_PROTS: did you mean KAFKA_PROBE_PORTS?\n",
     )
-    result = probe("run", KAFKA_PROBE_IMAGE_TAG="1")
-    assert "WARNING The variable KAFKA_PROBE_IMAGE_TAG is not a setting and is ignored" in result.stderr
+    result = probe("run", KAFKA_PROBE_TOKEN="1")
+    warning = "WARNING The variable KAFKA_PROBE_TOKEN is not a setting and is ignored; the most similar one is "
+    assert f"{warning}KAFKA_PROBE_LISTEN_TOKEN." in result.stderr
     assert "Name the brokers" in result.stderr
 
 

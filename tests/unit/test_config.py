@@ -89,9 +89,9 @@ def test_variables_of_kubernetes_and_of_the_pipeline_are_left_alone_and_others_a
     monkeypatch.setenv("KAFKA_PROBE_PIPELINE_TOPIC", "x")
     monkeypatch.setenv("KAFKA_PROBE_CONFIG", "/etc/kafka-probe.toml")
     monkeypatch.setenv("KAFKA_PROBE_TOPIC", "events")
-    assert other_variables() == []
+    assert other_variables() == {}
     monkeypatch.setenv("KAFKA_PROBE_IMAGE_TAG", "1")
-    assert other_variables() == ["KAFKA_PROBE_IMAGE_TAG"]
+    assert [*other_variables()] == ["KAFKA_PROBE_IMAGE_TAG"]
     assert load({}).topic == "events"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 
 from kafka_probe.capture.btf import Btf
@@ -9,7 +11,7 @@ from kafka_probe.capture.compiler import Map, compile_programs
 from kafka_probe.capture.options import Options
 from kafka_probe.config import Config
 from kafka_probe.errors import StartError
-from kafka_probe.memory import CONNECTION_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, TLS_BYTES, bounds_of
+from kafka_probe.memory import _ITEM_BYTES, DEFAULT, KERNEL_CONNECTION_BYTES, MIB, TLS_BYTES, bounds_of
 from kafka_probe.protocol.api_keys import ApiKey
 
 PRODUCE, FETCH, METADATA = ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.METADATA
@@ -45,12 +47,13 @@ def test_a_limit_below_what_the_compiler_takes_is_refused() -> None:
 
 def test_parts_and_tables_together_are_no_more_than_the_limit() -> None:
     bounds = bounds_of(limited())
-    in_bytes = (
-        bounds.counts_bytes + bounds.shapes_bytes + bounds.unfinished_bytes + bounds.exchanges_bytes,
-        bounds.learned_bytes + bounds.topic_names_bytes,
-        bounds.connections * CONNECTION_BYTES,
-    )
-    assert sum(in_bytes) < 512 * MIB - (80 + 24 + 24 + 8 + 32) * MIB
+    tables = [
+        getattr(bounds, field.name) * _ITEM_BYTES.get(field.name, 1)  # a bound of items, or of bytes
+        for field in fields(bounds)
+    ]
+    fixed = 80 + 24 + 24 + 8 + 32 + 16 + 12  # interpreter, frames, HTTP, ring, waiting events, in transit, metrics
+    assert 0.95 * (512 - fixed) * MIB < sum(tables) < (512 - fixed) * MIB
+    assert {*_ITEM_BYTES} == {field.name for field in fields(bounds) if not field.name.endswith("_bytes")}
 
 
 SLAB_BYTES = (16, 32, 64, 96, 128, 192, 256, 512, 1024, 2048, 4096)  # kernel/bpf/memalloc.c

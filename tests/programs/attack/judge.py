@@ -34,10 +34,10 @@ EXPLAINING = (
 )
 # Losses that can be of requests of anybody. Those of flow_limit are in flows.
 EXPLAINING_ALL = ("peer_limited", *(loss for loss in EXPLAINING if loss != "flow_limit"))
-# Of the steps that a flood was to do: less is no flood. Slow machines leave some out.
-LEAST_DONE = 0.25
+LEAST_DONE = 0.9  # of the steps that a flood was to do
+LEAST_PER_S = 5.0  # honest requests: with fewer, a percentage means little
 OF_HTTP = ("slow_http", "metrics", "large_http")
-LONGEST_INTERVAL_S = 10.0  # twice what an interval is
+LONGEST_INTERVAL_S = 7.5  # one and a half times what an interval is
 LONGEST_HEALTH_S = 5.0
 # Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.
 UNHEALTHY_IN_A_ROW = 3
@@ -162,6 +162,8 @@ def faults(row: dict[str, Any], *, may_lose: bool) -> Iterator[str]:
         yield f"{name}: {row['peak_mib']} MiB of memory, the limit is {row['limit_mib']}"
     if row["reported_percent"] is None:
         yield f"{name}: honest clients did nothing"
+    elif row["honest_requests"] < LEAST_PER_S * row["seconds"]:
+        yield f"{name}: {row['honest_requests']} honest requests in {row['seconds']} s"
     elif row["reported_percent"] < LEAST_PERCENT and not may_lose:
         yield f"{name}: {row['reported_percent']} % of honest requests reported"
     explaining = {*EXPLAINING, *(["peer_limited"] if may_lose else [])}  # then honest clients share the flood's bucket

@@ -16,7 +16,7 @@ from tests.builders.wire import FETCH, MARKER, Set, batch, fetched, request
 from tests.programs.attack.frames import answer, framed, heartbeat, metadata, produce
 
 CLIENT_ID, TOPIC = b"planter", b"plants"
-TINY = (0, 100, 2_000, 70_000)  # requests in one send, before the one with the records
+TINY = (0, 100, 2_000, 70_000, 90_000)  # requests in one send, before the one with the records: some, more than 80,000
 _IN_USE = range(2, 6)  # correlation ids of requests that are not answered yet
 _OVERSIZE = struct.pack(
     ">i", 1 << 30

@@ -17,7 +17,7 @@ NAMES = {api.name for api in apis().values()}
 # What may be a secret, or what programs tell each other and not the broker; bytes are opaque, whatever their name.
 SECRET = re.compile(
     "password|secret|hmac|token|salt|auth.?bytes|credential|principal|^user$|^value$|value$|metrics$"
-    "|(request|response|user)_?data$|metadata$",
+    "|(request|response|user)_?data$|metadata$|^reason$",
     re.IGNORECASE,
 )
 # Names of metrics, which brokers ask clients for.
