@@ -24,8 +24,8 @@ from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
 from kafka_probe.workloads import kubernetes
 from kafka_probe_pipeline import progress
+from kafka_probe_pipeline.causes import CAUSES
 from kafka_probe_pipeline.config import PipelineConfig, flag_of
-from kafka_probe_pipeline.rules import CAUSES
 from scripts import pictures
 from scripts.columns import column_table
 from scripts.markdown import table

@@ -22,7 +22,6 @@ from kafka_probe_pipeline import (
     lifecycle,
     output,
     session,
-    sinks,
     source,
     storms,
     verdicts,
@@ -31,8 +30,8 @@ from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import Alert, alert
 from kafka_probe_pipeline.buffered_table import BufferedTable, Commit
 from kafka_probe_pipeline.config import PipelineConfig
+from kafka_probe_pipeline.messages import MESSAGE, send
 from kafka_probe_pipeline.progress import Progress
-from kafka_probe_pipeline.sinks import send
 from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -241,7 +240,7 @@ class Diagnosis:
         if not alerts:
             return
         messages = ({"key": one.id, "value": one.message()} for one in alerts)
-        rows = session.rows(spark, messages, sinks.MESSAGE)
+        rows = session.rows(spark, messages, MESSAGE)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("Alert %s was %s: %s.", one.id, one.change, one.summary)

@@ -2,7 +2,7 @@
 
 The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
 that would have seen it are complete; the evidence states if that agent is silent or has lost something. Spark runs this
-on its executors, so it imports nothing but Python's own modules, `evidence` and `rules`.
+on its executors, so it imports nothing but Python's own modules, `evidence` and `causes`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kafka_probe_pipeline.causes import RULES
 from kafka_probe_pipeline.evidence import SECOND_US, SIDE_OF, AgentProgress, End, Limits
-from kafka_probe_pipeline.rules import RULES
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, session, source
 from kafka_probe_pipeline.config import PipelineConfig
+from kafka_probe_pipeline.messages import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.progress import Progress
-from kafka_probe_pipeline.sinks import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
 from kafka_probe_pipeline.traffic import traffic
 from kafka_probe_pipeline.versions import Versions

@@ -13,8 +13,8 @@ from pyspark.sql import functions as F
 
 from kafka_probe.events import bucket_of
 from kafka_probe_pipeline import report, source
+from kafka_probe_pipeline.messages import traffic_messages
 from kafka_probe_pipeline.seen_events import once
-from kafka_probe_pipeline.sinks import traffic_messages
 from kafka_probe_pipeline.source import MOST, spark_schema
 from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
 from kafka_probe_pipeline.traffic import (

@@ -27,8 +27,8 @@ from pyspark.sql import SparkSession
 
 PACKAGE = "kafka_probe_pipeline"
 ONLY = os.environ.get("ONLY")
-MODULES = ("evidence", "rules", "judging", "storms")
-TESTS = [f"tests/pipeline/test_{name}.py" for name in ("rules", "verdicts", "storm_rules")]
+MODULES = ("evidence", "causes", "judging", "storms")
+TESTS = [f"tests/pipeline/test_{name}.py" for name in ("causes", "verdicts", "storm_rules")]
 # Modules whose functions build columns, and their tests.
 WITH_SPARK = {
     "connections": ("connections", "verdicts", "storms"),

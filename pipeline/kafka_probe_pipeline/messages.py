@@ -1,4 +1,4 @@
-"""The sinks in Kafka: topics of traffic and of dead letters, whose last record per key is right.
+"""Makes the records of the topics of traffic and of dead letters. The last record per key is right.
 
 Spark repeats a micro-batch after a crash, with the same number and the same records. Each row is sent under a key made
 of what the row is about and the batch number.

@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import source
-from kafka_probe_pipeline.sinks import DEAD_LETTER_CHARACTERS, dead_letters, traffic_messages
+from kafka_probe_pipeline.messages import DEAD_LETTER_CHARACTERS, dead_letters, traffic_messages
 from kafka_probe_pipeline.traffic import traffic
 from tests.builders.hostile import NAMES, unsafe
 from tests.builders.spark_events import NOON_US, events, flow, records

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from kafka_probe_pipeline.causes import CAUSES, RULES
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.evidence import AgentProgress, End, Limits
-from kafka_probe_pipeline.rules import CAUSES, RULES
 from tests.builders.connection_ends import (
     AUTHENTICATED,
     BRIEF,
