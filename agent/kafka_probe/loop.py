@@ -96,7 +96,7 @@ class Loop:
         self._drain(min(due_s, began_s + _TURN_S) if self._reports else due_s)
         took_s = time.monotonic() - began_s
         self._forget_suspects()
-        self._processor.tracker.settle(self._read_ns - SETTLED_NS)
+        self._processor.settle(self._read_ns - SETTLED_NS)
         if self._listing:
             self._take_listed(self._listing)
         self._send_reports(took_s)

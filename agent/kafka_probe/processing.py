@@ -71,6 +71,11 @@ class Processor:
         if connection and self._exchanges:
             self._send(self._exchanges.end(connection, WallClock.now()))
 
+    def settle(self, until_ns: int) -> None:
+        """Settle closes up to this time, see pending_closes.py; count what brokers refused by them. Every second."""
+        for connection, frame_bytes in self.tracker.settle(until_ns):
+            self.flows.refuse_last(connection, frame_bytes)
+
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
         self.load_shedding.reconfigure(requests, cpu_limit)
@@ -106,8 +111,7 @@ class Processor:
             self.load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
-                if refused := self.tracker.close(sample):
-                    self.flows.refuse_last(*refused)
+                self.tracker.close(sample)
             else:
                 self.forget(int(sample["conn"]))
 

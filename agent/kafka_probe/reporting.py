@@ -76,8 +76,8 @@ class Reporter:
         processor, tracker, clock = self._processor, self._processor.tracker, WallClock.now()
         interval = Interval(clock.epoch_us(since_ns), clock.epoch_us(now_ns))
         limit = TimeLimit(limit_s)
+        processor.settle(settled_ns)  # before flows, which have what was refused
         flows = processor.dispatcher.report(interval, with_topics=processor.load_shedding.topics, limit=limit)
-        tracker.settle(settled_ns)
         processor.spend(self._cpu_share())
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
         repeated = tracker.repeat(settled_ns, clock)

@@ -185,7 +185,7 @@ def _has_long_labels(event: Column, fields: Container[str]) -> Column:
 
     found = [long(event["workload"])] if "workload" in fields else []
     if "open" in fields:
-        found.append(F.exists(event["open"], lambda group: long(group["workload"])))
+        found.append(F.exists(event["open"], lambda counted: long(counted["workload"])))
     return _any(found)
 
 
@@ -208,7 +208,7 @@ def _out_of_bounds(event: Column, fields: Container[str]) -> Column:
     if "topics" in fields:
         found.append(F.exists(event["topics"], of_topic))
     if "open" in fields:
-        found.append(F.exists(event["open"], lambda group: out(group["count"])))
+        found.append(F.exists(event["open"], lambda counted: out(counted["count"])))
     return _any(found)
 
 

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kafka_probe.config import Address, Config
@@ -36,6 +37,17 @@ class Served:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return socket.create_connection((host.strip("[]"), int(port)), timeout=10)
 
+    def connect_slowly(self, receive_bytes: int) -> socket.socket:
+        """Return a connection with a buffer of this size for what it receives."""
+        peer = socket.socket()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        peer.connect(("127.0.0.1", self.port))
+        return peer
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def exchange(self, request: bytes) -> bytes:
         """Send bytes and nothing after them; return the answer."""
         with self.connect() as peer:
@@ -46,6 +58,14 @@ class Served:
 def until_end(peer: socket.socket) -> bytes:
     """Return all that comes until the server closes the connection."""
     return b"".join(iter(lambda: peer.recv(65536), b""))
+
+
+def unread_bytes(served: Served) -> Iterator[int]:
+    """Yield the bytes that the kernel keeps for each client, also of closed connections: /proc/net/tcp."""
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        _, local, _, _, queues, *_ = line.split()
+        if int(local.partition(":")[2], 16) == served.port:
+            yield int(queues.partition(":")[0], 16)
 
 
 @contextmanager

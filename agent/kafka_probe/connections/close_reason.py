@@ -9,7 +9,6 @@ from kafka_probe.events import CloseFacts
 from kafka_probe.protocol.schemas import apis
 
 _JUST_NS = 1_000_000_000
-_NO_RESPONSE = CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # it has fields
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
 _RECEIVE = 1  # enum direction of bpf/sock.h
 # Errors that tcp_write_err() sets: the last ICMP error if there was one, else ETIMEDOUT.
@@ -88,20 +87,6 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
         "user_timeout_ms": data["user_timeout_ms"] or None,
         "owner_exiting": bool(data["owner_exiting"]),
     }
-
-
-def refused_bytes(sample: Sample, *, server_side: bool) -> int | None:
-    """Return the size of the last request if the broker closed the connection right after it; None otherwise.
-
-    Only of a Produce with acks=0: it has no response, so the broker closes to refuse it.
-    """
-    if not sample["data"][_NO_RESPONSE]:
-        return None
-    facts = read_close(sample)
-    if facts["closed_by"] != ("local" if server_side else "peer") or (server_side and facts["owner_exiting"]):
-        return None
-    just_now = facts["idle_us"] is not None and facts["idle_us"] < _JUST_NS // 1000
-    return facts["last_request_bytes"] if just_now else None
 
 
 def _since(then_ns: int, now_ns: int) -> int | None:

@@ -11,17 +11,23 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Shape, shape_bytes
 from kafka_probe.protocol.measures import Integers
 
-_REQUEST_BYTES, _MEASURE_BYTES = 400, 8  # memory of a request without its shape, and of each measure
+_REQUEST_BYTES, _MEASURE_BYTES = 640, 8  # memory of a request without its shape, and of each measure
+_OF_REQUEST = 1 / 16  # share of the limit: a larger request is not kept, because it would displace those of others
 
 
 @dataclass(frozen=True, slots=True)
 class LastProduce:
-    """A Produce request. key: connection and shape; values: (measures,) of the shape; frame_bytes: its size."""
+    """A Produce request.
+
+    key: connection and shape; values: (measures,) of the shape; frame_bytes: its size; order: its time in ns and its
+    place in the batch.
+    """
 
     key: Key
     shape: Shape
     values: Integers
     frame_bytes: int
+    order: tuple[int, int]
 
     def sums(self) -> Sums:
         """Return the records of the request by topic."""
@@ -34,8 +40,8 @@ class LastProduce:
 
     @property
     def held_bytes(self) -> int:
-        """Return its memory in bytes, with its shape: the reader may have dropped that."""
-        return _REQUEST_BYTES + _MEASURE_BYTES * len(self.values) + shape_bytes(self.shape)
+        """Return its memory in bytes without its shape, which others may share."""
+        return _REQUEST_BYTES + _MEASURE_BYTES * len(self.values)
 
 
 class LastProduces:
@@ -45,21 +51,25 @@ class LastProduces:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
         self._requests: OrderedDict[int, LastProduce] = OrderedDict()  # by the kernel's id of the connection
+        self._of_shapes = Counter[int]()  # requests by the number of their shape
 
     def see(self, grouped: FramesByConnection) -> None:
         """Keep the last frame of each connection if the frames are Produce requests with acks=0."""
         frames = grouped.frames
-        facts = frames.shape.facts
+        shape, facts = frames.shape, frames.shape.facts
         if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks != 0:
             return
-        sizes = frames.column("frame_bytes")
+        times, sizes = frames.column("ts_ns"), frames.column("frame_bytes")
         for key, connection, _, end in grouped.runs:
+            row = grouped.order[end - 1]
+            order = int(times[row]), int(frames.index[row])
+            known = self._requests.get(key[0])
+            if connection is None or (known and known.order > order):  # its frames of another shape came later
+                continue
             self.take(key[0])
-            if connection:
-                row = grouped.order[end - 1]
-                request = LastProduce(key, frames.shape, frames.values[row].copy(), int(sizes[row]))
-                self._requests[key[0]] = request
-                self.held_bytes += request.held_bytes
+            request = LastProduce(key, shape, frames.values[row].copy(), int(sizes[row]), order)
+            if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * _OF_REQUEST:
+                self._keep(request)
         while self.held_bytes > self._limit_bytes:
             self.take(next(iter(self._requests)))
 
@@ -67,5 +77,18 @@ class LastProduces:
         """Return and forget the request of a connection, by the kernel's id; None if it is not kept."""
         request = self._requests.pop(conn, None)
         if request:
+            _, number = request.key
             self.held_bytes -= request.held_bytes
+            self._of_shapes[number] -= 1
+            if not self._of_shapes[number]:
+                del self._of_shapes[number]
+                self.held_bytes -= shape_bytes(request.shape)
         return request
+
+    def _keep(self, request: LastProduce) -> None:
+        conn, number = request.key
+        self._requests[conn] = request
+        self.held_bytes += request.held_bytes
+        if not self._of_shapes[number]:  # the reader may drop its shapes
+            self.held_bytes += shape_bytes(request.shape)
+        self._of_shapes[number] += 1

@@ -13,13 +13,15 @@ from itertools import takewhile
 
 import numpy as np
 
-from kafka_probe.capture.sample import SAMPLE, Flag, Sample
-from kafka_probe.connections.close_reason import closing_ns
+from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample
+from kafka_probe.connections.close_reason import closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 SETTLED_NS = 1_000_000_000
+_JUST_US = 1_000_000
+_NO_RESPONSE = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
 _PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are kept, and addresses of each: 1 MiB
 
@@ -37,6 +39,21 @@ class PendingClose:
     packed: bytes
     owner_ended: bool | None = None
     listener_closed_us: int | None = None
+
+    @property
+    def refused_bytes(self) -> int | None:
+        """Return the size of the last request if its broker closed the connection right after it; None otherwise.
+
+        Only of a Produce with acks=0: it has no response, so a broker closes the connection to refuse it. A broker that
+        stops closes it, too, which the client's end cannot know. Call this on a close that is settled.
+        """
+        if not self.packed[_NO_RESPONSE]:
+            return None
+        close, server_side = read_close(self.sample), self.connection.identity.server_side
+        by_broker = close["closed_by"] == ("local" if server_side else "peer") and close["how"] in ("fin", "rst_sent")
+        stops = server_side and (close["owner_exiting"] or self.owner_ended or self.listener_closed_us is not None)
+        just_now = close["idle_us"] is not None and close["idle_us"] < _JUST_US
+        return close["last_request_bytes"] if by_broker and just_now and not stops else None
 
     @property
     def sample(self) -> Sample:
@@ -87,18 +104,9 @@ class PendingCloses:
         later = takewhile(lambda one: one.ended_ns > closed.ended_ns, reversed(self._waiting))
         self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
 
-    def listener_closed_us(self, connection: Connection, sample: Sample) -> int | None:
-        """Return the µs from the close of its listener to this close; None if no close of it is known."""
-        identity = connection.identity
-        address, _, port = identity.local.rpartition(":")
-        listeners = self._listeners.get((identity.netns, port), {})
-        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
-        if not (closed_ns and identity.server_side):
-            return None
-        return max(closing_ns(sample) - max(closed_ns), 0) // 1000
-
-    def settle(self, until_ns: int) -> None:
-        """Settle closes up to this time: record whether their process and listener have ended by now."""
+    def settle(self, until_ns: int) -> list[PendingClose]:
+        """Settle closes up to this time: record whether their process and listener have ended by now. Return them."""
+        settled = []
         ended: dict[tuple[int, int] | None, bool | None] = {}  # one check per process, which may have thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
             closed = self._waiting.popleft()
@@ -106,9 +114,11 @@ class PendingCloses:
             if process not in ended:
                 ended[process] = self._resolver.ended(process)
             closed.owner_ended = ended[process]
-            closed.listener_closed_us = self.listener_closed_us(closed.connection, closed.sample)
-            self._settled.append(closed)
-            self.settled_count += 1
+            closed.listener_closed_us = self._listener_closed_us(closed)
+            settled.append(closed)
+        self._settled += settled
+        self.settled_count += len(settled)
+        return settled
 
     @property
     def oldest_settled_ns(self) -> int | None:
@@ -127,3 +137,12 @@ class PendingCloses:
         while self.taken_count < settled_count:
             self.taken_count += 1
             yield self._settled.popleft()
+
+    def _listener_closed_us(self, closed: PendingClose) -> int | None:
+        identity = closed.connection.identity
+        address, _, port = identity.local.rpartition(":")
+        listeners = self._listeners.get((identity.netns, port), {})
+        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
+        if not (closed_ns and identity.server_side):
+            return None
+        return max(closing_ns(closed.sample) - max(closed_ns), 0) // 1000

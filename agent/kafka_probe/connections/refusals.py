@@ -28,7 +28,7 @@ _WRITTEN = frozenset({7, 20})
 SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
 """Measures of a request that are summed as refused."""
 # Memory of the requests of one shape in a batch, of each of their columns, and of each request with its index.
-_GROUP_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 96
+_SHAPE_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 96
 # Shares of the limit: a larger request is not kept, and of one shape in a batch the newest. Others would be displaced.
 _OF_REQUEST, _OF_SHAPE = 1 / 16, 1 / 4
 _STEPS_BACK = 8  # through requests with the same correlation id, which an honest client does not have
@@ -156,7 +156,7 @@ def _refused(facts: Facts) -> set[Partition]:
 def _size(shape: Shape, columns: int, rows: int) -> int:
     """Return the memory of requests of a shape in bytes, rounded up."""
     names = sum(text_bytes(topic.name or "") for topic in shape.facts.topics)
-    return _GROUP_BYTES + names + _COLUMN_BYTES * columns + _row_bytes(columns) * rows
+    return _SHAPE_BYTES + names + _COLUMN_BYTES * columns + _row_bytes(columns) * rows
 
 
 def _row_bytes(columns: int) -> int:

@@ -13,7 +13,7 @@ from kafka_probe.capture.sample import Protocol, Sample, SampleKind
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
-from kafka_probe.connections.close_reason import read_close, refused_bytes
+from kafka_probe.connections.close_reason import read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
@@ -177,25 +177,17 @@ class Tracker:
         """Note that all parts of the list were added, or that there is no list."""
         self._seen = None
 
-    def close(self, sample: Sample) -> tuple[Connection, int] | None:
-        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before.
-
-        Return the connection and the size of its last request if that was a Produce with acks=0 and its broker, which
-        was not stopping, closed right after it. None otherwise.
-        """
+    def close(self, sample: Sample) -> None:
+        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
         connection = self._connections.get(int(sample["conn"]))
         if connection is None or connection.closed:
             self.losses["connection_unknown"] += 1
-            return None
+            return
         self._end(connection)
         if self._has_slot_for_end():
             self._pending_closes.add(connection, sample)
         else:
             self._leave_out_close(connection, sample)
-        size = refused_bytes(sample, server_side=connection.identity.server_side)
-        if size is None or self._pending_closes.listener_closed_us(connection, sample) is not None:
-            return None
-        return connection, size
 
     def gone(self, conn: int) -> Connection | None:
         """Delete a connection of which no sample can follow; return it if it was known."""
@@ -227,9 +219,13 @@ class Tracker:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
-    def settle(self, until_ns: int) -> None:
-        """Move closes that are final by then to the next report, see pending_closes.py. Call it every second."""
-        self._pending_closes.settle(until_ns)
+    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int]]:
+        """Move closes that are final by then to the next report, see pending_closes.py. Call it every second.
+
+        Return the connections that their brokers closed to refuse the last request, each with the size of that.
+        """
+        settled = self._pending_closes.settle(until_ns)
+        return ((closed.connection, size) for closed in settled if (size := closed.refused_bytes) is not None)
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
         """Yield the events of the resets and opens that are not reported yet, within the limit.

@@ -29,12 +29,21 @@ UNREAD_S = 3.0
 """Time without progress after which the kernel drops what the client of a closed connection has not taken."""
 
 
+class _Connection(socket.socket):
+    """An accepted socket. After its close the kernel does not keep what the client has not taken for long."""
+
+    def close(self) -> None:
+        with suppress(OSError):  # it is closed already
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
+        super().close()
+
+
 class Listener(socket.socket):
     """A listening socket that keeps at most MOST connections: beyond that it closes one for each new one.
 
-    It closes the oldest connection of the network that has most of them: an IPv4 address or an IPv6 /64. Silent clients
-    therefore cannot block others, and an endless TLS handshake counts like any other connection. When very many clients
-    of one network connect at once, a connection of theirs that is being answered may be closed.
+    It closes the oldest one, of the network that has most if that has more than a quarter: an IPv4 address or an IPv6
+    /64. Silent clients therefore cannot block others, and an endless TLS handshake counts like any other connection.
+    When very many clients connect at once, a connection that is being answered may be closed.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -47,12 +56,13 @@ class Listener(socket.socket):
             self._accepted = 0
             raise BlockingIOError  # the loop accepts again in its next turn
         self._accepted += 1
-        connection, address = super().accept()
+        accepted, address = super().accept()
+        connection = _Connection(fileno=accepted.detach())
         opened = (_network(address[0]), connection)
         self._open = [*(older for older in self._open if older[1].fileno() >= 0), opened]
         if len(self._open) > MOST:
-            ((most, _),) = Counter(network for network, _ in self._open).most_common(1)
-            displaced = next(each for each in self._open if each[0] == most)
+            ((most, count),) = Counter(network for network, _ in self._open).most_common(1)
+            displaced = next(each for each in self._open if each[0] == most or count <= MOST // 4)
             self._open.remove(displaced)
             with suppress(OSError):  # the peer has already closed it
                 displaced[1].shutdown(socket.SHUT_RDWR)
@@ -115,8 +125,6 @@ class HttpConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._patience.cancel()  # the timer would keep this object alive until it fires
-        with suppress(OSError):
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(UNREAD_S * 1000))
         super().connection_lost(exc)
 
     def _wait(self, last: RequestResponseCycle | None) -> None:

@@ -149,8 +149,9 @@ class Spool:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # its page cache counts as agent's memory
                 os.fsync(self._opened)
+                with suppress(OSError):  # its page cache would count as the agent's memory
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             except OSError:
                 os.unlink(name, dir_fd=self._opened)
                 raise

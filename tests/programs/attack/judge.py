@@ -39,7 +39,7 @@ LEAST_PER_S = 5.0  # honest requests: with fewer, a percentage means little
 OF_HTTP = ("slow_http", "metrics", "large_http")
 LONGEST_INTERVAL_S = 7.5  # one and a half times what an interval is
 LONGEST_HEALTH_S = 5.0
-# Kubernetes' failureThreshold: the server drops its oldest connection where too many are open, also one of a probe.
+# Kubernetes' failureThreshold: the server closes a connection where too many are open, also one of a probe.
 UNHEALTHY_IN_A_ROW = 3
 AGENT_LOG = "agent.log"
 _TROUBLE = ("Traceback", " ERROR ", " CRITICAL ")

@@ -127,7 +127,7 @@ def broker_workload(number: int) -> WorkloadFacts:
 
 
 def open_count(side: str, workload: WorkloadFacts, local: str, network: str, count: int) -> OpenCountFacts:
-    """Return a group of open connections, as reports count them."""
+    """Return a count of open connections, as in reports."""
     named: WorkloadFacts = {**workload, "cmdline": None, "labels": None}
     return {"side": side, "workload": named, "local": local, "peer_network": network, "count": count}
 

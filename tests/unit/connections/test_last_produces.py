@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -31,10 +32,10 @@ REFUSED = {"first_state": ESTABLISHED_TO_FIN_WAIT1, "no_response": 1, "last_requ
 JUST_NOW = {"sent_ns": CLOSED_NS - SECOND_NS // 2, "received_ns": CLOSED_NS - SECOND_NS // 2}
 
 
-def produced(records: int, *, topic: str = "orders", conn: int = 1) -> Samples:
+def produced(records: int, *, topic: str = "orders", conn: int = 1, ts_ns: int = 0) -> Samples:
     sets = [{"Index": 0, "Records": Records(bytes(100 * records), records=records)}]
     tree = {"Acks": 0, "TopicData": [{"Name": topic, "PartitionData": sets}]}
-    return by_hand("Produce", 9, tree, conn, frame_bytes=BYTES)
+    return by_hand("Produce", 9, tree, conn, frame_bytes=BYTES, ts_ns=ts_ns)
 
 
 def refused_by(close: dict[str, Any], *, server_side: bool = True, before: tuple[Samples, ...] = ()) -> Fed:
@@ -73,6 +74,8 @@ def test_a_close_by_the_broker_right_after_it_refuses_the_last_request(server_si
         ({"owner_exiting": 1}, ()),
         ({"no_response": 0}, ()),
         ({}, (listener(closed=True, ts_ns=CLOSED_NS - SECOND_NS),)),
+        ({"error": errno.ETIMEDOUT}, ()),
+        ({"error": errno.ECONNRESET}, ()),
     ],
 )
 def test_any_other_close_refuses_nothing(close: dict[str, Any], before: tuple[Samples, ...]) -> None:
@@ -81,30 +84,66 @@ def test_any_other_close_refuses_nothing(close: dict[str, Any], before: tuple[Sa
     assert not any(fed.events("agent")[-1]["losses"].values())
 
 
+def test_a_broker_that_closes_its_listener_after_the_connection_refuses_nothing() -> None:
+    fed = Fed()
+    fed.see(opened(server_side=True, **BROKER), produced(3))
+    fed.see(closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW))
+    fed.see(listener(closed=True, ts_ns=CLOSED_NS + SECOND_NS // 1000))
+    fed.report()
+    assert refused(fed) == [(1, 3, 0)]
+
+
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_last_request_is_refused_however_requests_for_other_topics_come_between(batches: int) -> None:
+    fed = Fed()
+    requests = produced(5, ts_ns=1), produced(9, topic="sales", ts_ns=2), produced(7, ts_ns=3)
+    fed.see(opened(server_side=True, **BROKER))
+    for batch in [requests] if batches == 1 else [[request] for request in requests]:
+        fed.see(*batch)
+    fed.see(closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW))
+    fed.report()
+    (flow,) = fed.events("flow")
+    assert {topic["topic"]: topic.get("refused_records") for topic in flow["topics"]} == {"orders": 7, "sales": None}
+
+
 def test_a_request_of_another_size_than_the_close_has_is_not_the_one_that_was_refused() -> None:
     fed = refused_by({**REFUSED, **JUST_NOW, "last_request_bytes": BYTES + 1})
     assert refused(fed) == [(2, 10, 0)]
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 1
 
 
-def test_what_is_kept_stays_below_the_limit_and_takes_no_more_memory_than_was_counted() -> None:
+@pytest.fixture
+def tracker() -> Tracker:
+    """Return a tracker of 300 connections."""
     tracker = Tracker(RESOLVER)
     for conn in range(1, 301):
         tracker.take(opened(conn)[0])
-    batches = [produced(1, topic=f"topic-{number}", conn=number) for number in range(1, 301)]
-    last = LastProduces(200_000)
+    return tracker
 
-    def keep_all(last: LastProduces = last) -> LastProduces:
-        reader = FrameReader(SUMMED)
-        for batch in batches:
-            for frames in reader.read(batch):
-                last.see(FramesByConnection.of(frames, tracker.of_frames))
-                assert last.held_bytes <= 200_000
-        return last
 
-    keep_all(LastProduces(200_000))  # fills caches
-    assert grown_by(keep_all, 1) < 200_000
-    assert last.take(1) is None
-    request = last.take(300)
-    assert request
-    assert request.shape.facts.topics[0].name == "topic-300"
+def kept(tracker: Tracker, batches: list[Samples], limit_bytes: int) -> LastProduces:
+    last, reader = LastProduces(limit_bytes), FrameReader(SUMMED)
+    for batch in batches:
+        for frames in reader.read(batch):
+            last.see(FramesByConnection.of(frames, tracker.of_frames))
+            assert last.held_bytes <= limit_bytes
+    return last
+
+
+@pytest.mark.parametrize("topics", [1, 300])
+def test_what_is_kept_stays_below_the_limit_and_takes_what_was_counted(tracker: Tracker, topics: int) -> None:
+    batches = [produced(1, topic=f"topic-{number % topics}", conn=number) for number in range(1, 301)]
+    kept(tracker, batches, 100_000)  # fills caches
+    assert grown_by(lambda: kept(tracker, batches, 100_000), 1) < 100_000
+    last = kept(tracker, batches, 100_000)
+    held = [last.take(number) for number in range(1, 301)]
+    assert held[-1]
+    assert 30 < sum(request is not None for request in held) < 300
+    assert last.held_bytes == 0
+
+
+def test_a_request_that_would_displace_those_of_others_is_not_kept(tracker: Tracker) -> None:
+    tree = {"Acks": 0, "TopicData": [{"Name": f"topic-{n}", "PartitionData": []} for n in range(200)]}
+    last = kept(tracker, [produced(1, conn=1), by_hand("Produce", 9, tree, 2)], 100_000)
+    assert last.take(1)
+    assert last.take(2) is None

@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 import pytest
 from starlette.types import Message
@@ -18,7 +17,7 @@ from kafka_probe.server import http, http_connection, query, server
 from kafka_probe.server.http_connection import MOST
 from kafka_probe.server.view import View
 from tests.builders.events import flow
-from tests.lab.agent_server import Served, serving, until_end
+from tests.lab.agent_server import Served, serving, unread_bytes, until_end
 from tests.lab.processes import wait_until
 
 
@@ -115,7 +114,7 @@ def test_one_request_is_answered_whole_however_it_ends(
 def test_a_client_may_pause_while_it_reads(long_page: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_connection, "UNREAD_S", 0.2)
     served = long_page
-    with unreading(served, 2048) as peer:
+    with served.connect_slowly(2048) as peer:
         peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
         paused_s = time.monotonic()
         wait_until(lambda: time.monotonic() - paused_s > 2, "a pause")
@@ -173,14 +172,6 @@ def test_an_answer_is_sent_in_parts_of_16_kib() -> None:
     assert b"".join(parts) == body
 
 
-def unread_bytes(port: int) -> Iterator[int]:
-    """Yield the bytes that the kernel keeps for each peer of a port, also of closed connections: /proc/net/tcp."""
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        _, local, _, _, queues, *_ = line.split()
-        if int(local.partition(":")[2], 16) == port:
-            yield int(queues.partition(":")[0], 16)
-
-
 @pytest.mark.parametrize("receive_bytes", [2048, 65536])
 def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
     long_page: Served, receive_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -190,12 +181,29 @@ def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
     served = long_page
     with ExitStack() as clients:
         for _ in range(MOST // 2):
-            peer = clients.enter_context(unreading(served, receive_bytes))
+            peer = clients.enter_context(served.connect_slowly(receive_bytes))
             peer.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
-        port = int(served.url.rpartition(":")[2])
-        wait_until(lambda: sum(size > 0 for size in unread_bytes(port)) >= MOST // 2, "answers that nobody reads")
-        assert max(unread_bytes(port)) <= 2 * server.BUFFER_BYTES + (64 << 10)
-        wait_until(lambda: sum(unread_bytes(port)) == 0, "the kernel to let go of them")
+        wait_until(lambda: sum(size > 0 for size in unread_bytes(served)) >= MOST // 2, "answers that nobody reads")
+        assert max(unread_bytes(served)) <= 2 * server.BUFFER_BYTES + (64 << 10)
+        wait_until(lambda: sum(unread_bytes(served)) == 0, "the kernel to let go of them")
+
+
+def test_many_addresses_with_a_connection_each_displace_none_of_an_address_with_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_connection, "MOST", 8)
+    with serving(host="0.0.0.0", listen_token="token") as served, ExitStack() as flood:
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        for number in range(2, 10):
+            source = (f"127.0.0.{number}", 0)
+            flood.enter_context(socket.create_connection(address, timeout=10, source_address=source))
+        with (
+            socket.create_connection(address, timeout=10) as first,
+            socket.create_connection(address, timeout=10) as second,
+        ):
+            for peer in (second, first):
+                peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert until_end(peer).startswith(b"HTTP/1.1 200 OK")
 
 
 @pytest.mark.parametrize(
@@ -211,12 +219,3 @@ def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
 )
 def test_a_network_is_an_ipv4_address_or_an_ipv6_64(hosts: tuple[str, str], same: bool) -> None:
     assert (len({*map(http_connection._network, hosts)}) == 1) is same
-
-
-def unreading(served: Served, receive_bytes: int) -> socket.socket:
-    """Return a connection with a buffer of this size for what it receives."""
-    host, _, port = served.url.removeprefix("http://").rpartition(":")
-    peer = socket.socket()
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-    peer.connect((host, int(port)))
-    return peer

@@ -26,7 +26,7 @@ from kafka_probe.server.server import Server
 from kafka_probe.server.view import STALLED_S
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
 from tests.builders.strangers import client_hello
-from tests.lab.agent_server import Served, serving
+from tests.lab.agent_server import Served, serving, unread_bytes
 from tests.lab.http import get
 from tests.lab.processes import free_port, wait_until
 
@@ -329,6 +329,23 @@ def test_who_says_nothing_keeps_nobody_out(authority: Authority, monkeypatch: py
         wait_ended(silent[2])
 
 
+def test_the_kernel_lets_go_of_what_clients_with_tls_do_not_read(
+    authority: Authority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
+    monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
+    trusting = ssl.create_default_context(cafile=authority.certificate)
+    with serving(listen_certfile=authority.sign("server")) as served, ExitStack() as clients:
+        served.server.send([flow(api=f"Api{n}") for n in range(2000)])
+        wait_until(lambda: len(served.get("/metrics", tls=trusting).text) > 1 << 20, "a long page")
+        for _ in range(4):
+            peer = clients.enter_context(served.connect_slowly(2048))
+            reader = clients.enter_context(trusting.wrap_socket(peer, server_hostname="127.0.0.1"))
+            reader.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: sum(size > 0 for size in unread_bytes(served)) == 4, "answers that nobody reads")
+        wait_until(lambda: sum(unread_bytes(served)) == 0, "the kernel to let go of them")
+
+
 def test_failed_handshakes_leave_nothing_in_memory(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a garbage collection, which may come much later."""
     monkeypatch.setattr(http_connection, "MOST", 3)
@@ -336,9 +353,8 @@ def test_failed_handshakes_leave_nothing_in_memory(authority: Authority, monkeyp
     gc.disable()
     try:
         with serving(listen_certfile=authority.sign("server")) as served:
-            port = int(served.url.rpartition(":")[2])
             for hello in (b"", b"nonsense", client_hello()) * 10:
-                with socket.create_connection(("127.0.0.1", port)) as peer:
+                with socket.create_connection(("127.0.0.1", served.port)) as peer:
                     peer.sendall(hello)
             trusting = ssl.create_default_context(cafile=authority.certificate)
             assert served.get("/healthz", tls=trusting).status == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import gzip
 import mmap
 import os
@@ -13,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,6 +114,19 @@ def test_what_is_on_the_disk_is_not_in_memory_too(opened: Spool, tmp_path: Path)
     assert cached_bytes(file) == 0
     file.read_bytes()
     assert cached_bytes(file) >= MIB // 2
+
+
+def test_a_kernel_that_takes_no_advice_keeps_the_file(
+    opened: Spool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "posix_fadvise", partial(fail, errno.ENOSYS))
+    segment = opened.write(Batch(line(1), 1), free_bytes=MIB)
+    assert segment
+    assert (tmp_path / "spool" / segment.name).exists()
+
+
+def fail(code: int, *_: object) -> None:
+    raise OSError(code, os.strerror(code))
 
 
 def test_what_is_delivered_soon_never_touches_the_disk(
