@@ -1,4 +1,4 @@
-"""The ring beside a client at full speed, which loses nothing, and closes at once, of which a small ring loses some."""
+"""The ring: a client at full speed loses nothing, and what a small ring loses is counted."""
 
 from __future__ import annotations
 
