@@ -11,7 +11,7 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Shape, shape_bytes
 from kafka_probe.protocol.measures import Integers
 
-_REQUEST_BYTES, _MEASURE_BYTES = 640, 8  # memory of a request without its shape, and of each measure
+_REQUEST_BYTES, _MEASURE_BYTES = 768, 8  # memory of a request without its shape, and of each measure
 _OF_REQUEST = 1 / 16  # share of the limit: a larger request is not kept, because it would displace those of others
 
 
