@@ -24,9 +24,15 @@ def peer_of(side: str | None, endpoint: str, pid: object) -> str:
     if side == "client":
         return f"process {pid}"
     address = endpoint.rpartition(":")[0]
-    if not address.startswith("["):
-        return address
-    return str(ipaddress.ip_network((address.strip("[]"), 64), strict=False))
+    return network_of(address.strip("[]")) if address.startswith("[") else address
+
+
+def network_of(host: str) -> str:
+    """Return the network whose clients are one peer: an IPv4 address, which IPv6 may contain, or an IPv6 /64."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is None:
+        return str(ipaddress.ip_network((int(address), 64), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def peer_of_event(event: Mapping[str, Any]) -> str | None:

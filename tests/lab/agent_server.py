@@ -17,6 +17,9 @@ from tests.builders.events import StillAgent, StillSink
 from tests.lab.http import Answer, get
 from tests.lab.processes import free_port
 
+PATHS = ("/", "/metrics", "/openapi.json", "/api/v1/connections", "/api/v1/clients", "/api/v1/topics")
+"""Pages that need the token, or a certificate."""
+
 
 @dataclass(slots=True)
 class Served:

@@ -8,7 +8,8 @@ from kafka_probe.capture.sample import ALERTS_BYTES, BURST_NS, CLOSE_DATA, Sampl
 from kafka_probe.events import CloseFacts
 from kafka_probe.protocol.schemas import apis
 
-_JUST_NS = 1_000_000_000
+JUST_NS = 1_000_000_000
+"""Time within which one thing right after another has to do with it."""
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
 _RECEIVE = 1  # enum direction of bpf/sock.h
 # Errors that tcp_write_err() sets: the last ICMP error if there was one, else ETIMEDOUT.
@@ -57,7 +58,7 @@ def read_close(sample: Sample, *, tls: bool = False, at_once_ns: int = BURST_NS)
     peers = data["burst_direction"] == _RECEIVE
     # A close after our own close_notify sends a reset if the peer's close_notify has arrived and was not read.
     orderly = how == "fin" or data["first_state"] == _FIN_WAIT1 or (how == "rst_sent" and not peers)
-    brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < _JUST_NS
+    brief = data["burst_bytes"] <= ALERTS_BYTES and began_ns - data["burst_ns"] < JUST_NS
     killed = data["owner_exiting"] and data["first_state"] != _CLOSE_WAIT
     if tls and orderly and brief and not data["burst_answers"] and not killed:
         # The end that sends close_notify first closes the connection, even if the other FIN comes first; and

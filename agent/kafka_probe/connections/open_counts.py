@@ -50,20 +50,20 @@ class OpenCounts:
     def add(self, identity: Identity, workload: Workload) -> OpenCount:
         """Count one more connection with these ends and this owner; return the count that includes it."""
         local = identity.local if identity.server_side else identity.local.rpartition(":")[0]
-        each = OpenCount(identity.side, workload, local, identity.peer_network)
-        if len(self._counts) >= self._limit and _key(each) not in self._counts:
-            each.peer_network = None
-        if len(self._counts) >= 2 * self._limit and _key(each) not in self._counts:
-            each = _rest(each.side)
-        counted = self._counts.setdefault(_key(each), each)
+        new = OpenCount(identity.side, workload, local, identity.peer_network)
+        if len(self._counts) >= self._limit and _key(new) not in self._counts:
+            new.peer_network = None
+        if len(self._counts) >= 2 * self._limit and _key(new) not in self._counts:
+            new = _rest(new.side)
+        counted = self._counts.setdefault(_key(new), new)
         counted.count += 1
         return counted
 
-    def remove(self, each: OpenCount) -> None:
+    def remove(self, one: OpenCount) -> None:
         """Count one connection less."""
-        each.count -= 1
-        if not each.count:
-            del self._counts[_key(each)]
+        one.count -= 1
+        if not one.count:
+            del self._counts[_key(one)]
 
     def report(self) -> list[OpenCountFacts]:
         """Return `open` of the `agent` event: the largest counts, others without networks, and the rest by side."""
@@ -88,14 +88,14 @@ class OpenCounts:
         return reported + [_counted(each) for each in rest.values() if each.count]
 
 
-def _counted(each: OpenCount) -> OpenCountFacts:
-    workload = each.workload.named()
+def _counted(one: OpenCount) -> OpenCountFacts:
+    workload = one.workload.named()
     return {
-        "side": each.side,
+        "side": one.side,
         "workload": {**workload, "cmdline": None, "labels": None},  # the longest fields; `open` events have them
-        "local": each.local,
-        "peer_network": each.peer_network,
-        "count": each.count,
+        "local": one.local,
+        "peer_network": one.peer_network,
+        "count": one.count,
     }
 
 
@@ -104,5 +104,5 @@ def _rest(side: str) -> OpenCount:
     return OpenCount(side, NOBODY, "", None)
 
 
-def _key(each: OpenCount) -> _Key:
-    return each.side, each.workload, each.local, each.peer_network
+def _key(one: OpenCount) -> _Key:
+    return one.side, one.workload, one.local, one.peer_network

@@ -14,13 +14,12 @@ from itertools import takewhile
 import numpy as np
 
 from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample
-from kafka_probe.connections.close_reason import closing_ns, read_close
+from kafka_probe.connections.close_reason import JUST_NS, closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 SETTLED_NS = 1_000_000_000
-_JUST_US = 1_000_000
 _NO_RESPONSE = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
 _PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are kept, and addresses of each: 1 MiB
@@ -52,7 +51,7 @@ class PendingClose:
         close, server_side = read_close(self.sample), self.connection.identity.server_side
         by_broker = close["closed_by"] == ("local" if server_side else "peer") and close["how"] in ("fin", "rst_sent")
         stops = server_side and (close["owner_exiting"] or self.owner_ended or self.listener_closed_us is not None)
-        just_now = close["idle_us"] is not None and close["idle_us"] < _JUST_US
+        just_now = close["idle_us"] is not None and close["idle_us"] < JUST_NS // 1000
         return close["last_request_bytes"] if by_broker and just_now and not stops else None
 
     @property

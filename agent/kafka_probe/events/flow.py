@@ -25,7 +25,7 @@ class RefusedFacts(TypedDict, total=False):
 
     refused_records: Annotated[
         int,
-        "records that the broker did not write, counted at its error, or with acks=0 at its close of the connection",
+        "records that the broker did not write, counted when it responds with an error, or closes after acks=0",
     ]
     refused_bytes: Annotated[int, "size of their record sets"]
 

@@ -6,13 +6,14 @@ They record whether a client has shown a certificate; whether it needs one is th
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from collections import Counter
 from contextlib import suppress
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from kafka_probe.peer_limits import network_of
 
 CERTIFIED = "certified"
 """Key in a request's `state`: True if its client has shown a certificate, which TLS has verified."""
@@ -48,7 +49,7 @@ class Listener(socket.socket):
 
     def __init__(self, fileno: int) -> None:
         super().__init__(fileno=fileno)
-        self._open: list[tuple[int, socket.socket]] = []  # with their networks, oldest first
+        self._open: list[tuple[str, socket.socket]] = []  # with their networks, oldest first
         self._accepted = 0
 
     def accept(self) -> tuple[socket.socket, object]:
@@ -58,7 +59,7 @@ class Listener(socket.socket):
         self._accepted += 1
         accepted, address = super().accept()
         connection = _Connection(fileno=accepted.detach())
-        opened = (_network(address[0]), connection)
+        opened = (network_of(address[0]), connection)
         self._open = [*(older for older in self._open if older[1].fileno() >= 0), opened]
         if len(self._open) > MOST:
             ((most, count),) = Counter(network for network, _ in self._open).most_common(1)
@@ -67,14 +68,6 @@ class Listener(socket.socket):
             with suppress(OSError):  # the peer has already closed it
                 displaced[1].shutdown(socket.SHUT_RDWR)
         return connection, address
-
-
-def _network(host: str) -> int:
-    """Return a number for the network of an address: an IPv4 address, which IPv6 may contain, or a /64."""
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        address = address.ipv4_mapped or address
-    return int(address) if address.version == 4 else int(address) >> 64 | 1 << 64
 
 
 class HttpConnection(H11Protocol):

@@ -204,18 +204,3 @@ def test_many_addresses_with_a_connection_each_displace_none_of_an_address_with_
             for peer in (second, first):
                 peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert until_end(peer).startswith(b"HTTP/1.1 200 OK")
-
-
-@pytest.mark.parametrize(
-    ("hosts", "same"),
-    [
-        (("10.0.0.1", "::ffff:10.0.0.1"), True),
-        (("10.0.0.1", "10.0.0.2"), False),
-        (("2001:db8::1", "2001:db8::ffff:2"), True),
-        (("2001:db8::1", "2001:db8:0:1::1"), False),
-        (("::a00:1", "10.0.0.1"), False),
-        (("fe80::1%lo", "fe80::2"), True),
-    ],
-)
-def test_a_network_is_an_ipv4_address_or_an_ipv6_64(hosts: tuple[str, str], same: bool) -> None:
-    assert (len({*map(http_connection._network, hosts)}) == 1) is same
