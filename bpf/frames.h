@@ -198,15 +198,15 @@ static inline void abandon(struct cursor *c)
 }
 
 // Prepare the cursor for the call. Return 0 if it expects none of the call's bytes.
-static inline int begin(struct cursor *c, u8 direction)
+static inline int begin(struct cursor *c)
 {
 	if (c->lock != SEEKING && gap(c)) {
 		count(LOST_GAP, 1);
 		abandon(c);
 	}
-	// A search restarts with each call. The exception is a size that the caller read by itself, as Java does: its header
-	// follows.
-	int size_alone = direction == RECEIVE && c->state == HEAD && c->have == 4 && c->next == c->call.start;
+	// A search restarts with each call. The exception is a size that the caller moved by itself, as Java does when it reads:
+	// its header follows.
+	int size_alone = c->state == HEAD && c->have == 4 && c->next == c->call.start;
 	if (c->lock == SEEKING && !size_alone) {
 		if (c->state != FINISHED)
 			expect_head(c);
@@ -379,7 +379,7 @@ static inline void moved(void *ctx, u64 sk, int side, struct call *call, u32 end
 		reject_urgent(ctx, conn);
 		return;
 	}
-	if (begin(c, direction))
+	if (begin(c))
 		follow_frames(ctx, sk, conn, c, direction);
 	save_cursor(ctx, conn, c, direction);
 }

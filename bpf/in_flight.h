@@ -152,8 +152,8 @@ static inline int is_full(struct conn *conn)
 	return conn->overflowing || known >= IN_FLIGHT;
 }
 
-// Store a request in `in_flight` in the slot of the oldest one. Used while the position of the answers is lost: then the programs
-// count no answers, and only the latest requests are kept.
+// Store a request in `in_flight` in the slot of the oldest one. Used while only the position of the answers is lost: then the
+// programs count no answers, and only the latest requests are kept.
 static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 {
 	struct in_flight *slot = &conn->in_flight[conn->asked & (IN_FLIGHT - 1)];
@@ -162,6 +162,21 @@ static inline void keep_latest(struct conn *conn, struct in_flight *entry)
 	conn->overflowing = 0;
 	FORGET;
 	conn->asked++;
+}
+
+// Store a request in `in_flight`, or in `overflow` if it is full.
+static inline void keep(struct conn *conn, struct in_flight *entry)
+{
+	if (!is_full(conn)) {
+		conn->in_flight[conn->asked & (IN_FLIGHT - 1)] = *entry;
+	} else {
+		struct overflow_key key = overflow_key(conn, conn->asked);
+		overflow.update(&key, entry); // if this fails, the answer counts the request as evicted
+		conn->overflow_start = conn->overflowing ? conn->overflow_start : conn->asked;
+		conn->overflowing = 1;
+	}
+	FORGET;
+	conn->asked++; // after the entry is stored: another CPU may process the answer now
 }
 
 // Return 1 if the correlation id is not above those of the requests in flight. An id 2^31 or more above the first of them counts
@@ -197,16 +212,7 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 		keep_latest(conn, &entry);
 		return;
 	}
-	if (!is_full(conn)) {
-		conn->in_flight[conn->asked & (IN_FLIGHT - 1)] = entry;
-	} else {
-		struct overflow_key key = overflow_key(conn, conn->asked);
-		overflow.update(&key, &entry); // if this fails, the answer counts the request as evicted
-		conn->overflow_start = conn->overflowing ? conn->overflow_start : conn->asked;
-		conn->overflowing = 1;
-	}
-	FORGET;
-	conn->asked++; // after the entry is stored: another CPU may process the answer now
+	keep(conn, &entry);
 }
 
 // A global function, as in frames.h: inlined, it would be most of the code that the verifier walks.
@@ -263,7 +269,7 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		return IN_DOUBT;
 	}
 	u32 number = oldest_known(conn);
-	if (!answers_followed)
+	if (!answers_followed && !conn->overflowing) // keep_latest
 		number = later(number, asked - IN_FLIGHT);
 	if ((s32)(number - asked) >= 0) {
 		if (followed && conn->acks_unread && conn->settled == asked && !is_late(conn)) // it answers that Produce

@@ -136,9 +136,12 @@ struct conn {
 	u8 acks_unread;    // the last request is a Produce whose acks are not read (yet)
 	u8 from_start;     // seen from its first byte
 	u8 holding;        // `held` contains the first request until it is proven to be one
-	u8 chaining;       // a chain has begun; like confirmations, answered, chain and mark for the search in resync.h
+	u8 chaining;       // a chain has begun; like the next five, chain and mark for the search in resync.h
 	u8 confirmations;
-	u8 answered;
+	u8 answered;      // enum evidence
+	u8 own_calls;     // the last requests, as many of them as each began with a send call
+	u8 early_answers; // answers since the start of the last request that arrived before its end
+	u8 tolerated;     // so many of them and one do not refute the chain
 	u16 client_id_bytes;
 	u32 chain; // requests from this number on belong to the chain
 	u32 mark;  // answers to requests before this number confirm nothing

@@ -271,10 +271,7 @@ static inline void start_body(struct cursor *c, u32 limit)
 // Return 1 if the last request has this correlation id and is incomplete or ended too early. No answer to it can exist then.
 static inline int asks(struct conn *conn, u32 correlation_id)
 {
-	u8 direction = request_direction(conn);
-	struct cursor_state *state = &conn->cursor_states[direction];
-	int whole = !state->inside && !state->have && (s32)(state->next - sequence_end(conn->sk, direction)) <= 0;
-	return state->correlation_id == correlation_id && !whole;
+	return conn->cursor_states[request_direction(conn)].correlation_id == correlation_id && is_incomplete(conn);
 }
 
 // Return 1 if the sides of the two ends may be swapped. If the side is a guess, an answer may look like a request: its
@@ -303,7 +300,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	u32 correlation_id = be32(c->element + 4);
 	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
-	if (asked->lock == TENTATIVE && !stands_at_end(conn, request_direction(conn))) // no server answers an incomplete request
+	if (asked->lock == TENTATIVE && is_refuted(conn))
 		asked->lock = SEEKING;
 	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
 	struct in_flight *request = &c->request;

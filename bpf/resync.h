@@ -8,6 +8,10 @@
 // is exactly at the end of the answer stream. A client that waits for its answers has sent no part of another request at that
 // time, whatever its requests contain. A client that does not wait may have sent one. So two exchanges are required, the second
 // with a request that the client sent after the first was confirmed.
+//
+// A client that does not wait may always have sent a part of the next request. Clients send each request with calls of its own.
+// So at a client's end an answer also confirms the chain if the answered request, and each request of the chain behind it, began
+// with a call.
 #pragma once
 #include "cursor.h"
 #include "in_flight.h"
@@ -16,6 +20,13 @@
 #include "sock.h"
 
 #define EXCHANGES_TO_FIND 2
+#define MAX_CHAINED 128 // requests in flight
+
+// How an answer confirms a chain.
+enum evidence {
+	AT_END = 1,       // the request stream ended behind a frame
+	BY_OWN_CALLS = 2, // see above; the next request has to begin with a call as well
+};
 
 // Return 1 if the cursor of a direction is behind a whole frame and at the current end of the stream.
 static inline int stands_at_end(struct conn *conn, u8 direction)
@@ -32,6 +43,27 @@ static inline void skip_frame(struct cursor *c)
 	expect_head(c);
 }
 
+// Return 1 if the request stream ends within a frame.
+static inline int is_incomplete(struct conn *conn)
+{
+	u8 direction = request_direction(conn);
+	struct cursor_state *state = &conn->cursor_states[direction];
+	return state->inside || state->have || (s32)(state->next - sequence_end(conn->sk, direction)) > 0;
+}
+
+// Return 1 if the chain cannot consist of requests, because an answer arrives now. No server answers an incomplete request. One
+// that began with a call may be incomplete while one earlier request is answered, or several. How many of them are in flight is
+// not known, so each refuted chain doubles the tolerated number.
+static inline int is_refuted(struct conn *conn)
+{
+	if (stands_at_end(conn, request_direction(conn)))
+		return 0;
+	if (conn->own_calls && ++conn->early_answers <= conn->tolerated + 1)
+		return 0;
+	conn->tolerated = (conn->tolerated << 1 | 1) & (MAX_CHAINED - 1);
+	return 1;
+}
+
 static inline void withhold(struct cursor *c, u32 correlation_id)
 {
 	lost(c, LOST_RESYNC);
@@ -41,13 +73,12 @@ static inline void withhold(struct cursor *c, u32 correlation_id)
 
 static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
-	if (conn->chaining) { // the previous chain did not consist of frames
+	u8 answers = conn->cursor_states[answer_direction(conn)].lock;
+	if (conn->chaining) // the previous chain did not consist of frames
 		conn->asked = later(conn->settled, conn->chain);
-		if ((s32)(conn->doubted_by_requests - conn->asked) > 0)
-			doubt_requests(conn);
-	}
-	conn->doubted_by_requests =
-		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
+	conn->doubted_by_requests = look_at_lock(conn, answers, conn->doubted_by_requests);
+	if (answers != LOCKED || (s32)(conn->doubted_by_requests - conn->asked) > 0)
+		doubt_requests(conn);
 	conn->chaining = 1;
 	conn->chain = conn->asked;
 	conn->mark = conn->asked;
@@ -61,6 +92,14 @@ static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlat
 static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
 	struct cursor_state *answers = &conn->cursor_states[answer_direction(conn)];
+	int own_call = request_direction(conn) == SEND && c->next - c->have == c->call.start;
+	if (!own_call) {
+		conn->own_calls = 0;
+		conn->answered &= AT_END;
+	} else if (conn->own_calls < 255) {
+		conn->own_calls++;
+	}
+	conn->early_answers = 0;
 	if (c->lock == SEEKING || (c->lock == TENTATIVE && correlation_id - c->out.correlation_id - 1 >= IN_ORDER_WINDOW)) {
 		start_chain(conn, c, correlation_id);
 	} else if (answers->lock != SEEKING && !stands_at_end(conn, answer_direction(conn))) {
@@ -77,17 +116,18 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 			c->lock = LOCKED;
 			answers->lock = LOCKED;
 			conn->chaining = 0;
+			conn->tolerated = 0;
 			conn->is_kafka = 1;
 		}
 	}
 	if (c->lock == LOCKED)
 		return 1;
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
-	if (answers->lock == LOCKED && is_full(conn)) {
-		c->lock = SEEKING; // until a slot is free: the requests that the next answers belong to are known
-	} else {
-		keep_latest(conn, &entry);
+	if (known_before(conn, conn->asked) < MAX_CHAINED) {
+		keep(conn, &entry);
 		conn->last_correlation_id = correlation_id;
+	} else {
+		c->lock = SEEKING;
 	}
 	withhold(c, correlation_id);
 	return 0;
@@ -97,11 +137,22 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 static inline void answer_matched(struct conn *conn, struct cursor *c)
 {
 	u32 number = conn->settled - 1;
+	struct cursor_state *requests = &conn->cursor_states[request_direction(conn)];
+	if (conn->settled == conn->asked && is_incomplete(conn)) {
+		if (requests->lock == TENTATIVE)
+			requests->lock = SEEKING;
+		return;
+	}
 	if (c->lock == SEEKING) {
 		c->lock = TENTATIVE;
 		conn->confirmations = 0;
 		conn->answered = 0;
 		conn->mark = number;
 	}
-	conn->answered |= (s32)(number - conn->mark) >= 0 && stands_at_end(conn, request_direction(conn));
+	if ((s32)(number - conn->mark) < 0)
+		return;
+	if (stands_at_end(conn, request_direction(conn)))
+		conn->answered |= AT_END;
+	else if (conn->own_calls >= conn->asked - number)
+		conn->answered |= BY_OWN_CALLS;
 }

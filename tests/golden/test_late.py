@@ -21,6 +21,7 @@ from tests.lab.conversation import (
     kafka,
     receive_all,
     receive_pieces,
+    send_pieces,
     transfer,
 )
 from tests.lab.processes import free_port
@@ -140,7 +141,7 @@ def lose_the_position(talk: Conversation) -> None:
     talk.sent.clear()
 
 
-@pytest.mark.parametrize("in_flight", [1, 5, 30])
+@pytest.mark.parametrize("in_flight", [1, 5, 30, 100])
 def test_a_client_that_does_not_wait_for_answers_is_found_again(capture: Capture, port: int, in_flight: int) -> None:
     with kafka(port) as talk:
         lose_the_position(talk)
@@ -151,6 +152,38 @@ def test_a_client_that_does_not_wait_for_answers_is_found_again(capture: Capture
     for end in capture.ends_of(talk):
         assert end.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 10 + 2 * in_flight]
     assert capture.lost().keys() <= {"malformed", "resync", "response_unmatched"}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("in_flight", [1, 5, 30, 100])
+def test_a_client_is_found_that_has_always_sent_a_part_of_its_next_request(
+    capture: Capture, port: int, in_flight: int
+) -> None:
+    def ask(number: int) -> None:
+        """Send a request. When a part of it is sent, answer the one that is `in_flight` requests earlier."""
+        frame = request(METADATA, 12, number)
+        transfer(talk.client, talk.server, frame.wire[:20])
+        if number >= 10 + in_flight:
+            talk.answer(response(METADATA, 12, number - in_flight))
+        transfer(talk.client, talk.server, frame.wire[20:])
+        talk.sent.append(frame.seen)
+
+    with kafka(port) as talk:
+        lose_the_position(talk)
+        for number in range(10, 510):
+            ask(number)
+    client, _ = capture.ends_of(talk)
+    assert client.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 10 + 2 * (in_flight + 1)]
+
+
+def test_a_client_is_found_that_sends_the_size_of_each_frame_by_itself(capture: Capture, port: int) -> None:
+    with kafka(port) as talk:
+        lose_the_position(talk)
+        for number in range(10, 20):
+            talk.ask(request(METADATA, 12, number), write=send_pieces(4))
+            talk.answer(response(METADATA, 12, number))
+    client, _ = capture.ends_of(talk)
+    assert client.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 12]
 
 
 def test_a_client_that_asks_for_no_answers_is_not_found_and_counted(capture: Capture, port: int) -> None:

@@ -19,6 +19,7 @@ from tests.builders.wire import (
     API_VERSIONS,
     FETCH,
     MARKER,
+    METADATA,
     Set,
     answer,
     batch,
@@ -26,6 +27,7 @@ from tests.builders.wire import (
     frame_of,
     produce,
     request,
+    response,
 )
 from tests.lab.capture import Capture
 from tests.lab.conversation import (
@@ -51,10 +53,10 @@ PLANTED = range(CARRIER, CARRIER + 6)
 TOPIC = MARKER.decode()
 
 
-def planted(*, response: bool) -> list[bytes]:
+def planted(numbers: range, *, response: bool) -> list[bytes]:
     """Return frames with which the conversation might go on, with MARKER in each."""
     tree = {"Topics": [{"Name": TOPIC}]}
-    frames = [frame_of(message_of("Metadata", response, 12, tree), number).wire for number in PLANTED]
+    frames = [frame_of(message_of("Metadata", response, 12, tree), number).wire for number in numbers]
     assert all(MARKER in frame for frame in frames)
     return frames
 
@@ -68,9 +70,9 @@ class Carrier:
     lengths: list[int]
 
 
-def carrier(*, by_server: bool) -> Carrier:
+def carrier(numbers: range = PLANTED, *, by_server: bool) -> Carrier:
     """Return a Produce request or Fetch response of one record, whose value is frames and ends the message."""
-    plants = planted(response=by_server)
+    plants = planted(numbers, response=by_server)
     topics = {"orders": {0: Set(batch(1, magic=1, value=b"".join(plants)), 1)}}
     frame = fetched(2, topics, correlation_id=CARRIER) if by_server else produce(2, topics, correlation_id=CARRIER)
     start = frame.wire.index(plants[0])
@@ -163,6 +165,41 @@ def test_no_planted_frame_leaves(
         move_plants(talk, of, by_server, aligned, answered)
     assert_found(capture, talk)
     capture.begin()  # which exchange is the first to be shown depends on how a backend sees the calls
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("own_calls", [(2, 0.5, 0.5), (1, 0.5, 1.5), (0.1, 0.8, 1.1)], ids=str)
+def test_no_planted_frame_leaves_while_earlier_requests_are_answered(
+    capture: Capture, port: int, own_calls: tuple[float, float, float]
+) -> None:
+    """The plants have the ids of requests in flight. These are answered while a part of a plant is sent.
+
+    own_calls: how much of the plants each call sends; the answers arrive before the last.
+    """
+    numbers = range(CARRIER, CARRIER + 60)
+    of = carrier(numbers, by_server=False)
+    rest, (length, *_) = of.wire[of.start :], of.lengths
+    sizes = [int(length * plants) for plants in own_calls[:2]]
+    sizes.append(round(sum(own_calls)) * length - sum(sizes))
+    with kafka(port) as talk:
+        talk.ask(*(request(METADATA, 12, number) for number in numbers))
+        transfer(talk.server, talk.client, b"\xff" * 20)
+        by_a_malformed_length(talk, of.wire[: of.start], by_server=False)
+        answers = 0
+        while rest:
+            for size in sizes[:2]:
+                transfer(talk.client, talk.server, rest[:size])
+                rest = rest[size:]
+            whole = len(numbers) - 1 - len(rest) // length
+            for number in numbers[answers:whole]:
+                talk.answer(response(METADATA, 12, number))
+            answers = whole
+            transfer(talk.client, talk.server, rest[: sizes[2]])
+            rest = rest[sizes[2] :]
+        transfer(talk.server, talk.client, answer(0, 2, CARRIER, bytes(8)).wire)
+        exchange(talk, range(CARRIER + 70, CARRIER + 80))
+    for end in capture.ends_of(talk):
+        assert end.frames[-8:] == talk.sent[-8:]
 
 
 Case = tuple[bool, ...]
