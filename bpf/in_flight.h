@@ -8,8 +8,8 @@
 // which requires rising ids. The first match makes the count certain again.
 //
 // Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
-// direction own each field and are its only writers. Exceptions: both directions write `answers_locked`; not_a_frame and
-// reject_urgent put all requests in doubt from either direction.
+// direction own each field and are its only writers. Exceptions: both directions write `answers_locked` and the fields of the search
+// in resync.h; not_a_frame and reject_urgent put all requests in doubt from either direction.
 #pragma once
 #include "big_endian.h"
 #include "counters.h"
@@ -19,6 +19,7 @@
 #include "verifier.h"
 
 #define MAX_DOUBT (1u << 30)      // requests in doubt
+#define MAX_UNANSWERED 128        // requests in flight while a position is lost
 #define IN_ORDER_WINDOW (1 << 20) // a correlation id that is further ahead belongs to another sequence
 
 // How a response relates to the oldest known request in flight.
@@ -152,16 +153,11 @@ static inline int is_full(struct conn *conn)
 	return conn->overflowing || known >= IN_FLIGHT;
 }
 
-// Store a request in `in_flight` in the slot of the oldest one. Used while only the position of the answers is lost: then the
-// programs count no answers, and only the latest requests are kept.
-static inline void keep_latest(struct conn *conn, struct in_flight *entry)
+// Return the number of requests in flight that are kept while a position is lost. If the other end has sent nothing, it may
+// never answer, and the requests would stay in `overflow`.
+static inline u32 most_unanswered(struct conn *conn)
 {
-	struct in_flight *slot = &conn->in_flight[conn->asked & (IN_FLIGHT - 1)];
-	count(LOST_OVERFLOW, known_before(conn, conn->asked) >= IN_FLIGHT && !slot->unsure);
-	*slot = *entry;
-	conn->overflowing = 0;
-	FORGET;
-	conn->asked++;
+	return conn->last_ns[answer_direction(conn)] ? MAX_UNANSWERED : IN_FLIGHT;
 }
 
 // Store a request in `in_flight`, or in `overflow` if it is full.
@@ -208,9 +204,10 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 	if (idle || (fell && !certain))
 		conn->first_correlation_id = entry.correlation_id;
 	conn->last_correlation_id = entry.correlation_id;
-	if (!conn->answers_locked) {
-		keep_latest(conn, &entry);
-		return;
+	u32 known = known_before(conn, conn->asked);
+	if (!conn->answers_locked && known >= most_unanswered(conn)) {
+		count(LOST_OVERFLOW, known);
+		doubt_requests(conn);
 	}
 	keep(conn, &entry);
 }
@@ -269,8 +266,6 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		return IN_DOUBT;
 	}
 	u32 number = oldest_known(conn);
-	if (!answers_followed && !conn->overflowing) // keep_latest
-		number = later(number, asked - IN_FLIGHT);
 	if ((s32)(number - asked) >= 0) {
 		if (followed && conn->acks_unread && conn->settled == asked && !is_late(conn)) // it answers that Produce
 			conn->settled = asked + 1;

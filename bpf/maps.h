@@ -139,9 +139,9 @@ struct conn {
 	u8 chaining;       // a chain has begun; like the next five, chain and mark for the search in resync.h
 	u8 confirmations;
 	u8 answered;      // enum evidence
-	u8 own_calls;     // the last requests, as many of them as each began with a send call
+	u8 own_calls;     // number of latest requests in a row that each began with a send call
 	u8 early_answers; // answers since the start of the last request that arrived before its end
-	u8 tolerated;     // so many of them and one do not refute the chain
+	u8 tolerated;     // so many of them plus one do not refute the chain
 	u16 client_id_bytes;
 	u32 chain; // requests from this number on belong to the chain
 	u32 mark;  // answers to requests before this number confirm nothing
@@ -224,7 +224,7 @@ BPF_TABLE("lru_hash", u64, struct sample, held, MAX_HELD);
 // A zeroed connection for inserts, because it is too large for the stack. Never written.
 BPF_ARRAY(empty_conn, struct conn, 1);
 // connection id and request number → request in flight beyond IN_FLIGHT. Inserted by the request, deleted by its response. LRU,
-// because nothing else deletes requests that are in doubt or whose connection has ended.
+// because nothing else deletes requests that are in doubt, belong to a chain that was given up, or whose connection has ended.
 BPF_TABLE("lru_hash", struct overflow_key, struct in_flight, overflow, 16384);
 // thread → index in the vector of a running sendmmsg or recvmmsg. Deleted at the call's end. LRU: rare, and a thread may end in a
 // call.

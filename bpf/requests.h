@@ -300,8 +300,6 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	}
 	u32 correlation_id = be32(c->element + 4);
 	struct cursor_state *asked = &conn->cursor_states[request_direction(conn)];
-	if (asked->lock == TENTATIVE && is_refuted(conn))
-		asked->lock = SEEKING;
 	int outcome = call_take_answer(conn->sk), matched = outcome == MATCHED;
 	struct in_flight *request = &c->request;
 	if (outcome == PASSED) {
@@ -312,6 +310,8 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->have -= 4;
 		return;
 	}
+	if (asked->lock == TENTATIVE && is_refuted(conn, correlation_id, matched))
+		asked->lock = SEEKING;
 	if (conn->is_kafka ? !matched && c->lock != LOCKED : !matched || asks(conn, correlation_id)) {
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;

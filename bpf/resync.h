@@ -9,9 +9,9 @@
 // time, whatever its requests contain. A client that does not wait may have sent one. So two exchanges are required, the second
 // with a request that the client sent after the first was confirmed.
 //
-// A client that does not wait may always have sent a part of the next request. Clients send each request with calls of its own.
+// A client that does not wait may always have sent a part of the next request. Most clients begin each request with a send call.
 // So at a client's end an answer also confirms the chain if the answered request, and each request of the chain behind it, began
-// with a call.
+// with a call. The next request has to do so, too.
 #pragma once
 #include "cursor.h"
 #include "in_flight.h"
@@ -20,12 +20,11 @@
 #include "sock.h"
 
 #define EXCHANGES_TO_FIND 2
-#define MAX_CHAINED 128 // requests in flight
 
 // How an answer confirms a chain.
 enum evidence {
 	AT_END = 1,       // the request stream ended behind a frame
-	BY_OWN_CALLS = 2, // see above; the next request has to begin with a call as well
+	BY_OWN_CALLS = 2, // requests began with calls
 };
 
 // Return 1 if the cursor of a direction is behind a whole frame and at the current end of the stream.
@@ -51,16 +50,18 @@ static inline int is_incomplete(struct conn *conn)
 	return state->inside || state->have || (s32)(state->next - sequence_end(conn->sk, direction)) > 0;
 }
 
-// Return 1 if the chain cannot consist of requests, because an answer arrives now. No server answers an incomplete request. One
-// that began with a call may be incomplete while one earlier request is answered, or several. How many of them are in flight is
-// not known, so each refuted chain doubles the tolerated number.
-static inline int is_refuted(struct conn *conn)
+// Return 1 if an answer shows that the chain does not consist of requests. No server answers an incomplete request. One that began
+// with a call may be incomplete while one earlier request is answered, or several. How many are in flight is not known, so each
+// refuted chain doubles the tolerated number.
+static inline int is_refuted(struct conn *conn, u32 correlation_id, int matched)
 {
-	if (stands_at_end(conn, request_direction(conn)))
+	u8 direction = request_direction(conn);
+	if (stands_at_end(conn, direction))
 		return 0;
-	if (conn->own_calls && ++conn->early_answers <= conn->tolerated + 1)
+	int answers_last = matched && correlation_id == conn->cursor_states[direction].correlation_id && is_incomplete(conn);
+	if (!answers_last && conn->own_calls && ++conn->early_answers <= conn->tolerated + 1)
 		return 0;
-	conn->tolerated = (conn->tolerated << 1 | 1) & (MAX_CHAINED - 1);
+	conn->tolerated = (conn->tolerated << 1 | 1) & (MAX_UNANSWERED - 1);
 	return 1;
 }
 
@@ -71,13 +72,22 @@ static inline void withhold(struct cursor *c, u32 correlation_id)
 	skip_frame(c);
 }
 
+// Forget the requests of the chain that are not answered. Their numbers are used again.
+static inline void forget_chained(struct conn *conn)
+{
+	conn->asked = later(conn->chain, oldest_known(conn));
+	conn->mark = conn->asked;
+	if ((s32)(conn->overflow_start - conn->asked) >= 0)
+		conn->overflowing = 0;
+}
+
 static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlation_id)
 {
 	u8 answers = conn->cursor_states[answer_direction(conn)].lock;
 	if (conn->chaining) // the previous chain did not consist of frames
-		conn->asked = later(conn->settled, conn->chain);
+		forget_chained(conn);
 	conn->doubted_by_requests = look_at_lock(conn, answers, conn->doubted_by_requests);
-	if (answers != LOCKED || (s32)(conn->doubted_by_requests - conn->asked) > 0)
+	if (answers != LOCKED)
 		doubt_requests(conn);
 	conn->chaining = 1;
 	conn->chain = conn->asked;
@@ -88,6 +98,20 @@ static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlat
 	c->lock = TENTATIVE;
 }
 
+static inline void keep_chained(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
+{
+	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
+	u32 most = most_unanswered(conn);
+	if (known_before(conn, conn->asked) >= most)
+		forget_chained(conn);
+	if (known_before(conn, conn->asked) >= most) { // requests from before the chain
+		c->lock = SEEKING;
+		return;
+	}
+	keep(conn, &entry);
+	conn->last_correlation_id = correlation_id;
+}
+
 // Record the header of a request while the position in either stream is lost. Return 1 if the position of the requests is known.
 static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
@@ -96,8 +120,6 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	if (!own_call) {
 		conn->own_calls = 0;
 		conn->answered &= AT_END;
-	} else if (conn->own_calls < 255) {
-		conn->own_calls++;
 	}
 	conn->early_answers = 0;
 	if (c->lock == SEEKING || (c->lock == TENTATIVE && correlation_id - c->out.correlation_id - 1 >= IN_ORDER_WINDOW)) {
@@ -105,7 +127,7 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	} else if (answers->lock != SEEKING && !stands_at_end(conn, answer_direction(conn))) {
 		if (answers->lock == TENTATIVE)
 			answers->lock = SEEKING;
-	} else if (answers->lock != SEEKING && conn->answered) {
+	} else if (answers->lock != SEEKING && (conn->answered == AT_END || (conn->answered && own_call))) {
 		conn->answered = 0;
 		conn->mark = conn->asked;
 		if (++conn->confirmations >= EXCHANGES_TO_FIND) {
@@ -120,29 +142,19 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 			conn->is_kafka = 1;
 		}
 	}
-	if (c->lock == LOCKED)
-		return 1;
-	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };
-	if (known_before(conn, conn->asked) < MAX_CHAINED) {
-		keep(conn, &entry);
-		conn->last_correlation_id = correlation_id;
-	} else {
-		c->lock = SEEKING;
+	int found = c->lock == LOCKED;
+	if (!found) {
+		keep_chained(conn, c, api_key, correlation_id);
+		withhold(c, correlation_id);
 	}
-	withhold(c, correlation_id);
-	return 0;
+	conn->own_calls += own_call && conn->own_calls < MAX_UNANSWERED; // last: an answer may be processed on another CPU
+	return found;
 }
 
 // Record the answer to the last settled request while a position is lost. It may start or confirm an exchange.
 static inline void answer_matched(struct conn *conn, struct cursor *c)
 {
 	u32 number = conn->settled - 1;
-	struct cursor_state *requests = &conn->cursor_states[request_direction(conn)];
-	if (conn->settled == conn->asked && is_incomplete(conn)) {
-		if (requests->lock == TENTATIVE)
-			requests->lock = SEEKING;
-		return;
-	}
 	if (c->lock == SEEKING) {
 		c->lock = TENTATIVE;
 		conn->confirmations = 0;
@@ -152,7 +164,7 @@ static inline void answer_matched(struct conn *conn, struct cursor *c)
 	if ((s32)(number - conn->mark) < 0)
 		return;
 	if (stands_at_end(conn, request_direction(conn)))
-		conn->answered |= AT_END;
-	else if (conn->own_calls >= conn->asked - number)
-		conn->answered |= BY_OWN_CALLS;
+		conn->answered = AT_END;
+	else if (!conn->answered && conn->asked - number - 1 < conn->own_calls)
+		conn->answered = BY_OWN_CALLS;
 }

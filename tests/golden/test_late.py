@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -154,26 +154,43 @@ def test_a_client_that_does_not_wait_for_answers_is_found_again(capture: Capture
     assert capture.lost().keys() <= {"malformed", "resync", "response_unmatched"}
 
 
+LOSE: dict[str, Callable[[Conversation], None]] = {
+    "both positions": lose_the_position,
+    "that of the answers": lambda talk: transfer(talk.server, talk.client, b"\xff" * 20),
+}
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("in_flight", [1, 5, 30, 100])
+@pytest.mark.parametrize("lost", LOSE)
 def test_a_client_is_found_that_has_always_sent_a_part_of_its_next_request(
-    capture: Capture, port: int, in_flight: int
+    capture: Capture, port: int, lost: str, in_flight: int
 ) -> None:
-    def ask(number: int) -> None:
-        """Send a request. When a part of it is sent, answer the one that is `in_flight` requests earlier."""
-        frame = request(METADATA, 12, number)
-        transfer(talk.client, talk.server, frame.wire[:20])
-        if number >= 10 + in_flight:
-            talk.answer(response(METADATA, 12, number - in_flight))
-        transfer(talk.client, talk.server, frame.wire[20:])
-        talk.sent.append(frame.seen)
+    with kafka(port) as talk:
+        LOSE[lost](talk)
+        for number in range(10, 510):
+            frame = request(METADATA, 12, number)
+            transfer(talk.client, talk.server, frame.wire[:20])
+            if number >= 10 + in_flight:
+                talk.answer(response(METADATA, 12, number - in_flight))
+            transfer(talk.client, talk.server, frame.wire[20:])
+            talk.sent.append(frame.seen)
+    client, _ = capture.ends_of(talk)
+    found = 10 + 2 * (in_flight + 1)
+    after = [frame for frame in client.frames if frame.correlation_id >= found]
+    assert after == [frame for frame in talk.sent if frame.correlation_id >= found]
 
+
+@pytest.mark.kernel
+def test_a_client_is_found_that_asks_for_few_answers(capture: Capture, port: int) -> None:
     with kafka(port) as talk:
         lose_the_position(talk)
-        for number in range(10, 510):
-            ask(number)
-    client, _ = capture.ends_of(talk)
-    assert client.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 10 + 2 * (in_flight + 1)]
+        for start in range(1000, 5000, 1000):
+            for number in range(start, start + 300):
+                talk.ask(produce(9, {"orders": {0: records_of(1)}}, correlation_id=number, acks=0))
+            exchange(talk, [start + 300])
+    for end in capture.ends_of(talk):
+        assert end.frames[2:] == [frame for frame in talk.sent if frame.correlation_id >= 3000]
 
 
 def test_a_client_is_found_that_sends_the_size_of_each_frame_by_itself(capture: Capture, port: int) -> None:
