@@ -8,8 +8,8 @@
 // which requires rising ids. The first match makes the count certain again.
 //
 // Numbers are compared as signed differences. Calls that send and calls that receive run concurrently, so the programs of one
-// direction own each field and are its only writers. Exceptions: both directions write `answers_locked` and the fields of the search
-// in resync.h; not_a_frame and reject_urgent put all requests in doubt from either direction.
+// direction own each field and are its only writers. Exceptions: both directions write `answers_locked`, `lock` of the cursors and the
+// fields of the search in resync.h; not_a_frame and reject_urgent put all requests in doubt from either direction.
 #pragma once
 #include "big_endian.h"
 #include "counters.h"

@@ -136,7 +136,7 @@ struct conn {
 	u8 acks_unread;    // the last request is a Produce whose acks are not read (yet)
 	u8 from_start;     // seen from its first byte
 	u8 holding;        // `held` contains the first request until it is proven to be one
-	u8 chaining;       // a chain has begun; like the next five, chain and mark for the search in resync.h
+	u8 chaining;       // a chain has begun; this field, the next five, chain and mark belong to the search in resync.h
 	u8 confirmations;
 	u8 answered;      // enum evidence
 	u8 own_calls;     // number of latest requests in a row that each began with a send call

@@ -50,9 +50,9 @@ static inline int is_incomplete(struct conn *conn)
 	return state->inside || state->have || (s32)(state->next - sequence_end(conn->sk, direction)) > 0;
 }
 
-// Return 1 if an answer shows that the chain does not consist of requests. No server answers an incomplete request. One that began
-// with a call may be incomplete while one earlier request is answered, or several. How many are in flight is not known, so each
-// refuted chain doubles the tolerated number.
+// Return 1 if an answer is evidence that the chain does not consist of requests. No server answers an incomplete request. One that
+// began with a call may be incomplete while one earlier request is answered, or several. How many are in flight is not known, so
+// each refuted chain doubles the tolerated number.
 static inline int is_refuted(struct conn *conn, u32 correlation_id, int matched)
 {
 	u8 direction = request_direction(conn);
