@@ -121,10 +121,19 @@ class Flows:
         for grouped in batch:
             self._add(grouped)
 
-    def refuse_last(self, connection: Connection, frame_bytes: int) -> None:
-        """Count the connection's last Produce with acks=0 as not written. frame_bytes: its size, by the close."""
+    def close(self, conn: int) -> None:
+        """Keep the last Produce with acks=0 of a closed connection, by the kernel's id, until the close is settled."""
+        self._last_produces.close(conn)
+
+    def settle(self, connection: Connection, refused_request_bytes: int | None) -> None:
+        """Count the last Produce with acks=0 of a closed connection as not written if the broker refused it.
+
+        refused_request_bytes: the size of the refused request, by the close; None: the close refused none.
+        """
         last = self._last_produces.take(connection.identity.conn)
-        if last is None or last.frame_bytes != frame_bytes:
+        if refused_request_bytes is None:
+            return
+        if last is None or last.frame_bytes != refused_request_bytes:
             self.losses["refusal_unmatched"] += 1
             return
         sums = last.sums()

@@ -72,9 +72,12 @@ class Processor:
             self._send(self._exchanges.end(connection, WallClock.now()))
 
     def settle(self, until_ns: int) -> None:
-        """Settle closes up to this time, see pending_closes.py; count what brokers refused by them. Every second."""
-        for connection, frame_bytes in self.tracker.settle(until_ns):
-            self.flows.refuse_last(connection, frame_bytes)
+        """Settle closes up to this time, see pending_closes.py; count what brokers refused by them.
+
+        Call it every second.
+        """
+        for connection, refused_request_bytes in self.tracker.settle(until_ns):
+            self.flows.settle(connection, refused_request_bytes)
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -112,6 +115,7 @@ class Processor:
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
                 self.tracker.close(sample)
+                self.flows.close(int(sample["conn"]))
             else:
                 self.forget(int(sample["conn"]))
 

@@ -6,13 +6,12 @@ from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from kafka_probe.connections.grouping import FramesByConnection, Key
-from kafka_probe.connections.refusals import SUMMED, Sums
+from kafka_probe.connections.refusals import OF_REQUEST, SUMMED, Sums
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Shape, shape_bytes
 from kafka_probe.protocol.measures import Integers
 
 _REQUEST_BYTES, _MEASURE_BYTES = 768, 8  # memory of a request without its shape, and of each measure
-_OF_REQUEST = 1 / 16  # share of the limit: a larger request is not kept, because it would displace those of others
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +44,17 @@ class LastProduce:
 
 
 class LastProduces:
-    """The requests of the connections that sent one last, up to `limit_bytes`."""
+    """The latest such request of each connection, up to `limit_bytes`.
+
+    Requests of closed connections are kept until the close is settled, even if open connections send many.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self.held_bytes = 0
-        self._requests: OrderedDict[int, LastProduce] = OrderedDict()  # by the kernel's id of the connection
+        # By the kernel's id of the connection.
+        self._open: OrderedDict[int, LastProduce] = OrderedDict()
+        self._closed: OrderedDict[int, LastProduce] = OrderedDict()
         self._of_shapes = Counter[int]()  # requests by the number of their shape
 
     def see(self, grouped: FramesByConnection) -> None:
@@ -63,19 +67,24 @@ class LastProduces:
         for key, connection, _, end in grouped.runs:
             row = grouped.order[end - 1]
             order = int(times[row]), int(frames.index[row])
-            known = self._requests.get(key[0])
+            known = self._open.get(key[0])
             if connection is None or (known and known.order > order):  # its frames of another shape came later
                 continue
             self.take(key[0])
             request = LastProduce(key, shape, frames.values[row].copy(), int(sizes[row]), order)
-            if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * _OF_REQUEST:
+            if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * OF_REQUEST:
                 self._keep(request)
         while self.held_bytes > self._limit_bytes:
-            self.take(next(iter(self._requests)))
+            self.take(next(iter(self._closed if len(self._closed) > len(self._open) else self._open)))
+
+    def close(self, conn: int) -> None:
+        """Keep the request of a connection that was closed, by the kernel's id, if it has one."""
+        if request := self._open.pop(conn, None):
+            self._closed[conn] = request
 
     def take(self, conn: int) -> LastProduce | None:
         """Return and forget the request of a connection, by the kernel's id; None if it is not kept."""
-        request = self._requests.pop(conn, None)
+        request = self._open.pop(conn, None) or self._closed.pop(conn, None)
         if request:
             _, number = request.key
             self.held_bytes -= request.held_bytes
@@ -87,7 +96,7 @@ class LastProduces:
 
     def _keep(self, request: LastProduce) -> None:
         conn, number = request.key
-        self._requests[conn] = request
+        self._open[conn] = request
         self.held_bytes += request.held_bytes
         if not self._of_shapes[number]:  # the reader may drop its shapes
             self.held_bytes += shape_bytes(request.shape)

@@ -20,7 +20,7 @@ from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 SETTLED_NS = 1_000_000_000
-_NO_RESPONSE = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
+_NO_RESPONSE_AT = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
 _PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are kept, and addresses of each: 1 MiB
 
@@ -40,13 +40,13 @@ class PendingClose:
     listener_closed_us: int | None = None
 
     @property
-    def refused_bytes(self) -> int | None:
+    def refused_request_bytes(self) -> int | None:
         """Return the size of the last request if its broker closed the connection right after it; None otherwise.
 
         Only of a Produce with acks=0: it has no response, so a broker closes the connection to refuse it. A broker that
         stops closes it, too, which the client's end cannot know. Call this on a close that is settled.
         """
-        if not self.packed[_NO_RESPONSE]:
+        if not self.packed[_NO_RESPONSE_AT]:
             return None
         close, server_side = read_close(self.sample), self.connection.identity.server_side
         by_broker = close["closed_by"] == ("local" if server_side else "peer") and close["how"] in ("fin", "rst_sent")

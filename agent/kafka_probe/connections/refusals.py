@@ -30,7 +30,7 @@ SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
 # Memory of the requests of one shape in a batch, of each of their columns, and of each request with its index.
 _SHAPE_BYTES, _COLUMN_BYTES, _ROW_BYTES = 1024, 256, 96
 # Shares of the limit: a larger request is not kept, and of one shape in a batch the newest. Others would be displaced.
-_OF_REQUEST, _OF_SHAPE = 1 / 16, 1 / 4
+OF_REQUEST, _OF_SHAPE = 1 / 16, 1 / 4
 _STEPS_BACK = 8  # through requests with the same correlation id, which an honest client does not have
 
 Keys = npt.NDArray[np.uint64]
@@ -79,7 +79,7 @@ class Refusals:
             return
         measures = [(n, measure) for n, measure in enumerate(frames.shape.measures) if measure.kind in SUMMED]
         one_bytes = _size(frames.shape, len(measures), 1)
-        if not measures or one_bytes > self._limit_bytes * _OF_REQUEST:
+        if not measures or one_bytes > self._limit_bytes * OF_REQUEST:
             return
         rows = min(len(frames.index), 1 + int((self._limit_bytes * _OF_SHAPE - one_bytes) // _row_bytes(len(measures))))
         size_bytes = _size(frames.shape, len(measures), rows)

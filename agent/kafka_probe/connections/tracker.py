@@ -35,7 +35,8 @@ LOSSES = {
     "close_unknown": "closed connections without a known reason, because the sample was lost: see ring_full",
     "connection_limit": "connections that exceed `--memory-limit`; their frames count as `connection_unknown`",
     "open_limit": "opened connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
-    "close_limit": "closed connections without an event, beyond `--memory-limit`: counted in `other` of `agent`",
+    "close_limit": "closed connections without an event, beyond `--memory-limit`: counted in `other` of `agent`; "
+    "records that brokers refused by these closes count as written",
     "reset_limit": "resets without an event, beyond `--memory-limit`: counted in `other` of `agent`",
     "text_limit": "client ids, software, cluster ids and groups of connections that exceed `--memory-limit`: null",
     "partition_limit": "partitions of fetch sessions that exceed `--memory-limit`: requests do not count for them",
@@ -219,13 +220,12 @@ class Tracker:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
-    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int]]:
+    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int | None]]:
         """Move closes that are final by then to the next report, see pending_closes.py. Call it every second.
 
-        Return the connections that their brokers closed to refuse the last request, each with the size of that.
+        Return their connections, each with the size of the last request if the broker closed it to refuse that.
         """
-        settled = self._pending_closes.settle(until_ns)
-        return ((closed.connection, size) for closed in settled if (size := closed.refused_bytes) is not None)
+        return ((closed.connection, closed.refused_request_bytes) for closed in self._pending_closes.settle(until_ns))
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
         """Yield the events of the resets and opens that are not reported yet, within the limit.

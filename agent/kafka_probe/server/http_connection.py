@@ -27,11 +27,11 @@ WRITE_BUFFER_BYTES = 1 << 14
 PATIENCE_S = 10.0
 """Time for the request to arrive. Its response has until twice this time after the connection began."""
 UNREAD_S = 3.0
-"""Time without progress after which the kernel drops what the client of a closed connection has not taken."""
+"""Time after the end of a connection in which a slow client may take the rest; then the kernel may drop it."""
 
 
-class _Connection(socket.socket):
-    """An accepted socket. After its close the kernel does not keep what the client has not taken for long."""
+class _AcceptedSocket(socket.socket):
+    """An accepted socket. After its close the kernel keeps what the client has not taken for UNREAD_S only."""
 
     def close(self) -> None:
         with suppress(OSError):  # it is closed already
@@ -42,9 +42,10 @@ class _Connection(socket.socket):
 class Listener(socket.socket):
     """A listening socket that keeps at most MOST connections: beyond that it closes one for each new one.
 
-    It closes the oldest one, of the network that has most if that has more than a quarter: an IPv4 address or an IPv6
-    /64. Silent clients therefore cannot block others, and an endless TLS handshake counts like any other connection.
-    When very many clients connect at once, a connection that is being answered may be closed.
+    If a network, an IPv4 address or an IPv6 /64, has more than an eighth of them, it closes the oldest connection of
+    the network that has most, otherwise the oldest of all. So silent clients of fewer than eight networks do not block
+    others. An endless TLS handshake counts like any other connection. When very many clients connect at once, a
+    connection that is being answered may be closed.
     """
 
     def __init__(self, fileno: int) -> None:
@@ -58,12 +59,12 @@ class Listener(socket.socket):
             raise BlockingIOError  # the loop accepts again in its next turn
         self._accepted += 1
         accepted, address = super().accept()
-        connection = _Connection(fileno=accepted.detach())
+        connection = _AcceptedSocket(fileno=accepted.detach())
         opened = (network_of(address[0]), connection)
         self._open = [*(older for older in self._open if older[1].fileno() >= 0), opened]
         if len(self._open) > MOST:
             ((most, count),) = Counter(network for network, _ in self._open).most_common(1)
-            displaced = next(each for each in self._open if each[0] == most or count <= MOST // 4)
+            displaced = next(each for each in self._open if each[0] == most or count <= MOST // 8)
             self._open.remove(displaced)
             with suppress(OSError):  # the peer has already closed it
                 displaced[1].shutdown(socket.SHUT_RDWR)

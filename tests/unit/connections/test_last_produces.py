@@ -112,6 +112,18 @@ def test_a_request_of_another_size_than_the_close_has_is_not_the_one_that_was_re
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 1
 
 
+def test_requests_of_open_connections_displace_none_of_a_closed_one() -> None:
+    fed = Fed()
+    fed.see(opened(server_side=True, **BROKER), produced(7))
+    fed.see(closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW))
+    others = range(2, 4000)
+    fed.see(*(opened(conn, server_side=True) for conn in others))
+    fed.see(*(produced(1, conn=conn) for conn in others))
+    fed.report()
+    assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 0
+    assert sum(records for _, _, records in refused(fed)) == 7
+
+
 @pytest.fixture
 def tracker() -> Tracker:
     """Return a tracker of 300 connections."""
@@ -147,3 +159,18 @@ def test_a_request_that_would_displace_those_of_others_is_not_kept(tracker: Trac
     last = kept(tracker, [produced(1, conn=1), by_hand("Produce", 9, tree, 2)], 100_000)
     assert last.take(1)
     assert last.take(2) is None
+
+
+def test_a_request_is_forgotten_with_a_close_that_refuses_nothing() -> None:
+    fed = refused_by({**REFUSED, "first_state": ESTABLISHED_TO_CLOSE_WAIT})
+    assert fed.processor.flows._last_produces.held_bytes == 0
+
+
+def test_requests_of_many_closed_connections_do_not_displace_all_of_open_ones(tracker: Tracker) -> None:
+    last, reader = LastProduces(100_000), FrameReader(SUMMED)
+    for conn in range(1, 301):
+        for frames in reader.read(produced(1, conn=conn)):
+            last.see(FramesByConnection.of(frames, tracker.of_frames))
+        if conn > 40:
+            last.close(conn)
+    assert all(last.take(conn) for conn in range(1, 41))

@@ -148,6 +148,17 @@ def test_a_flood_from_one_network_displaces_none_of_another(monkeypatch: pytest.
             assert until_end(honest).startswith(b"HTTP/1.1 200 OK")
 
 
+def test_four_networks_displace_none_of_a_fifth() -> None:
+    with serving(host="0.0.0.0", listen_token="token") as served, ExitStack() as flood:
+        address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
+        with socket.create_connection(address, timeout=10, source_address=("127.0.0.9", 0)) as honest:
+            for number in range(2 * http_connection.MOST):
+                source = (f"127.0.0.{2 + number % 4}", 0)
+                flood.enter_context(socket.create_connection(address, timeout=10, source_address=source))
+            honest.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert until_end(honest).startswith(b"HTTP/1.1 200 OK")
+
+
 def test_nonsense_after_an_answer_ends_the_connection_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with serving() as served, served.connect() as peer:
         peer.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -191,10 +202,10 @@ def test_the_kernel_keeps_little_of_what_clients_do_not_read_and_not_for_long(
 def test_many_addresses_with_a_connection_each_displace_none_of_an_address_with_two(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(http_connection, "MOST", 8)
+    monkeypatch.setattr(http_connection, "MOST", 16)
     with serving(host="0.0.0.0", listen_token="token") as served, ExitStack() as flood:
         address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
-        for number in range(2, 10):
+        for number in range(2, 18):
             source = (f"127.0.0.{number}", 0)
             flood.enter_context(socket.create_connection(address, timeout=10, source_address=source))
         with (
