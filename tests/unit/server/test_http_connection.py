@@ -157,6 +157,10 @@ def test_four_networks_displace_none_of_a_fifth() -> None:
                 flood.enter_context(socket.create_connection(address, timeout=10, source_address=source))
             honest.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert until_end(honest).startswith(b"HTTP/1.1 200 OK")
+        flood.close()
+        with served.connect() as last:  # the server notices the ends of the others before it answers
+            last.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert until_end(last).startswith(b"HTTP/1.1 200 OK")
 
 
 def test_nonsense_after_an_answer_ends_the_connection_and_logs_nothing(caplog: pytest.LogCaptureFixture) -> None:
