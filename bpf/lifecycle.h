@@ -123,9 +123,11 @@ static inline void listening(void *ctx, u64 sk, int closed)
 	if (ANY_PORT || !(PORT_MATCH(port)) || !watched(sk) || (closed && exiting()))
 		return;
 	struct sample sample = { .ts_ns = bpf_ktime_get_ns(), .kind = SAMPLE_LISTEN, .flags = closed ? FLAG_CLOSED : 0 };
-	fill_addresses(sk, (struct open_data *)sample.data);
-	sample.size = sizeof(struct open_data);
-	send_notice(ctx, peer_process(bpf_get_current_pid_tgid() >> 32), &sample);
+	struct open_data *open = (struct open_data *)sample.data;
+	fill_addresses(sk, open);
+	open->tgid = bpf_get_current_pid_tgid() >> 32;
+	sample.size = sizeof(*open);
+	send_notice(ctx, peer_process(open->tgid), &sample);
 }
 
 static inline void close_connection(void *ctx, u64 sk, struct conn *conn, int by_owner)

@@ -17,7 +17,7 @@ enum sample_kind {
 	SAMPLE_REJECT, // the connection does not speak plain Kafka; api_key: enum protocol
 	SAMPLE_GONE,   // the last sample of the connection
 	SAMPLE_RESET,  // data: struct open_data, only addresses and netns: an RST answered a segment without a socket
-	SAMPLE_LISTEN, // data: struct open_data, local end and netns: a listening socket opened, or closed (FLAG_CLOSED)
+	SAMPLE_LISTEN, // data: struct open_data, local end, netns and tgid: a listening socket opened, or closed (FLAG_CLOSED)
 };
 
 enum sample_flag {

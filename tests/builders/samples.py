@@ -140,9 +140,11 @@ def ended(conn: int = 1, **fields: int) -> Samples:
     return stream(closed(conn, **fields), gone(conn))
 
 
-def listener(*, closed: bool, local: tuple[str, int] = ("10.0.0.1", 9092), netns: int = 0, ts_ns: int = 0) -> Samples:
+def listener(
+    *, closed: bool, local: tuple[str, int] = ("10.0.0.1", 9092), netns: int = 0, tgid: int = 0, ts_ns: int = 0
+) -> Samples:
     """Return the sample of a listening socket that was opened or closed."""
-    sample = opened(0, local=local, peer=local, kind=SampleKind.LISTEN, netns=netns, ts_ns=ts_ns)
+    sample = opened(0, local=local, peer=local, kind=SampleKind.LISTEN, netns=netns, tgid=tgid, ts_ns=ts_ns)
     sample["flags"] = Flag.CLOSED if closed else 0
     return sample
 

@@ -169,8 +169,8 @@ def test_a_listening_socket_is_reported_from_its_first_to_its_last(capture: Capt
     wait_until(lambda: len(capture.ends) == 2 and len(capture.sockets) == 2, "both to be reported")
     netns = os.stat("/proc/self/ns/net").st_ino
     local = endpoint(socket.AF_INET, socket.inet_aton("127.0.0.1"), port)
-    listens = [(kind, closed, end.local, end.netns) for kind, closed, end in capture.sockets]
-    assert listens == [(SampleKind.LISTEN, False, local, netns), (SampleKind.LISTEN, True, local, netns)]
+    listens = [(kind, closed, end.local, end.netns, pid) for kind, closed, end, pid in capture.sockets]
+    assert listens == [(SampleKind.LISTEN, closed, local, netns, os.getpid()) for closed in (False, True)]
 
 
 LISTENER = """
@@ -196,7 +196,7 @@ def test_a_listening_socket_that_its_process_did_not_close_is_not_reported_as_cl
     with conversation(port) as talk:
         exchange(talk)
     capture.wait_closed(talk)
-    listens = [closed for kind, closed, _ in capture.sockets if kind == SampleKind.LISTEN]
+    listens = [closed for kind, closed, *_ in capture.sockets if kind == SampleKind.LISTEN]
     assert listens == [False, *([] if killed else [True]), False, True]  # the last two are the conversation's own
 
 

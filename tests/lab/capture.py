@@ -87,7 +87,7 @@ class Capture:
         self._before = Counter(self._programs.counters())
         self._reader = FrameReader()
         self._ends: dict[int, End] = {}
-        self.sockets: list[tuple[SampleKind, bool, Identity]] = []
+        self.sockets: list[tuple[SampleKind, bool, Identity, int]] = []
 
     def close(self) -> None:
         self._programs.close()
@@ -125,7 +125,7 @@ class Capture:
     @property
     def resets(self) -> list[tuple[str, str]]:
         """Return the local address and the peer of each reset without a socket in `sockets`."""
-        return [(end.local, end.peer) for kind, _, end in self.sockets if kind == SampleKind.RESET]
+        return [(end.local, end.peer) for kind, _, end, _ in self.sockets if kind == SampleKind.RESET]
 
     def followed(self) -> set[int]:
         """Return the kernel's ids of the connections that it tracks."""
@@ -210,7 +210,8 @@ class Capture:
             case SampleKind.FRAME:
                 self._take_frames(sample.reshape(1))
             case SampleKind.RESET | SampleKind.LISTEN as kind:
-                self.sockets.append((kind, bool(sample["flags"] & Flag.CLOSED), read_open(sample)[0]))
+                identity, owner = read_open(sample)
+                self.sockets.append((kind, bool(sample["flags"] & Flag.CLOSED), identity, owner.pid))
 
     def _take_frames(self, samples: Samples) -> None:
         """Take frames in the order of their samples, and of a long frame one sample at a time."""

@@ -22,7 +22,7 @@ from kafka_probe.workloads import WorkloadResolver
 SETTLED_NS = 1_000_000_000
 _NO_RESPONSE_AT = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
-_PORTS, _ADDRESSES = 256, 4  # most ports of closed listeners that are kept, and addresses of each: 1 MiB
+_PORTS, _ADDRESSES = 256, 4  # most ports and processes of closed listeners that are kept, and addresses of each: 1 MiB
 
 
 @dataclass(slots=True)
@@ -68,8 +68,9 @@ class PendingCloses:
         self._waiting: deque[PendingClose] = deque()
         self._settled: deque[PendingClose] = deque()
         self.settled_count = self.taken_count = 0  # since the start
-        # Times when listening sockets were closed, by network namespace and port, then by address.
-        self._listeners: dict[tuple[int, str], dict[str, int]] = {}
+        # Times when listening sockets were closed, by network namespace, port and pid, then by address. Any user may
+        # listen on the broker's port at an address that the broker leaves free.
+        self._listeners: dict[tuple[int, str, int | None], dict[str, int]] = {}
 
     def __len__(self) -> int:
         """Return the number of closed connections that are kept."""
@@ -77,9 +78,10 @@ class PendingCloses:
 
     def listen(self, sample: Sample) -> None:
         """Record from a LISTEN sample that a listening socket was opened or closed."""
-        identity, _ = read_open(sample)
+        identity, owner = read_open(sample)
         address, _, port = identity.local.rpartition(":")
-        closed = self._listeners.pop((identity.netns, port), {})
+        key = identity.netns, port, owner.pid or None
+        closed = self._listeners.pop(key, {})
         if sample["flags"] & Flag.CLOSED:
             closed[address] = int(sample["ts_ns"])
         elif address in _ANY:
@@ -90,7 +92,7 @@ class PendingCloses:
         if len(closed) > _ADDRESSES:
             del closed[next(iter(closed))]
         if closed:
-            self._listeners[identity.netns, port] = closed
+            self._listeners[key] = closed
         if len(self._listeners) > _PORTS:
             del self._listeners[next(iter(self._listeners))]
 
@@ -140,7 +142,7 @@ class PendingCloses:
     def _listener_closed_us(self, closed: PendingClose) -> int | None:
         identity = closed.connection.identity
         address, _, port = identity.local.rpartition(":")
-        listeners = self._listeners.get((identity.netns, port), {})
+        listeners = self._listeners.get((identity.netns, port, closed.connection.workload.pid), {})
         closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
         if not (closed_ns and identity.server_side):
             return None

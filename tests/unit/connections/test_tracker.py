@@ -250,6 +250,11 @@ def test_one_of_every_address_was_that_of_each(tracker: Tracker, address: str) -
     assert listener_of_a_close(tracker, shut) == 2_000_000
 
 
+def test_a_listener_that_another_process_opens_does_not_hide_that_it_was_closed(tracker: Tracker) -> None:
+    opened_again = listener(closed=False, netns=7, tgid=5, local=("0.0.0.0", 9092))
+    assert listener_of_a_close(tracker, SHUT, opened_again) == 2_000_000
+
+
 def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracker) -> None:
     assert listener_of_a_close(tracker, listener(closed=True, netns=7, ts_ns=5 * SECOND_NS + 1)) == 0
 
@@ -264,10 +269,11 @@ def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracke
         ((SHUT,), {"local": ("10.0.0.2", 9092)}),
         ((SHUT, listener(closed=False, netns=7, local=("0.0.0.0", 9092))), {}),
         ((SHUT,), {"server_side": False}),
+        ((listener(closed=True, netns=7, tgid=5, local=("::", 9092), ts_ns=3 * SECOND_NS),), {}),
     ],
     ids=[
         *("none", "open again", "another namespace", "another port", "another address", "open for every address"),
-        "the client end",
+        *("the client end", "another process"),
     ],
 )
 def test_no_listener_of_this_end_was_closed(
