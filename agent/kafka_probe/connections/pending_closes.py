@@ -106,7 +106,7 @@ class PendingCloses:
         self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
 
     def settle(self, until_ns: int) -> list[PendingClose]:
-        """Settle closes up to this time: record whether their process and listener have ended by now. Return them."""
+        """Settle the closes up to this time and return them: record whether their process and listener have ended."""
         settled = []
         ended: dict[tuple[int, int] | None, bool | None] = {}  # one check per process, which may have thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
