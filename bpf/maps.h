@@ -141,7 +141,7 @@ struct conn {
 	u8 answered;      // enum evidence
 	u8 own_calls;     // number of latest requests in a row that each began with a send call
 	u8 early_answers; // answers since the start of the last request that arrived before its end
-	u8 tolerated;     // so many of them plus one do not refute the chain
+	u8 tolerated;     // early_answers may exceed this by one
 	u16 client_id_bytes;
 	u32 chain; // requests from this number on belong to the chain
 	u32 mark;  // answers to requests before this number confirm nothing

@@ -310,8 +310,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 		c->have -= 4;
 		return;
 	}
-	if (asked->lock == TENTATIVE && is_refuted(conn, correlation_id, matched))
-		asked->lock = SEEKING;
+	check_chain(conn, correlation_id, matched);
 	if (conn->is_kafka ? !matched && c->lock != LOCKED : !matched || asks(conn, correlation_id)) {
 		not_a_frame(conn, c, nothing_asked(conn));
 		return;

@@ -50,19 +50,20 @@ static inline int is_incomplete(struct conn *conn)
 	return state->inside || state->have || (s32)(state->next - sequence_end(conn->sk, direction)) > 0;
 }
 
-// Return 1 if an answer is evidence that the chain does not consist of requests. No server answers an incomplete request. One that
-// began with a call may be incomplete while one earlier request is answered, or several. How many are in flight is not known, so
-// each refuted chain doubles the tolerated number.
-static inline int is_refuted(struct conn *conn, u32 correlation_id, int matched)
+// Give the chain up if an answer shows that it may not consist of requests. No server answers an incomplete request. One that began
+// with a call may be incomplete while earlier requests are answered. How many of them are in flight is not known, so each chain
+// that is given up doubles the tolerated number.
+static inline void check_chain(struct conn *conn, u32 correlation_id, int matched)
 {
 	u8 direction = request_direction(conn);
-	if (stands_at_end(conn, direction))
-		return 0;
-	int answers_last = matched && correlation_id == conn->cursor_states[direction].correlation_id && is_incomplete(conn);
+	struct cursor_state *requests = &conn->cursor_states[direction];
+	if (requests->lock != TENTATIVE || stands_at_end(conn, direction))
+		return;
+	int answers_last = matched && correlation_id == requests->correlation_id && is_incomplete(conn);
 	if (!answers_last && conn->own_calls && ++conn->early_answers <= conn->tolerated + 1)
-		return 0;
+		return;
 	conn->tolerated = (conn->tolerated << 1 | 1) & (MAX_UNANSWERED - 1);
-	return 1;
+	requests->lock = SEEKING;
 }
 
 static inline void withhold(struct cursor *c, u32 correlation_id)
@@ -98,6 +99,7 @@ static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlat
 	c->lock = TENTATIVE;
 }
 
+// Store a request of the chain. If too many are not answered, forget those of the chain.
 static inline void keep_chained(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };

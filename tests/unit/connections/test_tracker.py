@@ -24,7 +24,7 @@ from kafka_probe.workloads import Owner, WorkloadResolver, present
 from tests.builders.event_schema import assert_body_valid
 from tests.builders.events import SINCE_BOOT, reported
 from tests.builders.messages import case
-from tests.builders.samples import Samples, closed, listener, opened, rejected
+from tests.builders.samples import Samples, closed, opened, rejected
 from tests.lab.processes import wait_until
 
 API_VERSIONS, METADATA = ApiKey.API_VERSIONS, ApiKey.METADATA
@@ -230,73 +230,7 @@ def test_the_end_of_an_unknown_owner_is_unknown(tracker: Tracker) -> None:
     assert owner_of_a_close(tracker, 0, 0) is None
 
 
-def listener_of_a_close(tracker: Tracker, *listeners: Samples, **fields: Any) -> object:
-    take(tracker, *listeners, opened(1, **{"server_side": True, "local": BROKER, "netns": 7, **fields}))
-    tracker.close(closed(1, closing_ns=5 * SECOND_NS)[0])
-    return events(tracker)[-1]["listener_closed_us"]
-
-
 BROKER = ("10.0.0.1", 9092)
-SHUT = listener(closed=True, netns=7, ts_ns=3 * SECOND_NS)
-
-
-def test_a_listener_that_was_closed_is_reported_at_the_server_end(tracker: Tracker) -> None:
-    assert listener_of_a_close(tracker, SHUT) == 2_000_000
-
-
-@pytest.mark.parametrize("address", ["0.0.0.0", "::"])
-def test_one_of_every_address_was_that_of_each(tracker: Tracker, address: str) -> None:
-    shut = listener(closed=True, netns=7, local=(address, 9092), ts_ns=3 * SECOND_NS)
-    assert listener_of_a_close(tracker, shut) == 2_000_000
-
-
-def test_a_listener_that_another_process_opens_does_not_hide_that_it_was_closed(tracker: Tracker) -> None:
-    opened_again = listener(closed=False, netns=7, tgid=5, local=("0.0.0.0", 9092))
-    assert listener_of_a_close(tracker, SHUT, opened_again) == 2_000_000
-
-
-def test_one_that_is_closed_just_after_the_connection_counts_too(tracker: Tracker) -> None:
-    assert listener_of_a_close(tracker, listener(closed=True, netns=7, ts_ns=5 * SECOND_NS + 1)) == 0
-
-
-@pytest.mark.parametrize(
-    ("listeners", "fields"),
-    [
-        ((), {}),
-        ((SHUT, listener(closed=False, netns=7)), {}),
-        ((SHUT,), {"netns": 8}),
-        ((SHUT,), {"local": ("10.0.0.1", 9093)}),
-        ((SHUT,), {"local": ("10.0.0.2", 9092)}),
-        ((SHUT, listener(closed=False, netns=7, local=("0.0.0.0", 9092))), {}),
-        ((SHUT,), {"server_side": False}),
-        ((listener(closed=True, netns=7, tgid=5, local=("::", 9092), ts_ns=3 * SECOND_NS),), {}),
-    ],
-    ids=[
-        *("none", "open again", "another namespace", "another port", "another address", "open for every address"),
-        *("the client end", "another process"),
-    ],
-)
-def test_no_listener_of_this_end_was_closed(
-    tracker: Tracker, listeners: tuple[Samples, ...], fields: dict[str, Any]
-) -> None:
-    assert listener_of_a_close(tracker, *listeners, **fields) is None
-
-
-@pytest.mark.parametrize(
-    ("later", "remembered"),
-    [
-        ([(f"10.0.1.{n}", 9092) for n in range(3)], True),
-        ([(f"10.0.1.{n}", 9092) for n in range(4)], False),
-        ([("10.0.0.1", 10_000 + n) for n in range(255)], True),
-        ([("10.0.0.1", 10_000 + n) for n in range(256)], False),
-    ],
-    ids=["4 addresses", "5 addresses", "256 ports", "257 ports"],
-)
-def test_closed_listeners_of_256_ports_are_remembered_at_four_addresses_each(
-    tracker: Tracker, later: list[tuple[str, int]], remembered: bool
-) -> None:
-    others = [listener(closed=True, netns=7, local=local, ts_ns=3 * SECOND_NS) for local in later]
-    assert (listener_of_a_close(tracker, SHUT, *others) is not None) == remembered
 
 
 def test_a_reset_without_a_socket_is_reported_with_its_addresses(tracker: Tracker) -> None:
