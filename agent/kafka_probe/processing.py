@@ -114,8 +114,8 @@ class Processor:
             self.load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
-                self.tracker.close(sample)
-                self.flows.close(int(sample["conn"]))
+                if self.tracker.close(sample):
+                    self.flows.close(int(sample["conn"]))
             else:
                 self.forget(int(sample["conn"]))
 

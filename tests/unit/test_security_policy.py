@@ -140,7 +140,7 @@ HTTP_SERVER = (
     f"{query.SORTED:,} rows of a list that is being sorted",
     f"An answer of more than 4 KiB is sent in parts of {exposition.PART_BYTES >> 10} KiB",
     f"the kernel keeps up to {(2 * server.BUFFER_BYTES >> 10) + 64} KiB of it for a client that does not read",
-    f"From {http_connection.UNREAD_S:g} s after the end of the connection it may drop",
+    f"once the client has taken nothing for {http_connection.UNREAD_S:g} s",
     f"With `--listen-certfile` the connections take {mib(TLS_BYTES)} MiB more",
     f"one request of at most {http_connection.REQUEST_BYTES >> 10} KiB and {http_connection.REQUEST_LINES} lines",
     f"label sets of a table have {traffic.LABEL_BYTES} bytes on average, and each has up to {traffic.ERRORS}",

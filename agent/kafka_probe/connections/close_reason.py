@@ -9,7 +9,7 @@ from kafka_probe.events import CloseFacts
 from kafka_probe.protocol.schemas import apis
 
 JUST_NS = 1_000_000_000
-"""Time in ns: an event this soon after another is taken as its consequence."""
+"""An event within this time of another, in ns, counts as its consequence."""
 _FIN_WAIT1, _CLOSE, _CLOSE_WAIT = 4, 7, 8  # include/net/tcp_states.h
 _RECEIVE = 1  # enum direction of bpf/sock.h
 # Errors that tcp_write_err() sets: the last ICMP error if there was one, else ETIMEDOUT.

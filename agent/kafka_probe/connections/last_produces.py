@@ -46,7 +46,8 @@ class LastProduce:
 class LastProduces:
     """The latest such request of each connection, up to `limit_bytes`.
 
-    Requests of closed connections are kept until the close is settled, even if open connections send many.
+    Requests of closed connections are kept until the close is settled. They may use half of the limit, even if open
+    connections send many.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -55,6 +56,7 @@ class LastProduces:
         # By the kernel's id of the connection.
         self._open: OrderedDict[int, LastProduce] = OrderedDict()
         self._closed: OrderedDict[int, LastProduce] = OrderedDict()
+        self._closed_bytes = 0  # with a shape for each
         self._of_shapes = Counter[int]()  # requests by the number of their shape
 
     def see(self, grouped: FramesByConnection) -> None:
@@ -75,16 +77,20 @@ class LastProduces:
             if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * OF_REQUEST:
                 self._keep(request)
         while self.held_bytes > self._limit_bytes:
-            self.take(next(iter(self._closed if len(self._closed) > len(self._open) else self._open)))
+            crowded = not self._open or self._closed_bytes > self._limit_bytes / 2
+            self.take(next(iter(self._closed if crowded else self._open)))
 
     def close(self, conn: int) -> None:
         """Keep the request of a connection that was closed, by the kernel's id, if it has one."""
         if request := self._open.pop(conn, None):
             self._closed[conn] = request
+            self._closed_bytes += request.held_bytes + shape_bytes(request.shape)
 
     def take(self, conn: int) -> LastProduce | None:
         """Return and forget the request of a connection, by the kernel's id; None if it is not kept."""
-        request = self._open.pop(conn, None) or self._closed.pop(conn, None)
+        request = self._open.pop(conn, None)
+        if not request and (request := self._closed.pop(conn, None)):
+            self._closed_bytes -= request.held_bytes + shape_bytes(request.shape)
         if request:
             _, number = request.key
             self.held_bytes -= request.held_bytes

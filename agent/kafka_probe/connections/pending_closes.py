@@ -142,7 +142,12 @@ class PendingCloses:
     def _listener_closed_us(self, closed: PendingClose) -> int | None:
         identity = closed.connection.identity
         address, _, port = identity.local.rpartition(":")
-        listeners = self._listeners.get((identity.netns, port, closed.connection.workload.pid), {})
+        pid = closed.connection.workload.pid
+        if pid is None:  # the owner is unknown, for example beyond `workload_limit`
+            of_port = (of for (netns, at, _), of in self._listeners.items() if (netns, at) == (identity.netns, port))
+            listeners = {listened: ns for of in of_port for listened, ns in of.items()}
+        else:
+            listeners = self._listeners.get((identity.netns, port, pid), {})
         closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
         if not (closed_ns and identity.server_side):
             return None

@@ -178,17 +178,21 @@ class Tracker:
         """Note that all parts of the list were added, or that there is no list."""
         self._seen = None
 
-    def close(self, sample: Sample) -> None:
-        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
+    def close(self, sample: Sample) -> bool:
+        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before.
+
+        Return True if it is kept until it is settled.
+        """
         connection = self._connections.get(int(sample["conn"]))
         if connection is None or connection.closed:
             self.losses["connection_unknown"] += 1
-            return
+            return False
         self._end(connection)
-        if self._has_slot_for_end():
-            self._pending_closes.add(connection, sample)
-        else:
+        if not self._has_slot_for_end():
             self._leave_out_close(connection, sample)
+            return False
+        self._pending_closes.add(connection, sample)
+        return True
 
     def gone(self, conn: int) -> Connection | None:
         """Delete a connection of which no sample can follow; return it if it was known."""

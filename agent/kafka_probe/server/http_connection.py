@@ -27,11 +27,11 @@ WRITE_BUFFER_BYTES = 1 << 14
 PATIENCE_S = 10.0
 """Time for the request to arrive. Its response has until twice this time after the connection began."""
 UNREAD_S = 3.0
-"""Time after the end of a connection in which a slow client may take the rest; then the kernel may drop it."""
+"""Time in which the client of a closed connection takes nothing, after which the kernel may drop the rest."""
 
 
 class _AcceptedSocket(socket.socket):
-    """An accepted socket. After its close the kernel keeps what the client has not taken for UNREAD_S only."""
+    """An accepted socket. After its close the kernel drops what the client does not take, see UNREAD_S."""
 
     def close(self) -> None:
         with suppress(OSError):  # it is closed already
