@@ -52,7 +52,7 @@ static inline int is_incomplete(struct conn *conn)
 
 // Give the chain up if an answer shows that it may not consist of requests. No server answers an incomplete request. One that began
 // with a call may be incomplete while earlier requests are answered. How many of them are in flight is not known, so each chain
-// that is given up doubles the tolerated number.
+// given up here doubles the tolerated number.
 static inline void check_chain(struct conn *conn, u32 correlation_id, int matched)
 {
 	u8 direction = request_direction(conn);
@@ -99,7 +99,8 @@ static inline void start_chain(struct conn *conn, struct cursor *c, u32 correlat
 	c->lock = TENTATIVE;
 }
 
-// Store a request of the chain. If too many are not answered, forget those of the chain.
+// Store a request of the chain. If too many are not answered, forget those of the chain, or search anew if the others alone are
+// too many.
 static inline void keep_chained(struct conn *conn, struct cursor *c, u32 api_key, u32 correlation_id)
 {
 	struct in_flight entry = { .correlation_id = correlation_id, .api_key = api_key, .unsure = 1 };

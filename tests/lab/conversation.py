@@ -100,10 +100,12 @@ def transfer(
     read: Read = receive_all,
 ) -> None:
     """Move the bytes; as many as the sockets' buffers accept are written before the first read."""
+    if len(data) <= BUFFER_BYTES:
+        write(sender, data)
+        read(receiver, len(data))
+        return
     writer = Thread(target=write, args=(sender, data))
     writer.start()
-    if len(data) <= BUFFER_BYTES:
-        writer.join(TIMEOUT_S)
     read(receiver, len(data))
     writer.join(TIMEOUT_S)
     assert not writer.is_alive()
