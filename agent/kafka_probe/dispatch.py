@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.connection import Connection
@@ -27,14 +27,17 @@ class Dispatcher:
         self._flows = flows
         self._namings: dict[Key, tuple[Connection, Naming | None]] = {}  # of the counted shapes of Fetch
 
-    def add(self, batch: Iterable[Frames]) -> None:
-        """Pass on the frames of a batch. Their order affects only what connections and fetch sessions learn."""
+    def add(self, batch: Iterable[Frames], closing: Mapping[int, int]) -> None:
+        """Pass on the frames of a batch. Their order affects only what connections and fetch sessions learn.
+
+        closing: see Flows.add.
+        """
         grouped = [FramesByConnection.of(frames, self._tracker.of_frames) for frames in sorted(batch, key=_first_seen)]
         for of_shape in grouped:
             for key, connection, _, _ in of_shape.runs:
                 if connection and not self._flows.counts(key):
                     self._learn(connection, of_shape.frames.shape.facts)
-        self._flows.add(grouped)
+        self._flows.add(grouped, closing)
         self._follow_sessions(of_shape for of_shape in grouped if of_shape.frames.shape.facts.api_key in FETCHES)
 
     def report(

@@ -8,7 +8,7 @@ responses, and the order in which topic names were used.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -113,35 +113,45 @@ class Flows:
         """Return True if the shape has a count of its own on the connection in this interval."""
         return key in self._counts
 
-    def add(self, batch: Sequence[FramesByConnection]) -> None:
-        """Count the frames of a batch."""
+    def add(self, batch: Sequence[FramesByConnection], closing: Mapping[int, int]) -> None:
+        """Count the frames of a batch.
+
+        closing: connections that are closed after it and whose last request the broker may have refused, by the
+        kernel's ids, and times of the closes, CLOCK_MONOTONIC in ns.
+        """
+        for conn, closed_ns in closing.items():
+            self._last_produces.close(conn, closed_ns)
         for grouped in batch:
             self._refusals.see(grouped.frames)
-            self._last_produces.see(grouped)
+            self._last_produces.see(grouped, closing)
         for grouped in batch:
             self._add(grouped)
 
-    def close(self, conn: int) -> None:
-        """Keep the last Produce with acks=0 of a closed connection, by the kernel's id, until the close is settled."""
-        self._last_produces.close(conn)
+    def forget(self, conn: int) -> None:
+        """Drop what is kept of a connection, by the kernel's id. It stays until a close that may refuse it is settled."""
+        self._last_produces.forget(conn)
 
-    def settle(self, connection: Connection, refused_request_bytes: int | None) -> None:
-        """Count the last Produce with acks=0 of a closed connection as not written if the broker refused it.
+    def settle(self, refusals: Iterable[tuple[Connection, int]], until_ns: int) -> None:
+        """Count the Produce requests with acks=0 that brokers refused by their closes as not written.
 
-        refused_request_bytes: the size of the refused request, by the close; None: the close refused none.
+        refusals: connections with the size of the refused request; until_ns: closes up to this time are settled.
         """
+        for connection, request_bytes in refusals:
+            self._refuse(connection, request_bytes)
+        self._last_produces.settle(until_ns)
+
+    def _refuse(self, connection: Connection, request_bytes: int) -> None:
         last = self._last_produces.take(connection.identity.conn)
-        if refused_request_bytes is None:
-            return
-        if last is None or last.frame_bytes != refused_request_bytes:
+        if last is None or last.frame_bytes != request_bytes:
             self.losses["refusal_unmatched"] += 1
             return
         sums = last.sums()
         count = self._count(connection, last.key, last.shape, Counter())
         if count.kept and not self._take(connection, _REFUSED_TOPIC_BYTES * len(sums)):
             count = _Count.of(connection, last.shape)
-        _refuse(count, sums)
+        _add_refused(count, sums)
         if not count.kept:
+            self.losses["flow_limit"] += 1
             self._sum_other(count, self._other)
 
     def _add(self, grouped: FramesByConnection) -> None:
@@ -161,7 +171,7 @@ class Flows:
             count.bytes += sizes[i]
             count.values += values[i]
             count.latency.update(latency)
-            _refuse(count, refused.get(key[0], {}))
+            _add_refused(count, refused.get(key[0], {}))
             if not count.kept:
                 self._sum_other(count, self._other)
 
@@ -342,7 +352,7 @@ _OF_TOPICS = (
 SUMMED = (*_OF_TOPICS, MeasureKind.THROTTLE_MS)
 
 
-def _refuse(count: _Count, sums: Sums) -> None:
+def _add_refused(count: _Count, sums: Sums) -> None:
     for topic, of_topic in sums.items():
         count.refused.setdefault(topic, Counter()).update(of_topic)
 

@@ -68,6 +68,7 @@ class Processor:
         """Delete a connection of which no sample can follow, by the kernel's id."""
         connection = self.tracker.gone(conn)
         self.reader.forget(conn)
+        self.flows.forget(conn)
         if connection and self._exchanges:
             self._send(self._exchanges.end(connection, WallClock.now()))
 
@@ -76,8 +77,7 @@ class Processor:
 
         Call it every second.
         """
-        for connection, refused_request_bytes in self.tracker.settle(until_ns):
-            self.flows.settle(connection, refused_request_bytes)
+        self.flows.settle(self.tracker.settle(until_ns), until_ns)
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -106,7 +106,7 @@ class Processor:
         for sample in samples[others]:
             self.tracker.take(sample)
         batch = list(self.reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
-        self.dispatcher.add(batch)
+        self.dispatcher.add(batch, self.tracker.refusing(samples[kinds == SampleKind.CLOSE]))
         self._brokers.read_on()
         if self._exchanges:
             self._send(self._exchanges.pair(batch, WallClock.now()))
@@ -114,8 +114,7 @@ class Processor:
             self.load_shedding.skip(batch)
         for sample, kind in zip(samples[ends], kinds[ends].tolist(), strict=True):
             if kind == SampleKind.CLOSE:
-                if self.tracker.close(sample):
-                    self.flows.close(int(sample["conn"]))
+                self.tracker.close(sample)
             else:
                 self.forget(int(sample["conn"]))
 

@@ -52,7 +52,7 @@ class Watched:
             self.tracker.take(opened(conn)[0])
 
     def see(self, *records: Samples) -> None:
-        self.dispatcher.add(self.reader.read(stream(*records)))
+        self.dispatcher.add(self.reader.read(stream(*records)), {})
 
     def report(self) -> list[Any]:
         events = [event for event in self.dispatcher.report(INTERVAL) if event]

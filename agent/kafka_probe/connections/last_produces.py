@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from kafka_probe.connections.grouping import FramesByConnection, Key
 from kafka_probe.connections.refusals import OF_REQUEST, SUMMED, Sums
@@ -19,7 +20,7 @@ class LastProduce:
     """A Produce request.
 
     key: connection and shape; values: (measures,) of the shape; frame_bytes: its size; order: its time in ns and its
-    place in the batch.
+    place in the batch; closed_ns: time of the close that may have refused it, None before.
     """
 
     key: Key
@@ -27,6 +28,7 @@ class LastProduce:
     values: Integers
     frame_bytes: int
     order: tuple[int, int]
+    closed_ns: int | None
 
     def sums(self) -> Sums:
         """Return the records of the request by topic."""
@@ -43,54 +45,28 @@ class LastProduce:
         return _REQUEST_BYTES + _MEASURE_BYTES * len(self.values)
 
 
-class LastProduces:
-    """The latest such request of each connection, up to `limit_bytes`.
+class _Requests:
+    """Requests in the order in which they were put, each by the kernel's id of its connection."""
 
-    Requests of closed connections are kept until the close is settled. They may use half of the limit, even if open
-    connections send many.
-    """
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+    def __init__(self) -> None:
         self.held_bytes = 0
-        # By the kernel's id of the connection.
-        self._open: OrderedDict[int, LastProduce] = OrderedDict()
-        self._closed: OrderedDict[int, LastProduce] = OrderedDict()
-        self._closed_bytes = 0  # with a shape for each
+        self._by_conn: OrderedDict[int, LastProduce] = OrderedDict()
         self._of_shapes = Counter[int]()  # requests by the number of their shape
 
-    def see(self, grouped: FramesByConnection) -> None:
-        """Keep the last frame of each connection if the frames are Produce requests with acks=0."""
-        frames = grouped.frames
-        shape, facts = frames.shape, frames.shape.facts
-        if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks != 0:
-            return
-        times, sizes = frames.column("ts_ns"), frames.column("frame_bytes")
-        for key, connection, _, end in grouped.runs:
-            row = grouped.order[end - 1]
-            order = int(times[row]), int(frames.index[row])
-            known = self._open.get(key[0])
-            if connection is None or (known and known.order > order):  # its frames of another shape came later
-                continue
-            self.take(key[0])
-            request = LastProduce(key, shape, frames.values[row].copy(), int(sizes[row]), order)
-            if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * OF_REQUEST:
-                self._keep(request)
-        while self.held_bytes > self._limit_bytes:
-            crowded = not self._open or self._closed_bytes > self._limit_bytes / 2
-            self.take(next(iter(self._closed if crowded else self._open)))
+    def get(self, conn: int) -> LastProduce | None:
+        return self._by_conn.get(conn)
 
-    def close(self, conn: int) -> None:
-        """Keep the request of a connection that was closed, by the kernel's id, if it has one."""
-        if request := self._open.pop(conn, None):
-            self._closed[conn] = request
-            self._closed_bytes += request.held_bytes + shape_bytes(request.shape)
+    def put(self, request: LastProduce) -> None:
+        conn, number = request.key
+        self._by_conn[conn] = request
+        self.held_bytes += request.held_bytes
+        if not self._of_shapes[number]:  # the reader may drop its shapes
+            self.held_bytes += shape_bytes(request.shape)
+        self._of_shapes[number] += 1
 
     def take(self, conn: int) -> LastProduce | None:
-        """Return and forget the request of a connection, by the kernel's id; None if it is not kept."""
-        request = self._open.pop(conn, None)
-        if not request and (request := self._closed.pop(conn, None)):
-            self._closed_bytes -= request.held_bytes + shape_bytes(request.shape)
+        """Return and forget the request of a connection; None if there is none."""
+        request = self._by_conn.pop(conn, None)
         if request:
             _, number = request.key
             self.held_bytes -= request.held_bytes
@@ -100,10 +76,73 @@ class LastProduces:
                 self.held_bytes -= shape_bytes(request.shape)
         return request
 
-    def _keep(self, request: LastProduce) -> None:
-        conn, number = request.key
-        self._open[conn] = request
-        self.held_bytes += request.held_bytes
-        if not self._of_shapes[number]:  # the reader may drop its shapes
-            self.held_bytes += shape_bytes(request.shape)
-        self._of_shapes[number] += 1
+    def drop_oldest(self) -> None:
+        """Forget the request that was put first. There must be one."""
+        self.take(next(iter(self._by_conn)))
+
+    def oldest(self) -> LastProduce | None:
+        """Return the request that was put first; None if there is none."""
+        return next(iter(self._by_conn.values()), None)
+
+
+class LastProduces:
+    """The latest such request of each connection, up to `limit_bytes`.
+
+    Those that a close may have refused are kept until the close is settled. They may use half of the limit, even if
+    open connections send many. Connections are given by the kernel's ids.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._open, self._closed = _Requests(), _Requests()
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory of the requests in bytes."""
+        return self._open.held_bytes + self._closed.held_bytes
+
+    def see(self, grouped: FramesByConnection, closing: Mapping[int, int]) -> None:
+        """Keep the last frame of each connection if the frames are Produce requests with acks=0.
+
+        closing: connections whose close comes after the frames and may refuse the request, with its time.
+        """
+        frames = grouped.frames
+        shape, facts = frames.shape, frames.shape.facts
+        if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks != 0:
+            return
+        times, sizes = frames.column("ts_ns"), frames.column("frame_bytes")
+        for key, connection, _, end in grouped.runs:
+            conn, row = key[0], grouped.order[end - 1]
+            order = int(times[row]), int(frames.index[row])
+            known = self._open.get(conn) or self._closed.get(conn)
+            if connection is None or (known and known.order > order):  # its frames of another shape came later
+                continue
+            self.take(conn)
+            closed_ns = closing.get(conn, known.closed_ns if known else None)
+            request = LastProduce(key, shape, frames.values[row].copy(), int(sizes[row]), order, closed_ns)
+            if request.held_bytes + shape_bytes(shape) <= self._limit_bytes * OF_REQUEST:
+                self._put(request)
+
+    def close(self, conn: int, closed_ns: int) -> None:
+        """Keep the request of a connection until its close at this time, which may refuse it, is settled."""
+        if request := self._open.take(conn):
+            self._put(replace(request, closed_ns=closed_ns))
+
+    def forget(self, conn: int) -> None:
+        """Forget the request of a connection, unless its close is not settled."""
+        self._open.take(conn)
+
+    def take(self, conn: int) -> LastProduce | None:
+        """Return and forget the request of a connection; None if it is not kept."""
+        return self._open.take(conn) or self._closed.take(conn)
+
+    def settle(self, until_ns: int) -> None:
+        """Forget the requests of closes up to this time, which were left out of the report."""
+        while (oldest := self._closed.oldest()) and oldest.closed_ns is not None and oldest.closed_ns <= until_ns:
+            self._closed.drop_oldest()
+
+    def _put(self, request: LastProduce) -> None:
+        (self._open if request.closed_ns is None else self._closed).put(request)
+        while self.held_bytes > self._limit_bytes:
+            crowded = not self._open.held_bytes or self._closed.held_bytes > self._limit_bytes / 2
+            (self._closed if crowded else self._open).drop_oldest()

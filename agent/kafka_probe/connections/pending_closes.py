@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import Self
 
 import numpy as np
 
@@ -22,7 +23,7 @@ from kafka_probe.workloads import WorkloadResolver
 SETTLED_NS = 1_000_000_000
 _NO_RESPONSE_AT = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
-_PORTS, _ADDRESSES = 256, 4  # most ports and processes of closed listeners that are kept, and addresses of each: 1 MiB
+_LISTENERS, _ADDRESSES = 256, 4  # most ports of processes with closed listeners, and addresses of each: 1 MiB
 
 
 @dataclass(slots=True)
@@ -39,12 +40,17 @@ class PendingClose:
     owner_ended: bool | None = None
     listener_closed_us: int | None = None
 
+    @classmethod
+    def of(cls, connection: Connection, sample: Sample) -> Self:
+        """Return a close that is not settled."""
+        return cls(connection, int(sample["ts_ns"]), sample.tobytes())
+
     @property
     def refused_request_bytes(self) -> int | None:
         """Return the size of the last request if its broker closed the connection right after it; None otherwise.
 
         Only of a Produce with acks=0: it has no response, so a broker closes the connection to refuse it. A broker that
-        stops closes it, too, which the client's end cannot know. Call this on a close that is settled.
+        stops closes it, too, which the client's end cannot know, and the server's end only after the close is settled.
         """
         if not self.packed[_NO_RESPONSE_AT]:
             return None
@@ -93,15 +99,14 @@ class PendingCloses:
             del closed[next(iter(closed))]
         if closed:
             self._listeners[key] = closed
-        if len(self._listeners) > _PORTS:
+        if len(self._listeners) > _LISTENERS:
             del self._listeners[next(iter(self._listeners))]
 
-    def add(self, connection: Connection, sample: Sample) -> None:
-        """Keep a connection and its CLOSE sample until it is reported.
+    def add(self, closed: PendingClose) -> None:
+        """Keep a closed connection until it is reported.
 
         The order of the samples may differ by some milliseconds: a CPU can be interrupted after it took the time.
         """
-        closed = PendingClose(connection, int(sample["ts_ns"]), sample.tobytes())
         later = takewhile(lambda one: one.ended_ns > closed.ended_ns, reversed(self._waiting))
         self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
 
@@ -140,15 +145,13 @@ class PendingCloses:
             yield self._settled.popleft()
 
     def _listener_closed_us(self, closed: PendingClose) -> int | None:
-        identity = closed.connection.identity
-        address, _, port = identity.local.rpartition(":")
-        pid = closed.connection.workload.pid
-        if pid is None:  # the owner is unknown, for example beyond `workload_limit`
-            of_port = (of for (netns, at, _), of in self._listeners.items() if (netns, at) == (identity.netns, port))
-            listeners = {listened: ns for of in of_port for listened, ns in of.items()}
-        else:
-            listeners = self._listeners.get((identity.netns, port, pid), {})
-        closed_ns = [listeners[listened] for listened in (address, *_ANY) if listened in listeners]
-        if not (closed_ns and identity.server_side):
+        identity, pid = closed.connection.identity, closed.connection.workload.pid
+        if not identity.server_side:
             return None
-        return max(closing_ns(closed.sample) - max(closed_ns), 0) // 1000
+        address, _, port = identity.local.rpartition(":")
+        if pid is None:  # the owner is unknown, for example beyond `workload_limit`: any process's listener counts
+            listeners = [of for (netns, at, _), of in self._listeners.items() if (netns, at) == (identity.netns, port)]
+        else:
+            listeners = [self._listeners.get((identity.netns, port, pid), {})]
+        closed_ns = [of[listened] for of in listeners for listened in (address, *_ANY) if listened in of]
+        return max(closing_ns(closed.sample) - max(closed_ns), 0) // 1000 if closed_ns else None

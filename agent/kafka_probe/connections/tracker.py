@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 
-from kafka_probe.capture.sample import Protocol, Sample, SampleKind
+from kafka_probe.capture.sample import Protocol, Sample, SampleKind, Samples
 from kafka_probe.connections import conntrack
 from kafka_probe.connections.activity import ACTIVITY_BYTES, ACTIVITY_LIMIT, UNCOUNTED, ConnectionActivity
 from kafka_probe.connections.clients import OF_CONSUMERS, Clients
@@ -20,7 +20,7 @@ from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
-from kafka_probe.connections.pending_closes import PendingCloses
+from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
 from kafka_probe.connections.repeats import Repeats, SocketEnds
 from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenCountFacts, OpenEvent, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
@@ -178,21 +178,28 @@ class Tracker:
         """Note that all parts of the list were added, or that there is no list."""
         self._seen = None
 
-    def close(self, sample: Sample) -> bool:
-        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before.
+    def refusing(self, closes: Samples) -> dict[int, int]:
+        """Return the connections that brokers may have closed to refuse a request: the kernel's ids and times in ns.
 
-        Return True if it is kept until it is settled.
+        closes: CLOSE samples that `close` gets next.
         """
+        ends = ((self._connections.get(int(sample["conn"])), sample) for sample in closes)
+        pending = [PendingClose.of(connection, sample) for connection, sample in ends if connection]
+        return {
+            each.connection.identity.conn: each.ended_ns for each in pending if each.refused_request_bytes is not None
+        }
+
+    def close(self, sample: Sample) -> None:
+        """Process a CLOSE sample: the connection has ended, and its owner may only read data received before."""
         connection = self._connections.get(int(sample["conn"]))
         if connection is None or connection.closed:
             self.losses["connection_unknown"] += 1
-            return False
+            return
         self._end(connection)
-        if not self._has_slot_for_end():
+        if self._has_slot_for_end():
+            self._pending_closes.add(PendingClose.of(connection, sample))
+        else:
             self._leave_out_close(connection, sample)
-            return False
-        self._pending_closes.add(connection, sample)
-        return True
 
     def gone(self, conn: int) -> Connection | None:
         """Delete a connection of which no sample can follow; return it if it was known."""
@@ -224,12 +231,14 @@ class Tracker:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
-    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int | None]]:
+    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int]]:
         """Move closes that are final by then to the next report, see pending_closes.py. Call it every second.
 
-        Return their connections, each with the size of the last request if the broker closed it to refuse that.
+        Return the connections that brokers closed to refuse the last request, each with the size of the request.
         """
-        return ((closed.connection, closed.refused_request_bytes) for closed in self._pending_closes.settle(until_ns))
+        settled = self._pending_closes.settle(until_ns)
+        refused = ((closed.connection, closed.refused_request_bytes) for closed in settled)
+        return ((connection, size) for connection, size in refused if size is not None)
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
         """Yield the events of the resets and opens that are not reported yet, within the limit.

@@ -112,7 +112,7 @@ class CloseEvent(ConnectionFacts, CloseFacts, ActivityFacts, Stamped):
     listener_closed_us: Annotated[
         int | None,
         "server side: time since the listening socket of its port was closed, µs; 0: up to a second later; null: it is "
-        "open, or was closed before the agent started or by process exit, or 256 other ports closed since",
+        "open, or was closed before the agent started or by process exit, or 256 other listeners closed since",
     ]
 
 

@@ -27,7 +27,7 @@ WRITE_BUFFER_BYTES = 1 << 14
 PATIENCE_S = 10.0
 """Time for the request to arrive. Its response has until twice this time after the connection began."""
 UNREAD_S = 3.0
-"""Time in which the client of a closed connection takes nothing, after which the kernel may drop the rest."""
+"""After a close, the kernel may drop the rest once the client has taken nothing for this long."""
 
 
 class _AcceptedSocket(socket.socket):

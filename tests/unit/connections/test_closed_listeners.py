@@ -41,8 +41,10 @@ def test_one_of_every_address_was_that_of_each(tracker: Tracker, address: str) -
     assert listener_of_a_close(tracker, shut) == 2_000_000
 
 
-def test_that_of_any_process_counts_if_the_owner_of_the_connection_is_unknown(tracker: Tracker) -> None:
-    assert listener_of_a_close(tracker, SHUT, tgid=0) == 2_000_000
+def test_the_last_of_any_process_counts_if_the_owner_of_the_connection_is_unknown(tracker: Tracker) -> None:
+    earlier = listener(closed=True, netns=NETNS, tgid=STRANGER, ts_ns=SECOND_NS)
+    elsewhere = listener(closed=True, netns=NETNS, tgid=STRANGER, local=("10.0.0.2", 9092), ts_ns=4 * SECOND_NS)
+    assert listener_of_a_close(tracker, earlier, SHUT, elsewhere, tgid=0) == 2_000_000
 
 
 def test_a_listener_that_another_process_opens_does_not_hide_that_it_was_closed(tracker: Tracker) -> None:

@@ -20,6 +20,7 @@ from tests.builders.samples import (
     Samples,
     by_hand,
     closed,
+    gone,
     listener,
     opened,
 )
@@ -112,16 +113,49 @@ def test_a_request_of_another_size_than_the_close_has_is_not_the_one_that_was_re
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 1
 
 
-def test_requests_of_open_connections_displace_none_of_a_closed_one() -> None:
+BY_CLIENT = {**REFUSED, **JUST_NOW, "first_state": ESTABLISHED_TO_CLOSE_WAIT}
+
+
+@pytest.mark.parametrize("others", ["before", "after", "closed by their clients"])
+def test_requests_of_others_displace_none_that_a_close_refused(others: str) -> None:
     fed = Fed()
-    fed.see(opened(server_side=True, **BROKER), produced(7))
-    fed.see(closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW))
-    others = range(2, 4000)
-    fed.see(*(opened(conn, server_side=True) for conn in others))
-    fed.see(*(produced(1, conn=conn) for conn in others))
+    fed.see(opened(server_side=True, **BROKER), *(opened(conn, server_side=True) for conn in range(2, 1500)))
+    request, refusal = produced(7), closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW)
+    requests = [produced(1, conn=conn, ts_ns=1) for conn in range(2, 1500)]
+    if others == "before":
+        fed.see(request, *requests, refusal)
+    else:
+        fed.see(request, refusal)
+        closes = [closed(conn, ts_ns=CLOSED_NS, **BY_CLIENT) for conn in range(2, 1500)]
+        fed.see(*requests, *(closes if others == "closed by their clients" else ()))
     fed.report()
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 0
     assert sum(records for _, _, records in refused(fed)) == 7
+
+
+def test_nothing_is_kept_of_connections_that_are_gone_or_whose_close_was_left_out() -> None:
+    fed = Fed()
+    last = fed.processor.flows._last_produces
+    fed.see(*(opened(conn, server_side=True) for conn in (1, 2)), *(produced(1, conn=conn) for conn in (1, 2)))
+    fed.see(gone(1))
+    assert (last.take(1), last.take(2) is None) == (None, False)
+    fed.see(produced(1, conn=2), closed(2, ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW), gone(2))
+    assert fed.processor.tracker._pending_closes.drop_oldest()
+    assert last.held_bytes
+    fed.report()
+    assert last.held_bytes == 0
+
+
+def test_a_refusal_without_memory_of_its_own_is_counted_as_a_loss() -> None:
+    fed = Fed()
+    fed.see(opened(server_side=True, **BROKER), produced(7))
+    fed.report()
+    fed.processor.flows._budget_bytes = 0
+    fed.see(closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW))
+    fed.report()
+    assert refused(fed) == [(1, 7, 0), (0, 0, 7)]
+    assert fed.events("flow")[-1]["conn_id"] is None
+    assert fed.events("agent")[-1]["losses"]["flow_limit"] == 1
 
 
 @pytest.fixture
@@ -137,7 +171,7 @@ def kept(tracker: Tracker, batches: list[Samples], limit_bytes: int) -> LastProd
     last, reader = LastProduces(limit_bytes), FrameReader(SUMMED)
     for batch in batches:
         for frames in reader.read(batch):
-            last.see(FramesByConnection.of(frames, tracker.of_frames))
+            last.see(FramesByConnection.of(frames, tracker.of_frames), {})
             assert last.held_bytes <= limit_bytes
     return last
 
@@ -163,14 +197,18 @@ def test_a_request_that_would_displace_those_of_others_is_not_kept(tracker: Trac
 
 def test_a_request_is_forgotten_with_a_close_that_refuses_nothing() -> None:
     fed = refused_by({**REFUSED, "first_state": ESTABLISHED_TO_CLOSE_WAIT})
+    fed.see(gone())
     assert fed.processor.flows._last_produces.held_bytes == 0
 
 
-def test_requests_of_many_closed_connections_do_not_displace_all_of_open_ones(tracker: Tracker) -> None:
+def test_requests_of_closed_connections_and_of_open_ones_have_half_of_the_limit_each(tracker: Tracker) -> None:
     last, reader = LastProduces(100_000), FrameReader(SUMMED)
     for conn in range(1, 301):
         for frames in reader.read(produced(1, conn=conn)):
-            last.see(FramesByConnection.of(frames, tracker.of_frames))
-        if conn > 40:
-            last.close(conn)
-    assert all(last.take(conn) for conn in range(1, 41))
+            last.see(FramesByConnection.of(frames, tracker.of_frames), {})
+        if conn % 2:
+            last.close(conn, CLOSED_NS)
+    kept = [conn for conn in range(1, 301) if last.take(conn)]
+    of_closed, of_open = (sum(conn % 2 == odd for conn in kept) for odd in (1, 0))
+    assert of_closed > 50
+    assert of_open > 50

@@ -129,7 +129,7 @@ def test_whatever_clients_do_the_http_thread_stays_below_its_share(monkeypatch: 
         cpu_s, elapsed_s = cpu_s_of_threads("server-http"), time.monotonic() - began
     assert {answer.split(b"\r\n")[0] for answer in answers} == {b"HTTP/1.1 200 OK"}
     # Half as much again, for its credit at the start and the last turn, which no pause has followed yet. Without pauses
-    # the thread exceeds that as well.
+    # the thread exceeds even that.
     assert 0.1 < cpu_s < 1.5 * limits.HTTP_CPU_SHARE * elapsed_s
 
 
