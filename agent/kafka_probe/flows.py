@@ -128,7 +128,7 @@ class Flows:
             self._add(grouped)
 
     def forget(self, conn: int) -> None:
-        """Drop what is kept of a connection, by the kernel's id. It stays until a close that may refuse it is settled."""
+        """Drop the last Produce of a connection, by the kernel's id, except one that a close may have refused."""
         self._last_produces.forget(conn)
 
     def settle(self, refusals: Iterable[tuple[Connection, int]], until_ns: int) -> None:

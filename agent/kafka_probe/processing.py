@@ -61,8 +61,9 @@ class Processor:
 
         Inside a portion frames follow samples of other kinds and precede ends.
         """
+        closes = samples[samples["kind"] == SampleKind.CLOSE]
         for portion in portions(samples, DECODED_AT_ONCE):
-            self._consume_portion(portion)
+            self._consume_portion(portion, closes)
 
     def forget(self, conn: int) -> None:
         """Delete a connection of which no sample can follow, by the kernel's id."""
@@ -98,15 +99,18 @@ class Processor:
         """Return the counters of all these modules since the start, by name."""
         return {**self.reader.counters, **self._brokers.counters}
 
-    def _consume_portion(self, samples: Samples) -> None:
-        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end."""
+    def _consume_portion(self, samples: Samples, closes: Samples) -> None:
+        """Process frames after samples of other kinds but before ends: a connection's frames never follow its end.
+
+        closes: those of this portion and of later ones.
+        """
         kinds = samples["kind"]
         ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)
         others = (kinds != SampleKind.FRAME) & ~ends
         for sample in samples[others]:
             self.tracker.take(sample)
         batch = list(self.reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
-        self.dispatcher.add(batch, self.tracker.refusing(samples[kinds == SampleKind.CLOSE]))
+        self.dispatcher.add(batch, self.tracker.refusing(closes))
         self._brokers.read_on()
         if self._exchanges:
             self._send(self._exchanges.pair(batch, WallClock.now()))

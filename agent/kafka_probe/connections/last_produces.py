@@ -27,7 +27,7 @@ class LastProduce:
     shape: Shape
     values: Integers
     frame_bytes: int
-    order: tuple[int, int]
+    order: list[int]
     closed_ns: int | None
 
     def sums(self) -> Sums:
@@ -111,11 +111,11 @@ class LastProduces:
         if facts.api_key != ApiKey.PRODUCE or facts.response or facts.acks != 0:
             return
         times, sizes = frames.column("ts_ns"), frames.column("frame_bytes")
-        for key, connection, _, end in grouped.runs:
-            conn, row = key[0], grouped.order[end - 1]
-            order = int(times[row]), int(frames.index[row])
+        last = ((grouped.order[end - 1], key) for key, connection, _, end in grouped.runs if connection)
+        for *order, row, key in sorted((int(times[row]), int(frames.index[row]), row, key) for row, key in last):
+            conn, _ = key
             known = self._open.get(conn) or self._closed.get(conn)
-            if connection is None or (known and known.order > order):  # its frames of another shape came later
+            if known and known.order > order:  # its frames of another shape came later
                 continue
             self.take(conn)
             closed_ns = closing.get(conn, known.closed_ns if known else None)

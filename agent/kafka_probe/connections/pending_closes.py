@@ -14,16 +14,23 @@ from typing import Self
 
 import numpy as np
 
-from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample
+from kafka_probe.capture.sample import CLOSE_DATA, SAMPLE, Flag, Sample, Samples
 from kafka_probe.connections.close_reason import JUST_NS, closing_ns, read_close
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.identity import read_open
 from kafka_probe.workloads import WorkloadResolver
 
 SETTLED_NS = 1_000_000_000
-_NO_RESPONSE_AT = SAMPLE.fields["data"][1] + CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # they have fields
+_DATA_AT = SAMPLE.fields["data"][1]  # type: ignore[index]  # it has fields
+_NO_RESPONSE_AT = CLOSE_DATA.fields["no_response"][1]  # type: ignore[index]  # the same
 _ANY = "0.0.0.0", "[::]"  # local addresses of listeners on all addresses
 _LISTENERS, _ADDRESSES = 256, 4  # most ports of processes with closed listeners, and addresses of each: 1 MiB
+
+
+def without_response(closes: Samples) -> Samples:
+    """Return those CLOSE samples whose connection's last request is one that has no response."""
+    found: Samples = closes[closes["data"][:, _NO_RESPONSE_AT] != 0]
+    return found
 
 
 @dataclass(slots=True)
@@ -52,7 +59,7 @@ class PendingClose:
         Only of a Produce with acks=0: it has no response, so a broker closes the connection to refuse it. A broker that
         stops closes it, too, which the client's end cannot know, and the server's end only after the close is settled.
         """
-        if not self.packed[_NO_RESPONSE_AT]:
+        if not self.packed[_DATA_AT + _NO_RESPONSE_AT]:
             return None
         close, server_side = read_close(self.sample), self.connection.identity.server_side
         by_broker = close["closed_by"] == ("local" if server_side else "peer") and close["how"] in ("fin", "rst_sent")

@@ -20,7 +20,7 @@ from kafka_probe.connections.fetch_sessions import NamedFrames, Naming, Topic
 from kafka_probe.connections.identity import Identity, read_open
 from kafka_probe.connections.lifecycle_events import close_event, open_event, reset_event
 from kafka_probe.connections.open_counts import OpenCounts
-from kafka_probe.connections.pending_closes import PendingClose, PendingCloses
+from kafka_probe.connections.pending_closes import PendingClose, PendingCloses, without_response
 from kafka_probe.connections.repeats import Repeats, SocketEnds
 from kafka_probe.events import CloseEvent, FlowEvent, Nat, OpenCountFacts, OpenEvent, ResetEvent, WallClock
 from kafka_probe.memory import DEFAULT, Bounds
@@ -181,10 +181,12 @@ class Tracker:
     def refusing(self, closes: Samples) -> dict[int, int]:
         """Return the connections that brokers may have closed to refuse a request: the kernel's ids and times in ns.
 
-        closes: CLOSE samples that `close` gets next.
+        closes: CLOSE samples that `close` got or gets next.
         """
-        ends = ((self._connections.get(int(sample["conn"])), sample) for sample in closes)
-        pending = [PendingClose.of(connection, sample) for connection, sample in ends if connection]
+        ends = ((self._connections.get(int(sample["conn"])), sample) for sample in without_response(closes))
+        pending = [
+            PendingClose.of(connection, sample) for connection, sample in ends if connection and not connection.closed
+        ]
         return {
             each.connection.identity.conn: each.ended_ns for each in pending if each.refused_request_bytes is not None
         }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kafka_probe import processing
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.grouping import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduces
@@ -116,17 +117,19 @@ def test_a_request_of_another_size_than_the_close_has_is_not_the_one_that_was_re
 BY_CLIENT = {**REFUSED, **JUST_NOW, "first_state": ESTABLISHED_TO_CLOSE_WAIT}
 
 
-@pytest.mark.parametrize("others", ["before", "after", "closed by their clients"])
-def test_requests_of_others_displace_none_that_a_close_refused(others: str) -> None:
+@pytest.mark.parametrize("others", ["before", "in a portion before", "after", "closed by their clients"])
+def test_requests_of_others_displace_none_that_a_close_refused(others: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fed = Fed()
-    fed.see(opened(server_side=True, **BROKER), *(opened(conn, server_side=True) for conn in range(2, 1500)))
+    if others == "in a portion before":
+        monkeypatch.setattr(processing, "DECODED_AT_ONCE", 100_000)
+    fed.see(opened(server_side=True, **BROKER), *(opened(conn, server_side=True) for conn in range(2, 1100)))
     request, refusal = produced(7), closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW)
-    requests = [produced(1, conn=conn, ts_ns=1) for conn in range(2, 1500)]
-    if others == "before":
+    requests = [produced(1, conn=conn, ts_ns=1) for conn in range(2, 1100)]
+    if "before" in others:
         fed.see(request, *requests, refusal)
     else:
         fed.see(request, refusal)
-        closes = [closed(conn, ts_ns=CLOSED_NS, **BY_CLIENT) for conn in range(2, 1500)]
+        closes = [closed(conn, ts_ns=CLOSED_NS, **BY_CLIENT) for conn in range(2, 1100)]
         fed.see(*requests, *(closes if others == "closed by their clients" else ()))
     fed.report()
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 0
