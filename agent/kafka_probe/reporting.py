@@ -85,7 +85,7 @@ class Reporter:
         counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
-            # By now, not by the end of the interval: what was lost meanwhile may have ended later.
+            # The time of now: closes that were lost meanwhile may be later than the end of the interval.
             self._note_hidden(time.monotonic_ns())
             self._complete_until_ns = max(self._complete_until_ns, tracker.sent_until(settled_ns))
             yield self._agent_event(interval, counts, clock)

@@ -20,7 +20,7 @@ def main() -> None:
         if event.get("flow_id"):
             known = {name: value for name, value in event.items() if value is not None}
             ends.setdefault((event["flow_id"], event["side"]), {}).update(known)
-    # Not those of the agents themselves.
+    # Leave out the connections of the agents.
     accepted = [(flow, end) for (flow, side), end in ends.items() if side == "server" and not end.get("internal")]
     rows = [HEADINGS, *(row(end, ends.get((flow, "client"), {})) for flow, end in accepted)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

@@ -45,7 +45,7 @@ class LastProduce:
         return _REQUEST_BYTES + _MEASURE_BYTES * len(self.values)
 
 
-class _Requests:
+class _RequestTable:
     """Requests in the order in which they were put, each by the kernel's id of its connection."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ class LastProduces:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        self._open, self._closed = _Requests(), _Requests()
+        self._open, self._closed = _RequestTable(), _RequestTable()
 
     @property
     def held_bytes(self) -> int:

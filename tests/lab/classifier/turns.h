@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// A conversation in the making: what both ends say in turns, written byte by byte, and chance that a seed repeats.
+// Builds a conversation byte by byte: what each end sends in turn, chosen at random from a seed.
 #pragma once
 
 #define TURNS 16
