@@ -22,9 +22,10 @@ setup-nodes: ## install what `make test-nodes` needs as well
 demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
-test: setup-tests lint ## run lint, then the tests in two halves, side by side
+test: setup-tests ## run lint and one half of the tests, beside the other half
 	@nice -n 5 $(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
+	make lint || { kill $$beside; wait $$beside; exit 1; }; \
 	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%); host=$$?; \
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))

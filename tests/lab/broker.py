@@ -39,11 +39,12 @@ _METADATA = struct.pack(">hhih3si", 3, 1, 1, 3, b"lab", 0)
 
 
 class Broker:
-    """`with Broker(directory) as broker:` runs a broker from ready to orderly stopped, and removes its data.
+    """`with Broker(directory) as broker:` runs a broker from ready to killed, and removes its data.
 
     `port`: 0 takes a free one. `listeners`: further ones, by security protocol. `properties` override
-    server.properties. `keep` leaves the data. `joins`: the first broker of the cluster that this one joins. `stop`,
-    `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
+    server.properties. `keep`: it is stopped in order, and its data stay. `lasting`: for measurements and hours of work;
+    other brokers use the JVM's quick compiler alone. `joins`: the first broker of the cluster that this one joins.
+    `stop`, `kill` and `start` may be called in between: the ports and the data stay. The log is `log`.
 
     Raises:
         LabError: the broker did not start; the text ends with the log's tail.
@@ -59,6 +60,7 @@ class Broker:
         properties: Mapping[str, str] | None = None,
         heap_mb: int = 512,
         keep: bool = False,
+        lasting: bool = False,
         joins: Broker | None = None,
     ) -> None:
         self.directory = directory
@@ -70,6 +72,7 @@ class Broker:
         self._jmx_port = free_port()
         self._heap_mb = heap_mb
         self._keep = keep
+        self._compiler = () if lasting else SHORT_LIVED
         self._process: subprocess.Popen[bytes] | None = None
         self._listeners = listeners or {}
         self._joins = joins
@@ -89,7 +92,7 @@ class Broker:
 
     @property
     def pid(self) -> int:
-        """Process id of the running broker."""
+        """Return the process id of the running broker."""
         if self._process is None:
             raise LabError(f"the broker in {self.directory} is not running")
         return self._process.pid
@@ -110,6 +113,7 @@ class Broker:
         }
         options = [f"-Dcom.sun.management.jmxremote.{name}={value}" for name, value in jmx.items()]
         options.append("-Djava.rmi.server.hostname=127.0.0.1")
+        options += self._compiler
         command = java("kafka.Kafka", self._configuration, heap_mb=self._heap_mb, options=tuple(options))
         self._process = start(command, log=self.log)
         try:
@@ -169,8 +173,10 @@ class Broker:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.stop()
-        if not self._keep:
+        if self._keep:
+            self.stop()
+        else:
+            self.kill()
             shutil.rmtree(self._data, ignore_errors=True)
 
     def _at(self, port: int) -> str:

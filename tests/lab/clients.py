@@ -20,7 +20,7 @@ from typing import Literal
 from confluent_kafka import libversion
 
 from tests.lab.cgroups import cgroup, path_of
-from tests.lab.java import KAFKA_VERSION, java
+from tests.lab.java import KAFKA_VERSION, SHORT_LIVED, java
 from tests.lab.processes import PATIENCE, LabError, start, stop, tail
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +158,7 @@ def _python(
 
 def _java(client_id: str, api: Literal["Produce", "Fetch"], directory: Path, main_class: str, *flags: str) -> Client:
     report = directory / f"{client_id}.txt"
-    command = java(main_class, *flags)
+    command = java(main_class, *flags, options=SHORT_LIVED)
     return Client(client_id, api, ("clicks",), "apache-kafka-java", KAFKA_VERSION, "java", command, report)
 
 

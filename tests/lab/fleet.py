@@ -54,7 +54,7 @@ class Fleet:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Return the process id."""
         return self._running.pid
 
     def order(self, order: str) -> None:

@@ -9,8 +9,8 @@ from zipfile import ZipFile
 
 from tests.lab.processes import LabError
 
-# For programs that end after a second or two: less time to start, less memory.
-SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+# For programs that end soon: less time to start, less memory.
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 KAFKA_VERSION = "4.3.0"
 JARS = Path(__file__).parents[2] / "build" / "jars" / f"kafka-{KAFKA_VERSION}"
 

@@ -29,6 +29,11 @@ from tests.lab.processes import tail, wait_until
 
 LONG_AGO_US, FAR_AHEAD_US = NOON_US - 30 * 86_400_000_000, NOON_US + 3650 * 86_400_000_000
 LIMIT_S = 300  # starting Spark takes 10 s of two idle cores, minutes of busy ones
+# For a job that ends after some micro-batches: to compile code takes longer than to run it.
+_BRIEF = {
+    "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
+    "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+}
 _numbers = count()
 
 Moment = Callable[["Run"], bool]
@@ -117,7 +122,7 @@ class Run:
     @contextmanager
     def job(self, *more: str, env: Mapping[str, str] | None = None) -> Iterator[subprocess.Popen[bytes]]:
         command = [sys.executable, "-m", "kafka_probe_pipeline.job", *self.flags(*more)]
-        process = processes.start(command, log=self.log, env=env)
+        process = processes.start(command, log=self.log, env={**_BRIEF, **(env or {})})
         try:
             yield process
         finally:

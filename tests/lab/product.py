@@ -53,7 +53,7 @@ class Agent:
 
     @property
     def pid(self) -> int:
-        """Process id of the running agent."""
+        """Return the process id of the running agent."""
         if self._process is None:
             raise LabError("the agent is not running")
         return self._process.pid

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -55,17 +56,17 @@ class History:
         clock = Clock(self._number, _us(max(times_s, default=0)))
         self._diagnosis.look(reported, News.of(reported), clock, self._tables)
         reported.unpersist()
-        return self.connections.orderBy("key").collect()
+        return _sorted(self.connections, "key")
 
     def current(self) -> list[Row]:
         """Return the connections that are open, and those that were closed lately."""
         opens, closes = self._tables.opens.read(), self._tables.closes.read()
-        return connections.current(opens, closes, self._config).orderBy("key").collect()
+        return _sorted(connections.current(opens, closes, self._config), "key")
 
     def storms_after(self, *of: Event, at_s: float = 0) -> list[Row]:
         """Apply a batch; return the storms after it."""
         self.batch(*of, at_s=at_s)
-        return self._tables.storms.before(self._number + 1).orderBy("kind").collect()
+        return _sorted(self._tables.storms.before(self._number + 1), "kind")
 
     @property
     def agents(self) -> DataFrame:
@@ -82,6 +83,11 @@ def only(rows: list[Row]) -> Any:
     """Return the only row."""
     (row,) = rows
     return row
+
+
+def _sorted(rows: DataFrame, column: str) -> list[Row]:
+    """Return the rows by a column: Spark would need a second job to sort them."""
+    return sorted(rows.collect(), key=itemgetter(column))
 
 
 def _us(at_s: float) -> int:

@@ -84,8 +84,8 @@ class Lab:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self.watched = stack.enter_context(Broker(self.directory / "watched"))
-            self.sink = stack.enter_context(Broker(self.directory / "sink", keep=True))
+            self.watched = stack.enter_context(Broker(self.directory / "watched", lasting=True))
+            self.sink = stack.enter_context(Broker(self.directory / "sink", keep=True, lasting=True))
             honest = clients(self.watched.bootstrap, self.directory, records=_WITHOUT_END, rate=RATE)
             create_topics(self.watched.bootstrap, topics(honest), partitions=1)
             warm_up(self.watched.bootstrap)

@@ -61,7 +61,10 @@ class Run:
 def main() -> int:
     """Run all rounds; return the exit status: 1 if the agent lost anything of the honest load."""
     shutil.rmtree(DIRECTORY, ignore_errors=True)
-    with Broker(DIRECTORY / "watched") as broker, Broker(DIRECTORY / "sink", heap_mb=256) as sink:
+    with (
+        Broker(DIRECTORY / "watched", lasting=True) as broker,
+        Broker(DIRECTORY / "sink", heap_mb=256, lasting=True) as sink,
+    ):
         create_topics(broker.bootstrap, [TOPIC], partitions=1)
         records = calibrate(broker)
         observers: dict[str, Start] = {

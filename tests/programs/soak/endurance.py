@@ -233,8 +233,8 @@ class Soak:
 def endure(minutes: float, directory: Path) -> dict[str, Any]:
     """Run all of it; return the contents of build/soak.json."""
     with ExitStack() as stack:
-        watched = stack.enter_context(Broker(directory / "watched", properties=COUNTED))
-        sink = stack.enter_context(Broker(directory / "sink", heap_mb=256, keep=True))
+        watched = stack.enter_context(Broker(directory / "watched", properties=COUNTED, lasting=True))
+        sink = stack.enter_context(Broker(directory / "sink", heap_mb=256, keep=True, lasting=True))
         flooded_from = stack.enter_context(closing(Namespace()))
         flooded_from.run("ip", "address", "add", f"{FLOOD_ADDRESS}/32", "dev", "lo")
         create_topics(watched.bootstrap, [*topics(clients("", directory, records=0, rate=1)), VISITED], partitions=3)

@@ -9,14 +9,13 @@ from itertools import groupby
 from pathlib import Path
 
 from kafka import KafkaProducer
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from kafka_probe_pipeline import session
-from kafka_probe_pipeline.config import load
-from kafka_probe_pipeline.tables import Table
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
-from tests.lab.product import run_pipeline
+from tests.lab.pipeline_job import Run
 from tests.lab.topics import create_topics
 
 _LINES = 200  # of NDJSON in a record: far below a broker's limit
@@ -37,35 +36,27 @@ class Answer:
 
 
 def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
-    """Run the pipeline on the agents' output of each view, in a fresh directory; return its verdicts."""
-    with Broker(directory / "broker") as broker:
-        create_topics(broker.bootstrap, [*views], partitions=4)
-        for name, outputs in views.items():
-            _feed(broker.bootstrap, name, outputs)
-            run_pipeline(broker.bootstrap, directory / name / "pipeline", events=name)
-    spark = session.start(brief=True)
+    """Run the pipeline's queries on the agents' output of each view, in a fresh directory; return its verdicts."""
+    spark = session.for_few_rows(session.start(brief=True))
     try:
-        return {
-            name: [
-                Answer(
-                    row.cause,
-                    row.evidence,
-                    row.flow_id,
-                    Connection(row.local, row.peer) if row.local else None,
-                    row.closed_us,
-                )
-                for row in Table(spark, load({"output": str(directory / name / "pipeline")}), "verdicts")
-                .read()
-                .select(
-                    *("cause", "evidence", "flow_id", "client.local", "client.peer"),
-                    F.unix_micros("ts").alias("closed_us"),
-                )
-                .collect()
-            ]
-            for name in views
-        }
+        with Broker(directory / "broker") as broker:
+            runs = {name: Run(broker, directory / name, often=False) for name in views}
+            for name, run in runs.items():
+                create_topics(broker.bootstrap, [run.events], partitions=4)
+                _feed(broker.bootstrap, run.events, views[name])
+                run.once(spark)
+        return {name: _verdicts(run.table(spark, "verdicts")) for name, run in runs.items()}
     finally:
         spark.stop()
+
+
+def _verdicts(table: DataFrame) -> list[Answer]:
+    closed_us = F.unix_micros("ts").alias("closed_us")
+    rows = table.select("cause", "evidence", "flow_id", "client.local", "client.peer", closed_us).collect()
+    return [
+        Answer(row.cause, row.evidence, row.flow_id, row.local and Connection(row.local, row.peer), row.closed_us)
+        for row in rows
+    ]
 
 
 def _feed(bootstrap: str, topic: str, outputs: Iterable[Path]) -> None:
