@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from kafka_probe_pipeline import traffic
-from kafka_probe_pipeline.connections import CLOSE, END
 from kafka_probe_pipeline.source import spark_schema
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES
+from kafka_probe_pipeline.verdicts import CLOSE_ROW, END_ROW
 from scripts.markdown import table
 
-# Columns of the pipeline's tables that are not fields of events. Times with `_us` are in µs since epoch.
+# Columns of the pipeline's tables that are not fields of events.
 COLUMNS = {
     "date": "UTC date of the row's time, by which each table is partitioned",
     "batch_id": "number of the micro-batch with which the row was added",
-    "window_start": "begin of the window, UTC",
+    "window_start": "start of the window, UTC",
     "window_end": "end of the window",
     "level": "`api`: totals of an API; `topic`: what was done to one topic",
     "topic": "name of a topic",
@@ -22,20 +22,19 @@ COLUMNS = {
     "judged_ts": "when the cause was named, by the broker's clock",
     "cause": "[cause](causes.md) of the close",
     "evidence": "the facts that name the cause, as a sentence",
-    "by": "side whose close the cause explains: `client` or `server`",
-    "refused_bytes": "of a topic: part of `record_bytes` that the broker did not write; of a verdict: size of the "
-    "Produce request for which the broker closed the connection",
+    "by": "side whose report names the cause: `client` or `server`",
+    "refused_bytes": "of a topic: part of `record_bytes` that the broker did not write",
+    "refused_request_bytes": "size of the Produce request for which the broker closed the connection",
     "key": "`flow_id` of the connection; without one the agent's id and the `conn_id`",
     "state": "of a connection with a verdict: `half closed` or `closed`; of a storm: `active` or `resolved`",
     "ends": "ends that agents reported: `both`, `client only` or `server only`",
     "server": "the broker's end, null if no agent reported it",
     "close": "facts of the end's `close` event, null while the end is open",
-    "opened_us": "when the end was opened; for a connection older than the agent, when the agent found it",
-    "last_seen_us": "when Kafka received the newest event about the end",
-    "closing_us": "when the end began to close",
-    "ended_us": "when the end was closed",
+    "last_seen_ts": "when Kafka received the newest event about the end",
+    "ended_ts": "when the end was closed",
     "since_ts": "time of the storm's first close, by the clock of its host",
-    "opened_ts": "when the storm's alert was first sent",
+    "opened_ts": "of an end, when it was opened, or found if it is older than the agent; of a storm, when its alert "
+    "was first sent",
     "resolved_ts": "when the storm was over; null before",
     "id": "id of the storm, as in its alerts",
     "subject": "what the storm is about: a cause, a broker or a workload",
@@ -54,8 +53,8 @@ COLUMNS = {
 def column_table() -> str:
     tables = {
         **{name: (DATE, BATCH_ID, *kind.schema.names) for name, kind in TABLES.items()},
-        "verdicts.client, .server": END.names,
-        "verdicts.client.close, .server.close": CLOSE.names,
+        "verdicts.client, .server": END_ROW.names,
+        "verdicts.client.close, .server.close": CLOSE_ROW.names,
     }
     others = {column for columns in tables.values() for column in columns} - {field.name for field in spark_schema()}
     columns = table(

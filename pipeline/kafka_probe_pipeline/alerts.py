@@ -1,7 +1,7 @@
 """Formats storms as alerts: as sentences, and as JSON for Kafka and Alertmanager.
 
 An alert contains the cause, the number and share of connections, the idle age, the most affected workloads, the
-evidence of both ends, and which setting to change to what. `alertmanager` and `sinks` deliver it.
+evidence of both ends, and which setting to change to what. `alertmanager` and `messages` deliver it.
 """
 
 from __future__ import annotations

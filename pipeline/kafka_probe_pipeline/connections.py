@@ -66,7 +66,7 @@ VERDICT = struct_of(
         "by": _STRING,
         "idle_us": _LONG,
         "closed_us": _LONG,
-        "refused_bytes": _LONG,
+        "refused_request_bytes": _LONG,
     }
 )
 SCHEMA = struct_of(
@@ -116,7 +116,7 @@ def without_other_end(connections: DataFrame) -> DataFrame:
 def current(opens: DataFrame, closes: DataFrame, config: PipelineConfig) -> DataFrame:
     """Return the connections that are open, and those that were closed lately: columns of `SCHEMA`, without verdicts.
 
-    Agents report again and again what is open: an end is gone that no row was about for `open_limit`.
+    Agents report open connections again and again. Ends without a row for `open_limit` are left out.
     """
     rows = opens.select(F.max(RECEIVED).alias("at")).unionByName(closes.select(F.max(RECEIVED).alias("at")))
     ((newest_us,),) = rows.select(F.unix_micros(F.max("at"))).collect()

@@ -51,7 +51,7 @@ def agents(events: DataFrame) -> DataFrame:
 
 
 def is_minutely() -> Column:
-    """Return whether an event is the `agent` event of the interval in which a minute ends.
+    """Return True for the `agent` event of the interval in which a minute ends.
 
     An agent sends these events every few seconds, and most of their counters grow with each.
     """

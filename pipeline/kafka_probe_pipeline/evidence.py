@@ -27,6 +27,7 @@ class Limits(NamedTuple):
     authentication_within: float
     clock_margin: float
     close_notify_within: float
+    closed_limit: float
     closed_together: float
     idle_minimum: float
     other_end_wait: float
@@ -284,8 +285,11 @@ class End:
 
     @property
     def last_report(self) -> str:
-        """Return up to when its agent has reported everything; "?" without an agent."""
-        return f"{datetime.fromtimestamp(self.agent.complete_until / SECOND_US, UTC):%H:%M:%S}" if self.agent else "?"
+        """Return up to when its agent has reported everything, with a date that is not today's; "?" if unknown."""
+        if self.agent is None or not self.agent.complete_until:
+            return "?"
+        until, now = (datetime.fromtimestamp(us / SECOND_US, UTC) for us in (self.agent.complete_until, self.now_us))
+        return f"{until:%H:%M:%S}" if until.date() == now.date() else f"{until:%Y-%m-%d %H:%M:%S}"
 
 
 def seconds(microseconds: int) -> str:

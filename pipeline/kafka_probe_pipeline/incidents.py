@@ -46,13 +46,15 @@ _STORM = struct_of({**dict.fromkeys(("id", "kind", "subject"), _STRING), "level"
 def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
     """Return the connections whose verdict may be part of a storm, with its `kind`, `subject` and `level`."""
     cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
-    ages_us = {side: F.col(f"{side}.close.age_us") for side in ("client", "server")}
-    age_us = F.when(by == "client", ages_us["client"]).otherwise(ages_us["server"])
+
+    def of_end(name: str) -> Column:
+        return F.when(by == "client", F.col(f"client.{name}")).otherwise(F.col(f"server.{name}"))
+
     kind = (
         F.when(cause.isin(*IDLE_CAUSES), F.when(idle_us >= config.idle_minimum * SECOND_US, IDLE))
         .when((cause == "broker_shutdown") | ((cause == "process_exit") & (by == "server")), RESTART)
         .when(cause == "process_exit", CRASHES)
-        .when(age_us <= config.storm_window * SECOND_US, RECONNECTS)
+        .when(of_end("close.age_us") <= config.storm_window * SECOND_US, RECONNECTS)
     )
     is_idle = F.col("kind") == IDLE
     names = F.map_from_entries(F.transform("scopes", lambda of: F.struct(of["scope"], of["name"])))
@@ -66,7 +68,9 @@ def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
             subject.alias("subject"),
             F.when(is_idle, level(idle_us, config)).otherwise(0).alias("level"),
             F.col("verdict.batch_id").alias("given_in"),
-            *(f"verdict.{name}" for name in ("judged_us", "closed_us", "cause", "idle_us", "evidence")),
+            *(f"verdict.{name}" for name in ("judged_us", "cause", "idle_us", "evidence")),
+            # A clock that is ahead must not move a storm after the closes of other hosts.
+            F.least("verdict.closed_us", of_end("last_seen_us")).alias("closed_us"),
             (F.col("ends") == "both").alias("both"),
             "scopes",
         )

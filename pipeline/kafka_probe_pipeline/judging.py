@@ -1,8 +1,9 @@
 """Judges a closed connection: names the cause of its close, with the evidence as a sentence.
 
 The first of the `RULES` that hold names the cause. A rule that rests on an absence waits until the reports of the agent
-that would have seen it are complete; the evidence states if that agent is silent or has lost something. Spark runs this
-on its executors, so it imports nothing but Python's own modules, `evidence` and `causes`.
+that would have seen it are complete. The evidence states if that agent is silent, has lost something, or is not
+complete in time, as with a wrong clock. Spark runs this on its executors, so it imports nothing but Python's own
+modules, `evidence` and `causes`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Judge:
         pairs = {"client": (client, broker), "broker": (broker, client)}
         rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
         end, other = pairs[rule.by]
-        complete = True
+        complete, late = True, ""
         # The agent of the end reports for that long afterwards what else the process closed.
         witness, margin_s = (
             (end, self.limits.closed_together) if rule.rests_on == "end" else (other, self.limits.clock_margin)
@@ -53,12 +54,14 @@ class Judge:
         if rule.rests_on:
             margin_us = margin_s * SECOND_US
             since_us = end.closed_us - end.silence_us - margin_us
-            # A reset from the other end contradicts a rule that rests on it, and other closes one that rests on this.
+            # Lost resets may contradict a rule that rests on the other end; other lost closes, one that rests on this.
             lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
             complete = not lost and witness.reported_until(end.closed_us + margin_us)
             if not (complete or lost or witness.silent):
-                return None
-        words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker))]
+                if not self._is_overdue(client, broker):
+                    return None
+                late = f"; the agent at the {witness.name} has reported only up to {witness.last_report} by its clock"
+        words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker)), late]
         if not complete:
             agent = f"the agent at the {witness.name}"
             words.append(f"; the cause would be {rule.cause} if {agent} had reported everything")
@@ -70,7 +73,7 @@ class Judge:
             "by": SIDE_OF[rule.by],
             "idle_us": end.silence_us,
             "closed_us": end.closed_us,
-            "refused_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
+            "refused_request_bytes": end.produced_bytes if complete and rule.cause == "rejected_request" else None,
         }
 
     def _settled(self, client: End, broker: End) -> bool:
@@ -80,9 +83,15 @@ class Judge:
         open_end, closed_end = (broker, client) if client.closed else (client, broker)
         if open_end.watched:
             margin_us = self.limits.clock_margin * SECOND_US
-            return open_end.silent or open_end.reported_until(closed_end.closed_us + margin_us)
+            reported = open_end.reported_until(closed_end.closed_us + margin_us)
+            return reported or open_end.silent or self._is_overdue(closed_end)
         assert closed_end.known
         return bool(self.now_us - closed_end.known["last_seen_us"] >= self.limits.other_end_wait * SECOND_US)
+
+    def _is_overdue(self, *ends: End) -> bool:
+        """Return True if Kafka has had the closes of these ends for as long as a judged connection is kept."""
+        closed_us = max(end.known["last_seen_us"] for end in ends if end.known and end.closed)
+        return bool(self.now_us - closed_us >= self.limits.closed_limit * SECOND_US)
 
 
 def together(within_us: int, closes: Sequence[tuple[int, int, str]]) -> list[tuple[str, int, int]]:

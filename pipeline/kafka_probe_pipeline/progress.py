@@ -23,7 +23,12 @@ log = logging.getLogger("kafka_probe_pipeline")
 
 LOG_EVERY_S = 60.0
 PREFIX = "kafka_probe_pipeline_"
-_LABELS = {"malformed_lines_total": ("reason",), "verdicts_total": ("cause",), "storms_active": ()}
+_LABELS: dict[str, tuple[str, ...]] = {
+    "malformed_lines_total": ("reason",),
+    "repeated_events_total": (),
+    "verdicts_total": ("cause",),
+    "storms_active": (),
+}
 # Name: type and meaning.
 METRICS = {
     "events_total": ("counter", "events that the query has processed"),
@@ -32,6 +37,7 @@ METRICS = {
     "behind_seconds": ("gauge", "age of the newest event that the query has processed, when it had processed it"),
     "behind_records": ("gauge", "records in Kafka that the query has not read, in the partition with most of them"),
     "malformed_lines_total": ("counter", "lines that are not valid events, by reason"),
+    "repeated_events_total": ("counter", "flows and requests left out because their agent had sent their seq before"),
     "verdicts_total": ("counter", "verdicts on closed connections, by cause"),
     "storms_active": ("gauge", "storms that are not over"),
 }
@@ -54,6 +60,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.malformed = Counter[str]()
+        self._repeated = 0
         self._registry = prometheus.CollectorRegistry()
         kinds = {"counter": prometheus.Counter, "gauge": prometheus.Gauge}
         self._metrics = {
@@ -63,7 +70,7 @@ class Progress:
         self._lock = Lock()
         self._queries: dict[str, _Query] = {}
         self._logged_s = time.monotonic()
-        self._logged_malformed = 0
+        self._logged_malformed = self._logged_repeated = 0
 
     def serve(self, address: str) -> None:
         """Serve `/metrics` at host:port, from a thread of its own.
@@ -94,6 +101,11 @@ class Progress:
         self.malformed.update(malformed)
         for reason, count in malformed.items():
             self._metrics["malformed_lines_total"].labels(reason).inc(count)
+
+    def repeated(self, events: int) -> None:
+        """Count events that were left out because their agent had sent their `seq` before."""
+        self._repeated += events
+        self._metrics["repeated_events_total"].inc(events)
 
     def verdicts(self, causes: Mapping[str, int]) -> None:
         """Count verdicts by cause."""
@@ -131,6 +143,9 @@ class Progress:
         if (total := self.malformed.total()) > self._logged_malformed:
             log.info("%d lines since the start were not events%s.", total, listed("malformed", self.malformed))
             self._logged_malformed = total
+        if self._repeated > self._logged_repeated:
+            log.info("%d events since the start were sent more than once and counted once.", self._repeated)
+            self._logged_repeated = self._repeated
 
 
 def _behind(query: StreamingQuery) -> int | None:

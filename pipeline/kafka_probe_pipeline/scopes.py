@@ -40,7 +40,7 @@ def scopes_of_connection() -> Column:
 def open_by_agents(agents: DataFrame) -> DataFrame:
     """Return `scope`, `name` and `open_reported`: the number of open connections that the agents report.
 
-    Of the two sides the one that counts more: both count those of which both ends are watched. The name is `UNNAMED`
+    It is the larger count of the two sides: both count those of which both ends are watched. The name is `UNNAMED`
     for the small counts that an agent sums up.
     """
     counted = agents.select(F.explode("open").alias("of")).select("of.*")

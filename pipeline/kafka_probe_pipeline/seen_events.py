@@ -27,34 +27,29 @@ _BLOCK = 1024
 _REMEMBERED_US = 30 * 24 * 3600 * 1_000_000  # longer than events wait on disk
 
 
-def without_seen(events: DataFrame, before: DataFrame) -> DataFrame:
-    """Return the events without the flows and requests that an earlier batch had.
+def fresh(events: DataFrame, before: DataFrame) -> tuple[DataFrame, int]:
+    """Return the events that count, and how many do not, because they were sent before.
 
-    before: `SCHEMA`, as of then. An event that is in the batch twice still is.
-    """
-    seen_before = F.broadcast(before.select("agent_id", "seen"))
-    known = F.col("kind").isin("flow", "request") & _is_seen(F.col("seq"))
-    return events.join(seen_before, "agent_id", "left").where(~known).drop("seen")
-
-
-def once(events: DataFrame) -> DataFrame:
-    """Return the events without repetitions: for each agent and `seq`, only the first event in the topic.
+    before: `SCHEMA`, as of the batch before. Of the events of an agent with one `seq`, the first in the topic counts.
 
     Runs a Spark job, which finds repeated events by few columns: `dropDuplicates` would sort and shuffle all columns.
     The join that follows has a copy of the repeated `seq` on each executor, unless somebody forged very many.
     """
-    repeated = (
-        events.groupBy("agent_id", "seq")
-        .agg(F.count("*").alias("count"), F.min("position").alias("first"))
-        .where(F.col("count") > 1)
-        .drop("count")
+    seen_before = F.broadcast(before.select("agent_id", "seen"))
+    marked = events.join(seen_before, "agent_id", "left").withColumn("known", _is_seen(F.col("seq"))).drop("seen")
+    of_seq = marked.groupBy("agent_id", "seq").agg(
+        F.count("*").alias("count"), F.min("position").alias("first"), F.any_value("known").alias("known")
     )
-    number = repeated.limit(MOST_REPEATED + 1).count()
-    if not number:
-        return events
-    known = F.broadcast(repeated) if number <= MOST_REPEATED else repeated
-    is_first = F.col("first").isNull() | (F.col("position") == F.col("first"))
-    return events.join(known, ["agent_id", "seq"], "left").where(is_first).drop("first")
+    is_repeated = ~F.col("known") & (F.col("count") > 1)
+    left_out = F.sum(F.when(F.col("known"), F.col("count")).otherwise(F.col("count") - 1))
+    ((left_out_number, repeated_number),) = of_seq.agg(left_out, F.count_if(is_repeated)).collect()
+    new = marked.where(~F.col("known")).drop("known")
+    if repeated_number:
+        repeated = of_seq.where(is_repeated).select("agent_id", "seq", "first")
+        joined = F.broadcast(repeated) if repeated_number <= MOST_REPEATED else repeated
+        is_first = F.col("first").isNull() | (F.col("position") == F.col("first"))
+        new = new.join(joined, ["agent_id", "seq"], "left").where(is_first).drop("first")
+    return new, left_out_number or 0
 
 
 def seen_events(events: DataFrame, before: DataFrame) -> DataFrame:
@@ -83,7 +78,7 @@ def remembered(events: DataFrame, before: DataFrame) -> DataFrame:
 def seen(events: DataFrame, before: DataFrame) -> DataFrame:
     """Return `agent_id` and `seen`, the ranges of `seq` of all events so far, by agent.
 
-    Not the greatest alone: else one event with a forged `seq` would make repetitions of all that its agent sends later.
+    The greatest `seq` is not enough: one forged event would make all that its agent sends later look like repetitions.
     """
     before = before.select("agent_id", "seen")
     block = F.floor(F.col("seq") / _BLOCK)  # few enough at once for an array, however many there are

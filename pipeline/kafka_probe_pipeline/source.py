@@ -163,7 +163,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
 
 
 def _has_long_text(event: Column) -> Column:
-    """Return whether the event has a text that is too long; an escape counts as one character.
+    """Return True if the event has a text that is too long; an escape counts as one character.
 
     It looks at Spark's own JSON of the parsed event: from_json makes a text of any value.
     """
@@ -223,7 +223,7 @@ def _strange_keys(event: Column, fields: Container[str]) -> Column:
 
 
 def _any(conditions: Iterable[Column]) -> Column:
-    """Return whether one of them holds; unknown ones do not."""
+    """Return True if one of them holds; unknown ones do not."""
     return reduce(Column.__or__, (F.coalesce(condition, F.lit(False)) for condition in conditions), F.lit(False))
 
 

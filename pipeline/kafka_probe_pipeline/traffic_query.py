@@ -96,9 +96,8 @@ class TrafficQuery:
         known = self.names.read().drop(BATCH_ID, DATE)
         new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
         counted = events.where(F.col("kind").isin("flow", "request"))
-        fresh = counted.transform(seen_events.without_seen, self.seen_events.before(batch_id)).transform(
-            seen_events.once
-        )
+        fresh, repeated = seen_events.fresh(counted, self.seen_events.before(batch_id))
+        self.progress.repeated(repeated)
         if requests:
             self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
         rows = fresh.transform(traffic, self.config.window, partial(names.named, known=self.names.read()))

@@ -19,8 +19,8 @@ from pyspark.sql import types as T
 
 from kafka_probe.errors import StartError
 from kafka_probe_pipeline.config import PipelineConfig
+from kafka_probe_pipeline.connections import CLOSE, END, SIDES, VERDICT
 from kafka_probe_pipeline.connections import SCHEMA as CONNECTION
-from kafka_probe_pipeline.connections import SIDES, VERDICT
 from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.evidence import END_FIELDS, SECOND_US, AgentProgress, Limits
 from kafka_probe_pipeline.judging import Judge, together
@@ -35,12 +35,35 @@ _ADDRESSES = ["agent_id", "local", "peer"]
 _PROCESS = ["client.agent_id", "client.workload.pid", "client.workload.start_time"]
 _TOGETHER = struct_of({"key": T.StringType(), "least": T.LongType(), "greatest": T.LongType()})
 
+# Times of `connections.END` that are timestamps in the table.
+_TIMES = {
+    "opened_us": "opened_ts",
+    "last_seen_us": "last_seen_ts",
+    "closing_us": "closing_ts",
+    "ended_us": "ended_ts",
+}
+
+
+def _with_timestamps(of: T.StructType) -> T.StructType:
+    """Return the type of rows whose times are timestamps."""
+
+    def field(one: T.StructField) -> T.StructField:
+        if one.name in _TIMES:
+            return T.StructField(_TIMES[one.name], T.TimestampType())
+        return T.StructField(one.name, _with_timestamps(CLOSE) if one.name == "close" else one.dataType)
+
+    return T.StructType([*map(field, of)])
+
+
+CLOSE_ROW, END_ROW = _with_timestamps(CLOSE), _with_timestamps(END)
+"""Types of `client.close` and `client` of a row of the table, and of the same of the server."""
 # A row of the table. `ts`: when the connection was closed, by the clock of the end `by`; `judged_ts` is of Kafka's.
 SCHEMA = struct_of(
     {
         **dict.fromkeys(("ts", "judged_ts"), T.TimestampType()),
-        **{name: VERDICT[name].dataType for name in ("cause", "evidence", "by", "idle_us", "refused_bytes")},
-        **{field.name: field.dataType for field in CONNECTION if field.name != "verdict"},
+        **{name: VERDICT[name].dataType for name in ("cause", "evidence", "by", "idle_us", "refused_request_bytes")},
+        **{field.name: field.dataType for field in CONNECTION if field.name not in ("verdict", *SIDES)},
+        **dict.fromkeys(SIDES, END_ROW),
     }
 )
 
@@ -76,16 +99,16 @@ def verdicts(connections: DataFrame, agents: DataFrame, clock: Clock, config: Pi
 
 
 def with_silences(connections: DataFrame, compared: DataFrame, within_s: float) -> DataFrame:
-    """Add `silences`: the `least` and `greatest` silence of what the client's process itself closed together, µs.
+    """Add `silences`: `least` and `greatest` silence of the connections that the client's process closed together, µs.
 
-    Both are the client's own silence if `compared` has nothing else that its process closed within that time.
+    Both are the connection's own silence if `compared` has no other that the process closed within that time.
     """
     close, pid = F.col("client.close"), F.col("client.workload.pid")
     by_reset = (close["how"] == "rst_sent") & ~close["closed_by"].eqNullSafe(F.lit("peer"))
     closed_us = F.coalesce(close["closing_us"], close["ended_us"], F.lit(0))
     silence_us = F.coalesce(close["silence_us"], close["idle_us"], close["age_us"], F.lit(0))
     itself = compared.where(((close["closed_by"] == "local") | by_reset) & pid.isNotNull())
-    # Not a window of Spark, which looks at all closes of it for each of them.
+    # A window of Spark would look at all closes of a process for each of them.
     of_processes = (
         itself.select(*_PROCESS, F.struct(closed_us, silence_us, "key").alias("close"))
         .groupBy("agent_id", "pid", "start_time")
@@ -139,8 +162,20 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
         connections.where(F.col("verdict.batch_id") == batch_id)
         .select("verdict.*", *(name for name in connections.columns if name != "verdict"))
         .withColumns({"ts": F.timestamp_micros("closed_us"), "judged_ts": F.timestamp_micros("judged_us")})
+        .withColumns({side: _as_timestamps(F.col(side), END) for side in SIDES})
         .select(*SCHEMA.names)
     )
+
+
+def _as_timestamps(row: Column, of: T.StructType) -> Column:
+    """Return a row whose times are timestamps, see `_with_timestamps`."""
+
+    def column(name: str) -> Column:
+        if name in _TIMES:
+            return F.timestamp_micros(row[name]).alias(_TIMES[name])
+        return (_as_timestamps(row[name], CLOSE) if name == "close" else row[name]).alias(name)
+
+    return F.when(row.isNotNull(), F.struct(*map(column, of.names)))
 
 
 def counted(connections: DataFrame, clock: Clock, config: PipelineConfig) -> tuple[Counter[str], Counter[str]]:

@@ -80,7 +80,7 @@ def test_the_cause_changes_at_the_bounds(ends: Ends, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "cause", "refused_bytes"),
+    ("facts", "cause", "refused_request_bytes"),
     [
         (after(999_999, **ACKS_0, last_request_bytes=2_000_000), "rejected_request", 2_000_000),
         (after(1_000_000, **ACKS_0, last_request_bytes=2_000_000), "unknown", None),
@@ -88,11 +88,11 @@ def test_the_cause_changes_at_the_bounds(ends: Ends, expected: str) -> None:
     ],
 )
 def test_what_a_rejected_produce_did_not_write_is_in_its_verdict(
-    facts: Event, cause: str, refused_bytes: int | None
+    facts: Event, cause: str, refused_request_bytes: int | None
 ) -> None:
     given = judge(closed_first(BROKER, facts))
     assert given
-    assert (given["cause"], given["refused_bytes"]) == (cause, refused_bytes)
+    assert (given["cause"], given["refused_request_bytes"]) == (cause, refused_request_bytes)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +193,22 @@ def test_a_verdict_waits_for_the_report_of_the_margin_after_the_close(ends: Ends
     # It waits no longer for an agent that is silent.
     assert given(agent(until_us=until_us - 1, seen_s=10.000_001)) is None
     assert given(agent(until_us=until_us - 1, seen_s=10)) is not None
+
+
+@pytest.mark.parametrize(
+    ("clock_us", "reported"), [(0, "?"), (SECOND_US, "1970-01-01 00:00:01"), (NOON_US - SECOND_US, "11:59:59")]
+)
+@pytest.mark.parametrize("broker", [None, {}])
+def test_a_verdict_waits_for_an_agent_that_is_never_complete_as_long_as_connections_are_kept(
+    broker: Event | None, clock_us: int, reported: str
+) -> None:
+    wrong = COMPLETE._replace(complete_until=clock_us, last_seen_us=NOON_US + 300 * SECOND_US)
+    ends, agents = {CLIENT: RESET, BROKER: broker}, {CLIENT: COMPLETE, BROKER: wrong}
+    assert judge(ends, agents=agents, at_s=299) is None
+    verdict = judge(ends, agents=agents, at_s=300)
+    assert verdict
+    assert verdict["cause"] == "unknown"
+    assert f"the agent at the broker has reported only up to {reported} by its clock" in verdict["evidence"]
 
 
 @pytest.mark.parametrize(

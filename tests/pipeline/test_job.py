@@ -15,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from uuid import uuid4
 
+import psutil
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -252,6 +253,17 @@ def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later
     assert total["requests"] == run.expected()["requests"]
 
 
+def test_a_second_signal_ends_it_and_its_jvm_at_once(run: Run) -> None:
+    run.send(records=1)
+    with run.job() as process:
+        run.wait_until(in_a_batch, process)
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(LIMIT_S) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
+        assert psutil.wait_procs(family, timeout=10)[1] == []
+
+
 def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
     tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -260,7 +272,7 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
     with Broker(tmp_path / "broker") as broker:
         run = Run(broker, tmp_path)
         run.send(records=2)
-        with run.job(*impatient) as process:
+        with run.job(*impatient, env={"SPARK_SUBMIT_OPTS": ""}) as process:  # with code that Spark generates
             run.wait_until(with_its_batch_done, process)
             broker.stop()
             run.wait_until(waiting_for_brokers, process)

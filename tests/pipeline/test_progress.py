@@ -24,7 +24,13 @@ def test_metrics_count_what_the_queries_processed(broker: Broker, tmp_path: Path
     exited = closed(CLIENT, 1, owner_exiting=True, closed_by="local")
     ends = (opened(CLIENT, 1), opened(BROKER, 1), exited, closed(BROKER, 1))
     run.send_events(
-        flow(0), flow(1), *ends, agent_event(CLIENT, until_s=100), agent_event(BROKER, until_s=100), flow(2**63 - 1)
+        flow(0),
+        flow(1),
+        flow(1),
+        *ends,
+        agent_event(CLIENT, until_s=100),
+        agent_event(BROKER, until_s=100),
+        flow(2**63 - 1),
     )
     address = f"127.0.0.1:{free_port()}"
     run.progress.serve(address)
@@ -36,10 +42,11 @@ def test_metrics_count_what_the_queries_processed(broker: Broker, tmp_path: Path
         for family in families
         for sample in family.samples
     }
-    assert samples["events_total", "traffic"] == 8
+    assert samples["events_total", "traffic"] == 9
     assert samples["events_total", "diagnosis"] == 6  # it leaves out flows
     assert samples["batches_total", "traffic"] == samples["batches_total", "diagnosis"] == 1
     assert samples["malformed_lines_total", "seq below 0 or above 2^48"] == 1
+    assert samples["repeated_events_total",] == 1
     assert samples["storms_active",] == 1
     assert sum(value for (name, *_), value in samples.items() if name == "verdicts_total") == 1
     assert samples["batch_seconds_total", "traffic"] > 0
@@ -57,6 +64,7 @@ def test_the_log_says_once_a_minute_how_fast_and_how_far_behind_each_query_is(
     seen.batch("traffic", 600, 1_990_000_000, began_s=now_s)
     seen.batch("traffic", 0, 0, began_s=now_s)
     seen.lines({"not a JSON object": 3})
+    seen.repeated(2)
     with caplog.at_level("INFO", "kafka_probe_pipeline"):
         seen.look([])
         now_s += 60
@@ -67,6 +75,7 @@ def test_the_log_says_once_a_minute_how_fast_and_how_far_behind_each_query_is(
     assert caplog.messages == [
         "Query traffic processed 10.0 events/s and is 10 s and 0 records behind.",
         "3 lines since the start were not events; malformed: not a JSON object 3.",
+        "2 events since the start were sent more than once and counted once.",
         "Query traffic processed 0.0 events/s and is 10 s and 0 records behind.",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.broker]
 # Far beyond what nanoseconds can count.
 YEAR_9000_US = 221_845_392_000_000_000
 TOPIC_ID = "aa" * 16
+ROOT = Path(__file__).parents[2]
 ROWS = {
     "traffic": 4,
     "topic_names": 1,
     "requests": 1,
-    "opens": 2,
+    "opens": 4,
     "closes": 2,
     "verdicts": 1,
     "storms": 1,
@@ -42,7 +44,7 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
     run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))
     run.once(spark)
     killed: dict[str, Any] = {"owner_exiting": True, "closed_by": "local"}
-    ends = [opened(CLIENT), opened(BROKER), closed(CLIENT, **killed), closed(BROKER)]
+    ends = [opened(CLIENT), opened(BROKER), closed(CLIENT, **killed), closed(BROKER), *(opened(CLIENT, 2),) * 2]
     asked = requested(CLIENT)
     reports = [agent_event(end, until_s=second) for end in (CLIENT, BROKER) for second in (121, 126)]
     run.send_events(flow(2), *ends, asked, asked, *reports)
@@ -77,6 +79,17 @@ def test_requests_storms_and_agents_have_the_fields_of_their_events(output: Path
     assert {(complete, age) for _, complete, age in nodes} == {(True, timedelta(seconds=5))}
 
 
+def test_the_documented_question_for_open_connections_finds_them(output: Path) -> None:
+    (question,) = re.findall(r"```sql\n(.*?)```", (ROOT / "docs/guide/pipeline.md").read_text(), re.DOTALL)
+    with duckdb.connect() as connection:
+        for name in ("opens", "closes"):
+            connection.register(name, DeltaTable(str(output / name)).to_pyarrow_dataset())
+        found = connection.execute(question)
+        names = [name for name, *_ in found.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+    assert {(row["side"], row["flow_id"]) for row in rows} == {("client", opened(CLIENT, 2)["flow_id"])}
+
+
 def ask(table: Path, question: str, *values: object) -> list[tuple[Any, ...]]:
     """Return the answer of DuckDB to a question about the table `facts`."""
     with duckdb.connect() as connection:
@@ -88,6 +101,8 @@ def test_pandas_and_polars_read_times_and_nested_columns(output: Path) -> None:
     table = DeltaTable(str(output / "verdicts"))
     (row,) = table.to_pandas().to_dict("records")
     assert str(row["ts"].tz) == "UTC"
+    close = row["client"]["close"]
+    assert row["ts"] == close["closing_ts"] <= close["ended_ts"]
     assert (row["client"]["workload"]["comm"], row["server"]["side"]) == ("app", "server")
     (same,) = polars.read_delta(str(output / "verdicts")).to_dicts()
     assert (same["cause"], same["ts"], same["client"]["local"]) == (row["cause"], row["ts"], row["client"]["local"])

@@ -34,11 +34,13 @@ def test_seen_are_ranges_that_grow_together_whatever_comes_between(spark: SparkS
     assert after([("agent-1", [(0, 1021)])], *range(1022, 3100)) == [("agent-1", [(0, 3099)])]
 
 
-def test_flows_and_requests_that_were_seen_are_dropped_and_other_events_are_not(spark: SparkSession) -> None:
+def test_events_that_were_seen_before_are_left_out_and_counted(spark: SparkSession) -> None:
     before = spark.createDataFrame([("agent-1", [(0, 9)])], _BEFORE)
-    reported = [flow(number, kind=kind) for number, kind in ((3, "flow"), (4, "request"), (5, "open"), (10, "request"))]
-    rows = events(spark, *reported).transform(seen_events.without_seen, before).collect()
-    assert sorted(row["seq"] for row in rows) == [5, 10]
+    reported = [*map(flow, (3, 4, 4, 10)), flow(4, agent_id="agent-2")]
+    fresh, left_out = seen_events.fresh(events(spark, *reported), before)
+    assert sorted((row["agent_id"], row["seq"]) for row in fresh.collect()) == [("agent-1", 10), ("agent-2", 4)]
+    assert left_out == 3
+    assert seen_events.fresh(events(spark), before)[1] == 0
 
 
 def test_of_an_agent_with_many_holes_the_widest_ranges_are_kept(spark: SparkSession) -> None:
@@ -80,7 +82,8 @@ def test_of_different_events_with_one_number_the_first_in_the_topic_counts(
 ) -> None:
     monkeypatch.setattr(seen_events, "MOST_REPEATED", most)
     sent = [flow(3), flow(4, requests=1), flow(5), flow(4, requests=2), flow(4, agent_id="agent-2")]
-    kept = events(spark, *sent).transform(seen_events.once).orderBy("position").collect()
-    assert [(row["seq"], row["agent_id"], row["requests"]) for row in kept] == [
+    fresh, left_out = seen_events.fresh(events(spark, *sent), spark.createDataFrame([], _BEFORE))
+    assert left_out == 1
+    assert [(row["seq"], row["agent_id"], row["requests"]) for row in fresh.orderBy("position").collect()] == [
         (event["seq"], event["agent_id"], event["requests"]) for event in (*sent[:3], sent[4])
     ]

@@ -56,6 +56,15 @@ def test_an_idle_storm_is_one_alert_from_the_threshold_to_the_quiet_after_it(spa
     assert alert(over).labels() == grown_alert.labels()
 
 
+def test_a_host_whose_clock_is_ahead_hides_no_closes_of_other_hosts(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(*open_ends(range(400)))
+    complete = {"until_s": 905}
+    ahead = only(history.storms_after(*dropped(range(30), at_s=900), *reports(range(30, 400), **complete), at_s=2))
+    grown = only(history.storms_after(*dropped(range(30, 60)), *reports(range(60, 400), **complete), at_s=4))
+    assert (ahead["count"], grown["count"], grown["id"]) == (30, 60, ahead["id"])
+
+
 def test_a_storm_that_goes_on_for_long_keeps_its_share_when_most_of_it_is_forgotten(spark: SparkSession) -> None:
     history = History(spark, closed_limit=30)
     history.batch(*open_ends(range(60)), *reports(range(60), until_s=-5))

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 from kafka_probe.events import bucket_of
 from kafka_probe_pipeline import report, source
 from kafka_probe_pipeline.messages import traffic_messages
-from kafka_probe_pipeline.seen_events import once
 from kafka_probe_pipeline.source import MOST, spark_schema
 from kafka_probe_pipeline.source import TEXT_CHARACTERS as TEXT_LIMIT
 from kafka_probe_pipeline.traffic import (
@@ -133,15 +132,6 @@ def test_an_event_belongs_to_the_window_of_its_own_time_however_late_or_early(sp
         datetime(2035, 12, 30, 12, 0, tzinfo=UTC): 1,
     }
     assert {(row["window_end"] - row["window_start"]).total_seconds() for row in rows} == {60}
-
-
-def test_an_event_that_was_written_twice_counts_once(spark: SparkSession) -> None:
-    twice = flow(0, topics=[{"topic": "orders", "records": 3}])
-    rows = events(spark, twice, twice, flow(0, agent_id="agent-2")).transform(once).transform(traffic, 60)
-    assert {(row["level"], row["requests"], row["records"]) for row in rows.collect()} == {
-        ("api", 2, 3),
-        ("topic", None, 3),
-    }
 
 
 def test_other_kinds_of_events_are_no_traffic(spark: SparkSession) -> None:
