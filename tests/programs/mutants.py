@@ -1,8 +1,8 @@
 """Runs `make mutants`: changes one sign, comparison or bound of the rules at a time, and lists what no test notices.
 
 Each change is made in a process of its own, in which those tests of the pipeline run that need no Spark. Changes of
-functions that build Spark's columns are then made one after the other in one process with a Spark session. ONLY=rules
-or ONLY=columns makes only the first or the second.
+functions that build Spark's columns, and all changes of modules that consist of these, are then made one after the
+other in one process with a Spark session. ONLY=rules or ONLY=columns makes only the first or the second.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ MODULES = ("evidence", "causes", "judging", "storms")
 TESTS = [f"tests/pipeline/test_{name}.py" for name in ("causes", "verdicts", "storm_rules")]
 # Modules whose functions build columns, and their tests.
 WITH_SPARK = {
+    "agents": ("agents", "verdicts", "storms"),
     "connections": ("connections", "verdicts", "storms"),
-    "incidents": ("incidents", "storms"),
+    "incidents": ("incidents", "storm_rules", "storms"),
+    "lifecycle": ("connections", "verdicts"),
+    "scopes": ("storms", "agents"),
     "storms": ("storms",),
     "verdicts": ("verdicts", "connections", "storms"),
 }
@@ -76,7 +79,7 @@ def mutants(module: str, *, of_columns: bool = False) -> Iterator[Mutant]:
     assert spec is not None
     assert spec.origin
     tree = ast.parse(Path(spec.origin).read_text())
-    for node, around in nodes(tree, tree, of_columns, inside=not of_columns):
+    for node, around in nodes(tree, tree, of_columns, inside=not of_columns or module not in MODULES):
         for name, value in changes(node):
             before, of = getattr(node, name), around if isinstance(node, ast.Constant) else node
             was = ast.unparse(of)
@@ -90,7 +93,7 @@ def nodes(
 ) -> Iterator[tuple[ast.expr | ast.AugAssign, ast.AST]]:
     """Yield the expressions below a node, each with the node around it, without annotations.
 
-    of_columns: only in functions that build Spark's columns, otherwise only outside of these.
+    of_columns: also in functions that build Spark's columns; inside: also outside of these.
     """
     if isinstance(node, ast.FunctionDef) and any(isinstance(n, ast.Name) and n.id == "F" for n in ast.walk(node)):
         if not of_columns:
@@ -137,11 +140,11 @@ def unnoticed_with_spark() -> Iterator[Mutant]:
         for module, names in WITH_SPARK.items():
             tests = [f"tests/pipeline/test_{name}.py" for name in names]
             for mutant in mutants(module, of_columns=True):
-                if passes(mutant, tests, WithSpark()):
+                if passes(mutant, tests):
                     yield mutant
 
 
-def passes(mutant: Mutant, tests: Sequence[str], plugin: object) -> bool:
+def passes(mutant: Mutant, tests: Sequence[str], *plugins: object) -> bool:
     """Return True if tests pass with the change, which stays in this process."""
     forget_modules()
     name = f"{PACKAGE}.{mutant.module}"
@@ -150,7 +153,7 @@ def passes(mutant: Mutant, tests: Sequence[str], plugin: object) -> bool:
         exec(compile(mutant.source, mutant.place, "exec"), vars(module))
     except Exception:
         return False
-    return tests_pass(tests, plugin)
+    return tests_pass(tests, *plugins)
 
 
 def forget_modules() -> None:
@@ -159,10 +162,10 @@ def forget_modules() -> None:
         del sys.modules[name]
 
 
-def tests_pass(tests: Sequence[str], plugin: object) -> bool:
-    """Run the tests that the plugin leaves, up to the first that fails."""
+def tests_pass(tests: Sequence[str], *plugins: object) -> bool:
+    """Run the tests that plugins leave, up to the first that fails."""
     with Path(os.devnull).open("w") as nothing, redirect_stdout(nothing), redirect_stderr(nothing):
-        return pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=[plugin]) == 0
+        return pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests], plugins=plugins) == 0
 
 
 class WithoutSpark:
@@ -170,13 +173,6 @@ class WithoutSpark:
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if "spark" not in getattr(item, "fixturenames", ())]
-
-
-class WithSpark:
-    """A plugin of pytest that leaves out tests without Spark."""
-
-    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        items[:] = [item for item in items if "spark" in getattr(item, "fixturenames", ())]
 
 
 def main() -> int:

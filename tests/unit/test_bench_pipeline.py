@@ -28,6 +28,7 @@ def all_kinds(fleet: Fleet) -> list[dict[str, Any]]:
     victims, _ = fleet.of_storm(0)
     return [
         *parsed(fleet.opens([*fleet.ordinary(), *victims], NOW_US)),
+        *parsed(fleet.opens(fleet.ordinary(), NOW_US, {"still_open_ts": NOW_US, "requests": 0})),
         *parsed(fleet.second(NOW_US + SECOND_US, flows=200)),
         *parsed(fleet.closes(victims, NOW_US + SILENCE_US, Close(None, least_us=SILENCE_US))),
         *parsed(fleet.second(NOW_US + SILENCE_US, flows=200)),

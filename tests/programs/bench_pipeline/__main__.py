@@ -1,11 +1,13 @@
 """Runs `make bench-pipeline`: what the pipeline costs and how fast it is, with the generated events of a fleet.
 
 It knows of the job only its command line, its topics, its processes and Spark's checkpoints. Writes
-build/bench-pipeline.json: min, median and max of each figure. Exit status 1: a figure is missing; `missing` lists why.
+build/bench-pipeline.json: min, median and max of each figure; measurements that are not wanted stay there. Exit status
+1: a figure is missing; `missing` lists why.
 
 OPEN=1000,10000,100000 are the numbers of open connections. ONLY=throughput,start,idle,open names some of the
-measurements. ROUNDS is how often throughput and start are measured, STORMS how many storms there are beside each number
-of open connections, SECONDS the length of a steady state. FLAGS are further flags of the job.
+measurements; `day` is measured only if it is named, with HOURS=2 of it at the real pace. ROUNDS is how often throughput
+and start are measured, STORMS how many storms there are beside each number of open connections, SECONDS the length of a
+steady state. FLAGS are further flags of the job.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from tests.lab.processes import LabError
+from tests.programs.bench_pipeline.day import day
 from tests.programs.bench_pipeline.facts import SECOND_US, Close, again
 from tests.programs.bench_pipeline.job import Job
 from tests.programs.bench_pipeline.lab import CATCH_UP_S, SINCE_CLOSES_S, Lab, lab
@@ -41,7 +44,6 @@ FIRST_FLOWS, BACKLOG_FLOWS = 200_000, 600_000
 # The JVM compiles what runs often for minutes after its start, and takes a multiple of the CPU time until then.
 COMPILED_AFTER_S = 180.0
 SILENCE_S, LONGER = 60.0, 1.3  # each storm's silence is so many times as long: the same silence would be one storm
-SAMPLE_S = 5.0
 REPLACED, REPLACED_PER_SECOND, BRIEF = 100, 5, 50  # pods, and brief connections of each second beside
 
 Figures = dict[str, Any]
@@ -52,9 +54,10 @@ def main() -> int:
     shutil.rmtree(DIRECTORY, ignore_errors=True)
     measurements: dict[str, Callable[[list[str]], Figures]] = {"throughput": throughput, "start": start, "idle": idle}
     measurements |= {f"open {count}": partial(with_open, count) for count in OPEN}
+    measurements["day"] = after_a_day
     wanted = os.environ.get("ONLY", "throughput,start,idle,open").split(",")
-    measured, missing = dict[str, Figures | None](), list[str]()
-    about = {"date": time.strftime("%Y-%m-%d"), "cores": os.cpu_count(), "flags": FLAGS}
+    before = json.loads(RESULT.read_text()) if RESULT.exists() else {"dates": {}, "measured": {}}
+    dates, measured, missing = before["dates"], before["measured"], list[str]()
     for name, measure in measurements.items():
         if name.split()[0] in wanted:
             reasons: list[str] = []
@@ -64,9 +67,11 @@ def main() -> int:
                 measured[name] = None
                 reasons.append(str(error))
             missing += [f"{name}: {reason}" for reason in reasons]
+            dates[name] = time.strftime("%Y-%m-%d")
             show(name, measured[name])
             # After each: an interrupted run keeps what it measured.
-            RESULT.write_text(json.dumps({**about, "measured": measured, "missing": missing}, indent=2) + "\n")
+            found = {"cores": os.cpu_count(), "flags": FLAGS, "dates": dates, "measured": measured, "missing": missing}
+            RESULT.write_text(json.dumps(found, indent=2) + "\n")
     print(*(f"MISSING {reason}" for reason in missing), f"The same as JSON: {RESULT.relative_to(ROOT)}", sep="\n")
     return int(bool(missing))
 
@@ -125,20 +130,22 @@ def idle(_: list[str]) -> Figures:
 
 
 def with_open(connections: int, missing: list[str]) -> Figures:
-    """Measure the job with so many open connections: a steady state, and the alerts on storms of further ones."""
+    """Measure the job with so many open connections, and brief ones beside them, from a steady state to its stop."""
     with (
         lab(DIRECTORY / f"open-{connections}", connections) as made,
         Job(made.directory, made.bootstrap, *FLAGS) as job,
     ):
-        made.open(made.fleet.ordinary())
+        made.open_ordinary()
+        made.brief = BRIEF
         made.warm_up(job)
         found = {"connections": connections, **steady(made, job), "alert_s": spread(alerts(made, job, missing))}
-        return {**found, "false_idle_storms": false_idle_storms(made, job, missing)}
+        found["false_idle_storms"] = false_idle_storms(made, job, missing)
+        return {**found, "peak_pss_mib": max(job.pss_mib()), "stop_s": job.stop_s()}
 
 
 def steady(made: Lab, job: Job) -> Figures:
     """Measure CPU, memory and batches in a steady state, in which each query ends at least one batch."""
-    began_s, cpu_before_s, samples = time.time(), job.cpu_s(), [job.pss_mib()]
+    began_s, cpu_before_s = time.time(), job.cpu_s()
 
     def ended() -> dict[str, list[float]]:
         return {
@@ -147,15 +154,12 @@ def steady(made: Lab, job: Job) -> Figures:
         }
 
     def is_over() -> bool:
-        spent_s = time.time() - began_s
-        if spent_s > SAMPLE_S * len(samples):
-            samples.append(job.pss_mib())
-        return spent_s > SECONDS and all(ended().values())
+        return time.time() - began_s > SECONDS and all(ended().values())
 
     made.until(is_over, "each query to end a batch", job, SECONDS + CATCH_UP_S)
     return {
         "cpu_percent": 100 * (job.cpu_s() - cpu_before_s) / (time.time() - began_s),
-        "pss_mib": spread(samples),
+        "pss_mib": spread(job.pss_mib(began_s)),
         "batch_s": {query: spread(seconds) for query, seconds in ended().items()},
     }
 
@@ -183,31 +187,30 @@ def false_idle_storms(made: Lab, job: Job, missing: list[str]) -> int | None:
 
     None if the job does not judge all of the closes.
     """
-    began_s, judged_before, closed = time.time(), sum(job.verdicts().values()), 0
+    began_s = time.time()
     for first in range(0, REPLACED, REPLACED_PER_SECOND):
-        brief = made.fleet.brief(first * BRIEF, BRIEF)
-        made.open(brief, ago_s=2 * SINCE_CLOSES_S)
-        made.close(brief, Close("client", spread_us=SECOND_US // 2))
         for number in range(first, first + REPLACED_PER_SECOND):
             replaced = made.fleet.of_pod(number)
             made.close(replaced, Close("client", ended=bool(number % 2), spread_us=30 * SECOND_US))
             made.open(again(replaced))
-            closed += len(replaced)
         made.second()
-        closed += len(brief)
     of_broker = [each for each in made.fleet.of_broker(0) if each.pod.number >= REPLACED]
     made.close(of_broker, Close("server", exiting=True, ended=True, spread_us=30 * SECOND_US))
     made.open(again(of_broker))
-    closed += len(of_broker)
+    made.brief = 0
     try:
-        made.until(
-            lambda: sum(job.verdicts().values()) - judged_before >= closed, f"{closed} verdicts", job, CATCH_UP_S
-        )
+        made.until(lambda: job.verdicts().total() >= made.closed, f"{made.closed} verdicts", job, CATCH_UP_S)
         made.warm_up(job)
     except LabError as error:
         missing.append(str(error))
         return None
     return len(made.alerts.ids("idle_disconnects", began_s))
+
+
+def after_a_day(_: list[str]) -> Figures:
+    """Measure what a day leaves in the tables, and the seconds of a question about an hour of one topic."""
+    found = day(DIRECTORY / "day", *FLAGS)
+    return {**found, "hour_s": spread(found["hour_s"])}
 
 
 def spread(values: Iterable[float]) -> Figures | None:
@@ -221,13 +224,19 @@ def spread(values: Iterable[float]) -> Figures | None:
 def show(name: str, figures: Figures | None) -> None:
     """Print a table of a measurement."""
     print(f"\n{name:40}{'min':>12}{'median':>12}{'max':>12}", flush=True)
-    flat = {**(figures or {})}
-    for query, found in flat.pop("batch_s", {}).items():
-        flat[f"batch_s {query}"] = found
-    for row, found in flat.items():
+    for row, found in _flat(figures or {}):
         cells = found if isinstance(found, dict) else {"median": found}
         values = (cells.get(column) for column in ("min", "median", "max"))
         print(f"  {row:38}" + "".join(" " * 12 if value is None else f"{value:12,.1f}" for value in values), flush=True)
+
+
+def _flat(figures: Figures) -> Iterator[tuple[str, Any]]:
+    """Yield names and figures, those of objects of figures with both names."""
+    for name, found in figures.items():
+        if isinstance(found, dict) and "median" not in found:
+            yield from ((f"{name} {inner}", figure) for inner, figure in found.items())
+        else:
+            yield name, found
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ def listener(broker: int) -> str:
     return f"10.0.0.{broker + 1}:9092"
 
 
-def make_pod(number: int, name: str) -> Pod:
+def make_pod(number: int, name: str, nodes: int = CLIENT_NODES) -> Pod:
     """Return a pod; pods with successive numbers are on successive nodes."""
-    node, place = number % CLIENT_NODES, number // CLIENT_NODES
+    node, place = number % nodes, number // nodes
     container_id, pod_uid = f"{(number + 1) * SPREAD % 2**256:064x}", f"7b0e2d4c-5a41-4c1e-9d58-{number:012x}"
     workload: WorkloadFacts = {
         "pid": 2_000 + number,

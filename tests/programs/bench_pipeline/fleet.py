@@ -1,4 +1,4 @@
-"""Generates the events of a fleet: both ends of every connection, of 20 client nodes and 3 brokers.
+"""Generates the events of a fleet: both ends of every connection, of nodes with clients and 3 brokers.
 
 Events have the agent's own types, and differ from each other as those of real clients do: 200 pods, half of them
 producers and half of them consumers. The same numbers give the same events. This module never sends anything.
@@ -48,7 +48,7 @@ _SETTLED_US = SECOND_US  # agents report a close when it is that old
 _BROKER_NETWORK = "10.0.0.0/24"
 _FIRST_PORT = 32_768
 _OF_STORMS, _BRIEF = 1 << 40, 1 << 42  # first ids of connections of storms, and of brief ones
-_BRIEF_PORT = 50_000
+_BRIEF_PORT, _BRIEF_PORTS = 50_000, 10_000
 _FIRST: RepeatedFacts = {}
 _SILENT: ActivityFacts = {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
@@ -70,12 +70,12 @@ class Agent:
 class Fleet:
     """A fleet with a number of connections, and further ones of one pod for each storm."""
 
-    def __init__(self, connections: int) -> None:
+    def __init__(self, connections: int, client_nodes: int = CLIENT_NODES) -> None:
         self.connections = connections
-        self._clients = [_agent(f"node-{number}", number) for number in range(CLIENT_NODES)]
-        self._brokers = [_agent(f"kafka-{number}", CLIENT_NODES + number) for number in range(BROKERS)]
+        self._clients = [_agent(f"node-{number}", number) for number in range(client_nodes)]
+        self._brokers = [_agent(f"kafka-{number}", client_nodes + number) for number in range(BROKERS)]
         self._broker_workloads = [broker_workload(number) for number in range(BROKERS)]
-        self._pods = [make_pod(number, f"app-{number}") for number in range(PODS)]
+        self._pods = [make_pod(number, f"app-{number}", client_nodes) for number in range(PODS)]
         self._open: Counter[tuple[str, int]] = Counter()  # by address of the pod and broker
         self._by_address = {pod.address: pod for pod in self._pods}
         self._next = 0
@@ -91,16 +91,18 @@ class Fleet:
 
     def of_storm(self, number: int) -> tuple[list[Connection], str]:
         """Return the connections of a storm, which are those of one pod, and the pod's name."""
-        pod = make_pod(PODS + number, f"storm-{number}")
+        pod = make_pod(PODS + number, f"storm-{number}", len(self._clients))
         self._by_address[pod.address] = pod
         ids = range(_OF_STORMS + number * STORM_CONNECTIONS, _OF_STORMS + (number + 1) * STORM_CONNECTIONS)
         victims = [Connection(pod, id_ % BROKERS, _FIRST_PORT + number, id_) for number, id_ in enumerate(ids)]
         return victims, str(pod.workload["pod"])
 
-    def opens(self, connections: Iterable[Connection], now_us: int) -> Iterator[OpenEvent]:
-        """Yield the events of both ends of connections that open now."""
+    def opens(
+        self, connections: Iterable[Connection], now_us: int, repeated: RepeatedFacts = _FIRST
+    ) -> Iterator[OpenEvent]:
+        """Yield the events of both ends of connections that open now. repeated: facts of those that are open still."""
         for each in connections:
-            self._open[each.pod.address, each.broker] += 1
+            self._open[each.pod.address, each.broker] += not repeated
             for agent, facts in self._ends(each):
                 yield {
                     **agent.origin(),
@@ -110,7 +112,7 @@ class Fleet:
                     "handshake_us": 180 + each.id % 400,
                     "cookie": each.id + 1,
                     "nat": None,
-                    **_FIRST,
+                    **repeated,
                     "ts": now_us,
                 }
 
@@ -154,8 +156,10 @@ class Fleet:
 
     def brief(self, first: int, count: int) -> list[Connection]:
         """Return further connections, of as many pods; each is closed soon after it is opened."""
-        numbers = range(first, first + count)
-        return [self._connection(number)._replace(port=_BRIEF_PORT + number, id=_BRIEF + number) for number in numbers]
+        return [
+            self._connection(number)._replace(port=_BRIEF_PORT + number % _BRIEF_PORTS, id=_BRIEF + number)
+            for number in range(first, first + count)
+        ]
 
     def reports(self, interval: Interval) -> Iterator[AgentEvent]:
         """Yield the event of each agent at the end of an interval."""
@@ -218,8 +222,8 @@ class Fleet:
 
     def _open_counts(self) -> list[list[OpenCountFacts]]:
         """Return `open` of the `agent` events, agent by agent."""
-        at_clients: list[Counter[str]] = [Counter() for _ in range(CLIENT_NODES)]
-        at_brokers: list[Counter[str]] = [Counter() for _ in range(BROKERS)]
+        at_clients: list[Counter[str]] = [Counter() for _ in self._clients]
+        at_brokers: list[Counter[str]] = [Counter() for _ in self._brokers]
         for (address, broker), count in (+self._open).items():
             pod = self._by_address[address]
             at_clients[pod.node][address] += count

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from tests.lab.product import EVENTS
 
 _COMMAND = Path(sys.executable).with_name("kafka-probe-pipeline")
 _STOP_S = 60.0
+SAMPLE_S = 5.0
 
 
 class Batch(NamedTuple):
@@ -30,13 +32,14 @@ class Batch(NamedTuple):
 
 
 class Job:
-    """`with Job(directory, bootstrap, flags) as job:` runs `kafka-probe-pipeline run` on a new output directory."""
+    """`with Job(directory, bootstrap, flags) as job:` runs `kafka-probe-pipeline run`. `output`: of its tables."""
 
     def __init__(self, directory: Path, bootstrap: str, *flags: str) -> None:
-        self._output = directory / "output"
+        self.output = directory / "output"
         self._log = directory / "job.log"
-        self._flags = ("--bootstrap-servers", bootstrap, "--output", str(self._output), *flags)
+        self._flags = ("--bootstrap-servers", bootstrap, "--output", str(self.output), *flags)
         self._process: subprocess.Popen[bytes]
+        self._samples_mib: list[tuple[float, float]] = []
 
     def __enter__(self) -> Self:
         self._process = start((_COMMAND, "run", *self._flags), log=self._log)
@@ -61,9 +64,26 @@ class Job:
         # Each process counts those of its children that have ended.
         return self._sum(lambda process: sum(process.cpu_times()[:4]))
 
-    def pss_mib(self) -> float:
-        """Return the resident memory of all its processes in MiB, as PSS: pages that they share count once."""
-        return self._sum(lambda process: process.memory_full_info().pss / 2**20)
+    def sample(self) -> None:
+        """Read its memory if the last time was SAMPLE_S ago."""
+        now_s = time.time()
+        if not self._samples_mib or now_s - self._samples_mib[-1][0] > SAMPLE_S:
+            self._samples_mib.append((now_s, self._sum(lambda process: process.memory_full_info().pss / 2**20)))
+
+    def pss_mib(self, since_s: float = 0) -> list[float]:
+        """Return samples of the resident memory of all its processes in MiB, as PSS: shared pages count once."""
+        return [mib for at_s, mib in self._samples_mib if at_s >= since_s]
+
+    def stop_s(self) -> float:
+        """Send it SIGTERM; return the seconds until it ended.
+
+        Raises:
+            LabError: it did not end with status 0.
+        """
+        began_s = time.time()
+        if status := stop(self._process, timeout_s=_STOP_S):
+            raise LabError(f"the job ended with status {status}:\n{tail(self._log)}")
+        return time.time() - began_s
 
     def batches(self) -> dict[str, list[Batch]]:
         """Return the batches of each query by its checkpoint, which keeps the last hundred.
@@ -71,7 +91,7 @@ class Job:
         A batch begins when its offsets are written and ends when its commit is.
         """
         return {
-            str(checkpoint.relative_to(self._output)): [
+            str(checkpoint.relative_to(self.output)): [
                 Batch(began.stat().st_mtime, ended.stat().st_mtime)
                 for ended in (checkpoint / "commits").glob("[0-9]*")
                 if (began := checkpoint / "offsets" / ended.name).exists()
@@ -93,7 +113,7 @@ class Job:
         return bool(read) and all(offsets.get(part, 0) >= end for offsets in read for part, end in ends.items())
 
     def _checkpoints(self) -> Iterator[Path]:
-        for commits in sorted(self._output.rglob("commits")):
+        for commits in sorted(self.output.rglob("commits")):
             if (commits.parent / "offsets").is_dir():
                 yield commits.parent
 

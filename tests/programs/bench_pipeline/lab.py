@@ -8,9 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kafka_probe.events import RepeatedFacts
 from tests.lab.broker import Broker
 from tests.lab.processes import LabError
-from tests.programs.bench_pipeline.facts import SECOND_US, Close, Connection
+from tests.programs.bench_pipeline.facts import CLIENT_NODES, SECOND_US, Close, Connection
 from tests.programs.bench_pipeline.feed import Alerts, Feed
 from tests.programs.bench_pipeline.fleet import Fleet, backlog
 from tests.programs.bench_pipeline.job import Job
@@ -30,20 +31,34 @@ class Lab:
     alerts: Alerts
     fleet: Fleet
     flows: int
+    brief: int = 0
+    closed: int = 0
     _due_s: float = field(default_factory=time.time)
+    _brief_number: int = 0
 
     def open(self, connections: Iterable[Connection], ago_s: float = 0) -> None:
         """Send the opens of connections."""
         self.feed.send(self.fleet.opens(connections, _now_us(ago_s)))
 
-    def close(self, connections: Iterable[Connection], how: Close) -> None:
-        """Send the closes of connections."""
+    def open_ordinary(self) -> None:
+        """Send the opens of the connections that are not part of a storm, and those of an hour later."""
+        self.open(self.fleet.ordinary())
+        self.feed.send(self.fleet.opens(self.fleet.ordinary(), _now_us(), _still_open()))
+
+    def close(self, connections: Sequence[Connection], how: Close) -> None:
+        """Send the closes of connections, and count them in `closed`."""
         self.feed.send(self.fleet.closes(connections, _now_us(SINCE_CLOSES_S), how))
+        self.closed += len(connections)
 
     def second(self) -> None:
-        """Send the events of a second when it is over."""
+        """Send the events of a second when it is over, with so many `brief` connections."""
         self._due_s = max(self._due_s + 1, time.time())
         time.sleep(max(0.0, self._due_s - time.time()))
+        if self.brief:
+            brief = self.fleet.brief(self._brief_number, self.brief)
+            self._brief_number += self.brief
+            self.open(brief, ago_s=2 * SINCE_CLOSES_S)
+            self.close(brief, Close("client", spread_us=SECOND_US // 2))
         self.feed.send(self.fleet.second(_now_us(), self.flows))
 
     def storm(self, victims: Sequence[Connection], silence_s: float) -> float:
@@ -61,13 +76,14 @@ class Lab:
         end_s = time.monotonic() + timeout_s
         while not condition():
             job.require_running()
+            job.sample()
             if time.monotonic() > end_s:
                 raise LabError(f"waited {timeout_s:.0f} s in vain for {what}")
             self.second()
 
     def until_s(self, end_s: float, job: Job) -> None:
         """Send the events of each second until this time."""
-        self.until(lambda: time.time() > end_s, "time to pass", job, 3600)
+        self.until(lambda: time.time() > end_s, "time to pass", job, end_s - time.time() + 60)
 
     def backlog(self, flows: int) -> int:
         """Send the events of a backlog; return their number."""
@@ -97,12 +113,18 @@ class Lab:
 
 
 @contextmanager
-def lab(directory: Path, connections: int, flows: int = FLOWS_PER_SECOND) -> Iterator[Lab]:
+def lab(
+    directory: Path, connections: int, flows: int = FLOWS_PER_SECOND, client_nodes: int = CLIENT_NODES
+) -> Iterator[Lab]:
     """Run a broker for one measurement."""
-    with Broker(directory / "broker") as broker:
+    with Broker(directory / "broker", lasting=True) as broker:
         feed = Feed(broker.bootstrap)
         with closing(Alerts(broker.bootstrap)) as alerts:
-            yield Lab(directory, broker.bootstrap, feed, alerts, Fleet(connections), flows)
+            yield Lab(directory, broker.bootstrap, feed, alerts, Fleet(connections, client_nodes), flows)
+
+
+def _still_open() -> RepeatedFacts:
+    return {"still_open_ts": _now_us(), "requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
 
 def _now_us(ago_s: float = 0) -> int:
