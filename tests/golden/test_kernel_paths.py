@@ -143,6 +143,7 @@ def test_io_uring(capture: Capture, port: int, ring: Ring) -> None:
 
 BLOCKED = 64  # many more than a kretprobe has instances
 SKIPPED = {"program_skipped"}  # of those that are all woken at once; counted
+ATTEMPTS = 3  # on a busy emulated processor a program of the conversation itself may be skipped
 SENDTO, RECVFROM = 44, 45  # system calls of x86-64
 
 
@@ -183,8 +184,13 @@ def write_too_much(sock: socket.socket) -> None:
 
 @pytest.mark.long
 def test_many_blocked_readers(capture: Capture, port: int) -> None:
-    with blocked(port, RECVFROM, read_nothing), conversation(port) as talk:
-        exchange(talk, range(20))
+    with blocked(port, RECVFROM, read_nothing):
+        for _ in range(ATTEMPTS):
+            capture.begin()
+            with conversation(port) as talk:
+                exchange(talk, range(20))
+            if not capture.lost().keys() & SKIPPED:
+                break
     assert capture.saw(talk, may_lose=SKIPPED)
 
 

@@ -54,7 +54,7 @@ PINNED = (
     f"at most {agents.MOST_AGENTS:,} agents",
     f"the newest {agents.RESETS_KEPT:,} resets",
     f"{source.MOST_TOPICS:,} topics and long names becomes {MOST_OF_EVENT_BYTES / 1e6:.0f} MB of rows",
-    f"are judged anew for {PipelineConfig().open_limit / 3600:g} hours",
+    f"not complete within {PipelineConfig().closed_limit:g} s (`--closed-limit`)",
     f"At most {storms.MOST_OF_KIND} storms of a kind are active",
     f"at most {incidents.MOST_CANDIDATES:,} possible storms, and of each the {incidents.MOST_CELLS:,} largest groups",
     f"names are cut after {scopes.NAME_CHARACTERS} characters",
