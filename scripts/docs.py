@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from kafka_probe import config, events, flows, load_shedding, server, workloads
 from kafka_probe.capture import programs
-from kafka_probe.connections import exchange, frames, topic_names, tracker
+from kafka_probe.connections import exchange, frames, refused_produces, topic_names, tracker
 from kafka_probe.protocol import coverage
 from kafka_probe.server import metrics
 from kafka_probe.sinks import outbox
@@ -135,7 +135,18 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
 
 def loss_table() -> str:
     before_connections = programs, workloads, kubernetes
-    modules = (*before_connections, frames, tracker, flows, load_shedding, topic_names, exchange, server, outbox)
+    modules = (
+        *before_connections,
+        frames,
+        tracker,
+        refused_produces,
+        flows,
+        load_shedding,
+        topic_names,
+        exchange,
+        server,
+        outbox,
+    )
     losses = {reason: text for module in modules for reason, text in module.LOSSES.items()}
     rows = ((f"`{name}`", linked(text)) for name, text in losses.items())
     return table(("reason", "what was lost, and what to do"), rows)

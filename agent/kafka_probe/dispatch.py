@@ -9,6 +9,7 @@ from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, NamedFrames, Naming
 from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.grouping import FramesByConnection, Key
+from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.events import FlowEvent, Interval
@@ -20,24 +21,29 @@ from kafka_probe.time_limit import NO_LIMIT, TimeLimit
 class Dispatcher:
     """Sorts frames by connection and passes them on, and passes finished `flow` events to their connections."""
 
-    def __init__(self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, flows: Flows) -> None:
+    def __init__(
+        self, tracker: Tracker, names: TopicNames, brokers: BrokerFiles, produces: RefusedProduces, flows: Flows
+    ) -> None:
         self._tracker = tracker
         self._names = names
         self._brokers = brokers
+        self._produces = produces
         self._flows = flows
         self._namings: dict[Key, tuple[Connection, Naming | None]] = {}  # of the counted shapes of Fetch
 
     def add(self, batch: Iterable[Frames], closing: Mapping[int, int]) -> None:
         """Pass on the frames of a batch. Their order affects only what connections and fetch sessions learn.
 
-        closing: see Flows.add.
+        closing: see RefusedProduces.see.
         """
         grouped = [FramesByConnection.of(frames, self._tracker.of_frames) for frames in sorted(batch, key=_first_seen)]
         for of_shape in grouped:
             for key, connection, _, _ in of_shape.runs:
                 if connection and not self._flows.counts(key):
                     self._learn(connection, of_shape.frames.shape.facts)
-        self._flows.add(grouped, closing)
+        self._produces.see(grouped, closing)
+        for of_shape in grouped:
+            self._flows.add(of_shape, self._produces.by_responses(of_shape.frames))
         self._follow_sessions(of_shape for of_shape in grouped if of_shape.frames.shape.facts.api_key in FETCHES)
 
     def report(

@@ -1,14 +1,13 @@
 """Counts frames per interval by connection and shape; at the end of an interval, counts become `flow` events.
 
 The facts of a shape are read once per interval and connection, so that a frame costs only its share of a few array
-operations. This module never decodes frames. It changes its counts, the Produce requests that it keeps until their
-responses, and the order in which topic names were used.
+operations. This module never decodes frames. It changes its counts and the order in which topic names were used.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -19,16 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.capture.sample import NO_API
-from kafka_probe.connections import refusals
 from kafka_probe.connections.connection import Connection
 from kafka_probe.connections.fetch_sessions import FETCHES, Topic
 from kafka_probe.connections.grouping import FramesByConnection, Key
-from kafka_probe.connections.last_produces import LastProduces
-from kafka_probe.connections.refusals import Refusals, Sums
+from kafka_probe.connections.last_produces import LastProduce
+from kafka_probe.connections.refusals import Sums
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.events import BUCKETS_PER_DOUBLING, FlowEvent, Interval, codec_name
 from kafka_probe.flow_events import INTERNAL, FlowSums, TopicSums, flow_event, other_events
-from kafka_probe.memory import BORROWED_BYTES, DEFAULT, MIB, Bounds
+from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.error_codes import ERROR_NAMES
@@ -37,7 +35,6 @@ from kafka_probe.protocol.schemas import apis
 from kafka_probe.time_limit import ReportPart, TimeLimit
 
 LOSSES = {
-    **refusals.LOSSES,
     "topics_shed": "flow events without their topics, because the capture thread took more CPU than `--cpu-limit`",
     "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`, or because "
     "more flows cannot be sent within their interval",
@@ -51,7 +48,6 @@ _MEASURE_BYTES = 8  # memory of each measure of the shape
 _BUCKET_BYTES = 128  # memory of each latency bucket
 _ASKED_TOPIC_BYTES, _ASKED_PARTITION_BYTES = 800, 80  # memory per topic and partition named to a session
 _SESSION_SHAPE_BYTES = 256  # memory of the link between a shape of Fetch and its session
-_MOST_REQUESTS_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 _REFUSED_TOPIC_BYTES = 800  # memory per topic of which records were refused
 
 
@@ -99,12 +95,7 @@ class Flows:
     def __init__(self, names: TopicNames, free: int, bounds: Bounds = DEFAULT) -> None:
         self._names = names
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        requests_bytes = min(bounds.counts_bytes // 8, _MOST_REQUESTS_BYTES)
-        last_bytes = requests_bytes // 4
-        self._refusals = Refusals(requests_bytes - last_bytes, self.losses)
-        self._last_produces = LastProduces(last_bytes)
-        # The other half belongs to the interval being reported.
-        self._limit_bytes = (bounds.counts_bytes - requests_bytes) // 2
+        self._limit_bytes = bounds.counts_bytes // 2  # the other half belongs to the interval being reported
         self._counts: dict[Key, _Count] = {}
         self._other: _Others = {}
         self._begin(free)
@@ -113,55 +104,27 @@ class Flows:
         """Return True if the shape has a count of its own on the connection in this interval."""
         return key in self._counts
 
-    def add(self, batch: Sequence[FramesByConnection], closing: Mapping[int, int]) -> None:
-        """Count the frames of a batch.
-
-        closing: connections that are closed after it and whose last request the broker may have refused, by the
-        kernel's ids, and times of the closes, CLOCK_MONOTONIC in ns.
-        """
-        for conn, closed_ns in closing.items():
-            self._last_produces.close(conn, closed_ns)
-        for grouped in batch:
-            self._refusals.see(grouped.frames)
-            self._last_produces.see(grouped, closing)
-        for grouped in batch:
-            self._add(grouped)
-
-    def forget(self, conn: int) -> None:
-        """Drop the last Produce of a connection, by the kernel's id, except one that a close may have refused."""
-        self._last_produces.forget(conn)
-
-    def settle(self, refusals: Iterable[tuple[Connection, int]], until_ns: int) -> None:
-        """Count the Produce requests with acks=0 that brokers refused by their closes as not written.
-
-        refusals: connections with the size of the refused request; until_ns: closes up to this time are settled.
-        """
-        for connection, request_bytes in refusals:
-            self._refuse(connection, request_bytes)
-        self._last_produces.settle(until_ns)
-
-    def _refuse(self, connection: Connection, request_bytes: int) -> None:
-        last = self._last_produces.take(connection.identity.conn)
-        if last is None or last.frame_bytes != request_bytes:
-            self.losses["refusal_unmatched"] += 1
-            return
-        sums = last.sums()
-        count = self._count(connection, last.key, last.shape, Counter())
+    def refuse(self, connection: Connection, request: LastProduce) -> None:
+        """Count a request as not written by the broker. It was counted as written when it was seen."""
+        sums = request.sums()
+        count = self._count(connection, request.key, request.shape, Counter())
         if count.kept and not self._take(connection, _REFUSED_TOPIC_BYTES * len(sums)):
-            count = _Count.of(connection, last.shape)
+            count = _Count.of(connection, request.shape)
         _add_refused(count, sums)
         if not count.kept:
             self.losses["flow_limit"] += 1
             self._sum_other(count, self._other)
 
-    def _add(self, grouped: FramesByConnection) -> None:
-        """Count frames of one shape on any number of connections."""
+    def add(self, grouped: FramesByConnection, refused: Mapping[int, Sums]) -> None:
+        """Count frames of one shape on any number of connections.
+
+        refused: what the frames say that brokers did not write, by the kernel's id of the connection.
+        """
         frames, shape, order, starts = grouped.frames, grouped.frames.shape, grouped.order, grouped.starts
         sizes = np.add.reduceat(frames.column("frame_bytes")[order].astype(np.int64), starts).tolist()
         values = np.add.reduceat(frames.values[order], starts) if shape.measures else frames.values[starts]
         buckets = _buckets(frames.column("latency_us")[order]) if shape.facts.response else None
         no_latency = Counter[int]()
-        refused = self._refusals.refused(frames)
         for i, (key, connection, start, end) in enumerate(grouped.runs):
             if connection is None:
                 continue

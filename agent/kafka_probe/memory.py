@@ -39,7 +39,8 @@ CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 # Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
     "connections": 61,
-    "counts": 7,
+    "counts": 6,
+    "produces": 1,
     "learned": 7,
     "shapes": 3,
     "ends": 4,
@@ -65,6 +66,7 @@ class Bounds:
 
     connections: int  # open ones, in the kernel and in the agent; closed ones may use their free slots
     counts_bytes: int  # counts of frames by connection and shape, of the running interval and of the one being sent
+    produces_bytes: int  # Produce requests that their brokers may refuse
     learned_bytes: int  # facts that connections carry: ids, software, groups; and their fetch sessions
     activity_bytes: int  # sums of connections' flows, with their topics, until the connection is deleted
     shapes_bytes: int  # shapes of frames that the decoder knows
@@ -86,6 +88,7 @@ class Bounds:
         return cls(
             connections=share("connections"),
             counts_bytes=share("counts"),
+            produces_bytes=share("produces"),
             learned_bytes=share("learned"),
             activity_bytes=share("activity"),
             shapes_bytes=share("shapes"),

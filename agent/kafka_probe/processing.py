@@ -13,6 +13,7 @@ from kafka_probe.connections.conntrack import Conntrack
 from kafka_probe.connections.exchange import Exchanges
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.reassembly import portions
+from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
@@ -48,8 +49,9 @@ class Processor:
         self._brokers = BrokerFiles(self.names, resolver)
         nat = Conntrack() if config.conntrack else None
         self.tracker = Tracker(resolver, nat, bounds, config.open_interval_s)
+        self.produces = RefusedProduces(bounds)
         self.flows = Flows(self.names, self.tracker.free, bounds)
-        self.dispatcher = Dispatcher(self.tracker, self.names, self._brokers, self.flows)
+        self.dispatcher = Dispatcher(self.tracker, self.names, self._brokers, self.produces, self.flows)
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
@@ -69,7 +71,7 @@ class Processor:
         """Delete a connection of which no sample can follow, by the kernel's id."""
         connection = self.tracker.gone(conn)
         self.reader.forget(conn)
-        self.flows.forget(conn)
+        self.produces.forget(conn)
         if connection and self._exchanges:
             self._send(self._exchanges.end(connection, WallClock.now()))
 
@@ -78,7 +80,10 @@ class Processor:
 
         Call it every second.
         """
-        self.flows.settle(self.tracker.settle(until_ns), until_ns)
+        for connection, request_bytes in self.tracker.settle(until_ns):
+            if request := self.produces.by_close(connection.identity.conn, request_bytes):
+                self.flows.refuse(connection, request)
+        self.produces.settle(until_ns)
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -92,7 +97,15 @@ class Processor:
 
     def losses(self) -> dict[str, int]:
         """Return the losses of all these modules since the start, by reason."""
-        modules = self._resolver, self.reader, self.tracker, self.flows, self.load_shedding, self.names
+        modules = (
+            self._resolver,
+            self.reader,
+            self.tracker,
+            self.produces,
+            self.flows,
+            self.load_shedding,
+            self.names,
+        )
         return {reason: n for module in modules for reason, n in module.losses.items()} | self._request_losses
 
     def counters(self) -> dict[str, int]:

@@ -11,6 +11,7 @@ from typing import Any
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.fetch_sessions import FetchSession
 from kafka_probe.connections.frames import FrameReader
+from kafka_probe.connections.refused_produces import RefusedProduces
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.dispatch import Dispatcher
@@ -24,7 +25,7 @@ from tests.builders.samples import Samples, opened, stream
 
 RESOLVER = WorkloadResolver()
 SOME = replace(DEFAULT, connections=300)
-FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=100_000, open_counts=2)
+FEW = replace(DEFAULT, connections=3, ends=2, counts_bytes=87_500, open_counts=2)
 
 
 def grown_by(make: Callable[[], object], times: int) -> float:
@@ -46,8 +47,10 @@ class Watched:
         self.tracker = Tracker(RESOLVER, bounds=bounds)
         self.reader = FrameReader(SUMMED)
         names = TopicNames()
+        self.produces = RefusedProduces()
         self.flows = Flows(names, self.tracker.free, flow_bounds)
-        self.dispatcher = Dispatcher(self.tracker, names, BrokerFiles(names, RESOLVER), self.flows)
+        brokers = BrokerFiles(names, RESOLVER)
+        self.dispatcher = Dispatcher(self.tracker, names, brokers, self.produces, self.flows)
         for conn in range(1, 1 + connections):
             self.tracker.take(opened(conn)[0])
 

@@ -207,11 +207,12 @@ def test_frames_beyond_the_steps_of_a_call_are_hopped_over_by_their_lengths(
         transfer(sender, receiver, last.wire[100:])
         answers = [] if by_server else [unmatched(n) for n in (*ids, ids.stop)]
         transfer(talk.server, talk.client, joined(answers), send_at_once, receive_at_once)
+        assert capture.ends_of(talk)  # empties the ring: many calls on a slow machine have many samples
         talk.sent.clear()
         exchange(talk, range(ids.stop + 1, ids.stop + 4))
     hopped = 0
     for end in capture.ends_of(talk):
-        assert end.frames[-6:] == talk.sent
+        assert end.frames[-6:] == talk.sent, capture.lost()
         shown = [frame.facts.status for frame in end.frames[4:-6]]
         hopped += HOPPED + 1 + len(answers) - len(shown) + shown.count(Status.TRUNCATED)
     assert capture.lost()["limit_reached"] == hopped

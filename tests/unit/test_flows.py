@@ -191,7 +191,7 @@ def test_what_the_broker_did_not_write_is_refused_in_the_interval_of_its_respons
     (topic,) = watched.flow()["topics"]
     assert (topic["topic"], topic["records"], topic["errors"]) == ("orders", 0, {"6": 1})
     assert (topic["refused_records"], topic["refused_bytes"]) == (7, 500)
-    assert watched.flows.losses["refusal_unmatched"] == 0
+    assert watched.produces.losses["refusal_unmatched"] == 0
 
 
 def test_who_fetches_as_a_replica_is_reported_and_a_consumer_is_none(watched: Watched) -> None:

@@ -98,6 +98,7 @@ MEMORY = (
     f"one with {activity.MOST_TOPICS} topics, the most that it names, up to {LARGEST_SUMS_BYTES // 1024} KiB",
     f"Counts of {in_words(loop._REPORTS)} intervals (of {in_words(loop._REPORTS + 1)}",
     f"if they are shorter than {loop._LEAST_REPORT_S:g} s)",
+    f"The newest Produce requests, whose brokers may refuse them, {mib(DEFAULT.produces_bytes)} MiB",
     f"{mib(DEFAULT.counts_bytes)} MiB, and {mib(DEFAULT.connections * BORROWED_BYTES)} MiB per interval more",
     f"A flow names {flows.TOPICS:,} topics, with {flows.CHARACTERS:,} characters in all",
     f"Names of topic ids {mib(DEFAULT.topic_names_bytes)} MiB. Shapes of frames {mib(DEFAULT.shapes_bytes)} MiB",

@@ -18,10 +18,6 @@ from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.facts import Facts, MeasureKind, Shape, text_bytes
 from kafka_probe.protocol.measures import Integers
 
-LOSSES = {
-    "refusal_unmatched": "Produce responses with an error, and closes right after a Produce with acks=0, whose request "
-    "is not known: its records count as written",
-}
 # Errors of records that the leader has written: REQUEST_TIMED_OUT and NOT_ENOUGH_REPLICAS_AFTER_APPEND
 # (org.apache.kafka.common.protocol.Errors).
 _WRITTEN = frozenset({7, 20})
@@ -63,7 +59,10 @@ class _Index:
 
 
 class Refusals:
-    """The newest Produce requests, up to `limit_bytes`. `losses` counts by the names of LOSSES."""
+    """The newest Produce requests, up to `limit_bytes`.
+
+    losses: counts responses with an error whose request is not known as `refusal_unmatched`.
+    """
 
     def __init__(self, limit_bytes: int, losses: Counter[str]) -> None:
         self._limit_bytes = limit_bytes

@@ -138,7 +138,7 @@ def test_requests_of_others_displace_none_that_a_close_refused(others: str, monk
 
 def test_nothing_is_kept_of_connections_that_are_gone_or_whose_close_was_left_out() -> None:
     fed = Fed()
-    last = fed.processor.flows._last_produces
+    last = fed.processor.produces._last
     fed.see(*(opened(conn, server_side=True) for conn in (1, 2)), *(produced(1, conn=conn) for conn in (1, 2)))
     fed.see(gone(1))
     assert (last.take(1), last.take(2) is None) == (None, False)
@@ -201,7 +201,7 @@ def test_a_request_that_would_displace_those_of_others_is_not_kept(tracker: Trac
 def test_a_request_is_forgotten_with_a_close_that_refuses_nothing() -> None:
     fed = refused_by({**REFUSED, "first_state": ESTABLISHED_TO_CLOSE_WAIT})
     fed.see(gone())
-    assert fed.processor.flows._last_produces.held_bytes == 0
+    assert fed.processor.produces.held_bytes == 0
 
 
 def test_requests_of_closed_connections_and_of_open_ones_have_half_of_the_limit_each(tracker: Tracker) -> None:

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from kafka_probe.connections.frames import FrameReader
-from kafka_probe.connections.refusals import LOSSES, Keys, Refusals, Sums
+from kafka_probe.connections.refusals import Keys, Refusals, Sums
+from kafka_probe.connections.refused_produces import LOSSES
 from kafka_probe.protocol.facts import MeasureKind
 from tests.builders.bounded_tables import grown_by
 from tests.builders.samples import Samples, by_hand, stream

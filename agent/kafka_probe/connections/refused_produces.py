@@ -1,0 +1,65 @@
+"""Finds the records that brokers refused: a Produce response has an error, or a close follows a Produce with acks=0."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.grouping import FramesByConnection
+from kafka_probe.connections.last_produces import LastProduce, LastProduces
+from kafka_probe.connections.refusals import Refusals, Sums
+from kafka_probe.memory import DEFAULT, MIB, Bounds
+
+LOSSES = {
+    "refusal_unmatched": "Produce responses with an error, and closes right after a Produce with acks=0, whose request "
+    "is not known: its records count as written",
+}
+_MOST_BYTES = 8 * MIB  # more would take long to sort when a response has an error
+
+
+class RefusedProduces:
+    """Keeps the newest Produce requests of all connections until their broker may have refused them."""
+
+    def __init__(self, bounds: Bounds = DEFAULT) -> None:
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+        limit_bytes = min(bounds.produces_bytes, _MOST_BYTES)
+        self._answered = Refusals(limit_bytes - limit_bytes // 4, self.losses)
+        self._last = LastProduces(limit_bytes // 4)
+
+    @property
+    def held_bytes(self) -> int:
+        """Return the memory of the requests in bytes."""
+        return self._answered.held_bytes + self._last.held_bytes
+
+    def see(self, batch: Sequence[FramesByConnection], closing: Mapping[int, int]) -> None:
+        """Keep the Produce requests of a batch.
+
+        closing: connections that are closed after it and whose last request the broker may have refused, by the
+        kernel's ids, and times of the closes, CLOCK_MONOTONIC in ns.
+        """
+        for conn, closed_ns in closing.items():
+            self._last.close(conn, closed_ns)
+        for grouped in batch:
+            self._answered.see(grouped.frames)
+            self._last.see(grouped, closing)
+
+    def by_responses(self, frames: Frames) -> dict[int, Sums]:
+        """Return what these responses refused, by the kernel's id of the connection; empty for other frames."""
+        return self._answered.refused(frames)
+
+    def by_close(self, conn: int, request_bytes: int) -> LastProduce | None:
+        """Return the last Produce with acks=0 of a connection, if it has this size; None, counted, otherwise."""
+        last = self._last.take(conn)
+        if last is None or last.frame_bytes != request_bytes:
+            self.losses["refusal_unmatched"] += 1
+            return None
+        return last
+
+    def forget(self, conn: int) -> None:
+        """Drop the last Produce of a connection, by the kernel's id, except one that a close may have refused."""
+        self._last.forget(conn)
+
+    def settle(self, until_ns: int) -> None:
+        """Drop the requests of closes up to this time, see pending_closes.py."""
+        self._last.settle(until_ns)
