@@ -30,7 +30,7 @@ test: setup-tests ## run lint and one half of the tests, beside the other half
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))
 
-test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1": on this one)
+test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1" BACKENDS="kprobe": only these)
 	@$(BIN)/python -m tests.kernel
 	$(BIN)/python -m pytest tests/kernel/check_*.py
 

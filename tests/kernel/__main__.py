@@ -1,6 +1,6 @@
 """Runs `make test-kernels`: the golden conversations on all kernels of the matrix, a table, and build/kernels.json.
 
-KERNELS names some of them instead, separated by spaces; then build/kernels.json keeps what it has of the others.
+KERNELS and BACKENDS name some of them instead, separated by spaces; build/kernels.json keeps what it has of the others.
 """
 
 from __future__ import annotations
@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from tests.kernel.archive import SUITES
 from tests.kernel.matrix import BACKENDS, BUFFERS, Tried, matrix
@@ -22,9 +23,9 @@ RESULT = Path(__file__).parents[2] / "build" / "kernels.json"
 
 def main() -> int:
     """Run the matrix; return the exit status."""
-    chosen = os.environ.get("KERNELS", "").split()
+    series, backends = (os.environ.get(name, "").split() for name in ("KERNELS", "BACKENDS"))
     try:
-        tried = matrix(chosen or SUITES, long=True)
+        tried = matrix(series or SUITES, backends=backends or BACKENDS, long=True)
     except LabError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 1
@@ -34,12 +35,25 @@ def main() -> int:
 
 
 def keep(tried: Iterable[Tried]) -> None:
-    """Write the results, each kernel with its date."""
+    """Write the results, each kernel with its date. What was not tried again is kept."""
     before = json.loads(RESULT.read_text())["kernels"] if RESULT.exists() else []
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    known = {found["series"]: found for found in (*before, *({"date": date, **asdict(found)} for found in tried))}
+    known = {found["series"]: found for found in before}
+    for found in tried:
+        known[found.series] = _with_runs_of(
+            known.get(found.series), {"date": f"{datetime.now(UTC):%Y-%m-%d}", **asdict(found)}
+        )
     kernels = [known[series] for series in SUITES if series in known]
     RESULT.write_text(json.dumps({"kernels": kernels}, indent=2) + "\n")
+
+
+def _with_runs_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return new results of a kernel with the old ones, on the same release, of the backends that were left out."""
+    if not old or old["release"] != new["release"]:
+        return new
+    backends = {run["backend"] for run in new["runs"]}
+    kept = [run for run in old["runs"] if run["backend"] not in backends]
+    runs = sorted([*new["runs"], *kept], key=lambda run: BACKENDS.index(run["backend"]))
+    return {**new, "runs": runs, "differences": [*new["differences"], *(old["differences"] if kept else ())]}
 
 
 def show(tried: Iterable[Tried]) -> None:
@@ -49,7 +63,7 @@ def show(tried: Iterable[Tried]) -> None:
         f"{'kernel':<26} {'backend':<11} {'ring':<8} {'perf':<8} {'tests':>5} {'seconds':>8} {'verified instructions'}"
     )
     for found in tried:
-        for backend in BACKENDS:
+        for backend in dict.fromkeys(run.backend for run in found.runs):
             runs = [run for run in found.runs if run.backend == backend]
             results = {run.buffer: run.result for run in runs}
             seconds = "+".join(f"{run.seconds:.0f}" for run in runs)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from tests.kernel import __main__ as matrix_program
 from tests.kernel import archive
 from tests.kernel.archive import kernel
 from tests.kernel.machine import Job, run
-from tests.kernel.matrix import LOGS, Run, Seen, differences, matrix
+from tests.kernel.matrix import LOGS, Run, Seen, Tried, differences, matrix
 from tests.kernel.root import root_disk
 from tests.lab.processes import LabError
 
@@ -41,6 +43,23 @@ def test_backends_that_see_something_else_are_named() -> None:
 
 def test_a_backend_that_says_what_it_could_not_read_may_see_less() -> None:
     assert list(differences([seen("fentry", "a", "b"), seen("tracepoint", "a", buffer_unreadable=1)])) == []
+
+
+def test_a_backend_that_is_tried_again_replaces_its_own_results(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(matrix_program, "RESULT", tmp_path / "kernels.json")
+
+    def kept(release: str, *runs: Run) -> list[list[str]]:
+        matrix_program.keep([Tried(SERIES, release, "1", runs, ())])
+        (found,) = json.loads(matrix_program.RESULT.read_text())["kernels"]
+        return [[run["backend"], run["buffer"], run["result"]] for run in found["runs"]]
+
+    first = [Run(backend, "ring", "failed") for backend in ("fentry", "kprobe")]
+    assert kept("6.12.1", *first) == [["fentry", "ring", "failed"], ["kprobe", "ring", "failed"]]
+    again = Run("fentry", "ring", "passed")
+    assert kept("6.12.1", again) == [["fentry", "ring", "passed"], ["kprobe", "ring", "failed"]]
+    assert kept("6.12.2", again) == [["fentry", "ring", "passed"]]
 
 
 def test_a_guest_that_hangs_is_stopped() -> None:
