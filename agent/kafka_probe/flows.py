@@ -29,7 +29,7 @@ from kafka_probe.flow_events import INTERNAL, FlowSums, TopicSums, flow_event, o
 from kafka_probe.memory import BORROWED_BYTES, DEFAULT, Bounds
 from kafka_probe.peer_limits import Shares
 from kafka_probe.protocol.api_keys import ApiKey
-from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe.protocol.error_codes import ERROR_CODES, ERROR_NAMES
 from kafka_probe.protocol.facts import Facts, Measure, MeasureKind, SetStatus, Shape, TopicFacts, shape_bytes
 from kafka_probe.protocol.schemas import apis
 from kafka_probe.time_limit import ReportPart, TimeLimit
@@ -305,7 +305,7 @@ class Flows:
         return named
 
 
-_UNKNOWN = -1  # UNKNOWN_SERVER_ERROR
+_UNKNOWN = ERROR_CODES["UNKNOWN_SERVER_ERROR"]
 _OF_TOPICS = (
     MeasureKind.RECORDS,
     MeasureKind.BATCHES,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kafka_probe.config import Config
 
 
-class _Json(logging.Formatter):
+class _JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = {
             "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
@@ -31,5 +31,5 @@ def configure(config: Config) -> None:
     """Make the root logger write to standard error, with the settings `log_level` and `log_format`."""
     handler = logging.StreamHandler(sys.stderr)
     text = LineFormatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    handler.setFormatter(_Json() if config.log_format == "json" else text)
+    handler.setFormatter(_JsonFormatter() if config.log_format == "json" else text)
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)

@@ -27,7 +27,7 @@ _MAY_HIDE_ENDS = ("ring_full", "peer_limited", "program_skipped")
 _ENDS_LIMITED = ("close_limit", "reset_limit")
 
 
-class _Counts(NamedTuple):
+class _EndCounts(NamedTuple):
     """Counts at the end of an interval, as in the `agent` event."""
 
     connections: int
@@ -82,7 +82,7 @@ class Reporter:
         opens, closes = tracker.report_opens(clock, limit), tracker.report_closes(clock, limit)
         repeated = tracker.repeat(settled_ns, clock)
         topics = list(_named_topics(processor.names.report(), interval))
-        counts = _Counts(len(tracker), tracker.open_now(), tracker.other())
+        counts = _EndCounts(len(tracker), tracker.open_now(), tracker.other())
 
         def last() -> Iterator[AgentEvent]:
             # The time of now: closes that were lost meanwhile may be later than the end of the interval.
@@ -109,7 +109,7 @@ class Reporter:
         if hidden > self._hidden:
             self._hidden, self._complete_since_ns = hidden, now_ns
 
-    def _agent_event(self, interval: Interval, counts: _Counts, clock: WallClock) -> AgentEvent:
+    def _agent_event(self, interval: Interval, counts: _EndCounts, clock: WallClock) -> AgentEvent:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         since_ns = self._complete_since_ns
         return {

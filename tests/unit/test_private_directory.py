@@ -225,7 +225,7 @@ def test_a_count_that_is_not_that_of_the_lines_makes_no_counter_negative(tmp_pat
     outbox = Outbox(MIB, spool)
     outbox.close()
     while batch := outbox.head():
-        outbox.settle(batch)
+        outbox.finish(batch)
     delivered = lines if lines <= 2 else 0
     assert outbox.events_delivered == delivered
     assert outbox.lost["sink_spool_damaged"] == 2 - delivered

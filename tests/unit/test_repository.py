@@ -140,13 +140,13 @@ def type_names(path: Path) -> Iterator[str]:
             yield node.name
         elif isinstance(node, ast.Assign):
             names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-            yield from (name for name in names if name[0].isupper() and not name.isupper())
+            yield from (name for name in names if name.lstrip("_")[:1].isupper() and not name.isupper())
 
 
 def test_no_name_of_a_class_or_type_alias_occurs_twice_in_the_distribution(tracked: list[Path]) -> None:
     packages = ROOT / "agent" / "kafka_probe", ROOT / "pipeline" / "kafka_probe_pipeline"
     modules = [path for path in tracked if path.suffix == ".py" and set(packages) & set(path.parents)]
-    names = Counter(name for path in modules for name in type_names(path))
+    names = Counter(name.lstrip("_") for path in modules for name in type_names(path))
     assert [name for name, count in names.items() if count > 1] == []
 
 

@@ -39,7 +39,7 @@ class PerfBuffers:
     def __init__(self, size_bytes: int) -> None:
         cpus = _online_cpus()
         share = max(_LEAST_BYTES, 1 << (size_bytes // len(cpus)).bit_length() - 1)
-        self._buffers = {cpu: _Buffer(cpu, share) for cpu in cpus}
+        self._buffers = {cpu: _CpuBuffer(cpu, share) for cpu in cpus}
         self._held = np.empty(0, PERF_SAMPLE)
         self._ready = 0  # how many held samples can be returned, because no older one can follow
         self._poll = select.epoll()
@@ -78,7 +78,7 @@ class PerfBuffers:
             buffer.close()
 
 
-class _Buffer:
+class _CpuBuffer:
     def __init__(self, cpu: int, size_bytes: int) -> None:
         self.fd = bpf.perf_event_open(
             _SOFTWARE,

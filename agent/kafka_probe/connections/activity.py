@@ -26,7 +26,7 @@ TOPIC_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
 @dataclass(slots=True)
-class _TopicSums:
+class _TopicTotals:
     name: str | None
     topic_id: str | None
     requests: int = 0
@@ -71,8 +71,8 @@ class ConnectionActivity:
         self._refused = False  # the flow that is being added took what was left of the share
         self._requests = self._request_bytes = self._response_bytes = 0
         self._group: str | None = None
-        self._topics: dict[str | None, _TopicSums] = {}  # by name; by id while the name is unknown
-        self._rest = _TopicSums(None, None)
+        self._topics: dict[str | None, _TopicTotals] = {}  # by name; by id while the name is unknown
+        self._rest = _TopicTotals(None, None)
 
     def __del__(self) -> None:
         self._budget.give_back(self._bytes, self._peer)
@@ -98,7 +98,7 @@ class ConnectionActivity:
     def facts(self) -> ActivityFacts:
         """Return the sums as fields of an event."""
         topics = sorted(self._topics.values(), key=attrgetter("bytes", "requests"), reverse=True)
-        rest = _TopicSums(None, None)
+        rest = _TopicTotals(None, None)
         for topic in (*topics[REPORTED_TOPICS:], self._rest):
             rest.add(topic.requests, topic.bytes)
         shown = topics[:REPORTED_TOPICS] + ([rest] if rest.requests or rest.bytes else [])
@@ -112,7 +112,7 @@ class ConnectionActivity:
             facts["group"] = self._group
         return facts
 
-    def _find(self, name: str | None, topic_id: str | None) -> _TopicSums:
+    def _find(self, name: str | None, topic_id: str | None) -> _TopicTotals:
         """Return the entry of a topic, added if absent; complete an entry whose id or name was unknown before."""
         by_id = self._topics.pop(topic_id, None) if name and topic_id else None
         if by_id:
@@ -124,9 +124,9 @@ class ConnectionActivity:
             found.add(by_id.requests, by_id.bytes)
         return found
 
-    def _new(self, name: str | None, topic_id: str | None) -> _TopicSums:
+    def _new(self, name: str | None, topic_id: str | None) -> _TopicTotals:
         """Return a new entry for a topic, or `_rest` if its name is not allowed or it does not fit."""
-        topic = _TopicSums(name, topic_id)
+        topic = _TopicTotals(name, topic_id)
         key = name or topic_id
         allowed = bool(TOPIC_NAME.fullmatch(name)) if name else topic_id is not None
         if not allowed or len(self._topics) >= MOST_TOPICS or not self._take(_size(topic)):
@@ -173,5 +173,5 @@ def none_yet() -> ActivityFacts:
     return {"requests": 0, "request_bytes": 0, "response_bytes": 0, "topics": []}
 
 
-def _size(topic: _TopicSums) -> int:
+def _size(topic: _TopicTotals) -> int:
     return _TOPIC_BYTES + text_bytes(topic.name or "")

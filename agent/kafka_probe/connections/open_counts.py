@@ -15,7 +15,7 @@ from kafka_probe.memory import DEFAULT
 from kafka_probe.text import printable_json
 from kafka_probe.workloads import NOBODY, Workload
 
-_Key = tuple[str, Workload, str, str | None]
+_CountKey = tuple[str, Workload, str, str | None]
 
 MAX_COUNTS = 256
 """Most counts that are reported one by one: clients may be in thousands of networks."""
@@ -45,7 +45,7 @@ class OpenCounts:
 
     def __init__(self, limit: int = DEFAULT.open_counts) -> None:
         self._limit = limit
-        self._counts: dict[_Key, OpenCount] = {}
+        self._counts: dict[_CountKey, OpenCount] = {}
 
     def add(self, identity: Identity, workload: Workload) -> OpenCount:
         """Count one more connection with these ends and this owner; return the count that includes it."""
@@ -68,7 +68,7 @@ class OpenCounts:
     def report(self) -> list[OpenCountFacts]:
         """Return `open` of the `agent` event: the largest counts, others without networks, and the rest by side."""
         largest = sorted(self._counts.values(), key=lambda each: each.count, reverse=True)
-        others: dict[_Key, OpenCount] = {}
+        others: dict[_CountKey, OpenCount] = {}
         rest = {side: _rest(side) for side in ("client", "server")}
         for each in largest[MAX_COUNTS:]:
             other = OpenCount(each.side, each.workload, each.local, None)
@@ -104,5 +104,5 @@ def _rest(side: str) -> OpenCount:
     return OpenCount(side, NOBODY, "", None)
 
 
-def _key(one: OpenCount) -> _Key:
+def _key(one: OpenCount) -> _CountKey:
     return one.side, one.workload, one.local, one.peer_network

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from kafka_probe.connections.fetch_sessions import Topic
 from kafka_probe.connections.frames import Frames
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.protocol.error_codes import ERROR_CODES
 from kafka_probe.protocol.facts import Facts, MeasureKind, Shape, text_bytes
 from kafka_probe.protocol.measures import Integers
 
-# Errors of records that the leader has written: REQUEST_TIMED_OUT and NOT_ENOUGH_REPLICAS_AFTER_APPEND
-# (org.apache.kafka.common.protocol.Errors).
-_WRITTEN = frozenset({7, 20})
+# Errors of records that the leader has written.
+_WRITTEN = {ERROR_CODES[name] for name in ("REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND")}
 SUMMED = MeasureKind.RECORDS, MeasureKind.RECORD_BYTES
 """Measures of a request that are summed as refused."""
 # Memory of the requests of one shape in a batch, of each of their columns, and of each request with its index.
@@ -36,7 +36,7 @@ Sums = dict[Topic, Counter[MeasureKind]]
 
 
 @dataclass(slots=True)
-class _Requests:
+class _ShapeRequests:
     """Requests of one shape in one batch: their keys, (n,), and RECORDS and RECORD_BYTES by partition, (n, columns)."""
 
     keys: Keys
@@ -68,7 +68,7 @@ class Refusals:
         self._limit_bytes = limit_bytes
         self.losses = losses
         self.held_bytes = 0
-        self._requests: deque[_Requests] = deque()
+        self._requests: deque[_ShapeRequests] = deque()
         self._index: _Index | None = None
 
     def see(self, frames: Frames) -> None:
@@ -90,7 +90,7 @@ class Refusals:
         # Copies: the arrays of the whole batch would else be kept.
         values = frames.values[-rows:, [number for number, _ in measures]]
         keys = _keys(frames)[-rows:].copy()
-        self._requests.append(_Requests(keys, columns, values, size_bytes, np.zeros(rows, np.bool_)))
+        self._requests.append(_ShapeRequests(keys, columns, values, size_bytes, np.zeros(rows, np.bool_)))
         self._index = None
         self.held_bytes += size_bytes
         while self.held_bytes > self._limit_bytes:
@@ -117,7 +117,7 @@ class Refusals:
                     of_topic[kind] += int(requests.values[row, column])
         return sums
 
-    def _take(self, index: _Index, key: int, at: int) -> tuple[_Requests, int] | None:
+    def _take(self, index: _Index, key: int, at: int) -> tuple[_ShapeRequests, int] | None:
         """Return the newest request with this key that no response has taken before, and its row; None without one."""
         for place in range(at, max(at - _STEPS_BACK, -1), -1):
             if int(index.keys[place]) != key:

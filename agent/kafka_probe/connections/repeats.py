@@ -15,17 +15,17 @@ from typing import Generic, TypeVar
 SocketEnds = tuple[int, str, str]
 """Network namespace, local endpoint and peer endpoint."""
 
-_Key = TypeVar("_Key")
+_KeyT = TypeVar("_KeyT")
 
 
-class _Pass(Generic[_Key]):
+class _Pass(Generic[_KeyT]):
     """The keys that are left of a pass, the next one last."""
 
-    def __init__(self, keys: MutableSequence[_Key]) -> None:
+    def __init__(self, keys: MutableSequence[_KeyT]) -> None:
         self.keys = keys
         self._total = len(keys)
 
-    def take(self, left: float) -> Sequence[_Key]:
+    def take(self, left: float) -> Sequence[_KeyT]:
         """Return the next keys, so that this share of the pass is left."""
         kept = math.ceil(self._total * left)
         taken = self.keys[kept:]

@@ -25,7 +25,7 @@ _CLUSTER_BYTES = 64  # and of each cluster of a name besides the cluster id
 
 
 @dataclass(slots=True)
-class _Named:
+class _KnownName:
     """The name of an id, its cluster, and whether a file contains it. No name: the id appeared with two names."""
 
     name: str | None = None
@@ -45,7 +45,7 @@ class TopicNames:
         self._gone_bytes = 0
         self._shares = Shares(limit_bytes)
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        self._names: OrderedDict[str, _Named] = OrderedDict()  # the most recently used last
+        self._names: OrderedDict[str, _KnownName] = OrderedDict()  # the most recently used last
         self._ids: dict[str, dict[str | None, str]] = {}  # by name and cluster, the newest last
         self._unreported: dict[str, str] = {}
         self.learned = 0
@@ -75,7 +75,7 @@ class TopicNames:
             if not self._shares.take(peer, needed, self._held_bytes, self._gone_bytes):
                 self.losses["topic_name_limit"] += 1
                 return False
-            named = self._names[topic_id] = _Named()
+            named = self._names[topic_id] = _KnownName()
             self._held_bytes += _NAME_BYTES
         elif named.name == name:
             named.stored |= stored
@@ -134,7 +134,7 @@ class TopicNames:
         self._unname(topic_id, self._names.pop(topic_id))
         self._free(_NAME_BYTES)
 
-    def _unname(self, topic_id: str, named: _Named) -> None:
+    def _unname(self, topic_id: str, named: _KnownName) -> None:
         if named.name is None:
             return
         self._unreported.pop(topic_id, None)

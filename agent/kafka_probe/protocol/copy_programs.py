@@ -48,7 +48,7 @@ def copy_program_of(api: Api, *, response: bool, version: int, hidden: frozenset
 
     hidden: names of strings that are not copied. The result is empty if the whole body may be copied.
     """
-    program = _Program(version, api.flexible(version), hidden)
+    program = _Builder(version, api.flexible(version), hidden)
     fields = fields_of(api, response=response, version=version)
     last = max((index for index, each in enumerate(fields, 1) if program.holds_back(each)), default=0)
     if api.flexible_response_header(version) if response else program.flexible:
@@ -70,7 +70,7 @@ def _has_records(each: SchemaField) -> bool:
 
 
 @dataclass(slots=True)
-class _Program:
+class _Builder:
     version: int
     flexible: bool
     hidden: frozenset[str]

@@ -37,3 +37,4 @@ _NAMES = """
 """
 
 ERROR_NAMES: dict[int, str] = dict(enumerate(_NAMES.split(), -1))
+ERROR_CODES = {name: code for code, name in ERROR_NAMES.items()}

@@ -69,7 +69,7 @@ class ShapeTable:
         self._numbered += len(self._shapes)
         self._shapes = []
         self._measures = Numbers()  # of each shape
-        self._known: dict[int, _Keys] = {}  # by the width of the keys
+        self._known: dict[int, _ShapeKeys] = {}  # by the width of the keys
         self._groups: dict[int, list[int]] = {}  # group key → the numbers of its layouts
         self._layouts: list[tuple[bytes, list[tuple[int, int]]]] = []  # mask, and (offset, width) of POSITIVE measures
         self._positive = Numbers()  # the POSITIVE measures of each layout
@@ -115,7 +115,7 @@ class ShapeTable:
             content = data[starts[frame] :][: lengths[frame]].tobytes()
             ids[frame] = self._see(int(keys[frame]), content, int(widths[frame]), new)
         for width, some in groupby(sorted(new, key=len), len):
-            self._known.setdefault(width, _Keys(width)).add({key: new[key] for key in some})
+            self._known.setdefault(width, _ShapeKeys(width)).add({key: new[key] for key in some})
         return ids
 
     def _find(self, layouts: Integers, data: Bytes, starts: Integers, widths: Integers) -> Integers:
@@ -170,7 +170,7 @@ class ShapeTable:
         return kept.to_bytes(width - WORD_BYTES, "little") + layout.to_bytes(WORD_BYTES, sys.byteorder)
 
 
-class _Keys:
+class _ShapeKeys:
     """Holds shape ids by key, all keys of one width: masked bytes, and in the last word the layout's number."""
 
     # Hash factors are unpredictable, so that no sender can craft hash collisions.

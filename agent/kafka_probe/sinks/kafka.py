@@ -93,7 +93,7 @@ class KafkaSink:
         return self._trouble
 
     def _deliver(self, batch: Batch) -> None:
-        """Send the batch, in parts if needed, and settle it. If the sink stops first, the outbox keeps the batch."""
+        """Send the batch, in parts if needed, and finish it. If the sink stops first, the outbox keeps the batch."""
         from kafka import errors
 
         too_large = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
@@ -119,7 +119,7 @@ class KafkaSink:
             except errors.KafkaError as error:
                 lost.append((parts[0], self._given_up(error)))
             parts.popleft()
-        self._outbox.settle(batch, lost)
+        self._outbox.finish(batch, lost)
 
     def _split(self, parts: Iterable[Batch]) -> deque[Batch]:
         """Return the same events in records of the size that the topic is known to accept."""

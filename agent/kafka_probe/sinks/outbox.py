@@ -51,7 +51,7 @@ def encode(event: Mapping[str, object]) -> bytes:
 class Outbox:
     """A queue of batches for one consumer: first those on disk, then those in memory, in the order of arrival.
 
-    The batch being delivered counts towards the bounds until it is settled. Only the consumer and the spool's thread
+    The batch being delivered counts towards the bounds until it is finished. Only the consumer and the spool's thread
     access the disk, never `put`.
     """
 
@@ -111,7 +111,7 @@ class Outbox:
         return fits
 
     def head(self) -> Batch | None:
-        """Wait for the oldest batch and return it, queued until `settle`; None if closed and empty, or abandoned."""
+        """Wait for the oldest batch and return it, queued until `finish`; None if closed and empty, or abandoned."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._on_disk or self._waiting or self._closed)
@@ -123,9 +123,9 @@ class Outbox:
             batch = self._spool.read(segment)
             if batch.events:
                 return batch
-            self.settle(batch)
+            self.finish(batch)
 
-    def settle(self, batch: Batch, lost: Sequence[tuple[Batch, str]] = ()) -> None:
+    def finish(self, batch: Batch, lost: Sequence[tuple[Batch, str]] = ()) -> None:
         """Remove the oldest batch, which `head` returned. lost: its parts not delivered, each with the reason."""
         with self._changed:
             segment = self._on_disk.popleft() if self._on_disk else None
@@ -187,7 +187,7 @@ class Outbox:
             return None
 
     def _moved(self, batch: Batch, segment: Segment) -> bool:
-        """Replace the batch by its segment and return True; False if the batch was settled during the write."""
+        """Replace the batch by its segment and return True; False if the batch was finished during the write."""
         with self._changed:
             if not self._waiting or self._waiting[0] is not batch:
                 return False
@@ -203,7 +203,7 @@ class Outbox:
 
 
 class Worker:
-    """The thread that empties an outbox; `deliver` gets each batch and settles it.
+    """The thread that empties an outbox; `deliver` gets each batch and finishes it.
 
     Like the spool's thread it starts with the first event, because a thread inherits the capabilities of its starter.
     """

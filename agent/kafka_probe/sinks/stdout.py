@@ -64,12 +64,12 @@ class StdoutSink:
         if not self._broken:
             try:
                 _write(self._descriptor, batch.lines)
-                self._outbox.settle(batch)
+                self._outbox.finish(batch)
                 return
             except OSError:
                 self._broken = True
                 self.on_closed()
-        self._outbox.settle(batch, [(batch, "sink_send_failed")])
+        self._outbox.finish(batch, [(batch, "sink_send_failed")])
 
 
 def _write(descriptor: int, lines: bytes) -> None:

@@ -75,7 +75,7 @@ def test_a_peer_gets_a_quarter_of_what_leaves_as_its_share() -> None:
     outbox.put([line] * 20, peers=["flood"] * 20)
     outbox.put([line] * 60, peers=["flood"] * 60)
     assert outbox.waiting_bytes == 5100
-    outbox.settle(oldest(outbox))
+    outbox.finish(oldest(outbox))
     outbox.put([line] * 60, peers=["flood"] * 60)
     assert outbox.waiting_bytes == 4100 + 2000 // 4
 
@@ -85,7 +85,7 @@ def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
     outbox.put([b"12345\n"])
     batch = oldest(outbox)
     outbox.put([b"67890\n"])
-    outbox.settle(batch)
+    outbox.finish(batch)
     outbox.put([b"abcde\n"])
     assert outbox.head() == Batch(b"abcde\n", 1)
     assert outbox.events_delivered == 1
@@ -96,7 +96,7 @@ def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
 def test_lost_parts_of_a_batch_are_counted_by_their_reasons() -> None:
     outbox = Outbox(limit_bytes=100)
     outbox.put([b"1\n", b"22\n", b"333\n"])
-    outbox.settle(oldest(outbox), [(Batch(b"1\n", 1), "sink_refused"), (Batch(b"22\n", 1), "sink_send_failed")])
+    outbox.finish(oldest(outbox), [(Batch(b"1\n", 1), "sink_refused"), (Batch(b"22\n", 1), "sink_send_failed")])
     assert (outbox.lost["sink_refused"], outbox.lost["sink_send_failed"]) == (1, 1)
     assert (outbox.events_delivered, outbox.bytes_delivered) == (1, 4)
     assert outbox.waiting_bytes == 0
@@ -107,7 +107,7 @@ def test_a_closed_outbox_hands_out_what_is_left_and_counts_what_still_comes() ->
     outbox.put([b"1\n"])
     outbox.close()
     outbox.put([b"2\n"])
-    outbox.settle(oldest(outbox))
+    outbox.finish(oldest(outbox))
     assert outbox.head() is None
     assert outbox.events_delivered == 1
     assert outbox.lost["sink_unsent_at_exit"] == 1
@@ -118,7 +118,7 @@ def test_a_delivery_that_ends_after_the_outbox_was_abandoned_is_not_counted_agai
     outbox.put([b"1\n"])
     batch = oldest(outbox)
     outbox.abandon()
-    outbox.settle(batch)
+    outbox.finish(batch)
     assert outbox.lost["sink_unsent_at_exit"] == 1
     assert outbox.events_delivered == 0
     assert outbox.waiting_bytes == 0
@@ -130,7 +130,7 @@ def test_stopping_delivers_what_waits() -> None:
 
     def deliver(batch: Batch) -> None:
         delivered.append(batch.lines)
-        outbox.settle(batch)
+        outbox.finish(batch)
 
     worker = Worker("test", outbox, deliver)
     worker.start()

@@ -73,7 +73,7 @@ def drained(outbox: Outbox) -> list[int]:
     numbers = []
     while batch := outbox.head():
         numbers += [int(text.split()[0]) for text in batch.lines.splitlines()]
-        outbox.settle(batch)
+        outbox.finish(batch)
     return numbers
 
 
@@ -158,7 +158,7 @@ def test_the_batch_on_its_way_may_be_written_meanwhile_and_is_delivered_once(ope
     assert batch
     on_disk(outbox)
     outbox.put([line(1)])
-    outbox.settle(batch)
+    outbox.finish(batch)
     assert number_of(outbox.head()) == 1
     outbox.abandon()
     assert len(files(tmp_path / "spool")) == 1
@@ -182,7 +182,7 @@ def test_a_batch_that_is_delivered_while_it_is_written_leaves_no_file(
     assert writing.wait(5)
     batch = outbox.head()
     assert batch
-    outbox.settle(batch)
+    outbox.finish(batch)
     delivered.set()
     outbox.abandon()
     assert files(tmp_path / "spool") == []
@@ -254,10 +254,10 @@ def test_what_a_run_leaves_is_delivered_first_by_the_next_with_its_own_key(tmp_p
     on_disk(outbox)
     old = outbox.head()
     assert old == Batch(b"0 \n1 \n", 2, first)
-    outbox.settle(old)
+    outbox.finish(old)
     new = outbox.head()
     assert new == Batch(b"2 \n", 1, second)
-    outbox.settle(new)
+    outbox.finish(new)
     outbox.abandon()
     spool.close()
     assert files(tmp_path) == []
