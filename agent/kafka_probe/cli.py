@@ -176,7 +176,7 @@ def check(file: Path | None, as_json: bool, **flags: str | None) -> None:
             detail = printable(finding.detail, MESSAGE_LIMIT)
             click.echo(f"{'ok  ' if finding.ok else 'FAIL'} {finding.name:11} {detail}")
             if not finding.ok:
-                click.echo(f"     {'':11} -> {finding.remedy}")
+                click.echo(f"     {'':11} -> {printable(finding.remedy, MESSAGE_LIMIT)}")
     sys.exit(0 if all_ok else 3)
 
 

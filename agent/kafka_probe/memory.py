@@ -32,6 +32,7 @@ DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for ea
 DECODED_AT_ONCE = MIB // 2  # bytes of frames in one portion, to which one more frame may be added
 COMPILER_BYTES = 480 * MIB  # only at startup: LLVM, with its files in the page cache; 451 MiB if nothing was cached
 
+MOST_PRODUCES_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 KERNEL_CONNECTION_BYTES = 1204  # an entry of `conns` and its bucket, 1/8 of one of `unfinished`, 1/32 of one of `held`
 BORROWED_BYTES = 256  # budget that counts of an interval may borrow from each free slot of a connection
 CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
@@ -85,10 +86,11 @@ class Bounds:
         def share(name: str) -> int:
             return tables_bytes * _SHARES[name] // 100 // _ITEM_BYTES.get(name, 1)
 
+        produces_bytes = min(share("produces"), MOST_PRODUCES_BYTES)
         return cls(
             connections=share("connections"),
-            counts_bytes=share("counts"),
-            produces_bytes=share("produces"),
+            counts_bytes=share("counts") + share("produces") - produces_bytes,
+            produces_bytes=produces_bytes,
             learned_bytes=share("learned"),
             activity_bytes=share("activity"),
             shapes_bytes=share("shapes"),

@@ -118,7 +118,7 @@ def test_a_record_above_the_topics_limit_is_split_and_only_an_event_too_large_al
     create_topics(broker.bootstrap, ["small"], partitions=1, settings={"max.message.bytes": "4000"})
     sink = KafkaSink(config(broker, "small"))
     sink.send([incompressible(seq, 4000 if seq == 7 else 100) for seq in range(50)])
-    wait_until(lambda: total(sink) == 50, "the first events to be settled")
+    wait_until(lambda: total(sink) == 50, "the first events to be finished")
     refusals = caplog.text.count("is lost and counted")
     sink.send([incompressible(seq) for seq in range(50, 100)])
     sink.close(60)

@@ -47,13 +47,17 @@ def keep(tried: Iterable[Tried]) -> None:
 
 
 def _with_runs_of(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return new results of a kernel with the old ones, on the same release, of the backends that were left out."""
-    if not old or old["release"] != new["release"]:
+    """Return new results of a kernel with the old ones, on the same package, of other backends.
+
+    What these saw is not compared with what the new runs saw.
+    """
+    if not old or old["package_version"] != new["package_version"]:
         return new
     backends = {run["backend"] for run in new["runs"]}
     kept = [run for run in old["runs"] if run["backend"] not in backends]
     runs = sorted([*new["runs"], *kept], key=lambda run: BACKENDS.index(run["backend"]))
-    return {**new, "runs": runs, "differences": [*new["differences"], *(old["differences"] if kept else ())]}
+    others = [text for text in old["differences"] if not any(f"{backend}-" in text for backend in backends)]
+    return {**new, "runs": runs, "differences": [*new["differences"], *others]}
 
 
 def show(tried: Iterable[Tried]) -> None:

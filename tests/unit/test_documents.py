@@ -124,3 +124,17 @@ def test_figures_of_the_readme_are_those_of_the_bench() -> None:
         f" and at its peak {bench['agent_rss_mb']['max']:.0f} MiB of memory;"
         f" its hooks took {bench['kernel_ns_per_request_tracepoint']['median'] / 1000:.1f} µs in the kernel"
     ) in readme
+
+
+@pytest.mark.parametrize("name", ["CONTRIBUTING", "tests/README"])
+def test_targets_and_programs_that_developers_run_exist(name: str) -> None:
+    text = (ROOT / f"{name}.md").read_text()
+    spans = " ".join(re.findall(r"`[^`\n]+`|^ {4}.+$", text, re.MULTILINE))
+    targets = set(re.findall(r"\bmake ([a-z-]+)(?=[`\s])", spans))
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets
+    assert [target for target in targets if f"\n{target}: " not in makefile] == []
+    modules = [ROOT / name.replace(".", "/") for name in re.findall(r"python -m ((?:tests|scripts)[\w.]+)", text)]
+    scripts = [ROOT / path for path in re.findall(r"python (scripts/\w+\.py)", text)]
+    programs = [*scripts, *(path / "__main__.py" if path.is_dir() else path.with_suffix(".py") for path in modules)]
+    assert [path for path in programs if not path.exists()] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_probe import flows, loop, text
-from kafka_probe.capture import compiler
+from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
 from kafka_probe.connections import activity, conntrack, open_counts, pending_closes, tracker
 from kafka_probe.memory import (
@@ -88,9 +88,11 @@ MEMORY = (
     f"frames being decoded {mib(DECODED_BYTES)}, HTTP answers {mib(HTTP_BYTES)}, ring {mib(CONFIG.ring_size_bytes)}",
     f"waiting events {mib(CONFIG.sink_buffer_bytes)} of up to {mib(EVENT_BYTES)} MiB each",
     f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}.",
+    f"at least {perfbuf._LEAST_BYTES // 1024} KiB per CPU",
     f"names of up to {SPOOL_FILES:,} files take {mib(SPOOL_FILES * SPOOL_FILE_BYTES)} MiB more",
     f"Tables share the rest, {mib(CONFIG.memory_limit) - FIXED_MIB} MiB",
-    f"- {DEFAULT.connections:,} connections, of {KERNEL_CONNECTION_BYTES / 1024:.1f} KiB in the kernel",
+    f"- {DEFAULT.connections:,} connections (before kernel 6.1 at most {compiler.MOST_CONNECTIONS_BEFOREHAND:,})",
+    f"of {KERNEL_CONNECTION_BYTES / 1024:.1f} KiB in the kernel",
     f"{(CONNECTION_BYTES - KERNEL_CONNECTION_BYTES) / 1024:.1f} KiB in the agent",
     f"plus {DEFAULT.ends:,} slots",
     f"their fetch sessions take {mib(DEFAULT.learned_bytes)} MiB",

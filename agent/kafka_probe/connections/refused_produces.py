@@ -9,13 +9,12 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.grouping import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduce, LastProduces
 from kafka_probe.connections.refusals import Refusals, Sums
-from kafka_probe.memory import DEFAULT, MIB, Bounds
+from kafka_probe.memory import DEFAULT, Bounds
 
 LOSSES = {
     "refusal_unmatched": "Produce responses with an error, and closes right after a Produce with acks=0, whose request "
     "is not known: its records count as written",
 }
-_MOST_BYTES = 8 * MIB  # more would take long to sort when a response has an error
 
 
 class RefusedProduces:
@@ -23,9 +22,9 @@ class RefusedProduces:
 
     def __init__(self, bounds: Bounds = DEFAULT) -> None:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
-        limit_bytes = min(bounds.produces_bytes, _MOST_BYTES)
-        self._answered = Refusals(limit_bytes - limit_bytes // 4, self.losses)
-        self._last = LastProduces(limit_bytes // 4)
+        last_bytes = bounds.produces_bytes // 4
+        self._answered = Refusals(bounds.produces_bytes - last_bytes, self.losses)
+        self._last = LastProduces(last_bytes)
 
     @property
     def held_bytes(self) -> int:
@@ -49,7 +48,7 @@ class RefusedProduces:
         return self._answered.refused(frames)
 
     def by_close(self, conn: int, request_bytes: int) -> LastProduce | None:
-        """Return the last Produce with acks=0 of a connection, if it has this size; None, counted, otherwise."""
+        """Return the last Produce with acks=0 of a connection if it has this size; else count a loss."""
         last = self._last.take(conn)
         if last is None or last.frame_bytes != request_bytes:
             self.losses["refusal_unmatched"] += 1

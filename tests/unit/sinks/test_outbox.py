@@ -80,7 +80,7 @@ def test_a_peer_gets_a_quarter_of_what_leaves_as_its_share() -> None:
     assert outbox.waiting_bytes == 4100 + 2000 // 4
 
 
-def test_a_batch_counts_towards_the_bound_until_it_is_settled() -> None:
+def test_a_batch_counts_towards_the_bound_until_it_is_finished() -> None:
     outbox = Outbox(limit_bytes=8)
     outbox.put([b"12345\n"])
     batch = oldest(outbox)
