@@ -32,7 +32,7 @@ COLUMNS = {
     "close": "facts of the end's `close` event, null while the end is open",
     "last_seen_ts": "when Kafka received the newest event about the end",
     "ended_ts": "when the end was closed",
-    "since_ts": "time of the storm's first close, by the clock of its host",
+    "since_ts": "time of the storm's first close, by the clock of its host but not after Kafka got it",
     "opened_ts": "of an end, when it was opened, or found if it is older than the agent; of a storm, when its alert "
     "was first sent",
     "resolved_ts": "when the storm was over; null before",

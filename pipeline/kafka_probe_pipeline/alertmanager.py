@@ -82,13 +82,13 @@ class Alertmanager:
                 if stopping:
                     due = [self._alerts[name] for name in self._unsent]
             if due:
-                self._settle(due, self._post(due))
+                self._note_sent(due, self._post(due))
 
     def _pause_s(self) -> float | None:
         """Return the time until an alert is due; None if there is none."""
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
-    def _settle(self, sent: list[Alert], failure: str | None) -> None:
+    def _note_sent(self, sent: list[Alert], failure: str | None) -> None:
         again = time.monotonic() + (RETRY_S if failure else RENEW_S)
         with self._changed:
             for alert in sent:
@@ -113,7 +113,7 @@ class Alertmanager:
 
         try:
             body = json.dumps([_payload(one) for one in alerts])
-            with asyncio.Runner(loop_factory=_Loop) as runner:
+            with asyncio.Runner(loop_factory=_ResolvingLoop) as runner:
                 return runner.run(_posted(f"{self.url}/api/v2/alerts", body))
         except TimeoutError:
             return f"no complete response within {REQUEST_WITHIN_S:g} s"
@@ -125,7 +125,7 @@ class Alertmanager:
             return printable(repr(error))
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _ResolvingLoop(asyncio.SelectorEventLoop):
     """An event loop that looks names up in daemon threads.
 
     Those of the default executor are waited for at the end of the loop and of the process, past every deadline. A

@@ -60,6 +60,8 @@ def run(**given: object) -> None:
     config = load(given)
     if not config.bootstrap_servers:
         raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
+    if not config.agent_silent <= config.closed_limit < config.open_limit:
+        raise UsageError("Set --closed-limit to at least --agent-silent and less than --open-limit.")
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
     spark = session.start(config.master, config.jars_dir, brief=config.once)
     with _stopped_after(spark):
@@ -159,7 +161,11 @@ def _rows(spark: SparkSession, config: PipelineConfig, name: str) -> DataFrame:
 
     match name:
         case "connections" if tables["opens"].exists() or tables["closes"].exists():
-            return connections.current(rows("opens"), rows("closes"), config).orderBy("key")
+            return (
+                connections.current(rows("opens"), rows("closes"), config)
+                .transform(verdicts.with_timestamps)
+                .orderBy("key")
+            )
         case "traffic" if tables[name].exists():
             return report.totals(rows(name).transform(names.named, rows("topic_names")))
         case "verdicts" if tables[name].exists():

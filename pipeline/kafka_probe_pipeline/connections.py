@@ -147,7 +147,7 @@ def ends_of(rows: DataFrame) -> DataFrame:
         "seq",
         *FACTS,
         F.array_compact(F.transform("topics", lambda one: F.coalesce(one["topic"], one["topic_id"]))).alias("topics"),
-        (F.col("ended_us") - F.coalesce("age_us", F.lit(0))).alias("opened_us"),
+        (F.col("ended_us") - F.greatest(F.coalesce("age_us", F.lit(0)), F.lit(0))).alias("opened_us"),
         F.when(F.col("closing_us").isNotNull(), _struct(CLOSE.names)).alias("close"),
         F.unix_micros(RECEIVED).alias("last_seen_us"),
         F.lit(None).cast(VERDICT).alias("verdict"),

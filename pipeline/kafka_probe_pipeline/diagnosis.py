@@ -144,7 +144,6 @@ class Diagnosis:
             rows = tables.connections.batch(batch_id)
             new, recent = verdicts.counted(rows, clock, self.config)
         if new:
-            self.progress.verdicts(new)
             log.info("Gave verdicts: %s.", ", ".join(f"{cause} {count}" for cause, count in sorted(new.items())))
             tables.verdicts.add(rows.transform(verdicts.given, batch_id), batch_id)
         if not tables.storms.exists(batch_id):
@@ -167,6 +166,7 @@ class Diagnosis:
             versions.remove_old()
         for table in tables.buffered:
             table.commit_if_due(clock)
+        self.progress.verdicts(new)
 
     def _update_connections(
         self,

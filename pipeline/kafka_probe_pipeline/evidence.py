@@ -214,6 +214,16 @@ class End:
         """Return True if its agent has reported everything up to then, by the clock of its host."""
         return self.agent is not None and self.agent.complete_until >= until_us
 
+    def reported_until_of_another(self, until_us: float) -> bool:
+        """Return `reported_until`, for a time of another host. No report is newer than its arrival in Kafka.
+
+        So a clock that is ahead by more than `clock_margin` does not make it seem more complete than it is.
+        """
+        margin_us = self.limits.clock_margin * SECOND_US
+        return (
+            self.reported_until(until_us) and self.agent is not None and self.agent.last_seen_us + margin_us >= until_us
+        )
+
     def lost_since(self, since_us: float) -> bool:
         """Return True if its agent lost what may be a close or a reset since then, by its host's clock."""
         return self.agent is not None and self.agent.complete_since > since_us
@@ -236,6 +246,11 @@ class End:
     def closed_us(self) -> int:
         """Return the time at which it began to close, by the clock of its host; 0 while it is open."""
         return self.close("closing_us") or self.close("ended_us") or 0
+
+    @property
+    def closed_before_us(self) -> int:
+        """Return `closed_us`, but not after Kafka got the close: to be compared with the clock of another host."""
+        return min(self.closed_us, self.known["last_seen_us"]) if self.known else self.closed_us
 
     # The same as texts.
 

@@ -46,15 +46,11 @@ _STORM = struct_of({**dict.fromkeys(("id", "kind", "subject"), _STRING), "level"
 def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
     """Return the connections whose verdict may be part of a storm, with its `kind`, `subject` and `level`."""
     cause, by, idle_us = F.col("verdict.cause"), F.col("verdict.by"), F.col("verdict.idle_us")
-
-    def of_end(name: str) -> Column:
-        return F.when(by == "client", F.col(f"client.{name}")).otherwise(F.col(f"server.{name}"))
-
     kind = (
         F.when(cause.isin(*IDLE_CAUSES), F.when(idle_us >= config.idle_minimum * SECOND_US, IDLE))
         .when((cause == "broker_shutdown") | ((cause == "process_exit") & (by == "server")), RESTART)
         .when(cause == "process_exit", CRASHES)
-        .when(of_end("close.age_us") <= config.storm_window * SECOND_US, RECONNECTS)
+        .when(_of_end("close.age_us") <= config.storm_window * SECOND_US, RECONNECTS)
     )
     is_idle = F.col("kind") == IDLE
     names = F.map_from_entries(F.transform("scopes", lambda of: F.struct(of["scope"], of["name"])))
@@ -69,8 +65,7 @@ def incidents(connections: DataFrame, config: PipelineConfig) -> DataFrame:
             F.when(is_idle, level(idle_us, config)).otherwise(0).alias("level"),
             F.col("verdict.batch_id").alias("given_in"),
             *(f"verdict.{name}" for name in ("judged_us", "cause", "idle_us", "evidence")),
-            # A clock that is ahead must not move a storm after the closes of other hosts.
-            F.least("verdict.closed_us", of_end("last_seen_us")).alias("closed_us"),
+            _closed_us().alias("closed_us"),
             (F.col("ends") == "both").alias("both"),
             "scopes",
         )
@@ -201,8 +196,12 @@ def closed_since(hits: DataFrame, connections: DataFrame, config: PipelineConfig
     large = hits.where(F.col("hits") >= config.storm_minimum)
     was_open = F.coalesce(F.col("opened_us") <= F.col("since_us"), F.lit(True))
     is_since = F.col("closed_us") >= _earliest_us(F.col("since_us"), config)
-    opened_us = F.least(*(f"{side}.opened_us" for side in SIDES)).alias("opened_us")
-    of_scopes = connections.select("verdict.closed_us", opened_us, F.explode(scopes_of_connection()).alias("of"))
+    # By the clock of a host that is ahead, connections would seem to be opened after the storm began.
+    before_us = [F.col(f"{side}.last_seen_us") - F.col(f"{side}.close.age_us") for side in SIDES]
+    opened_us = F.least(*(f"{side}.opened_us" for side in SIDES), *before_us)
+    of_scopes = connections.where(F.col("verdict").isNotNull()).select(
+        _closed_us().alias("closed_us"), opened_us.alias("opened_us"), F.explode(scopes_of_connection()).alias("of")
+    )
     return (
         of_scopes.select("closed_us", "opened_us", "of.*")
         .join(large, [*_SCOPE])
@@ -234,6 +233,16 @@ def share_of(closed: DataFrame, agents: DataFrame, open_connections: DataFrame |
     return largest.select(
         "id", "largest.share", "largest.population", F.concat_ws(" ", "largest.scope", "largest.name").alias("scope")
     )
+
+
+def _of_end(name: str) -> Column:
+    """Return a column of the end that decided the verdict."""
+    return F.when(F.col("verdict.by") == "client", F.col(f"client.{name}")).otherwise(F.col(f"server.{name}"))
+
+
+def _closed_us() -> Column:
+    """Return when a connection was closed. A clock that is ahead must not move it after the closes of other hosts."""
+    return F.least("verdict.closed_us", _of_end("last_seen_us"))
 
 
 def _is_member(config: PipelineConfig) -> Column:

@@ -46,22 +46,26 @@ class Judge:
         pairs = {"client": (client, broker), "broker": (broker, client)}
         rule = next(rule for rule in RULES if rule.holds(*pairs[rule.by]))
         end, other = pairs[rule.by]
-        complete, late = True, ""
+        complete = True
+        late = [each.name for each, closed in ((client, broker), (broker, client)) if self._may_close(each, closed)]
         # The agent of the end reports for that long afterwards what else the process closed.
-        witness, margin_s = (
-            (end, self.limits.closed_together) if rule.rests_on == "end" else (other, self.limits.clock_margin)
-        )
+        if rule.rests_on == "end":
+            witness, closed_us, margin_us = end, end.closed_us, self.limits.closed_together * SECOND_US
+            reported = witness.reported_until(closed_us + margin_us)
+        else:
+            witness, closed_us, margin_us = other, end.closed_before_us, self.limits.clock_margin * SECOND_US
+            reported = witness.reported_until_of_another(closed_us + margin_us)
         if rule.rests_on:
-            margin_us = margin_s * SECOND_US
-            since_us = end.closed_us - end.silence_us - margin_us
+            since_us = closed_us - end.silence_us - margin_us
             # Lost resets may contradict a rule that rests on the other end; other lost closes, one that rests on this.
             lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
-            complete = not lost and witness.reported_until(end.closed_us + margin_us)
+            complete = not lost and reported
             if not (complete or lost or witness.silent):
                 if not self._is_overdue(client, broker):
                     return None
-                late = f"; the agent at the {witness.name} has reported only up to {witness.last_report} by its clock"
-        words = [rule.words.format(end=end, other=other), *map(_missing_report, (client, broker)), late]
+                late.append(witness.name)
+        words = [rule.words.format(end=end, other=other)]
+        words += [_missing_report(each, late=each.name in late) for each in (client, broker)]
         if not complete:
             agent = f"the agent at the {witness.name}"
             words.append(f"; the cause would be {rule.cause} if {agent} had reported everything")
@@ -82,11 +86,14 @@ class Judge:
             return True
         open_end, closed_end = (broker, client) if client.closed else (client, broker)
         if open_end.watched:
-            margin_us = self.limits.clock_margin * SECOND_US
-            reported = open_end.reported_until(closed_end.closed_us + margin_us)
-            return reported or open_end.silent or self._is_overdue(closed_end)
+            return not self._may_close(open_end, closed_end) or self._is_overdue(closed_end)
         assert closed_end.known
         return bool(self.now_us - closed_end.known["last_seen_us"] >= self.limits.other_end_wait * SECOND_US)
+
+    def _may_close(self, end: End, closed: End) -> bool:
+        """Return True if the agent of an open end may still report that it closed together with the other end."""
+        until_us = closed.closed_before_us + self.limits.clock_margin * SECOND_US
+        return end.watched and not end.closed and not end.silent and not end.reported_until_of_another(until_us)
 
     def _is_overdue(self, *ends: End) -> bool:
         """Return True if Kafka has had the closes of these ends for as long as a judged connection is kept."""
@@ -127,10 +134,10 @@ def _extremes(times: Sequence[int], values: Sequence[int], within_us: int) -> It
         yield values[least[0]], values[greatest[0]]
 
 
-def _missing_report(end: End) -> str:
-    """Return why an end did not report its close; an empty text if it did."""
+def _missing_report(end: End, *, late: bool) -> str:
+    """Return what the agent of an end did not report; an empty text if nothing is missing."""
     if not end.watched:
         return f"; no agent watched the {end.name}"
     if not end.closed and end.silent:
         return f"; the agent at the {end.name} has not reported since {end.last_report}"
-    return ""
+    return f"; the agent at the {end.name} has reported only up to {end.last_report} by its clock" if late else ""

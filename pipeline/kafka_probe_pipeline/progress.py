@@ -49,7 +49,7 @@ def labels(metric: str) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class _Query:
+class _QueryProgress:
     events: int = 0
     behind_s: float = 0
     behind_records: int = 0
@@ -68,7 +68,7 @@ class Progress:
             for name, (kind, meaning) in METRICS.items()
         }
         self._lock = Lock()
-        self._queries: dict[str, _Query] = {}
+        self._queries: dict[str, _QueryProgress] = {}
         self._logged_s = time.monotonic()
         self._logged_malformed = self._logged_repeated = 0
 
@@ -90,7 +90,7 @@ class Progress:
         self._metrics["batches_total"].labels(query).inc()
         self._metrics["batch_seconds_total"].labels(query).inc(time.monotonic() - began_s)
         with self._lock:
-            known = self._queries.setdefault(query, _Query())
+            known = self._queries.setdefault(query, _QueryProgress())
             known.events += events
             if newest_us:
                 known.behind_s = max(0.0, time.time() - newest_us / 1e6)
@@ -123,7 +123,7 @@ class Progress:
             if behind is not None:
                 self._metrics["behind_records"].labels(query.name).set(behind)
                 with self._lock:
-                    self._queries.setdefault(query.name, _Query()).behind_records = behind
+                    self._queries.setdefault(query.name, _QueryProgress()).behind_records = behind
         passed_s = time.monotonic() - self._logged_s
         if passed_s >= LOG_EVERY_S:
             self._log(passed_s)
@@ -144,7 +144,7 @@ class Progress:
             log.info("%d lines since the start were not events%s.", total, listed("malformed", self.malformed))
             self._logged_malformed = total
         if self._repeated > self._logged_repeated:
-            log.info("%d events since the start were sent more than once and counted once.", self._repeated)
+            log.info("%d flows and requests since the start were left out as repeated.", self._repeated)
             self._logged_repeated = self._repeated
 
 

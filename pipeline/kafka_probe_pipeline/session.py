@@ -36,6 +36,8 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 # Any session: sums that overflow become null instead of ending the job, and a time is printed the same everywhere.
 _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
+    # The long tasks of traffic and of maintenance do not hold up alerts.
+    "spark.scheduler.mode": "FAIR",
     "spark.sql.ansi.enabled": "false",
     # A forged event may name a key twice. The default would end the job.
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
@@ -63,9 +65,8 @@ _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Each of the job's two queries may run two tasks at a time: the long ones of traffic do not hold up alerts.
+    # Each of the job's two queries may run two tasks at a time.
     "spark.default.parallelism": "2",
-    "spark.scheduler.mode": "FAIR",
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",

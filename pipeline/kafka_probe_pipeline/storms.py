@@ -1,9 +1,9 @@
 """Finds storms: many verdicts of one kind within a window become one row, which is opened, updated and resolved.
 
 Idle storms are closes for the same cause at the same idle age; other storms are named as what they are: the restart of
-a broker, a crash loop of a workload, a workload that connects again and again. The density of closes
-is measured by the clocks of their hosts, the quiet time of a storm by Kafka's. `incidents` counts the connections with
-Spark; the rules are here. This module never reads or writes.
+a broker, a crash loop of a workload, a workload that connects again and again. The times of closes are of the clocks of
+their hosts, but not later than Kafka got them; the quiet time of a storm is by Kafka's clock. `incidents` counts the
+connections with Spark; the rules are here. This module never reads or writes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_OF_KIND = 50
 
 _LONG, _STRING = T.LongType(), T.StringType()
 # `subject` is the cause of an idle storm, else the broker or the workload; `change` is what batch `batch_id` did.
-# `since_us` is of the clock of the host that closed first, the other times are of Kafka's.
+# `since_us` is of the clock of the host that closed first, at most when Kafka got the close. Other times are of Kafka.
 SCHEMA = struct_of(
     {
         **dict.fromkeys(("id", "kind", "subject"), _STRING),

@@ -75,9 +75,9 @@ class TrafficQuery:
             )
             counts = {row["reason"]: row["lines"] for row in by_reason}
             newest_us = max((row["newest_us"] for row in by_reason), default=0)
-            events = source.received(parsed)
+            events, repeated = source.received(parsed), 0
             if any(row["with_traffic"] for row in by_reason):
-                self._add(events, batch_id, newest_us, requests=any(row["requests"] for row in by_reason))
+                repeated = self._add(events, batch_id, newest_us, requests=any(row["requests"] for row in by_reason))
             if not self.seen_events.exists(batch_id):
                 self._remember(events, batch_id)
             self.seen_events.remove_old()
@@ -85,19 +85,19 @@ class TrafficQuery:
                 send(dead_letters(source.malformed(parsed)), self.config.dead_letter_topic, self.config.kafka)
             self.progress.batch(self.name, counts.pop(None, 0), newest_us, began_s)
             self.progress.lines(counts)
+            self.progress.repeated(repeated)
             if self.config.console:
                 rows = report.totals(self.table.batch(batch_id)).collect()
                 report.print_tables(rows, sys.stdout, internal=self.config.internal)
         finally:
             parsed.unpersist()
 
-    def _add(self, events: DataFrame, batch_id: int, newest_us: int, *, requests: bool) -> None:
-        """Add the events to the tables, and send the rows of traffic."""
+    def _add(self, events: DataFrame, batch_id: int, newest_us: int, *, requests: bool) -> int:
+        """Add the events to the tables, and send the rows of traffic. Return how many were left out as repeated."""
         known = self.names.read().drop(BATCH_ID, DATE)
         new = self.names.append(events.transform(names.pairs).transform(names.unlike, known), batch_id, newest_us)
         counted = events.where(F.col("kind").isin("flow", "request"))
         fresh, repeated = seen_events.fresh(counted, self.seen_events.before(batch_id))
-        self.progress.repeated(repeated)
         if requests:
             self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
         rows = fresh.transform(traffic, self.config.window, partial(names.named, known=self.names.read()))
@@ -105,6 +105,7 @@ class TrafficQuery:
         if not new.isEmpty():
             earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))
             self._send(earlier.transform(names.named_late, new))
+        return repeated
 
     def _remember(self, events: DataFrame, batch_id: int) -> None:
         """Keep what was seen of each agent, and log how many are too many."""

@@ -162,20 +162,25 @@ def given(connections: DataFrame, batch_id: int) -> DataFrame:
         connections.where(F.col("verdict.batch_id") == batch_id)
         .select("verdict.*", *(name for name in connections.columns if name != "verdict"))
         .withColumns({"ts": F.timestamp_micros("closed_us"), "judged_ts": F.timestamp_micros("judged_us")})
-        .withColumns({side: _as_timestamps(F.col(side), END) for side in SIDES})
+        .transform(with_timestamps)
         .select(*SCHEMA.names)
     )
 
 
-def _as_timestamps(row: Column, of: T.StructType) -> Column:
-    """Return a row whose times are timestamps, see `_with_timestamps`."""
+def with_timestamps(connections: DataFrame) -> DataFrame:
+    """Return the connections with ends whose times are timestamps, see `END_ROW`."""
+    return connections.withColumns({side: F.expr(_timestamps_of(side, END)) for side in SIDES})
 
-    def column(name: str) -> Column:
+
+def _timestamps_of(row: str, of: T.StructType) -> str:
+    """Return in SQL a row whose times are timestamps: all columns then take one call to the JVM."""
+
+    def column(name: str) -> str:
         if name in _TIMES:
-            return F.timestamp_micros(row[name]).alias(_TIMES[name])
-        return (_as_timestamps(row[name], CLOSE) if name == "close" else row[name]).alias(name)
+            return f"timestamp_micros({row}.{name}) AS {_TIMES[name]}"
+        return f"{_timestamps_of(f'{row}.close', CLOSE) if name == 'close' else f'{row}.{name}'} AS {name}"
 
-    return F.when(row.isNotNull(), F.struct(*map(column, of.names)))
+    return f"if({row} IS NULL, NULL, struct({', '.join(map(column, of.names))}))"
 
 
 def counted(connections: DataFrame, clock: Clock, config: PipelineConfig) -> tuple[Counter[str], Counter[str]]:

@@ -211,6 +211,34 @@ def test_a_verdict_waits_for_an_agent_that_is_never_complete_as_long_as_connecti
     assert f"the agent at the broker has reported only up to {reported} by its clock" in verdict["evidence"]
 
 
+@pytest.mark.parametrize("facts", [EXITED, BRIEF | BY_ITSELF])
+def test_a_verdict_that_did_not_wait_longer_for_an_open_end_names_its_agent(facts: Event) -> None:
+    behind = COMPLETE._replace(complete_until=NOON_US - SECOND_US, last_seen_us=NOON_US + 300 * SECOND_US)
+    verdict = judge({CLIENT: facts, BROKER: None}, agents={CLIENT: COMPLETE, BROKER: behind}, at_s=300)
+    assert verdict
+    assert verdict["cause"] != "unknown"
+    assert verdict["evidence"].endswith("; the agent at the broker has reported only up to 11:59:59 by its clock")
+
+
+@pytest.mark.parametrize("broker", [None, {}])
+@pytest.mark.parametrize("ahead_s", [2, 900, 86_400])
+def test_a_clock_that_is_ahead_does_not_change_or_delay_a_verdict(broker: Event | None, ahead_s: int) -> None:
+    ahead_us = NOON_US + ahead_s * SECOND_US
+    ends = {CLIENT: RESET | {"ts": ahead_us, "closing_ts": ahead_us}, BROKER: broker}
+    agents = {CLIENT: COMPLETE._replace(complete_until=ahead_us + SECOND_US), BROKER: agent(until_us=SECOND_US)}
+    assert cause(ends, agents=agents) == "middlebox_reset"
+    agents[BROKER] = agent(until_us=SECOND_US, complete_since=NOON_US - 30 * SECOND_US)
+    assert cause(ends, agents=agents) == "unknown"
+
+
+def test_an_agent_whose_clock_is_ahead_is_not_complete_beyond_the_time_of_its_last_report() -> None:
+    def given(seen_us: int) -> str | None:
+        broker = COMPLETE._replace(complete_until=NOON_US + 60 * SECOND_US, last_seen_us=NOON_US + seen_us)
+        return cause({CLIENT: RESET, BROKER: None}, agents={CLIENT: COMPLETE, BROKER: broker}, at_s=2)
+
+    assert (given(-1), given(0)) == (None, "middlebox_reset")  # the margin of clocks is a second
+
+
 @pytest.mark.parametrize(
     ("ends", "witness", "margin_us", "kinds"),
     [

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from kafka_probe_pipeline import source
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, agent_event, closed, opened
 from tests.pipeline.history import History, only
 
@@ -19,6 +20,12 @@ def test_both_ends_are_one_connection_each_with_what_its_own_agent_saw(spark: Sp
     assert (row["client"]["peer"], row["client"]["workload"]["comm"]) == ("10.0.0.9:9092", "app")
     assert (row["server"]["peer"], row["server"]["workload"]["comm"]) == ("10.9.0.1:1", "java")
     assert row["client"]["opened_us"] == NOON_US - 3_600_000_000
+
+
+def test_a_forged_age_moves_no_time_beyond_those_of_timestamps(spark: SparkSession) -> None:
+    history = History(spark)
+    history.batch(closed(CLIENT, ts=source.YEAR_9999_US, age_us=-source.MOST))
+    assert only(history.current())["client"]["opened_us"] == source.YEAR_9999_US
 
 
 def test_a_connection_that_is_open_is_no_state(spark: SparkSession) -> None:

@@ -53,6 +53,7 @@ def test_console_show_log_and_alerts_have_names_as_text(
     assert not [line for line in lines if "\n" in line or unsafe(line)]
 
     storms = [alert(row) for row in spark.read.parquet(str(run.output / "connections_checkpoint" / "storms")).collect()]
+    assert not [one.message() for one in storms if "\n" in one.message() or unsafe(one.message())]
     with Receiver(tmp_path / "alertmanager") as receiver, Alertmanager(receiver.url) as sender:
         sender.send(storms)
         wait_until(lambda: len(receiver.alerts()) == len(SENT), "the alerts")

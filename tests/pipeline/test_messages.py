@@ -5,10 +5,12 @@ import json
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
+from kafka_probe.events import CODECS
 from kafka_probe_pipeline import source
 from kafka_probe_pipeline.messages import DEAD_LETTER_CHARACTERS, dead_letters, traffic_messages
-from kafka_probe_pipeline.traffic import traffic
+from kafka_probe_pipeline.traffic import DIMENSIONS, SCHEMA, traffic
 from tests.builders.hostile import NAMES, unsafe
 from tests.builders.spark_events import NOON_US, events, flow, records
 
@@ -44,6 +46,21 @@ def test_the_value_of_a_row_is_json_with_its_window_batch_and_maps(spark: SparkS
         "client_id": "client-1",
     }
     assert (value["errors"], value["latency"]) == ({"3": 1}, {"70": 2})
+
+
+def test_the_rows_of_an_event_at_all_bounds_are_below_1_mib(spark: SparkSession) -> None:
+    text = "\U0001f600" * source.TEXT_CHARACTERS  # 12 bytes of JSON for each
+    counts = dict.fromkeys([*map(str, range(-999, 1000)), *CODECS], source.MOST)
+    topic = {"topic": text, "topic_id": text, "errors": counts, "codecs": counts}
+    event = flow(errors=counts, latency=counts, latency_empty=counts, topics=[topic])
+    for name, path in DIMENSIONS.items():
+        parent, _, field = path.rpartition(".")
+        if SCHEMA[name].dataType == T.StringType():
+            (event[parent] if parent else event)[field] = text
+    rows = events(spark, event).transform(traffic, 60).withColumn("batch_id", F.lit(4))
+    sizes = [len(message["value"].encode()) for message in traffic_messages(rows).collect()]
+    assert len(sizes) == 2
+    assert 1 << 19 < max(sizes) < 1 << 20
 
 
 def test_names_are_safe_to_print_in_rows_and_dead_letters(spark: SparkSession) -> None:

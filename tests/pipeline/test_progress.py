@@ -75,7 +75,7 @@ def test_the_log_says_once_a_minute_how_fast_and_how_far_behind_each_query_is(
     assert caplog.messages == [
         "Query traffic processed 10.0 events/s and is 10 s and 0 records behind.",
         "3 lines since the start were not events; malformed: not a JSON object 3.",
-        "2 events since the start were sent more than once and counted once.",
+        "2 flows and requests since the start were left out as repeated.",
         "Query traffic processed 0.0 events/s and is 10 s and 0 records behind.",
     ]
 
