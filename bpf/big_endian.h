@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Big-endian numbers, as on the wire.
+// Reads and writes big-endian numbers, as on the wire.
 #pragma once
 #include <linux/types.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Open connections: the first sight of one, its use, and a change of the process that uses it.
+// Follows open connections: the first sight of one, its use, and a change of the process that uses it.
 #pragma once
 #include "counters.h"
 #include "kernel_structs.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// The cursor's states, its position between calls, and how bytes are appended to the sample in work. It parses no frame.
+// Defines the cursor's states, keeps its position between calls, and appends bytes to the sample in work. It parses no frame.
 #pragma once
 #include "counters.h"
 #include "lifecycle.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
-// Requests in flight, and how an answer is matched to one of them. A Kafka server answers the requests of a connection in order,
+// Keeps the requests in flight, and matches an answer to one of them. A Kafka server answers the requests of a connection in order,
 // so the programs number all requests that expect an answer, and count the answers.
 //
 // A skipped request gets a number, too, though it may expect no answer. So answers to it and to all requests before it are in
@@ -53,7 +53,7 @@ static inline u32 doubt_end(struct conn *conn)
 
 static inline u32 oldest_known(struct conn *conn)
 {
-	return later(conn->settled, doubt_end(conn));
+	return later(conn->completed, doubt_end(conn));
 }
 
 static inline u32 known_before(struct conn *conn, u32 number)
@@ -79,7 +79,7 @@ static inline void skip_request(struct conn *conn, u32 one)
 
 static inline void skip_requests(struct conn *conn, u32 requests)
 {
-	if (conn->asked - conn->settled > MAX_DOUBT) // more than a connection can have in flight
+	if (conn->asked - conn->completed > MAX_DOUBT) // more than a connection can have in flight
 		requests = 0;
 	conn->doubted_by_requests = conn->asked + requests;
 	FORGET;
@@ -109,19 +109,19 @@ static inline int is_late(struct conn *conn)
 // Count answers that are not matched. The count is certain if it reaches that of the requests, and uncertain if it exceeds it or
 // if a request is late. Lateness is checked before `asked` is read: a request that is no longer late is among the `asked`. The
 // fields follow the count: a number that is 2^31 behind it would compare as later.
-static inline void settle(struct conn *conn, u32 answers)
+static inline void count_answers(struct conn *conn, u32 answers)
 {
 	int late = is_late(conn);
 	FORGET;
 	u32 asked = *(volatile u32 *)&conn->asked;
-	conn->doubted_by_answers = later(conn->doubted_by_answers, conn->settled);
-	conn->proven = later(conn->proven, conn->settled - MAX_DOUBT);
-	s32 left = asked - conn->settled - answers;
+	conn->doubted_by_answers = later(conn->doubted_by_answers, conn->completed);
+	conn->proven = later(conn->proven, conn->completed - MAX_DOUBT);
+	s32 left = asked - conn->completed - answers;
 	if (left > 0) {
-		conn->settled += answers;
+		conn->completed += answers;
 		return;
 	}
-	conn->settled = asked;
+	conn->completed = asked;
 	if (left < 0 || late)
 		doubt_count(conn, asked);
 	else
@@ -191,11 +191,11 @@ static inline void request_taken(struct conn *conn, struct sample *request)
 				   .api_version = request->api_version };
 	conn->doubted_by_requests =
 		look_at_lock(conn, conn->cursor_states[answer_direction(conn)].lock, conn->doubted_by_requests);
-	// These fields follow the count, as in settle.
-	conn->doubted_by_requests = later(conn->doubted_by_requests, conn->settled);
-	conn->repeated = later(conn->repeated, conn->settled);
-	conn->overflow_start = later(conn->overflow_start, conn->settled);
-	int idle = (s32)(conn->asked - conn->settled) <= 0;
+	// These fields follow the count, as in count_answers.
+	conn->doubted_by_requests = later(conn->doubted_by_requests, conn->completed);
+	conn->repeated = later(conn->repeated, conn->completed);
+	conn->overflow_start = later(conn->overflow_start, conn->completed);
+	int idle = (s32)(conn->asked - conn->completed) <= 0;
 	int fell = !idle && falls(conn, entry.correlation_id), certain = is_certain(conn);
 	if (fell && conn->answers_locked && certain)
 		conn->repeated = conn->asked;
@@ -241,12 +241,12 @@ static inline int find_request(struct conn *conn, u32 number, struct in_flight *
 }
 
 // Mark the request and all before it as answered.
-static inline void settle_up_to(struct conn *conn, u32 number)
+static inline void count_up_to(struct conn *conn, u32 number)
 {
 	struct overflow_key key = overflow_key(conn, number);
 	if (is_overflow(conn, number))
 		overflow.delete(&key);
-	conn->settled = number + 1;
+	conn->completed = number + 1;
 }
 
 // Return how the response at the cursor relates to the oldest known request, and copy that request to `c->request`. PASSED
@@ -261,16 +261,16 @@ static inline int answered(struct conn *conn, struct cursor *c)
 	u32 asked = *(volatile u32 *)&conn->asked;
 	if (!answers_followed && (s32)(conn->doubted_by_answers - asked) > 0) // a chain was given up
 		conn->doubted_by_answers = asked;
-	if (answers_followed && (s32)(conn->settled - doubt_end(conn)) < 0) {
-		settle(conn, 1);
+	if (answers_followed && (s32)(conn->completed - doubt_end(conn)) < 0) {
+		count_answers(conn, 1);
 		return IN_DOUBT;
 	}
 	u32 number = oldest_known(conn);
 	if ((s32)(number - asked) >= 0) {
-		if (followed && conn->acks_unread && conn->settled == asked && !is_late(conn)) // it answers that Produce
-			conn->settled = asked + 1;
+		if (followed && conn->acks_unread && conn->completed == asked && !is_late(conn)) // it answers that Produce
+			conn->completed = asked + 1;
 		else if (followed)
-			settle(conn, 1);
+			count_answers(conn, 1);
 		return UNMATCHED;
 	}
 	if (followed && !is_certain(conn) && is_late(conn)) { // it may answer a request that is late
@@ -278,7 +278,7 @@ static inline int answered(struct conn *conn, struct cursor *c)
 		return UNMATCHED;
 	}
 	if (!find_request(conn, number, &c->request)) {
-		settle_up_to(conn, number);
+		count_up_to(conn, number);
 		count(LOST_OVERFLOW, 1);
 		return UNMATCHED;
 	}
@@ -288,10 +288,10 @@ static inline int answered(struct conn *conn, struct cursor *c)
 	s32 ahead = be32(c->element + 4) - c->request.correlation_id;
 	int rises = (s32)(conn->repeated - number) <= 0;
 	if (!ahead || (ahead > 0 && ahead < IN_ORDER_WINDOW && rises)) {
-		settle_up_to(conn, number);
+		count_up_to(conn, number);
 		if (!ahead) {
-			conn->proven = conn->settled;
-			conn->doubted_by_answers = later(conn->doubted_by_answers, conn->settled);
+			conn->proven = conn->completed;
+			conn->doubted_by_answers = later(conn->doubted_by_answers, conn->completed);
 		}
 		return ahead ? PASSED : MATCHED;
 	}

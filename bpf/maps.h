@@ -113,10 +113,10 @@ struct conn {
 	u32 rx_base;
 	u32 tx_base;
 	u32 asked;               // number of the next request: see in_flight.h
-	u32 settled;             // requests before this number are answered, by the count
+	u32 completed;           // requests before this number are answered, by the count
 	u32 doubted_by_requests; // answers to requests before this number are in doubt, because requests were skipped
 	u32 doubted_by_answers;  // the same, because answers were missed or unexpected
-	u32 proven;              // `settled` when it was last certain
+	u32 proven;              // `completed` when it was last certain
 	u32 repeated;            // number of the last request whose correlation id did not rise while the count was certain
 	u32 overflow_start;      // requests in flight from this number on are in `overflow`
 	u32 first_correlation_id;

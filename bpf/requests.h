@@ -115,12 +115,12 @@ static inline int nothing_asked(struct conn *conn)
 	return READ(conn->sk, tcp_sock, write_seq) - conn->tx_base <= 1;
 }
 
-// Handle bytes at the cursor that are no frame. At the start of a stream this rejects the connection, if `settles`: a response
-// does not settle it if its request may have been missed. Later the cursor searches for the start of a frame again.
-static inline void not_a_frame(struct conn *conn, struct cursor *c, int settles)
+// Handle bytes at the cursor that are no frame. At the start of a stream this rejects the connection if `decides`: bytes that may be
+// a response whose request was missed do not decide. Later the cursor searches for the start of a frame again.
+static inline void not_a_frame(struct conn *conn, struct cursor *c, int decides)
 {
 	c->next = c->call.end; // no second attempt within this call
-	if (c->lock == LOCKED && !conn->is_kafka && settles) {
+	if (c->lock == LOCKED && !conn->is_kafka && decides) {
 		reject(conn, c);
 		return;
 	}
@@ -286,7 +286,7 @@ static inline void response_head(struct conn *conn, struct cursor *c)
 	u32 size = be32(c->element);
 	c->frame_end = c->next - c->have + 4 + size;
 	if (conn->sasl_raw && c->lock == LOCKED && !known_before(conn, conn->asked) && size < MAX_FRAME_BYTES) {
-		settle(conn, 1);
+		count_answers(conn, 1);
 		skip_frame(c);
 		return;
 	}

@@ -154,10 +154,10 @@ static inline int request_found(struct conn *conn, struct cursor *c, u32 api_key
 	return found;
 }
 
-// Record the answer to the last settled request while a position is lost. It may start or confirm an exchange.
+// Record the answer to the last completed request while a position is lost. It may start or confirm an exchange.
 static inline void answer_matched(struct conn *conn, struct cursor *c)
 {
-	u32 number = conn->settled - 1;
+	u32 number = conn->completed - 1;
 	if (c->lock == SEEKING) {
 		c->lock = TENTATIVE;
 		conn->confirmations = 0;

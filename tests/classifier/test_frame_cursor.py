@@ -67,6 +67,7 @@ def test_more_frames_in_a_call_than_the_cursor_follows_hide_the_next_two_exchang
     cursor: Classifier, in_a_call: int, hidden: int
 ) -> None:
     cursor.connect(server_side=True)
+    before = cursor.losses()
     many = range(2, 2 + in_a_call)
     ask(cursor, 1)
     answer(cursor, 1)
@@ -80,3 +81,6 @@ def test_more_frames_in_a_call_than_the_cursor_follows_hide_the_next_two_exchang
     for answers in (False, True):
         seen = frames(cursor, answers=answers)["correlation_id"]
         assert seen[seen >= after.start].tolist() == [*after[hidden:]]
+    losses = cursor.losses()
+    assert losses["limit_reached"] > before.get("limit_reached", 0)
+    assert losses.get("resync", 0) - before.get("resync", 0) == 2 * hidden

@@ -145,7 +145,7 @@ def assert_found(capture: Capture, talk: Conversation) -> None:
     for end in seen:
         after = [frame for frame in end.frames if frame.correlation_id > CARRIER + 3]
         assert after == talk.sent[-len(after) :]
-        assert len(after) == 8
+        assert len(after) >= 6
 
 
 @pytest.mark.kernel

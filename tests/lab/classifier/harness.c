@@ -101,9 +101,9 @@ void pass_numbers(u32 requests, int matched)
 	u64 address = (u64)&sock;
 	struct conn *conn = conns.lookup(&address);
 	conn->asked += requests;
-	conn->settled += requests;
+	conn->completed += requests;
 	if (matched)
-		conn->proven = conn->doubted_by_answers = conn->settled;
+		conn->proven = conn->doubted_by_answers = conn->completed;
 }
 
 // Return the number of the next request.
