@@ -82,13 +82,13 @@ class Alertmanager:
                 if stopping:
                     due = [self._alerts[name] for name in self._unsent]
             if due:
-                self._note_sent(due, self._post(due))
+                self._note_attempt(due, self._post(due))
 
     def _pause_s(self) -> float | None:
         """Return the time until an alert is due; None if there is none."""
         return max(0.0, min(self._due.values()) - time.monotonic()) if self._due else None
 
-    def _note_sent(self, sent: list[Alert], failure: str | None) -> None:
+    def _note_attempt(self, sent: list[Alert], failure: str | None) -> None:
         again = time.monotonic() + (RETRY_S if failure else RENEW_S)
         with self._changed:
             for alert in sent:

@@ -215,9 +215,9 @@ class End:
         return self.agent is not None and self.agent.complete_until >= until_us
 
     def reported_until_of_another(self, until_us: float) -> bool:
-        """Return `reported_until`, for a time of another host. No report is newer than its arrival in Kafka.
+        """Return True if its agent has reported everything up to a time of another host.
 
-        So a clock that is ahead by more than `clock_margin` does not make it seem more complete than it is.
+        No report is newer than its arrival in Kafka, even if the clock of this host is ahead.
         """
         margin_us = self.limits.clock_margin * SECOND_US
         return (
@@ -249,7 +249,7 @@ class End:
 
     @property
     def closed_before_us(self) -> int:
-        """Return `closed_us`, but not after Kafka got the close: to be compared with the clock of another host."""
+        """Return `closed_us`, at most the time when Kafka got the close, to compare it with times of another host."""
         return min(self.closed_us, self.known["last_seen_us"]) if self.known else self.closed_us
 
     # The same as texts.

@@ -45,6 +45,14 @@ def test_a_value_that_cannot_be_used_is_refused_under_the_name_it_was_written(na
         load({name: value})
 
 
+@pytest.mark.parametrize("seconds", ["29.9", "9000"])  # --agent-silent is 30 s, --open-limit 9,000 s
+def test_run_refuses_a_closed_limit_that_is_not_between_the_limits_beside_it(seconds: str) -> None:
+    flags = ["run", "--bootstrap-servers", "kafka-1:9092", "--closed-limit", seconds]
+    result = CliRunner().invoke(cli, flags)
+    assert isinstance(result.exception, UsageError)
+    assert "--closed-limit" in str(result.exception)
+
+
 def test_brokers_without_a_port_have_that_of_kafka_which_the_java_client_refuses_to_guess() -> None:
     config = load({"bootstrap_servers": "localhost, kafka-1:9093,[::1],SSL://kafka-2,"})
     assert config.bootstrap_servers == "localhost:9092,kafka-1:9093,[::1]:9092,SSL://kafka-2:9092"

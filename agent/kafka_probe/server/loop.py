@@ -18,7 +18,8 @@ class HttpLoop(asyncio.SelectorEventLoop):
     ) -> Any:
         if waiter:
             waiter.add_done_callback(self._forget_frames_later)
-        return super()._make_ssl_transport(rawsock, protocol, sslcontext, waiter, **options)  # type: ignore[misc]
+        make: Any = super()._make_ssl_transport  # type: ignore[misc]  # private to asyncio, so its stubs lack it
+        return make(rawsock, protocol, sslcontext, waiter, **options)
 
     def _forget_frames_later(self, waiter: asyncio.Future[None]) -> None:
         """Wait until those who wait for the handshake have its exception, too."""
