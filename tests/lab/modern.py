@@ -12,7 +12,7 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tests.lab.topics import create_topics
 
 Counts = dict[tuple[str, str], int]
 _TIMEOUT_S = 60
+_POLLS_S = 240  # hundreds of polls, while all the other conversations keep the cores busy
 
 
 @contextmanager
@@ -80,17 +81,17 @@ def idle(bootstrap: str, topic: str, polls: int) -> Counts:
             assert not consumer.poll(timeout_ms=20)
             return session()[0] != of_session_other_than and session()[1] >= epoch
 
-        wait_until(there, f"fetch number {epoch} of a session", timeout_s=_TIMEOUT_S, every_s=0)
+        wait_until(there, f"fetch number {epoch} of a session", timeout_s=_POLLS_S, every_s=0)
         return session()[0]
 
-    first = poll_until_epoch(polls)
-    _close_session(bootstrap, first)
-    poll_until_epoch(2, of_session_other_than=first)
-    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="waker")
-    producer.send(topic, b"wake up").get(timeout=_TIMEOUT_S)
-    producer.close()
-    received = Counter(("idle", record.topic) for record in [next(consumer)])
-    consumer.close()
+    with closing(consumer):
+        first = poll_until_epoch(polls)
+        _close_session(bootstrap, first)
+        poll_until_epoch(2, of_session_other_than=first)
+        producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="waker")
+        producer.send(topic, b"wake up").get(timeout=_TIMEOUT_S)
+        producer.close()
+        received = Counter(("idle", record.topic) for record in [next(consumer)])
     return {**received, ("waker", topic): 1}
 
 

@@ -79,12 +79,12 @@ def test_a_renewed_certificate_is_shown_and_one_that_does_not_fit_its_key_is_not
 def test_the_kernel_lets_go_of_what_clients_with_tls_do_not_read(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
-    monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
     trusting = ssl.create_default_context(cafile=authority.certificate)
     with serving(listen_certfile=authority.sign("server")) as served, ExitStack() as clients:
         served.server.send([flow(api=f"Api{n}") for n in range(2000)])
         wait_until(lambda: len(served.get("/metrics", tls=trusting).text) > 1 << 20, "a long page")
+        monkeypatch.setattr(http_connection, "UNREAD_S", 1.0)
+        monkeypatch.setattr(http_connection, "PATIENCE_S", 1.0)
         for _ in range(4):
             peer = clients.enter_context(served.connect_slowly(2048))
             reader = clients.enter_context(trusting.wrap_socket(peer, server_hostname="127.0.0.1"))
