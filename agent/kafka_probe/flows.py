@@ -36,8 +36,8 @@ from kafka_probe.time_limit import ReportPart, TimeLimit
 
 LOSSES = {
     "topics_shed": "flow events without their topics, because the capture thread took more CPU than `--cpu-limit`",
-    "flow_limit": "frames counted by side and API only, because their connections exceed `--memory-limit`, or because "
-    "more flows cannot be sent within their interval",
+    "flow_limit": "frames and refusals counted by side and API only, because their connections exceed "
+    "`--memory-limit`, or because more flows cannot be sent within their interval",
     "topic_limit": "topics of a flow summed in one entry without a name: an event has at most 4096, "
     "with 262,144 characters",
 }

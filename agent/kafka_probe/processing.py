@@ -115,7 +115,7 @@ class Processor:
     def _consume_portion(self, samples: Samples, closes: Samples) -> None:
         """Process frames after samples of other kinds but before ends: a connection's frames never follow its end.
 
-        closes: those of this portion and of later ones.
+        closes: those of all portions.
         """
         kinds = samples["kind"]
         ends = (kinds == SampleKind.CLOSE) | (kinds == SampleKind.GONE)

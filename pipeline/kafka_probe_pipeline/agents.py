@@ -22,15 +22,16 @@ _LONG, _STRING = T.LongType(), T.StringType()
 RESET = T.StructType([T.StructField("ts", _LONG), T.StructField("local", _STRING), T.StructField("peer", _STRING)])
 _AHEAD_US = 3600 * 1_000_000  # a clock further ahead of Kafka's is wrong, or the event is forged
 # Taken from the newest event, not the greatest: the agent's clock may have been set back.
-_OF_NEWEST = ("complete_since", "complete_until", "open")
-# `complete_since` and `complete_until` are of the agent's clock, `last_seen_us` of Kafka's. Resets before
-# `resets_since` were dropped.
+_OF_NEWEST = ("complete_since", "complete_until", "reported_us", "open")
+# `complete_since` and `complete_until` are of the agent's clock. `reported_us`, when the report with `complete_until`
+# arrived, and `last_seen_us` are of Kafka's. Resets before `resets_since` were dropped.
 SCHEMA = T.StructType(
     [
         T.StructField("agent_id", _STRING),
         T.StructField("node", _STRING),
         T.StructField("complete_since", _LONG),
         T.StructField("complete_until", _LONG),
+        T.StructField("reported_us", _LONG),
         T.StructField("resets_since", _LONG),
         T.StructField("last_seen_us", _LONG),
         T.StructField("open", spark_schema()["open"].dataType),
@@ -54,6 +55,7 @@ def agents(events: DataFrame, before: DataFrame, clock: Clock, config: PipelineC
         F.col("received_us").alias("last_seen_us"),
         _believed("complete_since").alias("complete_since"),
         _believed("complete_until").alias("complete_until"),
+        F.when(_believed("complete_until").isNotNull(), F.col("received_us")).alias("reported_us"),
         F.when(F.col("kind") == "agent", F.col("open")).alias("open"),
         F.when(is_reset, F.struct("ts", "local", "peer")).alias("reset"),
     )

@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from kafka_probe.errors import KafkaProbeError, StartError, UsageError
 from kafka_probe.text import LineFormatter, printable_lines
-from kafka_probe_pipeline import connections, names, output, report, session, storms, supervisor, topics, verdicts
+from kafka_probe_pipeline import connections, names, output, report, spark_session, storms, supervisor, topics, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
@@ -63,9 +63,9 @@ def run(**given: object) -> None:
     if not config.agent_silent <= config.closed_limit < config.open_limit:
         raise UsageError("Set --closed-limit to at least --agent-silent and less than --open-limit.")
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
-    spark = session.start(config.master, config.jars_dir, brief=config.once)
+    spark = spark_session.start(config.master, config.jars_dir, brief=config.once)
     with _stopped_after(spark):
-        session.require_jars(spark)
+        spark_session.require_jars(spark)
         verdicts.require_executors(spark)  # waits for them
         stopping = _set_by_signals()  # after the session, which sets a handler of its own
         progress = Progress()
@@ -81,7 +81,7 @@ def run(**given: object) -> None:
             stack.enter_context(Maintenance(spark, config))
             diagnosis = Diagnosis(config, progress, receivers)
             output.require_renames(spark, config)
-            supervisor.require_checkpoints(spark, config)  # before another job is stopped for this one
+            supervisor.require_checkpoints(spark, config, traffic)  # before another job is stopped for this one
             output.take_over(spark, config)
             diagnosis.resume(spark)
             log.info("Reading %s at %s%s.", config.events_topic, config.bootstrap_servers, listed("created", created))
@@ -99,7 +99,7 @@ def _stopped_after(spark: SparkSession) -> Iterator[None]:
     except (PySparkException, Py4JJavaError) as error:
         raise KafkaProbeError(last_cause(error)) from None
     finally:
-        session.stop(spark)
+        spark_session.stop(spark)
 
 
 def _set_by_signals() -> Event:
@@ -108,7 +108,7 @@ def _set_by_signals() -> Event:
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if stopping.is_set():
-            session.kill()
+            spark_session.kill()
             os._exit(128 + number)
         stopping.set()
 
@@ -131,9 +131,9 @@ def _set_by_signals() -> Event:
 def show(name: str, as_json: bool, **given: object) -> None:
     """Print one of the job's tables."""
     config = load(given)
-    spark = session.start(config.master, config.jars_dir, brief=True)
+    spark = spark_session.start(config.master, config.jars_dir, brief=True)
     with _stopped_after(spark):
-        session.require_jars(spark)
+        spark_session.require_jars(spark)
         print_one(spark, config, name, as_json=as_json)
 
 

@@ -120,7 +120,7 @@ class PipelineConfig(BaseSettings):
     open_limit: float = Field(9_000, gt=0)
     """seconds without a report until an open connection is gone; more than twice the agents' `--open-interval-s`"""
     closed_limit: float = Field(300, gt=0)
-    """seconds that a closed connection is kept for late events; at least `--agent-silent`, less than `--open-limit`"""
+    """seconds that a closed connection is kept and a verdict waits; from `--agent-silent` to below `--open-limit`"""
     retain: Annotated[str, AfterValidator(_retain)] = (
         "traffic=90d,requests=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d"
     )

@@ -21,8 +21,8 @@ from kafka_probe_pipeline import (
     event_rows,
     lifecycle,
     output,
-    session,
     source,
+    spark_session,
     storms,
     verdicts,
 )
@@ -111,7 +111,7 @@ class Diagnosis:
 
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
-        spark = session.for_its_cores(parsed.sparkSession)
+        spark = spark_session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
         parsed.persist(source.STORAGE)
         try:
@@ -240,7 +240,7 @@ class Diagnosis:
         if not alerts:
             return
         messages = ({"key": one.id, "value": one.message()} for one in alerts)
-        rows = session.rows(spark, messages, MESSAGE)
+        rows = spark_session.rows(spark, messages, MESSAGE)
         send(rows, self.config.alerts_topic, self.config.kafka)
         for one in alerts:
             log.warning("Alert %s was %s: %s.", one.id, one.change, one.summary)

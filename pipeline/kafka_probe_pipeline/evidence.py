@@ -44,10 +44,12 @@ class Limits(NamedTuple):
 class AgentProgress(NamedTuple):
     """The last report of an agent: since and up to when its reports are complete, by its own clock.
 
-    last_seen_us: when it arrived, by Kafka's clock. resets_since: resets before it were dropped here.
+    reported_us: when the report arrived, by Kafka's clock; last_seen_us: when any event of the agent did last.
+    resets_since: resets before it were dropped here.
     """
 
     complete_until: int
+    reported_us: int
     last_seen_us: int
     complete_since: int
     resets_since: int
@@ -219,10 +221,7 @@ class End:
 
         No report is newer than its arrival in Kafka, even if the clock of this host is ahead.
         """
-        margin_us = self.limits.clock_margin * SECOND_US
-        return (
-            self.reported_until(until_us) and self.agent is not None and self.agent.last_seen_us + margin_us >= until_us
-        )
+        return self.reported_until(until_us) and self.agent is not None and self.agent.reported_us >= until_us
 
     def lost_since(self, since_us: float) -> bool:
         """Return True if its agent lost what may be a close or a reset since then, by its host's clock."""
@@ -251,6 +250,15 @@ class End:
     def closed_before_us(self) -> int:
         """Return `closed_us`, at most the time when Kafka got the close, to compare it with times of another host."""
         return min(self.closed_us, self.known["last_seen_us"]) if self.known else self.closed_us
+
+    @property
+    def closed_after_us(self) -> float:
+        """Return the earliest time at which it closed, likewise.
+
+        If the clock of its host is ahead, Kafka may have got the close as long afterwards as verdicts wait.
+        """
+        is_ahead = self.closed_before_us < self.closed_us
+        return self.closed_before_us - self.limits.closed_limit * SECOND_US if is_ahead else self.closed_us
 
     # The same as texts.
 

@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import session
+from kafka_probe_pipeline import spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.connections import SIDES
 from kafka_probe_pipeline.evidence import SECOND_US
@@ -120,7 +120,7 @@ def candidates(incidents: DataFrame, storms: DataFrame, clock: Clock, config: Pi
 
 def rows(spark: SparkSession, storms: Iterable[Mapping[str, Any]]) -> DataFrame:
     """Return a row for each storm, with the columns that decide which incidents are part of it."""
-    return session.rows(spark, ({name: storm[name] for name in _STORM.names} for storm in storms), _STORM)
+    return spark_session.rows(spark, ({name: storm[name] for name in _STORM.names} for storm in storms), _STORM)
 
 
 def described(

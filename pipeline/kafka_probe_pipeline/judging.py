@@ -50,13 +50,14 @@ class Judge:
         late = [each.name for each, closed in ((client, broker), (broker, client)) if self._may_close(each, closed)]
         # The agent of the end reports for that long afterwards what else the process closed.
         if rule.rests_on == "end":
-            witness, closed_us, margin_us = end, end.closed_us, self.limits.closed_together * SECOND_US
-            reported = witness.reported_until(closed_us + margin_us)
+            witness, margin_us = end, self.limits.closed_together * SECOND_US
+            since_us, reported = end.closed_us - margin_us, end.reported_until(end.closed_us + margin_us)
         else:
-            witness, closed_us, margin_us = other, end.closed_before_us, self.limits.clock_margin * SECOND_US
-            reported = witness.reported_until_of_another(closed_us + margin_us)
+            witness, margin_us = other, self.limits.clock_margin * SECOND_US
+            since_us = end.closed_after_us - margin_us
+            reported = other.reported_until_of_another(end.closed_before_us + margin_us)
         if rule.rests_on:
-            since_us = closed_us - end.silence_us - margin_us
+            since_us -= end.silence_us
             # Lost resets may contradict a rule that rests on the other end; other lost closes, one that rests on this.
             lost = witness.lost_since(since_us) or (rule.rests_on == "other" and witness.resets_dropped_since(since_us))
             complete = not lost and reported

@@ -15,7 +15,7 @@ from typing import Self
 
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import output, session
+from kafka_probe_pipeline import output, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.errors import last_cause
 from kafka_probe_pipeline.tables import TABLES, Table
@@ -32,7 +32,7 @@ class Maintenance:
     """`with Maintenance(spark, config):` maintains the tables every `maintenance_interval` until the block ends."""
 
     def __init__(self, spark: SparkSession, config: PipelineConfig) -> None:
-        self._spark, self._config = session.for_its_cores(spark.newSession()), config
+        self._spark, self._config = spark_session.for_its_cores(spark.newSession()), config
         self._spark.conf.set("spark.databricks.delta.optimize.maxThreads", 1)
         self._finished: date | None = None
         self._stopping = Event()

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import incidents, session
+from kafka_probe_pipeline import incidents, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.evidence import SECOND_US
 from kafka_probe_pipeline.incidents import HIT_MOST, HOPS, IDLE, MIDDLEBOX_CAUSES, span
@@ -241,7 +241,7 @@ def densest(cells: Iterable[Cell], config: PipelineConfig) -> list[Cell]:
 
 def _kept(spark: SparkSession, storms: Iterable[Storm], clock: Clock, config: PipelineConfig) -> DataFrame:
     rows = [storm.brought_up_to_date(clock, config) for storm in storms]
-    return session.rows(spark, [row for row in rows if not _long_over(row, clock, config)], SCHEMA)
+    return spark_session.rows(spark, [row for row in rows if not _long_over(row, clock, config)], SCHEMA)
 
 
 def _long_over(storm: Mapping[str, Any], clock: Clock, config: PipelineConfig) -> bool:

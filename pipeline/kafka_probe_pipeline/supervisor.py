@@ -18,9 +18,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe.errors import KafkaProbeError, StartError
-from kafka_probe_pipeline import output, session, source, topics
+from kafka_probe_pipeline import output, source, spark_session, topics
 from kafka_probe_pipeline.config import PipelineConfig
-from kafka_probe_pipeline.diagnosis import Diagnosis
+from kafka_probe_pipeline.diagnosis import Diagnosis, Tables
 from kafka_probe_pipeline.errors import AwayError, OutputError, last_cause
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import TABLES, Table
@@ -47,18 +47,22 @@ def start(
         StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
     """
     output.require_owner(spark, config)
-    require_checkpoints(spark, config)  # once more: the job before may have committed since
+    require_checkpoints(spark, config, traffic)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
     traffic_query = _start(spark, traffic, config.checkpoint, config.trigger_interval, config)
-    of_few_rows = session.for_few_rows(spark.newSession())
+    of_few_rows = spark_session.for_few_rows(spark.newSession())
     diagnosis_query = _start(of_few_rows, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
     return traffic_query, diagnosis_query
 
 
-def require_checkpoints(spark: SparkSession, config: PipelineConfig) -> None:
-    """Raise StartError unless each table fits its checkpoint."""
+def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery) -> None:
+    """Raise StartError unless each table fits its checkpoint, and this release can read the checkpoints."""
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
+    diagnosed = Tables.of(spark, config)
+    buffers = (table.buffer for table in diagnosed.buffered)
+    for state in (traffic.seen_events, diagnosed.agents, diagnosed.connections, diagnosed.storms, *buffers):
+        state.require_types()
 
 
 def _start(

@@ -7,7 +7,6 @@ that a micro-batch which Spark repeats after a crash finds its rows there. This 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -16,7 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.errors import StartError
-from kafka_probe_pipeline import event_rows, hadoop, names, output, session, storms, traffic, verdicts
+from kafka_probe_pipeline import event_rows, hadoop, names, output, spark_session, storms, traffic, verdicts
+from kafka_probe_pipeline.column_types import require_types
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.event_rows import RECEIVED
 
@@ -106,7 +106,7 @@ class Table:
         """
         if self.exists():
             return self.spark.read.format("delta").load(self.path).to(self._columns)
-        return session.rows(self.spark, (), self._columns)
+        return spark_session.rows(self.spark, (), self._columns)
 
     def last_batch(self) -> int:
         """Return the last micro-batch of its checkpoint that it has; -1 if it has none."""
@@ -132,12 +132,7 @@ class Table:
                     "choose another --output; otherwise events would be lost."
                 )
             return
-        known = self.spark.read.format("delta").load(self.path).schema
-        if conflicts := [*_conflicts(known, self._columns)]:
-            raise StartError(
-                f"{self.path} has columns of other types, written by another release: {', '.join(conflicts)}. Choose "
-                "another --output."
-            )
+        require_types(self.path, self.spark.read.format("delta").load(self.path).schema, self._columns)
         if self._checkpoint_id() is None:
             raise StartError(
                 f"{self.path} has batches, but its checkpoint {self._checkpoint} is missing. Move the table away or "
@@ -226,20 +221,3 @@ class Table:
         jvm = self.spark.sparkContext._jvm
         assert jvm is not None
         return jvm
-
-
-def _conflicts(known: T.DataType, own: T.DataType, name: str = "") -> Iterator[str]:
-    """Yield the names of columns that are in both, with different types; `a.b`: of a column in a column."""
-    match known, own:
-        case T.StructType(), T.StructType():
-            for field in own:
-                if field.name in known.names:
-                    inner = f"{name}.{field.name}" if name else field.name
-                    yield from _conflicts(known[field.name].dataType, field.dataType, inner)
-        case T.ArrayType(), T.ArrayType():
-            yield from _conflicts(known.elementType, own.elementType, name)
-        case T.MapType(), T.MapType():
-            yield from _conflicts(known.keyType, own.keyType, name)
-            yield from _conflicts(known.valueType, own.valueType, name)
-        case _ if known != own:
-            yield name

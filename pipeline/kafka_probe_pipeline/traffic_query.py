@@ -12,7 +12,7 @@ from typing import ClassVar
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, session, source
+from kafka_probe_pipeline import agents, event_rows, names, output, report, seen_events, source, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.messages import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.progress import Progress
@@ -58,7 +58,7 @@ class TrafficQuery:
 
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
-        spark = session.for_its_cores(parsed.sparkSession)
+        spark = spark_session.for_its_cores(parsed.sparkSession)
         output.require(spark, self.config, self.name)
         parsed.persist(source.STORAGE)
         try:

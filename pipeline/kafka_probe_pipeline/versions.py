@@ -12,7 +12,8 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import hadoop, session
+from kafka_probe_pipeline import hadoop, spark_session
+from kafka_probe_pipeline.column_types import require_types
 
 KEPT = 2
 _DRAFTS = "_draft_"
@@ -61,12 +62,18 @@ class Versions:
 
     def none(self) -> DataFrame:
         """Return no rows."""
-        return session.rows(self.spark, (), self.schema)
+        return spark_session.rows(self.spark, (), self.schema)
 
     def newest(self) -> DataFrame | None:
         """Return the newest version; None while there is none."""
         numbers = self._numbers()
         return self.batch(numbers[-1]) if numbers else None
+
+    def require_types(self) -> None:
+        """Raise StartError if another release gave a column of the newest version another type."""
+        if numbers := self._numbers():
+            path = self._of(numbers[-1])
+            require_types(path, self.spark.read.parquet(path).schema, self.schema)
 
     def remove_old(self) -> None:
         """Remove all but the newest versions, and drafts of killed attempts."""

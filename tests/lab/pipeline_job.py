@@ -105,7 +105,7 @@ class Run:
     def send_lines(self, text: str, *, at_ms: int | None = None) -> None:
         """Send one record of these lines."""
         producer = KafkaProducer(
-            bootstrap_servers=self.broker.bootstrap, compression_type="gzip", max_request_size=64 << 20
+            bootstrap_servers=self.broker.bootstrap, compression_type="zstd", max_request_size=64 << 20
         )
         producer.send(self.events, value=text.encode(), timestamp_ms=at_ms).get(10)
         producer.close()

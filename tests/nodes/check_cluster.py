@@ -19,8 +19,8 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import session
-from kafka_probe_pipeline.session import FETCHED_JARS
+from kafka_probe_pipeline import spark_session
+from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.tables import TABLES
 from tests.builders.host_events import round_of_host
 from tests.builders.spark_events import BROKER, CLIENT, lines
@@ -76,7 +76,7 @@ def cluster(directory: Path, apart: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
-    spark = session.start()
+    spark = spark_session.start()
     yield spark
     spark.stop()
 
@@ -122,7 +122,7 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str, python: 
         "spark://spark-1:7077": cluster.master,
         "2g": "512m",
         "--packages": "--jars",
-        session.PACKAGES: ",".join(map(str, FETCHED_JARS.glob("*.jar"))),
+        spark_session.PACKAGES: ",".join(map(str, FETCHED_JARS.glob("*.jar"))),
     }
     command = documented("spark-submit --master spark:")
     words = [here.get(word, word) for word in command[: command.index("run")]]

@@ -19,10 +19,21 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import hadoop, session
-from kafka_probe_pipeline.session import FETCHED_JARS
+from kafka_probe_pipeline import hadoop, spark_session
+from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
-from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, opened
+from tests.builders.spark_events import (
+    BROKER,
+    CLIENT,
+    MINUTE_US,
+    NOON_US,
+    SECOND_US,
+    agent_event,
+    closed,
+    opened,
+    requested,
+)
+from tests.builders.storm_events import dropped_at_once
 from tests.lab import s3
 from tests.lab.broker import Broker
 from tests.lab.hdfs import Hdfs
@@ -37,7 +48,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-CONNECTIONS = 4  # that each `send` opens and closes
+# Connections of each `send`: both ends of some are closed, the others are a storm of their own.
+CONNECTIONS, DROPPED = 4, 20
+_APART_US = 10 * MINUTE_US  # the storms
 _numbers = count(1)
 
 
@@ -51,16 +64,19 @@ class Store:
     env: dict[str, str]
 
     def send(self, records: int) -> None:
-        """Send records of traffic, and connections whose both ends were closed."""
+        """Send records of traffic, a request per connection, connections whose both ends were closed, and a storm."""
         self.run.send(records)
         numbers = [next(_numbers) for _ in range(CONNECTIONS)]
-        ends = [
-            event
-            for number in numbers
-            for end in (CLIENT, BROKER)
-            for event in (opened(end, number), closed(end, number))
-        ]
-        self.run.send_events(*ends, agent_event(CLIENT, until_s=121), agent_event(BROKER, until_s=121))
+        dropped = [next(_numbers) for _ in range(DROPPED)]
+        opens = [opened(end, number) for number in (*numbers, *dropped) for end in (CLIENT, BROKER)]
+        closes = [closed(end, number) for number in numbers for end in (CLIENT, BROKER)]
+        named = {"topic": f"topic-{numbers[0]}", "topic_id": f"id-{numbers[0]}", "records": 1}
+        requests = [requested(CLIENT, number, topics=[named]) for number in numbers]
+        at_us = NOON_US + numbers[0] // (CONNECTIONS + DROPPED) * _APART_US
+        storm = [{**close, "closing_ts": at_us} for close in dropped_at_once(dropped)]
+        reported = (at_us - NOON_US) / SECOND_US + 121
+        reports = (agent_event(end, until_s=reported) for end in (CLIENT, BROKER))
+        self.run.send_events(*opens, *requests, *closes, *storm, *reports)
 
     def names(self, pattern: str) -> list[str]:
         return hadoop.names(self.spark, pattern)
@@ -93,10 +109,19 @@ class Store:
         (total,) = run.table(self.spark).where("level = 'api'").transform(summed, ()).collect()
         expected = run.expected()
         assert {name: total[name] for name in expected} == expected
-        for name, per_connection, key in (("opens", 2, "seq"), ("closes", 2, "seq"), ("verdicts", 1, "key")):
+        expected_rows = {
+            "opens": ("seq", 2 * (CONNECTIONS + DROPPED)),
+            "closes": ("seq", 2 * CONNECTIONS + DROPPED),
+            "verdicts": ("key", CONNECTIONS + DROPPED),
+            "requests": ("seq", CONNECTIONS),
+            "topic_names": ("topic_id", 1),
+            "agents": ("seq", 2),
+        }
+        for name, (key, per_send) in expected_rows.items():
             rows = [row[key] for row in run.table(self.spark, name).select(key).collect()]
-            assert len(rows) == len(set(rows)) == sends * CONNECTIONS * per_connection, name
-        assert run.table(self.spark, "agents").count() == 2 * sends
+            assert len(rows) == len(set(rows)) == sends * per_send, name
+        storms = [json.loads(line) for line in run.shown(self.spark, "storms").splitlines()]
+        assert [(storm["cause"], storm["count"]) for storm in storms] == [("middlebox_reset", DROPPED)] * sends
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +171,7 @@ def spark(env: dict[str, str], jars: Path) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in env.items():
             patch.setitem(os.environ, name, value)
-        spark = session.start(jars_dir=jars)
+        spark = spark_session.start(jars_dir=jars)
     yield spark
     spark.stop()
 

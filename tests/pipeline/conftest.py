@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import session
+from kafka_probe_pipeline import spark_session
 from tests.lab.broker import Broker
 
 
@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="package")
 def spark() -> Iterator[SparkSession]:
-    spark = session.for_few_rows(session.start())
+    spark = spark_session.for_few_rows(spark_session.start())
     yield spark
     spark.stop()
     with warnings.catch_warnings():

@@ -11,7 +11,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import connections, session, source
+from kafka_probe_pipeline import connections, source, spark_session
 from kafka_probe_pipeline.alerts import Alert
 from kafka_probe_pipeline.buffered_table import Commit
 from kafka_probe_pipeline.config import load
@@ -33,10 +33,13 @@ class _Silent(Diagnosis):
 
 
 class History:
-    """Applies each `batch` to the state that the batches before left. Kafka got it `at_s` after noon."""
+    """Applies each `batch` to the state that the batches before left. Kafka got it `at_s` after noon.
+
+    It got an `agent` event a second later, as agents are complete up to a second before they send it.
+    """
 
     def __init__(self, spark: SparkSession, **settings: object) -> None:
-        spark = self._spark = session.for_few_rows(spark.newSession())
+        spark = self._spark = spark_session.for_few_rows(spark.newSession())
         spark.conf.set("spark.sql.shuffle.partitions", 1)  # tasks of few rows cost more than the rows
         self._directory = TemporaryDirectory()
         self._config = load({**settings, "output": str(Path(self._directory.name) / "output")})
@@ -49,7 +52,10 @@ class History:
         """Apply a batch; return the closed connections after it, as the state has them. at_s: of all, or of each."""
         self._number += 1
         times_s = at_s if isinstance(at_s, Sequence) else [at_s] * len(of)
-        received = (event | {"received_us": _us(one)} for event, one in zip(of, times_s, strict=True))
+        received = (
+            event | {"received_us": _us(one + (event["kind"] == "agent"))}
+            for event, one in zip(of, times_s, strict=True)
+        )
         file = Path(self._directory.name) / f"{self._number}.json"
         file.write_text(lines(*received))
         reported = self._spark.read.schema(_RECEIVED).json(str(file)).persist()

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from kafka_probe_pipeline import agents, connections, incidents, session
+from kafka_probe_pipeline import agents, connections, incidents, spark_session
 from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock, struct_of
@@ -46,7 +46,7 @@ def storm(subject: str | None = "middlebox_reset", **facts: object) -> Event:
 
 
 def rows(spark: SparkSession, *of: Event) -> DataFrame:
-    return session.rows(spark, of, _INCIDENT)
+    return spark_session.rows(spark, of, _INCIDENT)
 
 
 def candidates(
@@ -148,8 +148,8 @@ def test_a_storm_has_in_common_what_most_have_the_median_and_evidence_of_both_en
 def test_only_what_a_micro_batch_changes_is_described(spark: SparkSession) -> None:
     of = [incident("grows"), incident("waits", given_in=0), incident("begins", given_in=0)]
     storms = incidents.rows(spark, (storm(one["subject"]) for one in of))
-    none = session.rows(spark, (), connections.SCHEMA)
-    reports = session.rows(spark, (), agents.SCHEMA)
+    none = spark_session.rows(spark, (), connections.SCHEMA)
+    reports = spark_session.rows(spark, (), agents.SCHEMA)
     found = incidents.described(rows(spark, *of), storms, ["begins"], none, reports, none, CLOCK, CONFIG)
     assert {row["id"]: row["count"] for row in found} == {"grows": 1, "begins": 1}
 
@@ -174,13 +174,13 @@ def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> Non
         *(("b", "broker", "b", 30, 30, True), ("b", "broker", "c", 40, 40, True), ("b", "network", "n", 20, 20, True)),
         ("c", "broker", "d", 20, 19, False),
     ]
-    scopes = session.rows(spark, (dict(zip(_CLOSED.names, row, strict=True)) for row in closed), _CLOSED)
+    scopes = spark_session.rows(spark, (dict(zip(_CLOSED.names, row, strict=True)) for row in closed), _CLOSED)
     open_ends = [
         {"side": "server", "local": "b", "peer_network": "n", "count": 30},
         {"side": "server", "local": "c", "count": 40},
         {"side": "client", "local": "10.0.1.1", "count": 7},
     ]
-    reported = session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
+    reported = spark_session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
     found = incidents.share_of(scopes, reported, None).collect()
     assert {row["id"]: (row["scope"], row["share"], row["population"]) for row in found} == {
         "a": ("workload w", 20 / 26, 26), "b": ("broker c", 0.5, 80), "c": ("broker d", 1, 20),
@@ -190,9 +190,9 @@ def test_a_storm_has_the_largest_share_of_its_scopes(spark: SparkSession) -> Non
 def test_in_a_scope_that_no_agent_counts_what_is_open_is_found_or_else_reported(spark: SparkSession) -> None:
     scope = {"id": "a", "scope": "broker", "name": "b", "hits": 20, "closed": 20, "counted": False}
     open_ends = [{"side": "server", "local": "b", "count": 30}]
-    reported = session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
+    reported = spark_session.rows(spark, [{"agent_id": "a", "open": open_ends}], agents.SCHEMA)
     for found, population in ((0, 50), (2, 22)):
         peers = [{"key": str(number), "client": {"peer": "b"}} for number in range(found)]
-        open_connections = session.rows(spark, peers, connections.SCHEMA)
-        (row,) = incidents.share_of(session.rows(spark, [scope], _CLOSED), reported, open_connections).collect()
+        open_connections = spark_session.rows(spark, peers, connections.SCHEMA)
+        (row,) = incidents.share_of(spark_session.rows(spark, [scope], _CLOSED), reported, open_connections).collect()
         assert row["population"] == population

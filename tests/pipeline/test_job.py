@@ -26,8 +26,8 @@ from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.errors import AwayError
 from kafka_probe_pipeline.messages import DEAD_LETTER_CHARACTERS
 from kafka_probe_pipeline.progress import Progress
-from kafka_probe_pipeline.session import FETCHED_JARS
 from kafka_probe_pipeline.source import MOST_RECORD_BYTES
+from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.traffic import summed
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker

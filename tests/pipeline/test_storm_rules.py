@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 from pyspark.sql import Row
 
-from kafka_probe_pipeline import session, storms
+from kafka_probe_pipeline import spark_session, storms
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.incidents import CRASHES, HIT_MOST, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.source import Clock
@@ -172,7 +172,7 @@ def test_a_storm_opens_grows_and_is_resolved(facts: Event, fresh: int, later_s: 
 def test_a_storm_is_kept_as_long_as_closed_connections(
     monkeypatch: pytest.MonkeyPatch, resolved_s: float | None, kept: int
 ) -> None:
-    monkeypatch.setattr(session, "rows", lambda _spark, rows, _schema: rows)
+    monkeypatch.setattr(spark_session, "rows", lambda _spark, rows, _schema: rows)
     resolved_us = None if resolved_s is None else NOON_US + round(resolved_s * SECOND_US)
     storm = storm_of(state="resolved", resolved_us=resolved_us)
     rows: Any = without_new(Mock(), [Row(**storm.now)], clock(), CONFIG)

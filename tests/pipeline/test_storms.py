@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from kafka_probe.connections.identity import network as of_agents
-from kafka_probe_pipeline import connections, session, storms
+from kafka_probe_pipeline import connections, spark_session, storms
 from kafka_probe_pipeline.alerts import alert
 from kafka_probe_pipeline.incidents import CRASHES, IDLE, RECONNECTS, RESTART
 from kafka_probe_pipeline.scopes import NAME_CHARACTERS, network, scopes_of_connection
@@ -254,7 +254,7 @@ def test_networks_are_written_as_the_agents_write_them(spark: SparkSession) -> N
 def test_names_of_what_a_storm_hit_are_cut_after_512_characters(spark: SparkSession) -> None:
     long = "x" * TEXT_CHARACTERS
     client = {"workload": {"comm": long, "namespace": "team", "pod": long}, "peer": long}
-    hit = session.rows(spark, [{"client": client}], connections.SCHEMA).select(F.explode(scopes_of_connection()))
+    hit = spark_session.rows(spark, [{"client": client}], connections.SCHEMA).select(F.explode(scopes_of_connection()))
     names = {row["scope"]: row["name"] for row in hit.select("col.*").collect()}
     assert names == {
         "broker": long[:NAME_CHARACTERS],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
-from kafka_probe_pipeline import agents, session, verdicts
+from kafka_probe_pipeline import agents, spark_session, verdicts
 from kafka_probe_pipeline.connections import SCHEMA
 from kafka_probe_pipeline.judging import together
 from kafka_probe_pipeline.verdicts import with_reports, with_silences
@@ -192,7 +192,7 @@ def test_silences_are_those_of_what_the_process_itself_closed_together(spark: Sp
 
     rows = [row(f"one {number}", number, **facts) for number, (facts, _) in enumerate(cases)]
     rows += [row(f"other {number}", number, silence_us=5) for number in range(len(cases))]
-    every = session.rows(spark, rows, SCHEMA)
+    every = spark_session.rows(spark, rows, SCHEMA)
     found = with_silences(every, every, within_s=4e-6).select("key", "silences.*").collect()
     of_other = [silences if silences[0] == 5 else (5, 5) for _, silences in cases]
     assert {row["key"]: (row["least"], row["greatest"]) for row in found} == {
@@ -212,7 +212,7 @@ def test_a_connection_that_was_judged_is_company_of_those_that_are_judged_later(
 
 
 def test_what_an_agent_does_not_report_is_zero_and_the_last_reset_of_its_host_counts(spark: SparkSession) -> None:
-    known = {"complete_until": 4, "last_seen_us": 3, "complete_since": 2, "resets_since": 1}
+    known = {"complete_until": 5, "reported_us": 4, "last_seen_us": 3, "complete_since": 2, "resets_since": 1}
     reset = {"local": "l", "peer": "p"}
     reports: list[Event] = [
         {"agent_id": "a", **known, "resets": [{**reset, "ts": 5}, {**reset, "ts": 6}, {**reset, "peer": "q", "ts": 7}]},
@@ -225,7 +225,7 @@ def test_what_an_agent_does_not_report_is_zero_and_the_last_reset_of_its_host_co
         {"key": "none"},
         {"key": "unknown agent", "client": {"agent_id": "c"}},
     ]
-    found = with_reports(session.rows(spark, rows, SCHEMA), session.rows(spark, reports, agents.SCHEMA))
+    found = with_reports(spark_session.rows(spark, rows, SCHEMA), spark_session.rows(spark, reports, agents.SCHEMA))
     by_key = {row["key"]: row.asDict(recursive=True) for row in found.collect()}
     of_both = {side: by_key["both"][f"{side}_end"] for side in ("client", "server")}
     assert (of_both["client"]["agent"], of_both["client"]["reset_us"]) == (known, 6)
@@ -238,4 +238,4 @@ def test_what_an_agent_does_not_report_is_zero_and_the_last_reset_of_its_host_co
 
 def test_executors_need_nothing_but_python_to_judge() -> None:
     command = "import sys; sys.path.append(sys.argv[1]); import kafka_probe_pipeline.judging"
-    subprocess.run([sys.executable, "-I", "-S", "-c", command, Path(session.__file__).parents[1]], check=True)
+    subprocess.run([sys.executable, "-I", "-S", "-c", command, Path(spark_session.__file__).parents[1]], check=True)

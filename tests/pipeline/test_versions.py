@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
+from kafka_probe.errors import StartError
 from kafka_probe_pipeline.versions import Versions
 
 pytestmark = pytest.mark.spark
@@ -37,3 +38,16 @@ def test_a_draft_that_a_killed_job_left_is_no_version_and_is_replaced(spark: Spa
     assert state.batch(0).collect() == [(2,)]
     state.remove_old()
     assert not (tmp_path / "_draft_of_another").exists()
+
+
+def test_a_state_of_other_types_is_refused_in_one_sentence_and_other_columns_are_not(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    state = Versions(spark, str(tmp_path), SCHEMA)
+    state.require_types()
+    state.write(spark.createDataFrame([("x",)], "more string"), 0)
+    state.require_types()
+    assert state.batch(0).collect() == [(None,)]
+    state.write(spark.createDataFrame([("x",)], "n string"), 1)
+    with pytest.raises(StartError, match=r"batch_id=1 has columns of other types, written by another release: n\. "):
+        state.require_types()

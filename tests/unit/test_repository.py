@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from kafka_probe_pipeline.session import PACKAGES
+from kafka_probe_pipeline.spark_session import PACKAGES
 
 ROOT = Path(__file__).parents[2]
 # In pieces, so that this file does not hold what it looks for.

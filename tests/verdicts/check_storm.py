@@ -21,7 +21,7 @@ from kafka import KafkaConsumer, TopicPartition
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.types import StructType
 
-from kafka_probe_pipeline import agents, connections, session
+from kafka_probe_pipeline import agents, connections, spark_session
 from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.incidents import IDLE, RESTART
 from kafka_probe_pipeline.tables import Table
@@ -153,7 +153,7 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         run = Run(ours, directory, often=False)
         create_topics(ours.bootstrap, [run.events], partitions=4)
         receiver = up(Receiver(directory / "alertmanager"))
-        spark = session.start(brief=True)
+        spark = spark_session.start(brief=True)
         stack.callback(spark.stop)
         agents = {}
         for node, namespace in (("brokers", network.broker), ("clients", network.clients[0])):

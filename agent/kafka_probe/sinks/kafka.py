@@ -173,7 +173,7 @@ class KafkaSink:
             self._config,
             acks="all",
             enable_idempotence=True,
-            compression_type="gzip",
+            compression_type="zstd",
             delivery_timeout_ms=DELIVERY_TIMEOUT_MS,
             max_block_ms=CONNECT_TIMEOUT_MS,
             max_request_size=MAX_RECORD_BYTES,

@@ -61,7 +61,7 @@ def forge(lab: Lab) -> dict[str, Any]:
         producer = Producer(
             {
                 "bootstrap.servers": lab.sink.bootstrap,
-                "compression.type": "gzip",
+                "compression.type": "zstd",
                 "message.max.bytes": 20_000_000,
                 "log_level": 0,
             }

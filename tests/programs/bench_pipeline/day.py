@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from kafka_probe_pipeline import config, maintenance, session
+from kafka_probe_pipeline import config, maintenance, spark_session
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES, Table
 from tests.programs.bench_pipeline.facts import BROKERS
 from tests.programs.bench_pipeline.job import Job
@@ -66,14 +66,14 @@ def spend(made: Lab, job: Job, duration: timedelta) -> None:
 
 def load_all(output: Path, duration: timedelta) -> None:
     """Load all tables below a job's output directory. The job does not run."""
-    spark = session.for_few_rows(session.start())
+    spark = spark_session.for_few_rows(spark_session.start())
     try:
         for name in TABLES:
             table = Table(spark, config.load({"output": str(output)}), name)
             if table.exists():
                 load(table, duration)
     finally:
-        session.stop(spark)
+        spark_session.stop(spark)
 
 
 def load(table: Table, duration: timedelta) -> None:

@@ -24,7 +24,7 @@ _SILENT = 0  # librdkafka reports when the broker stops
 
 
 class Feed:
-    """Sends events: lines of JSON, many per record, keyed by agent, gzip.
+    """Sends events: lines of JSON, many per record, keyed by agent, zstd.
 
     It creates both topics with the broker's times, so that an alert's time is that of its arrival.
     """
@@ -36,7 +36,7 @@ class Feed:
                 "bootstrap.servers": bootstrap,
                 "acks": "all",
                 "enable.idempotence": True,
-                "compression.type": "gzip",
+                "compression.type": "zstd",
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
                 "log_level": _SILENT,

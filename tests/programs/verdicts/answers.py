@@ -12,7 +12,7 @@ from kafka import KafkaProducer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from kafka_probe_pipeline import session
+from kafka_probe_pipeline import spark_session
 from tests.lab.broker import Broker
 from tests.lab.network import Connection
 from tests.lab.pipeline_job import Run
@@ -37,7 +37,7 @@ class Answer:
 
 def answers(views: Mapping[str, Sequence[Path]], directory: Path) -> dict[str, list[Answer]]:
     """Run the pipeline's queries on the agents' output of each view, in a fresh directory; return its verdicts."""
-    spark = session.for_few_rows(session.start(brief=True))
+    spark = spark_session.for_few_rows(spark_session.start(brief=True))
     try:
         with Broker(directory / "broker") as broker:
             runs = {name: Run(broker, directory / name, often=False) for name in views}

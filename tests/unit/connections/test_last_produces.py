@@ -11,6 +11,7 @@ from kafka_probe import processing
 from kafka_probe.connections.frames import FrameReader
 from kafka_probe.connections.grouping import FramesByConnection
 from kafka_probe.connections.last_produces import LastProduces
+from kafka_probe.connections.reassembly import portions
 from kafka_probe.connections.tracker import Tracker
 from kafka_probe.flows import SUMMED
 from tests.builders.bounded_tables import RESOLVER, grown_by
@@ -119,19 +120,25 @@ BY_CLIENT = {**REFUSED, **JUST_NOW, "first_state": ESTABLISHED_TO_CLOSE_WAIT}
 
 @pytest.mark.parametrize("others", ["before", "in a portion before", "after", "closed by their clients"])
 def test_requests_of_others_displace_none_that_a_close_refused(others: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fed = Fed()
-    if others == "in a portion before":
-        monkeypatch.setattr(processing, "DECODED_AT_ONCE", 100_000)
-    fed.see(opened(server_side=True, **BROKER), *(opened(conn, server_side=True) for conn in range(2, 1100)))
+    fed, conns, cut = Fed(), range(2, 2000), list[int]()
+
+    def in_portions(samples: Samples, most_bytes: int) -> list[Samples]:
+        found = list(portions(samples, 100_000 if others == "in a portion before" else most_bytes))
+        cut.append(len(found))
+        return found
+
+    monkeypatch.setattr(processing, "portions", in_portions)
+    fed.see(opened(server_side=True, **BROKER), *(opened(conn, server_side=True) for conn in conns))
     request, refusal = produced(7), closed(ts_ns=CLOSED_NS, **REFUSED, **JUST_NOW)
-    requests = [produced(1, conn=conn, ts_ns=1) for conn in range(2, 1100)]
+    requests = [produced(1, conn=conn, ts_ns=1) for conn in conns]
     if "before" in others:
         fed.see(request, *requests, refusal)
     else:
         fed.see(request, refusal)
-        closes = [closed(conn, ts_ns=CLOSED_NS, **BY_CLIENT) for conn in range(2, 1100)]
+        closes = [closed(conn, ts_ns=CLOSED_NS, **BY_CLIENT) for conn in conns]
         fed.see(*requests, *(closes if others == "closed by their clients" else ()))
     fed.report()
+    assert max(cut) == (2 if others == "in a portion before" else 1)
     assert fed.events("agent")[-1]["losses"]["refusal_unmatched"] == 0
     assert sum(records for _, _, records in refused(fed)) == 7
 

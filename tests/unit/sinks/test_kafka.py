@@ -50,7 +50,7 @@ def test_settings_reach_both_clients_under_kafka_pythons_names(monkeypatch: pyte
     assert seen[0]["sasl_plain_password"] == "secret"
     assert seen[0]["bootstrap_servers"] == ["a:1", "b:2"]
     assert seen[0]["client_id"] == "kafka-probe-agent-n1"
-    assert (seen[0]["acks"], seen[0]["enable_idempotence"], seen[0]["compression_type"]) == ("all", True, "gzip")
+    assert (seen[0]["acks"], seen[0]["enable_idempotence"], seen[0]["compression_type"]) == ("all", True, "zstd")
 
 
 def test_attempts_that_fail_leave_no_thread_and_no_descriptor_behind() -> None:
