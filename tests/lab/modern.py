@@ -26,7 +26,6 @@ from tests.lab.topics import create_topics
 
 Counts = dict[tuple[str, str], int]
 _TIMEOUT_S = 60
-_POLLS_S = 240  # hundreds of polls, while all the other conversations keep the cores busy
 
 
 @contextmanager
@@ -81,7 +80,7 @@ def idle(bootstrap: str, topic: str, polls: int) -> Counts:
             assert not consumer.poll(timeout_ms=20)
             return session()[0] != of_session_other_than and session()[1] >= epoch
 
-        wait_until(there, f"fetch number {epoch} of a session", timeout_s=_POLLS_S, every_s=0)
+        wait_until(there, f"fetch number {epoch} of a session", timeout_s=_TIMEOUT_S, every_s=0)
         return session()[0]
 
     with closing(consumer):

@@ -2,7 +2,7 @@
 
 A child gets SIGTERM from the kernel when the thread that started it ends: even a killed test run leaves nothing. Ctrl-C
 in a terminal is for the parent alone, which stops its children in order.
-PATIENCE in the environment multiplies the longest time of every wait, for emulated machines.
+PATIENCE in the environment multiplies the longest time of every wait, for emulated and busy machines.
 """
 
 from __future__ import annotations
