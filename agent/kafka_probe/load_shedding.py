@@ -10,9 +10,9 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from kafka_probe.config import RequestEvents
 from kafka_probe.connections.frames import Frames
 from kafka_probe.events import RequestEvent
+from kafka_probe.setting_types import RequestEvents
 
 LOSSES = {
     "request_shed": "requests not considered for events, because the capture thread took more CPU than `--cpu-limit`",

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kafka_probe.capture.sample import SampleKind, Samples
-from kafka_probe.config import Config, RequestEvents
+from kafka_probe.config import Config
 from kafka_probe.connections import exchange
 from kafka_probe.connections.brokers import BrokerFiles
 from kafka_probe.connections.conntrack import Conntrack
@@ -22,6 +22,7 @@ from kafka_probe.flows import SUMMED, Flows
 from kafka_probe.load_shedding import LoadShedding
 from kafka_probe.memory import DECODED_AT_ONCE, Bounds
 from kafka_probe.sending import Sender
+from kafka_probe.setting_types import RequestEvents
 from kafka_probe.workloads import WorkloadResolver
 
 

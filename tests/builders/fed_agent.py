@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka_probe.agent import Agent
-from kafka_probe.config import Config, RequestEvents
+from kafka_probe.config import Config
 from kafka_probe.events import Event
+from kafka_probe.setting_types import RequestEvents
 from tests.builders.event_schema import assert_valid
 from tests.builders.samples import Samples, stream
 

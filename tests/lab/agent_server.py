@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kafka_probe.config import Address, Config
+from kafka_probe.config import Config
 from kafka_probe.connections.connection import Connection
 from kafka_probe.server.server import Server
+from kafka_probe.setting_types import Address
 from tests.builders.events import StillAgent, StillSink
 from tests.lab.http import Answer, get
 from tests.lab.processes import free_port

@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from kafka_probe.config import (
-    Address,
-    Config,
-    RequestEvents,
-    flag_of,
-    is_secret,
-    load,
-    other_variables,
-)
+from kafka_probe.config import Config, flag_of, is_secret, load, other_variables
 from kafka_probe.errors import UsageError
+from kafka_probe.setting_types import Address, RequestEvents
 
 
 @pytest.fixture

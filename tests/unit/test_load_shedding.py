@@ -7,8 +7,8 @@ from threading import Thread
 
 import pytest
 
-from kafka_probe.config import RequestEvents
 from kafka_probe.load_shedding import LoadShedding
+from kafka_probe.setting_types import RequestEvents
 from tests.builders.fed_agent import Fed
 
 LIMIT = 0.2

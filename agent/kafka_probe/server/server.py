@@ -19,7 +19,7 @@ from functools import partial
 
 import uvicorn
 
-from kafka_probe.config import Address, Config
+from kafka_probe.config import Config
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.events import Event
 from kafka_probe.memory import DEFAULT, SERVER_WAITING_BYTES, event_bytes
@@ -33,6 +33,7 @@ from kafka_probe.server.loop import HttpLoop
 from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
+from kafka_probe.setting_types import Address
 from kafka_probe.sinks import Sink
 
 log = logging.getLogger("kafka_probe")

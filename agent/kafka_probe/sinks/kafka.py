@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ByteSize
 
-from kafka_probe.config import written_size
 from kafka_probe.peer_limits import peer_of_event
+from kafka_probe.setting_types import written_size
 from kafka_probe.sinks.batch import BATCH_BYTES, Batch, batches
 from kafka_probe.sinks.outbox import RETRY_S, Outbox, Worker, encode
 from kafka_probe.sinks.spool import Spool

@@ -13,12 +13,13 @@ from urllib.error import URLError
 
 import pytest
 
-from kafka_probe.config import Address, Config
+from kafka_probe.config import Config
 from kafka_probe.errors import StartError, UsageError
 from kafka_probe.memory import SERVER_WAITING_BYTES
 from kafka_probe.server import http_connection
 from kafka_probe.server.server import Server
 from kafka_probe.server.view import STALLED_S
+from kafka_probe.setting_types import Address
 from tests.builders.certificates import Authority
 from tests.builders.events import StillAgent, StillSink, agent, flow, topic
 from tests.lab.agent_server import PATHS, Served, serving

@@ -13,10 +13,11 @@ from urllib.error import URLError
 
 import pytest
 
-from kafka_probe.config import Address, load
+from kafka_probe.config import load
 from kafka_probe.errors import UsageError
 from kafka_probe.server import http_connection
 from kafka_probe.server.server import Server
+from kafka_probe.setting_types import Address
 from tests.builders.certificates import Authority, an_authority, openssl
 from tests.builders.events import flow
 from tests.builders.strangers import client_hello

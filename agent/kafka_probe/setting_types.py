@@ -1,0 +1,131 @@
+"""Defines the types of settings: how each is read from a text, and written. An invalid value raises `ValueError`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, PlainSerializer
+from pydantic_settings import NoDecode
+
+KAFKA_PORT = 9092
+
+
+@dataclass(frozen=True, slots=True)
+class RequestEvents:
+    """The selection of exchanges that become `request` events: `off`, `all`, `errors`, `slower:MS` or `1/N`."""
+
+    which: Literal["off", "all", "errors", "slower", "one_in"] = "off"
+    slower_than_us: int = 0
+    one_in: int = 1
+
+    @classmethod
+    def parse(cls, text: object) -> RequestEvents:
+        """Return the selection that a text describes. Raises `ValueError`, which lists the accepted forms."""
+        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:1/([1-9]\d*))", str(text)):
+            case None:
+                raise ValueError("must be off, all, errors, slower:MILLISECONDS or 1/N")
+            case found if found[2]:
+                return cls("slower", slower_than_us=round(float(found[2]) * 1000))
+            case found if found[3]:
+                return cls("one_in", one_in=int(found[3]))
+            case found:
+                return cls(found[1])  # type: ignore[arg-type]  # the expression matches these texts only
+
+    def __str__(self) -> str:
+        match self.which:
+            case "slower":
+                return f"slower:{self.slower_than_us / 1000:g}"
+            case "one_in":
+                return f"1/{self.one_in}"
+            case _:
+                return self.which
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An address to listen on, written `host:port`, with brackets around an IPv6 address."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> bool:
+        """Return True if only this host can connect. Of all names, only `localhost` counts as loopback."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _listen(value: object) -> object:
+    found = re.fullmatch(r"(?:\[([^]]+)\]|([^:]+)):(\d{1,5})", str(value))
+    if value == "off" or isinstance(value, Address):
+        return value
+    if not found or not 0 < int(found[3]) < 65536:
+        raise ValueError("must be host:port, such as 127.0.0.1:9465 or [::1]:9465, or off")
+    return Address(found[1] or found[2], int(found[3]))
+
+
+def _ports(value: object) -> object:
+    """Return `auto`, or the ports of a list or of a text with commas as an ascending tuple."""
+    if value == "auto":
+        return value
+    parts = value if isinstance(value, list | tuple) else str(value).split(",")
+    try:
+        ports = sorted({int(str(part)) for part in parts})
+    except ValueError:
+        ports = []
+    if not ports or not all(0 < port < 65536 for port in ports):
+        raise ValueError("must be auto, or ports between 1 and 65535 separated by commas")
+    return tuple(ports)
+
+
+def _names(value: object) -> object:
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
+def _servers(servers: tuple[str, ...]) -> tuple[str, ...]:
+    """Return each server with its port; the default is Kafka's own, as in kafka-python."""
+    for server in servers:
+        found = re.fullmatch(
+            r"(?:(?:PLAINTEXT|SSL|SASL_PLAINTEXT|SASL_SSL)://)?(?:\[[^]]+\]|[^:/\[\]]+)(?::(\d{1,5}))?", server
+        )
+        if not found or not 0 < int(found[1] or KAFKA_PORT) < 65536:
+            raise ValueError("must be host:port, such as kafka-1:9092 or [::1]:9092, several separated by commas")
+    return tuple(server if re.search(r":\d+$", server) else f"{server}:{KAFKA_PORT}" for server in servers)
+
+
+def _request_events(value: object) -> object:
+    # In YAML, such as the chart's values, the value of `requests: off` is false.
+    return value if isinstance(value, RequestEvents) else RequestEvents.parse("off" if value is False else value)
+
+
+Ports = Annotated[tuple[int, ...] | Literal["auto"], NoDecode, BeforeValidator(_ports)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Servers = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names), AfterValidator(_servers)]
+Listen = Annotated[Address | Literal["off"], NoDecode, BeforeValidator(_listen)]
+
+
+def _netns(file: Path) -> Path:
+    try:
+        if file.stat().st_dev == Path("/proc/self/ns/net").stat().st_dev:
+            return file
+    except OSError:
+        pass
+    raise ValueError("must be the file of a network namespace, such as /proc/PID/ns/net")
+
+
+Netns = Annotated[Path, AfterValidator(_netns)]
+Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), PlainSerializer(str)]
+
+
+def written_size(size: ByteSize) -> str:
+    """Return a number of bytes as text with a unit: 32 MiB, 195.3 KiB."""
+    return size.human_readable(separator=" ").replace(".0 ", " ")
