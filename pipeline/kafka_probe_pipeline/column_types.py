@@ -14,7 +14,7 @@ def require_types(path: str, known: T.StructType, own: T.StructType) -> None:
     if conflicts := [*_conflicts(known, own)]:
         raise StartError(
             f"{path} has columns of other types, written by another release: {', '.join(conflicts)}. Choose another "
-            "--output."
+            "--output, and another --checkpoint-dir if it is set."
         )
 
 

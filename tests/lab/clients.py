@@ -68,8 +68,9 @@ class RunningClient:
         Raises:
             LabError: it did not end in time, or not with success.
         """
+        timeout_s *= PATIENCE
         try:
-            status = self.process.wait(timeout_s * PATIENCE)
+            status = self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise LabError(f"{self.client.client_id} still runs after {timeout_s:g} s:\n{tail(self.log)}") from None
         if status:

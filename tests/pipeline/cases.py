@@ -25,8 +25,14 @@ from tests.builders.connection_ends import (
 from tests.builders.spark_events import BROKER, CLIENT, NOON_US, SECOND_US, Event, reset_sent
 
 LATE_S = 20  # later than anybody waits for an end that nobody has named
-_REPORTED_US, _SEEN_US = NOON_US + 3 * SECOND_US, NOON_US + LATE_S * SECOND_US
-COMPLETE = AgentProgress(_REPORTED_US, _SEEN_US, _SEEN_US, complete_since=0, resets_since=0)
+_SEEN_US = NOON_US + LATE_S * SECOND_US
+COMPLETE = AgentProgress(
+    complete_until=NOON_US + 3 * SECOND_US,
+    reported_us=_SEEN_US,
+    last_seen_us=_SEEN_US,
+    complete_since=0,
+    resets_since=0,
+)
 
 
 def connection(*reported: Event) -> dict[str, Any]:

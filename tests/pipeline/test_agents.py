@@ -38,8 +38,11 @@ def test_an_agent_whose_clock_is_set_back_is_complete_by_its_new_times(spark: Sp
     for until_s in (1800, 5):
         since = NOON_US + (until_s - 2) * SECOND_US
         history.batch(agent_event("agent", until_s=until_s, complete_since=since), at_s=1)
+    history.batch(opened("agent"), at_s=4)
     (row,) = history.agents.collect()
     assert (row["complete_since"], row["complete_until"]) == (NOON_US + 3 * SECOND_US, NOON_US + 5 * SECOND_US)
+    # A report arrives a second after its batch, see History.
+    assert (row["reported_us"], row["last_seen_us"]) == (NOON_US + 2 * SECOND_US, NOON_US + 4 * SECOND_US)
 
 
 def resets(count: int, at_s: float) -> list[Event]:

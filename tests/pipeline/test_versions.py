@@ -6,9 +6,14 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.errors import StartError
+from kafka_probe_pipeline import supervisor
+from kafka_probe_pipeline.config import load
+from kafka_probe_pipeline.progress import Progress
+from kafka_probe_pipeline.traffic_query import TrafficQuery
 from kafka_probe_pipeline.versions import Versions
 
 pytestmark = pytest.mark.spark
@@ -51,3 +56,22 @@ def test_a_state_of_other_types_is_refused_in_one_sentence_and_other_columns_are
     state.write(spark.createDataFrame([("x",)], "n string"), 1)
     with pytest.raises(StartError, match=r"batch_id=1 has columns of other types, written by another release: n\. "):
         state.require_types()
+
+
+@pytest.mark.parametrize(
+    ("state", "column"),
+    [
+        ("checkpoint/agents", "agent_id"),
+        ("connections_checkpoint/agents", "agent_id"),
+        ("connections_checkpoint/connections", "key"),
+        ("connections_checkpoint/storms", "id"),
+        ("connections_checkpoint/buffers/closes", "agent_id"),
+    ],
+)
+def test_the_job_refuses_a_checkpoint_with_columns_of_other_types(
+    spark: SparkSession, tmp_path: Path, state: str, column: str
+) -> None:
+    spark.range(1).select(F.lit(1).alias(column)).write.parquet(str(tmp_path / state / "batch_id=0"))
+    config = load({"output": str(tmp_path)})
+    with pytest.raises(StartError, match=f"{state}/batch_id=0 has columns of other types.*: {column}"):
+        supervisor.require_checkpoints(spark, config, TrafficQuery.of(spark, config, Progress()))

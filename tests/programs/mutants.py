@@ -13,9 +13,11 @@ import resource
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -134,14 +136,20 @@ def is_noticed(mutant: Mutant) -> bool:
         return True
 
 
-def unnoticed_with_spark() -> Iterator[Mutant]:
-    """Yield the changes of columns that no test with Spark notices; tests share one session."""
+def tried_without_spark() -> Iterator[tuple[Mutant, bool]]:
+    """Yield the changes of rules, each with whether a test without Spark notices it."""
+    every = [mutant for module in MODULES for mutant in mutants(module)]
+    with get_context("fork").Pool(maxtasksperchild=1) as pool:
+        yield from zip(every, pool.imap(is_noticed, every), strict=True)
+
+
+def tried_with_spark() -> Iterator[tuple[Mutant, bool]]:
+    """Yield the changes of columns, each with whether a test with Spark notices it; tests share one session."""
     with patch.object(SparkSession, "stop"):
         for module, names in WITH_SPARK.items():
             tests = [f"tests/pipeline/test_{name}.py" for name in names]
             for mutant in mutants(module, of_columns=True):
-                if passes(mutant, tests):
-                    yield mutant
+                yield mutant, not passes(mutant, tests)
 
 
 def passes(mutant: Mutant, tests: Sequence[str], *plugins: object) -> bool:
@@ -184,22 +192,16 @@ def main() -> int:
         print("The tests fail without a change: run make test.", file=sys.stderr)
         return 1
     forget_modules()  # before processes start from here
-    every, unnoticed = list[Mutant](), list[Mutant]()
-    if ONLY != "columns":
-        every += (mutant for module in MODULES for mutant in mutants(module))
-        with get_context("fork").Pool(maxtasksperchild=1) as pool:
-            noticed = pool.map(is_noticed, every, chunksize=1)
-        unnoticed += (mutant for mutant, seen in zip(every, noticed, strict=True) if not seen)
-    if ONLY != "rules":
-        every += (mutant for module in WITH_SPARK for mutant in mutants(module, of_columns=True))
-        unnoticed += unnoticed_with_spark()
-    survivors = [one for one in unnoticed if not f"{one.module}: {one.change}".startswith(tuple(EXCUSED))]
-    for mutant in survivors:
-        print(f"{mutant.place}: {mutant.change}")
-    excused = len(unnoticed) - len(survivors)
-    took_s = time.monotonic() - start
-    print(f"{len(every)} changes, {len(survivors)} unnoticed, {excused} excused, in {took_s:.0f} s")
-    return 1 if survivors else 0
+    outcomes = Counter[str]()
+    rules, columns = ONLY != "columns", ONLY != "rules"
+    for mutant, noticed in chain(tried_without_spark() if rules else (), tried_with_spark() if columns else ()):
+        excused = f"{mutant.module}: {mutant.change}".startswith(tuple(EXCUSED))
+        outcomes["noticed" if noticed else "excused" if excused else "unnoticed"] += 1
+        if not noticed and not excused:
+            print(f"{mutant.place}: {mutant.change}", flush=True)
+    found = f"{outcomes['unnoticed']} unnoticed, {outcomes['excused']} excused"
+    print(f"{outcomes.total()} changes, {found}, in {time.monotonic() - start:.0f} s")
+    return 1 if outcomes["unnoticed"] else 0
 
 
 if __name__ == "__main__":
