@@ -100,7 +100,7 @@ def demo(stage: Stage, *, keep: bool) -> int:
     missing = print_traffic(seen, lab, started)
     result: dict[str, Any] = {"clients": tables.traffic(seen, topics(lab)), "losses": seen.losses, "alerts": alerts}
     if stage.network and forgotten:
-        result["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "connections"), started)
+        result["behind"] = tables.behind(shown(DIRECTORY / "pipeline", "verdicts"), started)
         missing += print_behind(result["behind"], started, stage.network) + print_alerts(alerts, forgotten)
     RESULT.write_text(json.dumps(result, indent=2) + "\n")
     print(f"\nThe same as JSON: {named(RESULT)}; raw events: {named(export_events(seen))}")

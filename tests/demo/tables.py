@@ -77,11 +77,11 @@ def missing_traffic(lines: Iterable[Line], started: Iterable[RunningClient], rec
     return sentences
 
 
-def behind(connections: Iterable[Mapping[str, Any]], started: Sequence[RunningClient]) -> list[Line]:
+def behind(verdicts: Iterable[Mapping[str, Any]], started: Sequence[RunningClient]) -> list[Line]:
     """Return the busiest connection of each client by the broker's address for it, with the owner on its own node."""
     busiest: dict[str, Mapping[str, Any]] = {}
     ids = {one.client.client_id for one in started}
-    for one in connections:
+    for one in verdicts:
         broker = one["server"]
         if broker and (name := broker["client"]["id"]) in ids:
             before = busiest.get(name)
