@@ -80,7 +80,6 @@ def run(**given: object) -> None:
                 stack.enter_context(receiver)
             stack.enter_context(Maintenance(spark, config))
             diagnosis = Diagnosis(config, progress, receivers)
-            output.require_renames(spark, config)
             supervisor.require_checkpoints(spark, config, traffic)  # before another job is stopped for this one
             output.take_over(spark, config)
             diagnosis.resume(spark)

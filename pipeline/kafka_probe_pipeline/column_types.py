@@ -8,13 +8,14 @@ from pyspark.sql import types as T
 
 from kafka_probe.errors import StartError
 
+ANOTHER_OUTPUT = "Choose another --output, and another --checkpoint-dir if it is set."
+
 
 def require_types(path: str, known: T.StructType, own: T.StructType) -> None:
     """Raise StartError if a column of the files has another type than this release gives it."""
     if conflicts := [*_conflicts(known, own)]:
         raise StartError(
-            f"{path} has columns of other types, written by another release: {', '.join(conflicts)}. Choose another "
-            "--output, and another --checkpoint-dir if it is set."
+            f"{path} has columns of other types, written by another release: {', '.join(conflicts)}. {ANOTHER_OUTPUT}"
         )
 
 

@@ -78,7 +78,7 @@ class PipelineConfig(BaseSettings):
     output: str = Field("kafka-probe-output", min_length=1)
     """directory of the tables, a path or a URI, also of an object store"""
     checkpoint_dir: str = ""
-    """directory of the checkpoints, which must rename atomically, as S3 does not; default: that of the tables"""
+    """directory of the checkpoints, on a disk, HDFS or S3; default: that of the tables"""
     window: int = Field(60, gt=0)
     """length of a window in seconds"""
     trigger_interval: float = Field(30, gt=0)

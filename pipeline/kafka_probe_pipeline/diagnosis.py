@@ -112,7 +112,7 @@ class Diagnosis:
     def __call__(self, parsed: DataFrame, batch_id: int) -> None:
         began_s = time.monotonic()
         spark = spark_session.for_its_cores(parsed.sparkSession)
-        output.require(spark, self.config, self.name)
+        output.require(spark, self.config, self.name, batch_id)
         parsed.persist(source.STORAGE)
         try:
             events = parsed.transform(source.received).where(F.col("kind").isin(*KINDS))

@@ -43,20 +43,8 @@ def names(spark: SparkSession, pattern: str) -> list[str]:
 
 
 @_reported
-def rename(spark: SparkSession, name: str, new: str) -> None:
-    """Rename a directory; `new` must not exist.
-
-    Raises:
-        OSError: the file system did not.
-    """
-    path = _path(spark, name)
-    if not _file_system(spark, path).rename(path, _path(spark, new)):
-        raise OSError(f"cannot rename {name} to {new}")
-
-
-@_reported
 def remove(spark: SparkSession, name: str) -> None:
-    """Remove a directory and what it contains; it may be missing."""
+    """Remove a file, or a directory and what it contains; it may be missing."""
     path = _path(spark, name)
     _file_system(spark, path).delete(path, True)
 

@@ -11,23 +11,37 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from kafka_probe.errors import StartError
-from kafka_probe_pipeline import hadoop
+from kafka_probe_pipeline import hadoop, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
-from kafka_probe_pipeline.errors import TakenOverError
+from kafka_probe_pipeline.errors import OutputError, TakenOverError
 
 # Schemes of Hadoop's file systems that copy instead of renaming. Azure's abfs renames if the account has a hierarchical
-# namespace.
+# namespace. Of these Spark has a manager of checkpoints for s3a only, whose streams can be aborted.
 _OBJECT_STORES = {"cosn", "gs", "obs", "oss", "s3", "s3a", "s3n", "swift", "wasb", "wasbs"}
+MANAGER_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
+_MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 _JOB_ID = uuid4().hex
 
 
-def require_renames(spark: SparkSession, config: PipelineConfig) -> None:
-    """Raise StartError if the checkpoints would be on an object store, which does not rename atomically."""
+def prepare_checkpoints(spark: SparkSession, config: PipelineConfig) -> None:
+    """Let Spark write its checkpoints without renames if they are on S3.
+
+    Raises:
+        StartError: Spark cannot do so there.
+    """
     checkpoints = config.checkpoint_directory
-    if hadoop.scheme(spark, checkpoints) in _OBJECT_STORES:
+    scheme = hadoop.scheme(spark, checkpoints)
+    if scheme == "s3a":
+        if not spark_session.has_class(spark, _MANAGER):
+            raise StartError(
+                f"Checkpoints cannot be in {checkpoints} without the package {spark_session.S3_CHECKPOINTS}. Add it to "
+                "--packages of spark-submit, or set --checkpoint-dir to a directory that outlives the job."
+            )
+        spark.sparkContext._jsc.hadoopConfiguration().set(MANAGER_SETTING, _MANAGER)
+    elif scheme in _OBJECT_STORES:
         raise StartError(
-            f"Checkpoints cannot be in {checkpoints}: an object store does not rename atomically. Set --checkpoint-dir "
-            "to a directory on a disk, HDFS or a mounted volume that outlives the job."
+            f"Checkpoints cannot be in {checkpoints}: that object store does not rename atomically. Set "
+            "--checkpoint-dir to a directory on a disk, HDFS or a mounted volume that outlives the job."
         )
 
 
@@ -44,14 +58,17 @@ def require_owner(spark: SparkSession, config: PipelineConfig) -> None:
             raise TakenOverError(f"Another job has taken over {directory}. Only one at a time may use it.")
 
 
-def require(spark: SparkSession, config: PipelineConfig, query: str) -> None:
+def require(spark: SparkSession, config: PipelineConfig, query: str, batch_id: int) -> None:
     """Check that the micro-batch of a query may write.
 
     Raises:
         TakenOverError: another job has taken over.
-        OutputError: executors write where this process does not read.
+        OutputError: Spark's checkpoint lacks the micro-batch, or executors write where this process does not read.
     """
     require_owner(spark, config)
+    offsets = f"{config.checkpoints[query]}/offsets/{batch_id}"
+    if not hadoop.exists(spark, offsets):  # on S3 Spark logs a failed write, and goes on
+        raise OutputError(f"Spark could not write {offsets}.")
     for directory in config.directories:
         hadoop.require_shared(spark, directory, query)
 

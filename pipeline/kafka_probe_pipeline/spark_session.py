@@ -30,6 +30,7 @@ from pyspark.sql.types import ArrayType, StructType
 from kafka_probe.errors import StartError, UsageError
 
 PACKAGES = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__},io.delta:delta-spark_2.13:4.0.1"
+S3_CHECKPOINTS = f"org.apache.spark:spark-hadoop-cloud_2.13:{pyspark.__version__}"
 FETCHED_JARS = Path(__file__).parents[2] / "build" / "jars" / f"spark-{pyspark.__version__}"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -247,14 +248,17 @@ def rows(session: SparkSession, values: Iterable[Mapping[str, Any]], schema: Str
 
 def require_jars(spark: SparkSession) -> None:
     """Raise StartError unless the jars of the Kafka connector and Delta Lake are on the class path."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    needed = jvm.org.apache.spark.sql.kafka010.KafkaSourceProvider, jvm.org.apache.spark.sql.delta.DeltaLog
-    if not all(isinstance(found, JavaClass) for found in needed):
+    needed = "org.apache.spark.sql.kafka010.KafkaSourceProvider", "org.apache.spark.sql.delta.DeltaLog"
+    if not all(has_class(spark, name) for name in needed):
         raise StartError(
             f"Jars of Spark's Kafka connector or of Delta Lake are missing: run `make setup` in the checkout, "
             f"set --jars-dir to a folder with the jars, or start with `spark-submit --packages {PACKAGES}`."
         )
+
+
+def has_class(spark: SparkSession, name: str) -> bool:
+    """Return True if a Java class is on the class path."""
+    return isinstance(getattr(spark.sparkContext._jvm, name), JavaClass)
 
 
 def _jars(folder: Path | None) -> list[str]:

@@ -56,7 +56,8 @@ def start(
 
 
 def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery) -> None:
-    """Raise StartError unless each table fits its checkpoint, and this release can read the checkpoints."""
+    """Raise StartError unless Spark can keep checkpoints there, this release can read them, and each table fits its."""
+    output.prepare_checkpoints(spark, config)
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
     diagnosed = Tables.of(spark, config)

@@ -164,8 +164,9 @@ class Run:
     def wait_until(self, moment: Moment, process: subprocess.Popen[bytes]) -> None:
         """Wait for the condition while the job must keep running."""
         name = moment.__name__.replace("_", " ")
+        every_s = 0.2 if str(self.output).startswith("s3a:") else 0.01  # moto answers one request at a time
         wait_until(
-            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=0.01
+            lambda: moment(self) or process.poll() is not None, f"the job {name}", timeout_s=LIMIT_S, every_s=every_s
         )
         assert process.poll() is None, tail(self.log)
 

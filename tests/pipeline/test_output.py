@@ -1,4 +1,4 @@
-"""One job at a time writes to an output, and its checkpoints are where they can be renamed."""
+"""One job at a time writes to an output, and its checkpoints are where Spark can keep them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kafka_probe_pipeline import supervisor
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import TakenOverError
-from kafka_probe_pipeline.output import require_owner, require_renames, take_over
+from kafka_probe_pipeline.output import prepare_checkpoints, require_owner, take_over
 from kafka_probe_pipeline.traffic_query import TrafficQuery
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import LIMIT_S, Run, command_line
@@ -38,12 +38,20 @@ def test_after_a_takeover_the_job_before_writes_nothing(broker: Broker, spark: S
     require_owner(spark, run.config)
 
 
-@pytest.mark.parametrize("output", ["s3a://bucket/kafka-probe", "gs://bucket/kafka-probe"])
-def test_checkpoints_on_an_object_store_are_refused(spark: SparkSession, tmp_path: Path, output: str) -> None:
+@pytest.mark.parametrize(
+    ("output", "reason"),
+    [
+        ("s3a://bucket/kafka-probe", " without the package org.apache.spark:spark-hadoop-cloud_2.13:"),
+        ("gs://bucket/kafka-probe", ": that object store does not rename atomically"),
+    ],
+)
+def test_checkpoints_on_an_object_store_where_spark_cannot_keep_them_are_refused(
+    spark: SparkSession, tmp_path: Path, output: str, reason: str
+) -> None:
     with pytest.raises(StartError, match="--checkpoint-dir"):
-        require_renames(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
-    with pytest.raises(StartError, match=f"cannot be in {output}: "):
-        require_renames(spark, load({"output": output}))
+        prepare_checkpoints(spark, load({"output": str(tmp_path), "checkpoint_dir": output}))
+    with pytest.raises(StartError, match=f"cannot be in {output}{reason}"):
+        prepare_checkpoints(spark, load({"output": output}))
 
 
 def test_a_start_that_is_refused_leaves_the_output_to_the_job_that_has_it(
