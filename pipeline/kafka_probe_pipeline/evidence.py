@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 class AgentProgress(NamedTuple):
     """The last report of an agent: since and up to when its reports are complete, by its own clock.
 
-    reported_us: when the report arrived, by Kafka's clock; last_seen_us: when any event of the agent did last.
+    reported_us: when the report arrived, by Kafka's clock. last_seen_us: when its last event of any kind arrived.
     resets_since: resets before it were dropped here.
     """
 
@@ -253,7 +253,7 @@ class End:
 
     @property
     def closed_after_us(self) -> float:
-        """Return the earliest time at which it closed, likewise.
+        """Return the earliest time at which it may have closed, to compare it with times of another host.
 
         If the clock of its host is ahead, Kafka may have got the close as long afterwards as verdicts wait.
         """

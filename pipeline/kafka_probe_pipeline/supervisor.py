@@ -56,7 +56,7 @@ def start(
 
 
 def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery) -> None:
-    """Raise StartError unless Spark can keep checkpoints there, this release can read them, and each table fits its."""
+    """Raise StartError unless Spark can write the checkpoints, this release can read them, and the tables fit them."""
     output.prepare_checkpoints(spark, config)
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()

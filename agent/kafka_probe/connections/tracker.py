@@ -181,7 +181,7 @@ class Tracker:
     def refusing(self, closes: Samples) -> dict[int, int]:
         """Return the connections that brokers may have closed to refuse a request: the kernel's ids and times in ns.
 
-        closes: CLOSE samples that `close` got, which are left out, or gets next.
+        closes: CLOSE samples; those that `close` has processed are left out.
         """
         ends = ((self._connections.get(int(sample["conn"])), sample) for sample in without_response(closes))
         pending = [
