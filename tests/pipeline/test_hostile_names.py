@@ -8,9 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kafka_probe.text import LineFormatter
+from kafka_probe_pipeline import storms
 from kafka_probe_pipeline.alertmanager import Alertmanager
 from kafka_probe_pipeline.alerts import alert
+from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.source import TEXT_CHARACTERS
+from kafka_probe_pipeline.versions import Versions
 from tests.builders.hostile import NAMES, unsafe
 from tests.builders.spark_events import BROKER, CLIENT, agent_event
 from tests.builders.storm_events import crash_of
@@ -52,10 +55,12 @@ def test_console_show_log_and_alerts_have_names_as_text(
     assert len(lines) == len(SENT)
     assert not [line for line in lines if "\n" in line or unsafe(line)]
 
-    storms = [alert(row) for row in spark.read.parquet(str(run.output / "connections_checkpoint" / "storms")).collect()]
-    assert not [one.message() for one in storms if "\n" in one.message() or unsafe(one.message())]
+    newest = Versions(spark, load({"output": str(run.output)}).storms, storms.SCHEMA).newest()
+    assert newest is not None
+    found = [alert(row) for row in newest.collect()]
+    assert not [one.message() for one in found if "\n" in one.message() or unsafe(one.message())]
     with Receiver(tmp_path / "alertmanager") as receiver, Alertmanager(receiver.url) as sender:
-        sender.send(storms)
+        sender.send(found)
         wait_until(lambda: len(receiver.alerts()) == len(SENT), "the alerts")
         for one in receiver.alerts():
             values = [*one["labels"].values(), *one["annotations"].values()]
