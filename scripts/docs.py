@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kafka_probe import config, events, flows, load_shedding, server, workloads
+from kafka_probe import config, events, flows, load_shedding, sending, server, workloads
+from kafka_probe.archive import archive
 from kafka_probe.capture import programs
 from kafka_probe.connections import exchange, frames, refused_produces, topic_names, tracker
 from kafka_probe.protocol import coverage
@@ -46,6 +47,7 @@ WHEN = {
     "reset": "when a host answers a segment of a connection that is gone",
     "topics": "once per interval in which topic ids got names; each pair once",
     "agent": "once per interval, after all others",
+    "frames": "in the topic of frames: with `--archive`, and when a connection does not end normally",
 }
 
 
@@ -107,6 +109,7 @@ def event_tables() -> str:
             events.CONNECTION,
         ),
         *((kind, WHEN[kind], events.own_fields(kind)) for kind in events.KINDS),
+        ("frames", WHEN["frames"], tuple(field for field in events.FRAMES if field not in events.COMMON)),
     ]
     return "\n".join(
         f"## {title}{f': {when}' if when else ''}\n\n" + table(("field", "type", "meaning"), rows(fields))
@@ -122,9 +125,11 @@ def rows(fields: Iterable[events.Field], prefix: str = "") -> Iterator[tuple[str
             case events.Struct(inner):
                 yield f"`{name}`", "object", field.doc
                 yield from rows(inner, f"{name}.")
-            case events.ListOf(element):
+            case events.ListOf(events.Struct(inner)):
                 yield f"`{name}`", "list of objects", field.doc
-                yield from rows(element.fields, f"{name}[].")
+                yield from rows(inner, f"{name}[].")
+            case events.ListOf(element):
+                yield f"`{name}`", f"list of {'integers' if element == 'long' else 'strings'}", field.doc
             case events.Counts():
                 yield f"`{name}`", "object of counts", field.doc
             case events.Strings():
@@ -144,8 +149,10 @@ def loss_table() -> str:
         load_shedding,
         topic_names,
         exchange,
+        archive,
         server,
         outbox,
+        sending,
     )
     losses = {reason: text for module in modules for reason, text in module.LOSSES.items()}
     rows = ((f"`{name}`", linked(text)) for name, text in losses.items())

@@ -28,9 +28,9 @@ class Agent:
 
     `turned_s` is the time of the loop's last turn by time.monotonic, None before the first.
 
-    sink: the destination of events; local_sinks: further sinks, which must not block either. internal_requests: send
-    `request` events of kafka-probe's own connections as well. Not with a sink that sends requests to Kafka: each event
-    would cause another.
+    sink: the destination of events; local_sinks: further sinks, which must not block either; archive_sink: the
+    destination of frames, None: no frames are archived. internal_requests: send `request` events of kafka-probe's own
+    connections as well. Not with a sink that sends requests to Kafka: each event would cause another.
     """
 
     def __init__(
@@ -40,6 +40,7 @@ class Agent:
         local_sinks: Sequence[Sink] = (),
         bounds: Bounds = DEFAULT,
         *,
+        archive_sink: Sink | None = None,
         internal_requests: bool = False,
     ) -> None:
         self.turned_s: float | None = None
@@ -48,9 +49,16 @@ class Agent:
         self._reloaded: Config | None = None
         pods = Pods()
         resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit_bytes=bounds.workloads_bytes)
-        self._sender = sender = Sender(config.node, sink, local_sinks)
+        self._sender = sender = Sender(config.node, sink, local_sinks, archive_sink)
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
-        self._processor = Processor(config, resolver, sender, bounds, internal_requests=internal_requests)
+        self._processor = Processor(
+            config,
+            resolver,
+            sender,
+            bounds,
+            internal_requests=internal_requests,
+            archives=archive_sink is not None,
+        )
         self._reporter = Reporter(self._processor, self._pod_watch, sender)
 
     def run(self, programs: Programs, listing: Listing | None) -> None:

@@ -107,9 +107,9 @@ def run(file: Path | None, **flags: str | None) -> None:
     config = again()
     if config.sink == "kafka" and not config.bootstrap_servers:
         raise UsageError("Name the brokers that receive the events with --bootstrap-servers, or use --sink stdout.")
-    server = _server(config)
+    server, sink = _server(config), _sink(config)
     with closing(server) if server else nullcontext():
-        _watch(config, _sink(config), log.info, server, again)
+        _watch(config, sink, log.info, server, again, archive_sink=_archive_sink(config, sink))
 
 
 @commands.command(
@@ -130,7 +130,7 @@ def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **
     """Show a live table of clients, APIs and topics with their rates and latencies."""
     from kafka_probe.top import top_sink
 
-    config = _configured(flags, file, {"log_level": "warning"})
+    config = _configured(flags, file, {"log_level": "warning", "recorder_bytes": "0"})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     if sys.stderr.isatty():
@@ -154,7 +154,7 @@ def trace(file: Path | None, as_json: bool, internal: bool, **flags: str | None)
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
+    config = _configured(flags, file, {"log_level": "warning", "requests": "all", "recorder_bytes": "0"})
     _watch(config, trace_sink(as_json=as_json), internal_requests=internal)
 
 
@@ -219,6 +219,19 @@ def _sink(config: Config) -> Sink:
     return StdoutSink(buffer_bytes=config.sink_buffer_bytes)
 
 
+def _archive_sink(config: Config, sink: Sink) -> Sink | None:
+    """Return the destination of frames; None if none are archived. Standard output gets them only with --archive."""
+    if config.sink == "stdout":
+        return None if config.archive.which == "off" else sink
+    if not config.archives:
+        return None
+    from kafka_probe.memory import ARCHIVE_WAITING_BYTES
+    from kafka_probe.sinks.kafka import KafkaSink
+
+    waiting = {"sink_buffer_bytes": ARCHIVE_WAITING_BYTES, "spool_dir": None}
+    return KafkaSink(config.model_copy(update={"topic": config.archive_topic, **waiting}))
+
+
 def _server(config: Config) -> Server | None:
     if config.listen == "off":
         return None
@@ -234,6 +247,7 @@ def _watch(
     server: Server | None = None,
     again: Callable[[], Config] | None = None,
     *,
+    archive_sink: Sink | None = None,
     internal_requests: bool = False,
 ) -> None:
     """Run an agent with this sink until a signal or the sink stops it.
@@ -247,7 +261,8 @@ def _watch(
 
     try:
         bounds = bounds_of(config)
-        agent = Agent(config, sink, [server] if server else [], bounds, internal_requests=internal_requests)
+        local_sinks = [server] if server else []
+        agent = Agent(config, sink, local_sinks, bounds, archive_sink=archive_sink, internal_requests=internal_requests)
         if isinstance(sink, EndingSink):
             sink.on_closed = agent.stop
         if isinstance(sink, ConnectionsSink):
@@ -259,6 +274,8 @@ def _watch(
                 server.start(agent, sink, bounds.clients_bytes)
             agent.run(programs, listing)
     finally:
+        if archive_sink:
+            archive_sink.close(config.flush_timeout_s)
         sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]

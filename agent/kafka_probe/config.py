@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -29,6 +29,8 @@ from kafka_probe.environment import unknown_variables
 from kafka_probe.errors import UsageError
 from kafka_probe.setting_types import (
     Address,
+    ArchiveFilter,
+    Filter,
     Listen,
     Names,
     Netns,
@@ -119,7 +121,7 @@ SECURITY_PREFIXES = ("security_", "sasl_", "ssl_")
 
 
 class DaemonConfig(SinkConfig):
-    """The settings that only `run` has besides the destination of events: they make the agent itself observable."""
+    """The settings that only `run` has besides the destination of events: its HTTP server and the archive of frames."""
 
     listen: Listen = Field(Address("127.0.0.1", 9465), json_schema_extra={"metavar": "HOST:PORT|off"})
     """address of the agent's HTTP server; beyond loopback only with a token or a client CA"""
@@ -137,6 +139,29 @@ class DaemonConfig(SinkConfig):
     """most label sets of each workload or topic metric; metrics of errors have five of each; the rest is in `other`"""
     kernel_time: bool = False
     """measure the run time of the agent's BPF programs; the kernel then measures all BPF programs of the host"""
+    recorder_bytes: ByteSize = Field(ByteSize(32 * MIB), ge=0)
+    """memory for the newest frames, and the last of each connection, which are archived when it ends badly; 0: none"""
+    archive_filter: Filter = Field(ArchiveFilter(), json_schema_extra={"metavar": "client=PATTERN,topic=PATTERN,..."})
+    """patterns that frames of `archive` have to match, all of them; workload: a name, or a container id"""
+    archive: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
+    """exchanges whose frames are archived besides those of the recorder"""
+    archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
+    """topic of archived frames; the agent creates it if it is absent"""
+    archive_bytes_per_s: ByteSize = Field(ByteSize(MIB), gt=0)
+    """most bytes of archived frames per second, before compression; what exceeds it for ten seconds is dropped"""
+
+    @field_validator("archive")
+    @classmethod
+    def _archive_has_a_recorder(cls, archive: RequestEvents, others: ValidationInfo) -> RequestEvents:
+        has_recorder, narrowed = others.data.get("recorder_bytes"), others.data.get("archive_filter")
+        if not has_recorder and (archive.which in ("errors", "slower") or (narrowed and narrowed.topic)):
+            raise ValueError("needs --recorder-bytes for errors, slower:MS and a filter by topic")
+        return archive
+
+    @property
+    def archives(self) -> bool:
+        """Return True if any frames are archived."""
+        return self.recorder_bytes > 0 or self.archive.which != "off"
 
 
 class Config(DaemonConfig):
@@ -160,7 +185,7 @@ class Config(DaemonConfig):
     """buffer between kernel and agent; auto: a ring buffer, or perf buffers if the kernel has no ring buffers"""
     ring_size_bytes: ByteSize = ByteSize(8 * MIB)
     """size of that buffer, a power of two; perf buffers share it"""
-    memory_limit: ByteSize = Field(ByteSize(512 * MIB), gt=0)
+    memory_limit: ByteSize = Field(ByteSize(548 * MIB), gt=0)
     """most memory of the agent with its BPF maps; data beyond it is counted under `other` and as a loss"""
     node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""

@@ -25,6 +25,7 @@ IN_HAND_BYTES = 4 * MIB  # most that is handed on at once: events with their JSO
 SERVER_WAITING_BYTES = 8 * MIB  # events that wait for the HTTP server
 SERIES_BYTES = 12288  # one label set in each table of the HTTP server, and its text in four compressed pages of metrics
 HTTP_BYTES = 24 * MIB  # requests, lists being sent, what builds a list and a page of metrics, and the kernel's buffers
+ARCHIVE_WAITING_BYTES = 4 * MIB  # frames that wait for the archive's topic
 TLS_BYTES = 20 * MIB  # TLS connections: buffers of asyncio and OpenSSL
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
@@ -123,6 +124,8 @@ def bounds_of(config: Config) -> Bounds:
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
         "HTTP answers": HTTP_BYTES,
     }
+    if config.archives:
+        fixed["recorder (--recorder-bytes) and waiting frames"] = config.recorder_bytes + ARCHIVE_WAITING_BYTES
     if config.listen_certfile:
         fixed["TLS connections (--listen-certfile)"] = TLS_BYTES
     if config.spool_dir:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+from kafka_probe.archive.archive import Archive
 from kafka_probe.capture.sample import SampleKind, Samples
 from kafka_probe.config import Config
 from kafka_probe.connections import exchange
@@ -30,7 +31,7 @@ class Processor:
     """Owns the modules that samples pass, and passes batches of samples through them.
 
     Exchanges become events at once, if the settings ask for them. All else is kept for the report of the interval.
-    internal_requests: build exchanges of kafka-probe's own connections as well.
+    internal_requests: build exchanges of kafka-probe's own connections as well. archives: send frames to the archive.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Processor:
         bounds: Bounds,
         *,
         internal_requests: bool,
+        archives: bool,
     ) -> None:
         self._internal_requests = internal_requests
         self._sender = sender
@@ -55,6 +57,7 @@ class Processor:
         self.dispatcher = Dispatcher(self.tracker, self.names, self._brokers, self.produces, self.flows)
         self.load_shedding = LoadShedding(config.requests, config.cpu_limit)
         self.reader = FrameReader(SUMMED, bounds)
+        self._archive = Archive(config, self.tracker, self.names) if archives else None
         self._request_losses = Counter(dict.fromkeys(exchange.LOSSES, 0))
         self._exchanges: Exchanges | None = None
         self._switch_exchanges()
@@ -64,6 +67,8 @@ class Processor:
 
         Inside a portion frames follow samples of other kinds and precede ends.
         """
+        if self._archive:
+            self._archive.record(samples)
         closes = samples[samples["kind"] == SampleKind.CLOSE]
         for portion in portions(samples, DECODED_AT_ONCE):
             self._consume_portion(portion, closes)
@@ -73,18 +78,26 @@ class Processor:
         connection = self.tracker.gone(conn)
         self.reader.forget(conn)
         self.produces.forget(conn)
+        if self._archive and not self.tracker.awaits_close(conn):
+            self._archive.forget(conn)
         if connection and self._exchanges:
             self._send(self._exchanges.end(connection, WallClock.now()))
 
     def settle(self, until_ns: int) -> None:
-        """Settle closes up to this time, see pending_closes.py; count what brokers refused by them.
+        """Settle closes up to this time: count what brokers refused by them, archive last frames.
 
         Call it every second.
         """
-        for connection, request_bytes in self.tracker.settle(until_ns):
+        settled = self.tracker.settle(until_ns)
+        for closed in settled:
+            request_bytes, connection = closed.refused_request_bytes, closed.connection
+            if request_bytes is None:
+                continue
             if request := self.produces.by_close(connection.identity.conn, request_bytes):
                 self.flows.refuse(connection, request)
         self.produces.settle(until_ns)
+        if self._archive and settled:
+            self._sender.send_frames(self._archive.close(settled))
 
     def reconfigure(self, requests: RequestEvents, cpu_limit: float | None) -> None:
         """Take over other settings of load shedding."""
@@ -98,6 +111,7 @@ class Processor:
 
     def losses(self) -> dict[str, int]:
         """Return the losses of all these modules since the start, by reason."""
+        archive = (self._archive,) if self._archive else ()
         modules = (
             self._resolver,
             self.reader,
@@ -106,6 +120,7 @@ class Processor:
             self.flows,
             self.load_shedding,
             self.names,
+            *archive,
         )
         return {reason: n for module in modules for reason, n in module.losses.items()} | self._request_losses
 
@@ -123,8 +138,11 @@ class Processor:
         others = (kinds != SampleKind.FRAME) & ~ends
         for sample in samples[others]:
             self.tracker.take(sample)
-        batch = list(self.reader.read(samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples))
+        frames = samples[kinds == SampleKind.FRAME] if (others | ends).any() else samples
+        batch = list(self.reader.read(frames))
         self.dispatcher.add(batch, self.tracker.refusing(closes))
+        if self._archive:
+            self._sender.send_frames(self._archive.select(frames, batch))
         self._brokers.read_on()
         if self._exchanges:
             self._send(self._exchanges.pair(batch, WallClock.now()))

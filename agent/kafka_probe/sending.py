@@ -7,24 +7,29 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 from kafka_probe import server
-from kafka_probe.events import SCHEMA_VERSION, Event, Origin
+from kafka_probe.events import SCHEMA_VERSION, Event, FramesEvent, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks import Sink, outbox
 from kafka_probe.sinks.outbox import encode
+
+LOSSES = {f"archive_{reason}": f"of the topic of frames: {meaning}" for reason, meaning in outbox.LOSSES.items()}
 
 
 class Sender:
     """Adds the fields that all events of an agent share, and passes each part of the events to all sinks.
 
     sink: the destination, whose losses are missing in the topic. local: sinks that show the same events on this host.
+    archive: the destination of `frames` events, which have numbers of their own.
     """
 
-    def __init__(self, node: str, sink: Sink, local: Sequence[Sink] = ()) -> None:
+    def __init__(self, node: str, sink: Sink, local: Sequence[Sink] = (), archive: Sink | None = None) -> None:
         self.agent_id = uuid.uuid4().hex
         self.sent = 0  # events
-        self._node = node
+        self._frames_sent = 0
+        self._origin: Origin = {"v": SCHEMA_VERSION, "node": node, "agent_id": self.agent_id}
         self._sink = sink
         self._local = local
+        self._archive = archive
 
     def send(self, events: Iterable[Event]) -> None:
         """Send all events now."""
@@ -49,6 +54,13 @@ class Sender:
         if part:
             self._pass_on(part)
 
+    def send_frames(self, events: Iterable[FramesEvent]) -> None:
+        """Send `frames` events now."""
+        for event in events:
+            if self._archive:
+                self._archive.send([self._numbered(event, self._frames_sent)])
+                self._frames_sent += 1
+
     def lost(self) -> int:
         """Return how many events are missing at the destination."""
         return sum(self._sink.losses().values())
@@ -56,19 +68,21 @@ class Sender:
     def losses(self) -> dict[str, int]:
         """Return the losses of all sinks by reason, those of an HTTP server also without one."""
         absent = dict.fromkeys(server.LOSSES, 0)
-        return absent | {reason: n for sink in (*self._local, self._sink) for reason, n in sink.losses().items()}
+        archive = None if self._archive is self._sink else self._archive
+        of_archive = {f"archive_{reason}": n for reason, n in archive.losses().items()} if archive else {}
+        losses = {reason: n for sink in (*self._local, self._sink) for reason, n in sink.losses().items()}
+        return absent | of_archive | losses
 
     def counters(self) -> dict[str, int]:
         """Return the number of events, and the counters of the destination."""
         return {"events": self.sent, **self._sink.counters()}
 
     def _pass_on(self, events: list[Event]) -> None:
-        origin: Origin = {"v": SCHEMA_VERSION, "node": self._node, "agent_id": self.agent_id}
-        # The kind comes early in the line: the pipeline leaves out other kinds by it.
-        numbered = [
-            cast("Event", {**origin, "seq": seq, "kind": event["kind"], **event})
-            for seq, event in enumerate(events, self.sent)
-        ]
+        numbered = [self._numbered(event, seq) for seq, event in enumerate(events, self.sent)]
         self.sent += len(numbered)
         for sink in (self._sink, *self._local):
             sink.send(numbered)
+
+    def _numbered(self, event: Event, seq: int) -> Event:
+        # The kind comes early in the line: the pipeline leaves out other kinds by it.
+        return cast("Event", {**self._origin, "seq": seq, "kind": event["kind"], **event})

@@ -46,6 +46,28 @@ class RequestEvents:
 
 
 @dataclass(frozen=True, slots=True)
+class ArchiveFilter:
+    """The patterns that frames for the archive have to match, as in shells; an empty one matches everything."""
+
+    client: str = ""
+    topic: str = ""
+    api: str = ""
+    workload: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> ArchiveFilter:
+        """Return the filter that a text describes. Raises `ValueError`, which shows the accepted form."""
+        parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
+        given = {name: pattern for name, _, pattern in parts}
+        if not given.keys() <= {*cls.__dataclass_fields__} or not all(given.values()) or len(given) < len(parts):
+            raise ValueError("must be client=PATTERN,topic=PATTERN,api=PATTERN,workload=PATTERN or a part of it")
+        return cls(**given)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name in self.__dataclass_fields__ if (value := getattr(self, name)))
+
+
+@dataclass(frozen=True, slots=True)
 class Address:
     """An address to listen on, written `host:port`, with brackets around an IPv6 address."""
 
@@ -123,6 +145,13 @@ def _netns(file: Path) -> Path:
 
 
 Netns = Annotated[Path, AfterValidator(_netns)]
+
+
+def _archive_filter(value: object) -> object:
+    return value if isinstance(value, ArchiveFilter) else ArchiveFilter.parse(str(value))
+
+
+Filter = Annotated[ArchiveFilter, NoDecode, BeforeValidator(_archive_filter), PlainSerializer(str)]
 Requests = Annotated[RequestEvents, NoDecode, BeforeValidator(_request_events), PlainSerializer(str)]
 
 

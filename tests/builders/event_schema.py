@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kafka_probe.events import KINDS, SCHEMA_VERSION, Counts, Field, FieldType, ListOf, Strings, Struct
+from kafka_probe.events import (
+    FRAMES,
+    KINDS,
+    SCHEMA_VERSION,
+    Counts,
+    Field,
+    FieldType,
+    ListOf,
+    Strings,
+    Struct,
+)
 
 _SCALARS = {"string": str, "long": int, "boolean": bool}
 
@@ -23,10 +33,11 @@ def assert_body_valid(event: Mapping[str, object]) -> None:
 def misfits(event: Mapping[str, object]) -> Iterable[str]:
     """Yield the paths of undeclared keys and of values of undeclared types; any field may be null or absent."""
     kind = event.get("kind")
-    if kind not in KINDS:
+    declared = {**KINDS, "frames": FRAMES}
+    if kind not in declared:
         yield f"kind {kind!r}"
         return
-    yield from _object(event, KINDS[str(kind)], str(kind))
+    yield from _object(event, declared[str(kind)], str(kind))
 
 
 def _object(value: object, fields: Sequence[Field], path: str) -> Iterable[str]:
@@ -50,7 +61,7 @@ def _value(value: object, declared: FieldType, path: str) -> Iterable[str]:
                 yield f"{path}: {value!r} is no list"
                 return
             for index, member in enumerate(value):
-                yield from _object(member, element.fields, f"{path}[{index}]")
+                yield from _value(member, element, f"{path}[{index}]")
         case Counts():
             counts = value.items() if isinstance(value, Mapping) else [("", value)]
             yield from (f"{path}: {k!r}: {n!r} is no count" for k, n in counts if (type(k), type(n)) != (str, int))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from base64 import b64decode
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,12 +54,16 @@ class KeptHere(Kept):
 
 
 class Fed:
-    """An agent that is given samples instead of a ring."""
+    """An agent that is given samples instead of a ring. archive: settings of its archive; None: it has none."""
 
-    def __init__(self, requests: str = "off", cpu_limit: float | None = None) -> None:
-        self.sink, self.local_sink = Kept(), KeptHere()
-        config = Config(node="node-1", requests=RequestEvents.parse(requests), cpu_limit=cpu_limit)
-        self.agent = Agent(config, self.sink, [self.local_sink])
+    def __init__(
+        self, requests: str = "off", cpu_limit: float | None = None, archive: Mapping[str, Any] | None = None
+    ) -> None:
+        self.sink, self.local_sink, self.archive_sink = Kept(), KeptHere(), Kept()
+        settings: dict[str, Any] = {"node": "node-1", "requests": RequestEvents.parse(requests), "cpu_limit": cpu_limit}
+        config = Config(**settings, **(archive or {}))
+        archive_sink = None if archive is None else self.archive_sink
+        self.agent = Agent(config, self.sink, [self.local_sink], archive_sink=archive_sink)
         self.processor, self.reporter = self.agent._processor, self.agent._reporter
 
     def see(self, *samples: Samples) -> None:
@@ -68,7 +73,21 @@ class Fed:
         now = time.monotonic_ns()
         deque(self.reporter.report(now - SECOND_NS, now, now), maxlen=0)
 
+    def archived(self) -> list[dict[str, Any]]:
+        """Return all samples in the archive, as dictionaries with their bytes, and the side and ids of the end."""
+        return [sample for event in self.archive_sink.events for sample in samples_of(event)]
+
     def events(self, kind: str | None = None) -> list[dict[str, Any]]:
         for event in self.sink.events:
             assert_valid(event)
         return [event for event in self.sink.events if kind in (None, event["kind"])]
+
+
+def samples_of(event: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the samples of a valid `frames` event."""
+    assert_valid(event)
+    columns, samples = event["samples"], []
+    for values in zip(*columns.values(), strict=True):
+        sample = dict(zip(columns, values, strict=True))
+        samples.append({**sample, **event["ends"][sample["end"]], "data": b64decode(sample["data"], validate=True)})
+    return samples

@@ -217,7 +217,7 @@ def test_trace_and_top_show_own_traffic_on_request(internal: bool) -> None:
         arguments = [command, "--json", *(["--internal"] if internal else [])]
         assert CliRunner().invoke(cli.commands, arguments).exit_code == 0
     (_, of_trace), (top, _) = Standstill.made[-2:]
-    assert of_trace == {"internal_requests": internal}
+    assert of_trace == {"archive_sink": None, "internal_requests": internal}
     assert isinstance(top.sink, PlainTop)
     assert top.sink._internal == internal
 

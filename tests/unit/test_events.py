@@ -105,6 +105,7 @@ class Declared(TypedDict, total=False):
     labels: Annotated[dict[str, str] | None, "labels"]
     client: Annotated[ClientFacts | None, "an object"]
     clients: Annotated[list[ClientFacts], "a list"]
+    numbers: Annotated[list[int], "a list of numbers"]
 
 
 def test_the_type_of_a_field_is_that_of_its_declaration() -> None:
@@ -118,6 +119,7 @@ def test_the_type_of_a_field_is_that_of_its_declaration() -> None:
         Field("labels", Strings(), "labels"),
         Field("client", client, "an object"),
         Field("clients", ListOf(client), "a list"),
+        Field("numbers", ListOf("long"), "a list of numbers"),
     )
 
 

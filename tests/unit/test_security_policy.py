@@ -12,6 +12,7 @@ from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
 from kafka_probe.connections import activity, conntrack, open_counts, pending_closes, tracker
 from kafka_probe.memory import (
+    ARCHIVE_WAITING_BYTES,
     BORROWED_BYTES,
     COMPILER_BYTES,
     CONNECTION_BYTES,
@@ -67,6 +68,7 @@ METRICS_BYTES = SERIES_BYTES * CONFIG.metrics_series
 FIXED_BYTES = (
     *(INTERPRETER_BYTES, DECODED_BYTES, HTTP_BYTES, IN_TRANSIT_BYTES, METRICS_BYTES),
     *(CONFIG.ring_size_bytes, CONFIG.sink_buffer_bytes),
+    *(CONFIG.recorder_bytes, ARCHIVE_WAITING_BYTES),
 )
 FIXED_MIB = mib(sum(FIXED_BYTES))
 FRAMES_OF_A_CALL = compiler.HOP_RUNS * compiler.HOPS  # some hops are over a segment of the buffer instead
@@ -87,7 +89,8 @@ MEMORY = (
     f"{FIXED_MIB} MiB of the default are fixed: interpreter and libraries {mib(INTERPRETER_BYTES)}",
     f"frames being decoded {mib(DECODED_BYTES)}, HTTP answers {mib(HTTP_BYTES)}, ring {mib(CONFIG.ring_size_bytes)}",
     f"waiting events {mib(CONFIG.sink_buffer_bytes)} of up to {mib(EVENT_BYTES)} MiB each",
-    f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}.",
+    f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}, the recorder {mib(CONFIG.recorder_bytes)}",
+    f"with {mib(ARCHIVE_WAITING_BYTES)} of frames that wait for the archive",
     f"at least {perfbuf._LEAST_BYTES // 1024} KiB per CPU",
     f"names of up to {SPOOL_FILES:,} files take {mib(SPOOL_FILES * SPOOL_FILE_BYTES)} MiB more",
     f"Tables share the rest, {mib(CONFIG.memory_limit) - FIXED_MIB} MiB",

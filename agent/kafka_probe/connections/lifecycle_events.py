@@ -45,6 +45,8 @@ def close_event(closed: PendingClose, clock: WallClock) -> CloseEvent:
         "auth_error": connection.auth_error,
         "closing_ts": clock.epoch_us(closing_ns(sample)),
         "owner_ended": closed.owner_ended,
+        "recorded": closed.recorded,
+        "evicted": closed.evicted,
         "listener_closed_us": closed.listener_closed_us,
         "ts": clock.epoch_us(closed.ended_ns),
     }

@@ -38,7 +38,7 @@ class PendingClose:
     """A closed connection and its packed CLOSE sample, which takes a tenth of an event's memory.
 
     owner_ended: whether its process had ended when the close was settled. listener_closed_us: time from the close of
-    its listener to the close of the connection; None if the listener was not closed.
+    its listener to the close of the connection; None if the listener was not closed. recorded, evicted: as in `close`.
     """
 
     connection: Connection
@@ -46,11 +46,18 @@ class PendingClose:
     packed: bytes
     owner_ended: bool | None = None
     listener_closed_us: int | None = None
+    recorded: int | None = None
+    evicted: bool | None = None
 
     @classmethod
     def of(cls, connection: Connection, sample: Sample) -> Self:
         """Return a close that is not settled."""
         return cls(connection, int(sample["ts_ns"]), sample.tobytes())
+
+    @property
+    def last_request_bytes(self) -> int | None:
+        """Return the size of the connection's last request, None if none was seen."""
+        return read_close(self.sample)["last_request_bytes"]
 
     @property
     def refused_request_bytes(self) -> int | None:
@@ -79,6 +86,7 @@ class PendingCloses:
     def __init__(self, resolver: WorkloadResolver) -> None:
         self._resolver = resolver
         self._waiting: deque[PendingClose] = deque()
+        self._waiting_conns: set[int] = set()
         self._settled: deque[PendingClose] = deque()
         self.settled_count = self.taken_count = 0  # since the start
         # Times when listening sockets were closed, by network namespace, port and pid, then by address. Any user may
@@ -116,13 +124,14 @@ class PendingCloses:
         """
         later = takewhile(lambda one: one.ended_ns > closed.ended_ns, reversed(self._waiting))
         self._waiting.insert(len(self._waiting) - sum(1 for _ in later), closed)
+        self._waiting_conns.add(closed.connection.identity.conn)
 
     def settle(self, until_ns: int) -> list[PendingClose]:
         """Settle the closes up to this time and return them: record whether their process and listener have ended."""
         settled = []
         ended: dict[tuple[int, int] | None, bool | None] = {}  # one check per process, which may have thousands
         while self._waiting and self._waiting[0].ended_ns <= until_ns:
-            closed = self._waiting.popleft()
+            closed = self._pop_waiting()
             process = closed.connection.workload.process
             if process not in ended:
                 ended[process] = self._resolver.ended(process)
@@ -143,13 +152,22 @@ class PendingCloses:
         if self._settled:
             self.taken_count += 1
             return self._settled.popleft()
-        return self._waiting.popleft() if self._waiting else None
+        return self._pop_waiting() if self._waiting else None
 
     def take(self, settled_count: int) -> Iterator[PendingClose]:
         """Yield the settled closes up to this `settled_count` that are not taken. Each is kept until it is yielded."""
         while self.taken_count < settled_count:
             self.taken_count += 1
             yield self._settled.popleft()
+
+    def awaits(self, conn: int) -> bool:
+        """Return True if the connection, by the kernel's id, has a close that is not settled."""
+        return conn in self._waiting_conns
+
+    def _pop_waiting(self) -> PendingClose:
+        closed = self._waiting.popleft()
+        self._waiting_conns.discard(closed.connection.identity.conn)
+        return closed
 
     def _listener_closed_us(self, closed: PendingClose) -> int | None:
         identity, pid = closed.connection.identity, closed.connection.workload.pid

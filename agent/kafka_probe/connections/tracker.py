@@ -233,14 +233,16 @@ class Tracker:
         """Return the open connections, counted by owner and peer network: `open` of the `agent` event."""
         return self._open_counts.report()
 
-    def settle(self, until_ns: int) -> Iterator[tuple[Connection, int]]:
-        """Move closes that are final by then to the next report, see pending_closes.py. Call it every second.
+    def settle(self, until_ns: int) -> list[PendingClose]:
+        """Move closes that are final by then to the next report, see pending_closes.py. Return them.
 
-        Return the connections that brokers closed to refuse the last request, each with the size of the request.
+        Call it every second.
         """
-        settled = self._pending_closes.settle(until_ns)
-        refused = ((closed.connection, closed.refused_request_bytes) for closed in settled)
-        return ((connection, size) for connection, size in refused if size is not None)
+        return self._pending_closes.settle(until_ns)
+
+    def awaits_close(self, conn: int) -> bool:
+        """Return True if a connection, by the kernel's id, is open or its close is not settled."""
+        return conn in self._connections or self._pending_closes.awaits(conn)
 
     def report_opens(self, clock: WallClock, limit: TimeLimit = NO_LIMIT) -> Iterator[OpenEvent | ResetEvent]:
         """Yield the events of the resets and opens that are not reported yet, within the limit.

@@ -22,8 +22,19 @@ from kafka_probe.events.common import (
     WorkloadFacts,
     is_internal,
 )
-from kafka_probe.events.fields import Counts, Field, FieldType, ListOf, Scalar, Strings, Struct, fields_of, value_of
+from kafka_probe.events.fields import (
+    Counts,
+    Field,
+    FieldType,
+    ListOf,
+    Scalar,
+    Strings,
+    Struct,
+    fields_of,
+    value_of,
+)
 from kafka_probe.events.flow import FlowEvent, FlowTopic
+from kafka_probe.events.frames import FrameSamples, FramesEnd, FramesEvent
 from kafka_probe.events.latency import BUCKETS_PER_DOUBLING, bucket_middle_us, bucket_of
 from kafka_probe.events.lifecycle import (
     ActivityFacts,
@@ -44,6 +55,7 @@ __all__ = [
     "CODECS",
     "COMMON",
     "CONNECTION",
+    "FRAMES",
     "INTERNAL_CLIENT",
     "KINDS",
     "SCHEMA_VERSION",
@@ -60,6 +72,9 @@ __all__ = [
     "FieldType",
     "FlowEvent",
     "FlowTopic",
+    "FrameSamples",
+    "FramesEnd",
+    "FramesEvent",
     "Interval",
     "ListOf",
     "NamedTopic",
@@ -88,10 +103,13 @@ __all__ = [
     "own_fields",
 ]
 
-Event = FlowEvent | RequestEvent | OpenEvent | CloseEvent | ResetEvent | TopicsEvent | AgentEvent
+_OfEventsTopic = FlowEvent | RequestEvent | OpenEvent | CloseEvent | ResetEvent | TopicsEvent | AgentEvent
+Event = _OfEventsTopic | FramesEvent
 
-KINDS: dict[str, tuple[Field, ...]] = {value_of(event, "kind"): fields_of(event) for event in get_args(Event)}
-"""All fields of each kind of event."""
+KINDS: dict[str, tuple[Field, ...]] = {value_of(event, "kind"): fields_of(event) for event in get_args(_OfEventsTopic)}
+"""All fields of each kind of event in the topic of events."""
+FRAMES = fields_of(FramesEvent)
+"""All fields of `frames` events, which have a topic of their own."""
 COMMON = tuple(field for field in KINDS["flow"] if all(field in fields for fields in KINDS.values()))
 """The fields of all events."""
 CONNECTION = tuple(field for field in fields_of(ConnectionFacts) if field not in COMMON)

@@ -15,7 +15,7 @@ def is_internal(client_id: str | None) -> bool:
 
 
 # Documentation that fields of several kinds of events share.
-KIND = "flow, request, open, close, reset, topics or agent"
+KIND = "flow, request, open, close, reset, topics or agent; in the topic of frames: frames"
 SINCE = "start of the interval, µs since epoch"
 ACKS = "Produce: 0, 1, or -1 for all in-sync replicas"
 TOPIC_NAME = "topic name; null: only the id is known, or the entry sums topics, see topic_id"
@@ -29,7 +29,7 @@ class Origin(TypedDict, total=False):
     v: Annotated[int, f"version of this schema: {SCHEMA_VERSION}"]
     node: Annotated[str, "name of the node"]
     agent_id: Annotated[str, "id of the agent's run; key of the Kafka record"]
-    seq: Annotated[int, "number of the event within agent_id, from 0; shows gaps and duplicates"]
+    seq: Annotated[int, "number of the event within agent_id and topic, from 0; shows gaps and duplicates"]
 
 
 class Stamped(TypedDict):

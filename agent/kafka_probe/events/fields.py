@@ -27,7 +27,7 @@ class Struct:
 class ListOf:
     """A JSON array of `element`."""
 
-    element: Struct
+    element: Struct | Scalar
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def _type(kind: Any) -> FieldType:
             return _SCALARS.get(kind) or Struct(fields_of(kind))
         case origin, (*_, inner):
             if origin is list:
-                return ListOf(Struct(fields_of(inner)))
+                return ListOf(_SCALARS.get(inner) or Struct(fields_of(inner)))
             if origin is dict:
                 return Counts() if inner is int else Strings()
             return _SCALARS[type(inner)]  # a literal

@@ -8,7 +8,9 @@ HEADER_ONLY.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cache
 
 from kafka_probe.protocol.copy_programs import copy_program_of
 from kafka_probe.protocol.schemas import Api, apis
@@ -128,6 +130,12 @@ def copy_rules() -> list[CopyRule]:
         for api in apis().values()
         for version in api.versions
     ]
+
+
+@cache
+def rules_hash() -> str:
+    """Return 16 hexadecimal digits that are the same only for the same rules, whichever process computes them."""
+    return hashlib.sha256(repr(copy_rules()).encode()).hexdigest()[:16]
 
 
 def _copy_program(api: Api, version: int, *, response: bool) -> tuple[int, ...]:

@@ -121,8 +121,10 @@ def _nullable(kind: FieldType) -> Schema:
     match kind:
         case Struct(fields):
             return {"anyOf": [_struct(fields), {"type": "null"}]}
+        case ListOf(Struct(fields)):
+            return {"type": ["array", "null"], "items": _struct(fields)}
         case ListOf(element):
-            return {"type": ["array", "null"], "items": _struct(element.fields)}
+            return {"type": ["array", "null"], "items": _nullable(element)}
         case Counts():
             return {"type": ["object", "null"], "additionalProperties": {"type": "integer"}}
         case Strings():

@@ -194,8 +194,8 @@ def _paths(fields: Iterable[Field], prefix: str = "", single: bool = True) -> It
         match field.type:
             case Struct(inner):
                 yield from _paths(inner, f"{prefix}{field.name}.", single)
-            case ListOf(element):
-                yield from _paths(element.fields, f"{prefix}{field.name}.", single=False)
+            case ListOf(Struct(inner)):
+                yield from _paths(inner, f"{prefix}{field.name}.", single=False)
             case str(scalar):
                 yield prefix + field.name, scalar, single
 

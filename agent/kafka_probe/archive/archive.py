@@ -1,0 +1,269 @@
+"""The archive: chooses the frames to keep, and makes `frames` events of them.
+
+The frames that the settings ask for are sent at once. Those of a connection that did not end normally come from the
+recorder, once its close is settled. All are copies of what the kernel copied. This module never decodes frames.
+"""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections import Counter, OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cached_property
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.archive import recorder
+from kafka_probe.archive.recorder import Keys, Recorder, exchange_keys
+from kafka_probe.capture.sample import DATA_BYTES, NO_API, Flag, Samples
+from kafka_probe.config import DaemonConfig
+from kafka_probe.connections.close_reason import JUST_NS, read_close
+from kafka_probe.connections.connection import Connection
+from kafka_probe.connections.frames import Frames
+from kafka_probe.connections.pending_closes import PendingClose
+from kafka_probe.connections.topic_names import TopicNames
+from kafka_probe.connections.tracker import Tracker
+from kafka_probe.events import FrameSamples, FramesEvent, WallClock
+from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe.protocol.schemas import apis
+
+LOSSES = {
+    **recorder.LOSSES,
+    "archive_rate": "samples of frames for the archive beyond `--archive-bytes-per-s`; those of connections that ended "
+    "badly have half of the rate for themselves",
+}
+_EVENT_SAMPLES = 512
+_SAMPLE_BYTES = 100  # of a sample in JSON besides its data
+_BURST_S = 10  # of this time an unused rate is kept
+_LEAST_SAMPLES, _MOST_SAMPLES, _SAMPLES_AT_ONCE = 8, 256, 1 << 14  # of each connection that ended badly, and of all
+_ASKED = 1 << 14  # most exchanges whose response is still awaited, because their request names a topic of the filter
+_COLUMNS = tuple(name for name in FrameSamples.__annotations__ if name not in ("end", "ns", "data"))
+_RESPONSE = int(Flag.RESPONSE)
+
+Mask = npt.NDArray[np.bool_]
+
+
+class Archive:
+    """Sends frames as events, within the rate. `losses` counts by the names of LOSSES."""
+
+    def __init__(self, config: DaemonConfig, tracker: Tracker, names: TopicNames) -> None:
+        self._which = config.archive
+        self._filter = config.archive_filter
+        self._tracker = tracker
+        self._names = names
+        self._rate = _Rate(config.archive_bytes_per_s)
+        self._recorder = Recorder(config.recorder_bytes, tracker.awaits_close)
+        self._asked: OrderedDict[int, None] = OrderedDict()
+        self._rate_losses = 0
+
+    @property
+    def losses(self) -> dict[str, int]:
+        """Return the losses since the start."""
+        return {**self._recorder.losses, "archive_rate": self._rate_losses}
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the memory of the recorder."""
+        return self._recorder.used_bytes
+
+    def record(self, samples: Samples) -> None:
+        """Keep samples as they were read. They must not change any more."""
+        self._recorder.add(samples)
+
+    def select(self, samples: Samples, batch: Sequence[Frames]) -> Iterator[FramesEvent]:
+        """Yield events with the frames that the settings ask for.
+
+        samples: FRAME samples; batch: the frames that they complete.
+        """
+        if self._which.which == "off":
+            return
+        if self._which.which in ("all", "one_in") and not self._filter.topic:
+            chosen = samples[self._of_samples(samples)]
+        else:
+            keys = [self._exchanges(frames) for frames in batch]
+            chosen = self._recorder.exchanges(np.concatenate([np.empty(0, np.uint64), *keys]))
+        if len(chosen):
+            yield from self._events(chosen, self._connections(chosen), spare=0.5)
+
+    def close(self, settled: Sequence[PendingClose]) -> Iterator[FramesEvent]:
+        """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
+        ended_badly = {
+            closed.connection.identity.conn: closed
+            for closed in settled
+            if not closed.connection.internal and not _is_normal(closed)
+        }
+        if ended_badly:
+            most = min(max(_SAMPLES_AT_ONCE // len(ended_badly), _LEAST_SAMPLES), _MOST_SAMPLES)
+            found = self._recorder.frames_of(ended_badly, most)
+            asked = {*found["conn"][found["flags"] & _RESPONSE == 0].tolist()}
+            counts = Counter(found["conn"][found["part"] == 0].tolist())
+            for conn, closed in ended_badly.items():
+                closed.recorded = counts[conn]
+                closed.evicted = bool(closed.last_request_bytes) and conn not in asked
+            yield from self._events(found, {conn: closed.connection for conn, closed in ended_badly.items()}, spare=0)
+        for closed in settled:
+            self.forget(closed.connection.identity.conn)
+
+    def forget(self, conn: int) -> None:
+        """Drop the last frames of a connection of which no close follows."""
+        self._recorder.forget(conn)
+
+    def _of_samples(self, samples: Samples) -> Mask:
+        """Return which samples the settings choose, by what each sample has itself, (n,)."""
+        chosen: Mask = np.ones(len(samples), np.bool_)
+        if self._which.which == "one_in":
+            chosen &= exchange_keys(samples) % np.uint64(self._which.one_in) == 0
+        if self._filter.api:
+            chosen &= self._is_of_api[samples["api_key"]]
+        return chosen & self._of_connections(samples["conn"])
+
+    def _exchanges(self, frames: Frames) -> Keys:
+        """Return the keys of the exchanges that these frames complete and the settings choose."""
+        facts = frames.shape.facts
+        if self._filter.api and not self._is_of_api[facts.api_key]:
+            return np.empty(0, np.uint64)
+        keys = exchange_keys(frames.batch[frames.index])
+        chosen = self._of_samples(frames.batch[frames.index])
+        if self._filter.topic:
+            chosen &= self._names_topic(frames) | np.array([key in self._asked for key in keys.tolist()], np.bool_)
+            if not facts.response and facts.acks != 0:
+                self._ask(keys[chosen].tolist())
+                chosen[:] = False
+            else:
+                for key in keys[chosen].tolist():
+                    self._asked.pop(key, None)
+        if self._which.which == "errors" and not (facts.response and facts.errors):
+            chosen[:] = False
+        if self._which.which == "slower":
+            chosen &= facts.response & (frames.column("latency_us") >= self._which.slower_than_us)
+        return keys[chosen]
+
+    def _ask(self, keys: Sequence[int]) -> None:
+        self._asked.update(dict.fromkeys(keys))
+        while len(self._asked) > _ASKED:
+            self._asked.popitem(last=False)
+
+    def _names_topic(self, frames: Frames) -> Mask:
+        """Return which frames name a topic of the filter. The ids of topics have names by cluster."""
+        topics = frames.shape.facts.topics
+        conns = frames.column("conn")
+        found = {
+            conn: any(
+                _matches(self._filter.topic, name, topic_id)
+                for name, topic_id in (self._names.resolve(topic, connection.cluster_id) for topic in topics)
+            )
+            for conn, connection in self._known(conns).items()
+        }
+        return np.array([found.get(conn, False) for conn in conns.tolist()], np.bool_)
+
+    def _of_connections(self, conns: Keys) -> Mask:
+        """Return which of the connections are known, not kafka-probe's own, and of the filter, (n,)."""
+        distinct, index = np.unique(conns, return_inverse=True)
+        known = self._known(distinct)
+        chosen = [conn in known and self._matches_connection(known[conn]) for conn in distinct.tolist()]
+        return np.array(chosen, np.bool_)[index]
+
+    def _matches_connection(self, connection: Connection) -> bool:
+        if not _matches(self._filter.client, connection.client_id):
+            return False
+        if not self._filter.workload:
+            return True
+        owner = connection.workload.named()
+        names = owner["comm"], owner["container_id"], owner["unit"], owner["pod"], owner["owner_name"]
+        return _matches(self._filter.workload, *names)
+
+    def _known(self, conns: Keys) -> dict[int, Connection]:
+        found = ((conn, self._tracker.get(conn)) for conn in {*conns.tolist()})
+        return {conn: connection for conn, connection in found if connection and not connection.internal}
+
+    def _connections(self, samples: Samples) -> dict[int, Connection]:
+        return self._known(np.unique(samples["conn"]))
+
+    @cached_property
+    def _is_of_api(self) -> Mask:
+        """Return which API keys the filter has, (256,)."""
+        names = {api.key: api.name for api in apis().values()}
+        return np.array([_matches(self._filter.api, names.get(key)) for key in range(NO_API + 1)], np.bool_)
+
+    def _events(
+        self, samples: Samples, connections: Mapping[int, Connection], *, spare: float
+    ) -> Iterator[FramesEvent]:
+        """Yield samples as events; drop and count those beyond the rate. spare: share of the rate that stays unused."""
+        clock = WallClock.now()
+        for start in range(0, len(samples), _EVENT_SAMPLES):
+            part = samples[start : start + _EVENT_SAMPLES]
+            known = np.isin(part["conn"], np.array([*connections], np.uint64))
+            part = part[known]
+            size = int(part["size"].sum(dtype=np.int64)) * 4 // 3 + _SAMPLE_BYTES * len(part)
+            if not len(part):
+                continue
+            if self._rate.take(size, spare):
+                yield _frames_event(part, connections, clock)
+            else:
+                self._rate_losses += len(part)
+
+
+@dataclass(slots=True)
+class _Rate:
+    """A token bucket: bytes per second, of which an unused part is kept for _BURST_S."""
+
+    bytes_per_s: int
+    left: float = -1
+    since_s: float = 0
+
+    def take(self, size: int, spare: float) -> bool:
+        """Take bytes and return True if more than the share `spare` of a full bucket is left; else return False."""
+        full, now_s = float(self.bytes_per_s * _BURST_S), time.monotonic()
+        self.left = full if self.left < 0 else min(full, self.left + (now_s - self.since_s) * self.bytes_per_s)
+        self.since_s = now_s
+        if self.left - size < spare * full:
+            return False
+        self.left -= size
+        return True
+
+
+def _matches(pattern: str, *names: str | None) -> bool:
+    """Return True if one of the names matches the pattern, or if the pattern is empty."""
+    return not pattern or any(name is not None and fnmatchcase(name, pattern) for name in names)
+
+
+def _is_normal(closed: PendingClose) -> bool:
+    """Return True if the client closed the connection in order, right after a response."""
+    connection = closed.connection
+    facts = read_close(closed.sample, tls=connection.opaque == "tls")
+    by_client = facts["closed_by"] == ("peer" if connection.identity.server_side else "local")
+    idle_us = facts["idle_us"]
+    return (
+        facts["how"] == "fin"
+        and by_client
+        and not facts["in_flight"]
+        and not facts["owner_exiting"]
+        and not connection.auth_error
+        and (idle_us is None or idle_us < JUST_NS // 1000)
+    )
+
+
+def _frames_event(samples: Samples, connections: Mapping[int, Connection], clock: WallClock) -> FramesEvent:
+    distinct, index = np.unique(samples["conn"], return_inverse=True)
+    ends = [connections[conn] for conn in distinct.tolist()]
+    packed, sizes = memoryview(samples["data"].tobytes()), samples["size"].tolist()
+    pieces = [packed[at : at + size] for at, size in zip(range(0, len(packed), DATA_BYTES), sizes, strict=True)]
+    columns = {
+        **{name: samples[name].tolist() for name in _COLUMNS},
+        "end": index.tolist(),
+        "ns": samples["ts_ns"].tolist(),
+        "data": [b64encode(piece).decode() for piece in pieces],
+    }
+    return {
+        "kind": "frames",
+        "copy_rules": rules_hash(),
+        "wall_ns": clock.offset_ns,
+        "ends": [{"conn_id": f"{end.conn_id:016x}", "flow_id": end.identity.flow_id, "side": end.side} for end in ends],
+        "samples": cast("FrameSamples", columns),
+        "ts": clock.epoch_us(int(samples["ts_ns"].max())),
+    }

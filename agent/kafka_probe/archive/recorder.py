@@ -1,0 +1,195 @@
+"""The recorder: keeps the newest frames of all connections, and the last frame of each connection in each direction.
+
+The newest frames stay in the arrays in which they were read, so keeping them costs no copy. When an array makes way for
+newer ones, the last request and the last response of each connection in it are kept separately. So a connection that
+was silent for hours still has its last exchange, until all these take more than half of the bound.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kafka_probe.capture.sample import DATA_BYTES, SAMPLE, Flag, SampleKind, Samples
+
+LOSSES = {
+    "recorder_evicted": "last frames of open connections that exceed half of `--recorder-bytes`, the oldest first",
+}
+_ARRAY_BYTES = 512  # memory of an array besides its samples and their keys
+_KEPT_BYTES = 320  # memory of a kept frame besides its data
+_SLOT_BYTES = 256  # of the bound for each slot of the tables, which take 16 of them
+_HEADER = np.dtype(SAMPLE.descr[:-1])  # a sample without its data
+_TCP_SEQ = slice(16, 20)  # where a sample has it; the same in all samples of a frame
+_RESPONSE = int(Flag.RESPONSE)
+_STREAM = 2**64 - 1  # mask: streams in arrays have 64 bits, without the highest bit of `conn`
+_NO_STREAM = np.uint64(_STREAM)
+_HASH = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: Knuth's multiplicative hash
+
+Keys = npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Array:
+    """Samples as they were read; of each the stream, _NO_STREAM if it is no frame, and the stream's slot."""
+
+    number: int
+    samples: Samples
+    streams: Keys
+    slots: npt.NDArray[np.uint32]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.samples.nbytes + self.streams.nbytes + self.slots.nbytes + _ARRAY_BYTES
+
+
+class Recorder:
+    """Keeps frames within `limit_bytes`. is_needed: returns False for a connection of which no close will follow."""
+
+    def __init__(self, limit_bytes: int, is_needed: Callable[[int], bool]) -> None:
+        self._is_needed = is_needed
+        self._arrays: deque[_Array] = deque()
+        self._array_bytes = self._kept_bytes = self._added = 0
+        self._kept: dict[int, bytes] = {}  # by stream: the samples of its last frame, if they are in no array
+        slot_bits = max(8, (limit_bytes // _SLOT_BYTES).bit_length() - 1)
+        self._shift = np.uint64(64 - slot_bits)
+        # By slot: the stream that began a frame last, the number of the array with it, and a scratch table of indices.
+        self._seen = np.full(1 << slot_bits, _NO_STREAM)
+        self._seen_in = np.zeros(1 << slot_bits, np.int32)
+        self._last = np.zeros(1 << slot_bits, np.int32)
+        self._limit_bytes = limit_bytes - sum(table.nbytes for table in (self._seen, self._seen_in, self._last))
+        self.losses = Counter(dict.fromkeys(LOSSES, 0))
+
+    @property
+    def used_bytes(self) -> int:
+        """Return the approximate memory of all that is kept, without the tables."""
+        return self._array_bytes + self._kept_bytes
+
+    def add(self, samples: Samples) -> None:
+        """Keep an array of samples, which must not change any more; samples that are no frames are ignored."""
+        self._added += 1
+        streams = _streams(samples)
+        slots = (streams * _HASH >> self._shift).astype(np.uint32)
+        begin = samples["part"] == 0
+        self._seen[slots[begin]], self._seen_in[slots[begin]] = streams[begin], self._added
+        array = _Array(self._added, samples, streams, slots)
+        self._arrays.append(array)
+        self._array_bytes += array.size_bytes
+        while self.used_bytes > self._limit_bytes and self._arrays:
+            oldest = self._arrays.popleft()
+            self._array_bytes -= oldest.size_bytes
+            self._keep_last(oldest)
+
+    def frames_of(self, conns: Iterable[int], most: int) -> Samples:
+        """Return the newest samples of frames of each connection, at most `most`, sorted by connection, then by age."""
+        streams = [_stream(conn, response) for conn in conns for response in (0, _RESPONSE)]
+        wanted = np.sort(np.array(streams, np.uint64))
+        kept = _unpacked(self._kept.get(stream, b"") for stream in streams)
+        indices = [np.flatnonzero(_isin(array.streams, wanted)) for array in self._arrays]
+        found = [array.streams[index] for array, index in zip(self._arrays, indices, strict=True)]
+        newest = _newest(np.concatenate([_streams(kept), *found]) >> np.uint64(1), most)
+        of_kept, *of_arrays = np.split(newest, np.cumsum([len(kept), *map(len, indices)])[:-1])
+        chosen = zip(self._arrays, indices, of_arrays, strict=True)
+        samples = np.concatenate([kept[of_kept], *(array.samples[index[mask]] for array, index, mask in chosen)])
+        sorted_samples: Samples = samples[np.argsort(samples["conn"], kind="stable")]
+        return sorted_samples
+
+    def exchanges(self, keys: Keys) -> Samples:
+        """Return the samples of the frames with these keys, see `exchange_keys`, the oldest first."""
+        wanted = np.unique(keys)
+        found = (array.samples[_isin(exchange_keys(array.samples), wanted)] for array in self._arrays)
+        return np.concatenate([np.empty(0, SAMPLE), *(part[part["kind"] == SampleKind.FRAME] for part in found)])
+
+    def forget(self, conn: int) -> None:
+        """Drop the last frames of a connection that has ended. Arrays keep its frames until they make way."""
+        for response in (0, _RESPONSE):
+            self._drop(_stream(conn, response))
+
+    def _keep_last(self, array: _Array) -> None:
+        """Keep the samples of the last frame of each stream, unless a newer array has a newer one."""
+        newer = (self._seen[array.slots] == array.streams) & (self._seen_in[array.slots] > array.number)
+        index = np.flatnonzero(~newer & (array.streams != _NO_STREAM))
+        while len(index):
+            frames, streams, slots = array.samples[index], array.streams[index], array.slots[index]
+            self._last[slots] = np.arange(len(index))  # of several samples in one slot, the last remains
+            last = self._last[slots]
+            same = streams[last] == streams
+            chosen = same & (frames["tcp_seq"][last] == frames["tcp_seq"])
+            self._keep(frames[chosen], streams[chosen].tolist())
+            index = index[~same]  # streams that shared their slot with another
+        while self._kept_bytes > self._limit_bytes // 2:
+            self._drop(next(iter(self._kept)))
+            self.losses["recorder_evicted"] += 1
+
+    def _keep(self, samples: Samples, streams: Sequence[int]) -> None:
+        sizes, parts, conns = samples["size"].tolist(), samples["part"].tolist(), samples["conn"].tolist()
+        packed = memoryview(samples.tobytes())
+        for at, (stream, conn, size, part) in enumerate(zip(streams, conns, sizes, parts, strict=True)):
+            if self._is_needed(conn):
+                start = at * SAMPLE.itemsize
+                sample = bytes(packed[start : start + _HEADER.itemsize + size])
+                begun = self._drop(stream)
+                self._kept[stream] = begun + sample if part and begun[_TCP_SEQ] == sample[_TCP_SEQ] else sample
+                self._kept_bytes += len(self._kept[stream]) + _KEPT_BYTES
+
+    def _drop(self, stream: int) -> bytes:
+        kept = self._kept.pop(stream, b"")
+        if kept:
+            self._kept_bytes -= len(kept) + _KEPT_BYTES
+        return kept
+
+
+def exchange_keys(samples: Samples) -> Keys:
+    """Return a key of each sample's exchange: a hash of connection and correlation id, (n,)."""
+    keys: Keys = samples["conn"] * _HASH ^ samples["correlation_id"].astype(np.uint64)
+    return keys
+
+
+def _stream(conn: int, response: int) -> int:
+    return conn << 1 & _STREAM | response
+
+
+def _streams(samples: Samples) -> Keys:
+    conns: Keys = samples["conn"]
+    responses: Keys = (samples["flags"] & _RESPONSE).astype(np.uint64)
+    streams = conns << np.uint64(1) | responses
+    is_frame = samples["kind"] == SampleKind.FRAME
+    if not is_frame.all():
+        streams[~is_frame] = _NO_STREAM
+    return streams
+
+
+def _isin(values: Keys, wanted: Keys) -> npt.NDArray[np.bool_]:
+    """Return which values are among the wanted ones, which are sorted. Unlike np.isin it does not sort the values."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    at = np.searchsorted(wanted, values)
+    at[at == len(wanted)] = 0
+    found: npt.NDArray[np.bool_] = wanted[at] == values
+    return found
+
+
+def _newest(owners: Keys, most: int) -> npt.NDArray[np.bool_]:
+    """Return which items are among the `most` last ones of their owner, (n,)."""
+    order = np.argsort(owners, kind="stable")
+    ends: npt.NDArray[np.intp] = np.searchsorted(owners[order], owners[order], "right")
+    newest = np.empty(len(owners), np.bool_)
+    newest[order] = ends - np.arange(len(owners), dtype=np.intp) <= most
+    return newest
+
+
+def _unpacked(kept: Iterator[bytes]) -> Samples:
+    """Return kept samples, which lack the unused bytes of their data, as an array of SAMPLE."""
+    padded = bytearray()
+    for packed in kept:
+        at = 0
+        while at < len(packed):
+            header = np.frombuffer(packed, _HEADER, 1, at)[0]
+            end = at + _HEADER.itemsize + int(header["size"])
+            padded += packed[at:end] + bytes(DATA_BYTES - int(header["size"]))
+            at = end
+    samples: Samples = np.frombuffer(padded, SAMPLE)
+    return samples
