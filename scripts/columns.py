@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from kafka_probe import events
 from kafka_probe_pipeline import traffic
 from kafka_probe_pipeline.source import spark_schema
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, TABLES
@@ -47,6 +48,7 @@ COLUMNS = {
     "workloads": "the workloads that it hit most, each with a count",
     "brokers": "the same of brokers",
     "networks": "the same of networks",
+    "hour": "of a frame: hour of `ts`, UTC, by which the table is partitioned besides `date`",
 }
 
 
@@ -56,7 +58,8 @@ def column_table() -> str:
         "verdicts.client, .server": END_ROW.names,
         "verdicts.client.close, .server.close": CLOSE_ROW.names,
     }
-    others = {column for columns in tables.values() for column in columns} - {field.name for field in spark_schema()}
+    of_events = {field.name for field in spark_schema()} | events.FrameSamples.__annotations__.keys() | {"copy_rules"}
+    others = {column for columns in tables.values() for column in columns} - of_events
     columns = table(
         ("table, or column of it", "columns"),
         ((f"`{name}`", ", ".join(f"`{column}`" for column in columns)) for name, columns in tables.items()),

@@ -23,6 +23,7 @@ from kafka_probe.errors import KafkaProbeError, StartError, UsageError
 from kafka_probe.text import LineFormatter, printable_lines
 from kafka_probe_pipeline import connections, names, output, report, spark_session, storms, supervisor, topics, verdicts
 from kafka_probe_pipeline.alertmanager import Alertmanager
+from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import PipelineConfig, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import last_cause
@@ -79,13 +80,13 @@ def run(**given: object) -> None:
             for receiver in receivers:
                 stack.enter_context(receiver)
             stack.enter_context(Maintenance(spark, config))
-            diagnosis = Diagnosis(config, progress, receivers)
+            diagnosis, archive = Diagnosis(config, progress, receivers), ArchiveQuery(config, progress)
             supervisor.require_checkpoints(spark, config, traffic)  # before another job is stopped for this one
             output.take_over(spark, config)
             diagnosis.resume(spark)
             log.info("Reading %s at %s%s.", config.events_topic, config.bootstrap_servers, listed("created", created))
             supervisor.run_through_outages(
-                spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis), progress, stopping
+                spark, config, lambda: supervisor.start(spark, config, traffic, diagnosis, archive), progress, stopping
             )
         log.info("Stopped; the tables are in %s%s.", config.output, listed("malformed", progress.malformed))
 

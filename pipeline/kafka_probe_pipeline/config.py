@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 VARIABLE_PREFIX = "KAFKA_PROBE_PIPELINE_"
 KAFKA_PORT = 9092
-RETAINED = ("traffic", "requests", "opens", "closes", "verdicts", "storms", "agents")
+RETAINED = ("traffic", "requests", "opens", "closes", "verdicts", "storms", "agents", "frames")
 """Tables that lose old rows. The names of topics are needed as long as rows have their ids."""
 # What Kubernetes sets in pods beside a Service whose name begins with kafka-probe-pipeline.
 _OF_KUBERNETES = re.compile(r"\w+_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
@@ -65,6 +65,8 @@ class PipelineConfig(BaseSettings):
     """host:port of the brokers with the topics, separated by commas; the default port is 9092"""
     events_topic: str = Field("kafka-probe.events", min_length=1)
     """topic of the agents' events; created if absent"""
+    frames_topic: str = "kafka-probe.frames"
+    """topic of archived frames, which become the table `frames`; created if absent; empty: no such table"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
     """topic of the traffic sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)
@@ -87,6 +89,12 @@ class PipelineConfig(BaseSettings):
     """seconds between evaluations of closed connections; adds to the delay of alerts"""
     table_interval: float = Field(30, ge=0)
     """seconds between commits to the tables of the diagnosis; each one adds files to them"""
+    archive_interval: float = Field(30, gt=0)
+    """seconds between micro-batches of archived frames, except during a backlog; each one adds files to their table"""
+    archive_file_bytes: int = Field(128 << 20, gt=0)
+    """largest size of a file into which the frames of an hour are merged"""
+    archive_file_age: float = Field(900, gt=0)
+    """seconds after an hour's end in which its frames are merged"""
     other_end_wait: float = Field(15, ge=0)
     """seconds to wait for the other end of a closed connection if no agent has reported it"""
     agent_silent: float = Field(30, gt=0)
@@ -122,7 +130,7 @@ class PipelineConfig(BaseSettings):
     closed_limit: float = Field(300, gt=0)
     """seconds that a closed connection is kept and a verdict waits; from `--agent-silent` to below `--open-limit`"""
     retain: Annotated[str, AfterValidator(_retain)] = (
-        "traffic=90d,requests=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d"
+        "traffic=90d,requests=7d,opens=30d,closes=90d,verdicts=365d,storms=365d,agents=30d,frames=7d"
     )
     """how long tables keep rows, in whole days; a table that is not named keeps everything"""
     maintenance_interval: float = Field(600, gt=0)
@@ -162,7 +170,11 @@ class PipelineConfig(BaseSettings):
     @property
     def checkpoints(self) -> dict[str, str]:
         """Return the folders of the queries' offsets, by query."""
-        return {"traffic": self.checkpoint, "diagnosis": self.connections_checkpoint}
+        return {
+            "traffic": self.checkpoint,
+            "diagnosis": self.connections_checkpoint,
+            "archive": f"{self.checkpoint_directory}/archive_checkpoint",
+        }
 
     @property
     def seen_events(self) -> str:

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from kafka_probe_pipeline import output, spark_session
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.errors import last_cause
+from kafka_probe_pipeline.frames import HOUR
 from kafka_probe_pipeline.tables import TABLES, Table
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -47,23 +48,28 @@ class Maintenance:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._config.once and error is None:
-            self.run(datetime.now(UTC).date())
+            self.run(datetime.now(UTC))
         self._stopping.set()
 
     def _repeat(self) -> None:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self._thread.name)
-        wait_s = min(_FIRST_S, self._config.maintenance_interval)
+        interval_s = min(self._config.maintenance_interval, self._config.archive_file_age)
+        wait_s = min(_FIRST_S, interval_s)
         while not self._stopping.wait(wait_s):
-            self.run(datetime.now(UTC).date())
-            wait_s = self._config.maintenance_interval
+            self.run(datetime.now(UTC))
+            wait_s = interval_s
 
-    def run(self, today: date) -> None:
+    def run(self, now: datetime) -> None:
         """Maintain all tables once. What fails is logged, and does not hold up the rest."""
+        today = now.date()
         for name in TABLES:
             table = Table(self._spark, self._config, name)
             if days := self._config.days_kept.get(name):
                 self._try(table, table.delete, f"date < '{today - timedelta(days=days)}'")
             self._try(table, table.remove_unused)
+            if HOUR in TABLES[name].partitions:
+                self._try(table, table.merge_hours, now, self._config.archive_file_bytes)
+                continue
             self._try(table, table.compact, _SMALL_BYTES)
             if self._finished != today:
                 self._try(table, table.compact, _LARGE_BYTES, f"date = '{today - timedelta(days=2)}'")

@@ -33,6 +33,8 @@ MOST_RECORD_BYTES = (4 << 20) + 1  # an event of an agent has at most 4 MiB, and
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_OPEN = 514  # an agent sends 512 counts of open connections, and the sums of the others by side
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
+MOST_SAMPLES = 4096  # agents send 512
+MOST_NS = 1 << 61  # of a clock: 73 years
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
 COUNTS = (
     *("requests", "responses", "request_bytes", "response_bytes"),
@@ -58,18 +60,23 @@ _JSON = {"columnNameOfCorruptRecord": _MISFIT, "allowSingleQuotes": "false"}
 
 def spark_schema(*kinds: str) -> T.StructType:
     """Return the fields of some kinds of events as one type, by default of all. A kind leaves others' fields null."""
-    return _struct(field for kind in kinds or schema.KINDS for field in schema.KINDS[kind])
+    return _struct(_fields(kinds))
 
 
-def records(spark: SparkSession, config: PipelineConfig, least_s: float) -> DataFrame:
-    """Return the events topic as a stream from its first record on.
+def _fields(kinds: Iterable[str]) -> list[schema.Field]:
+    declared = {**schema.KINDS, "frames": schema.FRAMES}
+    return [field for kind in kinds or schema.KINDS for field in declared[kind]]
+
+
+def records(spark: SparkSession, config: PipelineConfig, topic: str, least_s: float) -> DataFrame:
+    """Return a topic as a stream from its first record on.
 
     least_s: least time between two micro-batches, unless `max_records_per_trigger` records wait.
     """
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in config.kafka.items()})
-        .option("subscribe", config.events_topic)
+        .option("subscribe", topic)
         .option("startingOffsets", "earliest")
         .option("maxOffsetsPerTrigger", config.max_records_per_trigger)
         .option("failOnDataLoss", not config.skip_lost)
@@ -87,8 +94,8 @@ def parsed(records: DataFrame, *kinds: str) -> DataFrame:
     lines that begin as an agent writes other kinds are left out unread: that takes a part of the time. To be persisted:
     Spark moves a filter on `reason` to the line, and there reads its JSON anew for each reason that it may have.
     """
-    names = {field.name for kind in kinds or schema.KINDS for field in schema.KINDS[kind]}
-    event = T.StructType([field for field in spark_schema() if field.name in names])
+    names = {field.name for field in _fields(kinds)}
+    event = T.StructType([field for field in _struct([*_fields(()), *schema.FRAMES]) if field.name in names])
     others = "|".join(schema.KINDS.keys() - kinds) if kinds else ""
     value = F.col("value").cast("string")
     # A record of 60 KB on the wire may unpack to 60 MB, and parsing takes many times that.
@@ -142,7 +149,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         "a value of another type than the schema's": event[_MISFIT].isNotNull(),
         f"schema version other than {schema.SCHEMA_VERSION}": ~event["v"].eqNullSafe(schema.SCHEMA_VERSION),
         **{f"no {name}": event[name].isNull() for name in REQUIRED},
-        "unknown kind": ~event["kind"].isin(list(schema.KINDS)),
+        "unknown kind": ~event["kind"].isin("frames" if "samples" in fields else list(schema.KINDS)),
         "ts before 1970 or after 9999": ~event["ts"].between(0, YEAR_9999_US),
         "seq below 0 or above 2^48": ~event["seq"].between(0, MOST_SEQ),
         f"a text of more than {TEXT_CHARACTERS} characters": (F.octet_length(line) > TEXT_CHARACTERS)
@@ -158,6 +165,7 @@ def _reason(line: Column, event: Column, fields: Container[str]) -> Column:
         f"more than {MOST_TOPICS} topics": _any([F.size(event["topics"]) > MOST_TOPICS] if "topics" in fields else []),
         f"more than {MOST_OPEN} open counts": _any([F.size(event["open"]) > MOST_OPEN] if "open" in fields else []),
         "a count whose key is not an error code, bucket or codec": _strange_keys(event, fields),
+        **(_reasons_of_samples(event) if "samples" in fields else {}),
     }
     return F.coalesce(*(F.when(holds, reason) for reason, holds in reasons.items()))
 
@@ -220,6 +228,32 @@ def _strange_keys(event: Column, fields: Container[str]) -> Column:
     if "topics" in fields:
         found.append(F.exists(event["topics"], lambda topic: _any(strange(topic[name]) for name in MAPS_OF_TOPIC)))
     return _any(found)
+
+
+def _reasons_of_samples(event: Column) -> dict[str, Column]:
+    samples, pieces, ends = event["samples"], event["samples"]["data"], F.size(event["ends"])
+    numbers = [samples[name] for name in schema.FrameSamples.__annotations__ if name != "data"]
+
+    def of_no_end(end: Column) -> Column:
+        return ~F.coalesce(end.between(0, ends - 1), F.lit(False))
+
+    def out_of_time(ns: Column) -> Column:
+        return ~ns.between(0, MOST_NS) | (ns + event["wall_ns"] < 0)
+
+    def misses(condition: Column) -> Column:
+        return ~F.coalesce(condition, F.lit(False))
+
+    return {
+        "samples in lists of different lengths": misses(
+            reduce(Column.__and__, (F.size(each) == F.size(pieces) for each in numbers)) & pieces.isNotNull()
+        ),
+        f"more than {MOST_SAMPLES} samples": F.size(pieces) > MOST_SAMPLES,
+        "a sample of no end": event["ends"].isNull() | F.exists(samples["end"], of_no_end),
+        "a sample without a number": _any(F.exists(each, Column.isNull) for each in numbers),
+        "a sample that is not base64": F.exists(pieces, lambda piece: F.try_to_binary(piece, F.lit("base64")).isNull()),
+        "samples before 1970 or after 9999": misses(event["wall_ns"].between(-MOST_NS, MOST_NS))
+        | F.exists(samples["ns"], out_of_time),
+    }
 
 
 def _any(conditions: Iterable[Column]) -> Column:

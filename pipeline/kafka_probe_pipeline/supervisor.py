@@ -1,4 +1,4 @@
-"""Runs the two streaming queries, each at its own pace: traffic, and the diagnosis of closed connections.
+"""Runs the streaming queries, each at its own pace: traffic, the diagnosis of closed connections, and the archive.
 
 It starts them again after outages of the brokers. A query that is interrupted at any moment continues where it was.
 """
@@ -19,6 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe.errors import KafkaProbeError, StartError
 from kafka_probe_pipeline import output, source, spark_session, topics
+from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.diagnosis import Diagnosis, Tables
 from kafka_probe_pipeline.errors import AwayError, OutputError, last_cause
@@ -28,6 +29,7 @@ from kafka_probe_pipeline.traffic_query import TrafficQuery
 
 _RETRY_S = 1.0
 _LOOK_S = 1.0  # how often a query looks whether its next micro-batch is due
+_ARCHIVE_LOOK_S = 5.0  # nothing waits for frames
 # Messages of Kafka's client and Spark's reader if no broker answers, or the brokers' names no longer resolve.
 OF_BROKERS_AWAY = re.compile(
     r"org\.apache\.kafka\.common\.errors\.(?:Timeout|Disconnect)Exception|TimeoutException: Cannot fetch record"
@@ -38,9 +40,9 @@ log = logging.getLogger("kafka_probe_pipeline")
 
 
 def start(
-    spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery, diagnosis: Diagnosis
-) -> tuple[StreamingQuery, StreamingQuery]:
-    """Start the two streams from the events topic: `traffic` and `diagnosis`.
+    spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery, diagnosis: Diagnosis, archive: ArchiveQuery
+) -> list[StreamingQuery]:
+    """Start the streams `traffic` and `diagnosis` from the events topic, and `archive` from that of frames.
 
     Raises:
         TakenOverError: another job has taken over the output.
@@ -49,10 +51,14 @@ def start(
     output.require_owner(spark, config)
     require_checkpoints(spark, config, traffic)  # once more: the job before may have committed since
     diagnosis.commits.clear()  # another process may have committed since
-    traffic_query = _start(spark, traffic, config.checkpoint, config.trigger_interval, config)
     of_few_rows = spark_session.for_few_rows(spark.newSession())
-    diagnosis_query = _start(of_few_rows, diagnosis, config.connections_checkpoint, config.verdict_interval, config)
-    return traffic_query, diagnosis_query
+    queries = [
+        _start(spark, traffic, config.events_topic, config.trigger_interval, config),
+        _start(of_few_rows, diagnosis, config.events_topic, config.verdict_interval, config),
+    ]
+    if config.frames_topic:
+        queries.append(_start(spark.newSession(), archive, config.frames_topic, config.archive_interval, config))
+    return queries
 
 
 def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery) -> None:
@@ -67,20 +73,25 @@ def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: Tr
 
 
 def _start(
-    spark: SparkSession, query: TrafficQuery | Diagnosis, checkpoint: str, interval_s: float, config: PipelineConfig
+    spark: SparkSession,
+    query: TrafficQuery | Diagnosis | ArchiveQuery,
+    topic: str,
+    interval_s: float,
+    config: PipelineConfig,
 ) -> StreamingQuery:
     # A pool of its own, where Spark shares out its tasks (FAIR): what the query starts is in it.
     spark.sparkContext.setLocalProperty("spark.scheduler.pool", query.name)
     # No event is newer than its micro-batch: a record from the future would else make all agents seem silent for long.
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
-    look_s = min(interval_s, _LOOK_S)
+    look_s = min(interval_s, _ARCHIVE_LOOK_S if query.name == "archive" else _LOOK_S)
     # Half a look less: else a look that comes a millisecond too early leaves the micro-batch to the next look.
-    records = source.records(spark, config, interval_s - look_s / 2).withColumn(
+    records = source.records(spark, config, topic, interval_s - look_s / 2).withColumn(
         "timestamp", F.least("timestamp", F.current_timestamp())
     )
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.
     parsed = records.transform(source.parsed, *query.kinds)
-    writer = parsed.writeStream.queryName(query.name).foreachBatch(query).option("checkpointLocation", checkpoint)
+    writer = parsed.writeStream.queryName(query.name).foreachBatch(query)
+    writer = writer.option("checkpointLocation", config.checkpoints[query.name])
     if config.once:
         return writer.trigger(availableNow=True).start()
     return writer.trigger(processingTime=f"{round(look_s * 1000)} milliseconds").start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -15,7 +16,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from kafka_probe.errors import StartError
-from kafka_probe_pipeline import event_rows, hadoop, names, output, spark_session, storms, traffic, verdicts
+from kafka_probe_pipeline import event_rows, frames, hadoop, names, output, spark_session, storms, traffic, verdicts
 from kafka_probe_pipeline.column_types import require_types
 from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.event_rows import RECEIVED
@@ -24,13 +25,15 @@ from kafka_probe_pipeline.event_rows import RECEIVED
 class TableKind(NamedTuple):
     """The columns of a table, without `date` and `batch_id`; the column of its time; the query that writes it.
 
-    filtered: other columns that readers filter by, of which each file has statistics.
+    filtered: other columns that readers filter by, of which each file has statistics; partitions: the columns by which
+    it is partitioned, besides `date`.
     """
 
     schema: T.StructType
     time: str
-    query: Literal["traffic", "diagnosis"]
+    query: Literal["traffic", "diagnosis", "archive"]
     filtered: tuple[str, ...]
+    partitions: tuple[str, ...] = ()
 
 
 _OF_ENDS = ("ts", "flow_id", "conn_id", "local", "peer")
@@ -43,6 +46,7 @@ TABLES = {
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
     "storms": TableKind(storms.CHANGES, "ts", "diagnosis", ("id", "kind", "cause")),
     "agents": TableKind(event_rows.AGENTS, RECEIVED, "diagnosis", ("ts", "node")),
+    "frames": TableKind(frames.SCHEMA, "ts", "archive", ("flow_id", "conn_id", "api_key"), (frames.HOUR,)),
 }
 DATE = "date"
 """Column of the UTC date of a row's time, by which the tables are partitioned."""
@@ -151,6 +155,21 @@ class Table:
         self.spark.conf.set("spark.databricks.delta.optimize.minFileSize", small_bytes)
         self.spark.sql(f"OPTIMIZE {self._sql} WHERE {dates}")
 
+    def merge_hours(self, before: datetime, file_bytes: int) -> None:
+        """Merge the files of each hour that ended by then, sorted by flow, into files of at most that size.
+
+        Hours whose files have at least half of that size on average are left as they are.
+        """
+        files = DataFrame(self._snapshot(self._log()).allFiles().toDF(), self.spark)
+        hour = [F.col(f"partitionValues.{name}").alias(name) for name in (DATE, frames.HOUR)]
+        sizes = files.select(*hour, "size").groupBy(DATE, frames.HOUR).agg(F.count("*"), F.sum("size")).collect()
+        self.spark.conf.set("spark.databricks.delta.optimize.maxFileSize", file_bytes)
+        for date, hour_of_day, count, size in sizes:
+            begin = datetime.fromisoformat(date).replace(hour=int(hour_of_day), tzinfo=UTC)
+            if begin + timedelta(hours=1) <= before and count > 1 and size < count * file_bytes // 2:
+                partition = f"{DATE} = '{date}' AND {frames.HOUR} = {hour_of_day}"
+                self.spark.sql(f"OPTIMIZE {self._sql} WHERE {partition} ZORDER BY (flow_id)")
+
     def delete(self, dates: str) -> None:
         """Delete the rows of some dates. `dates`: a condition on `date`."""
         self.spark.sql(f"DELETE FROM {self._sql} WHERE {dates}")
@@ -187,7 +206,7 @@ class Table:
         assert checkpoint_id, "Spark writes it when a query starts"
         output.require_owner(self.spark, self.config)
         newest = F.to_date(F.timestamp_micros(F.lit(newest_us)))
-        _, time, _, filtered = TABLES[self.name]
+        _, time, _, filtered, partitions = TABLES[self.name]
         statistics = (BATCH_ID, time, *filtered)
         late = F.greatest(F.to_date(time), F.date_sub(newest, DAYS_LATE))
         date = F.least(late, F.date_add(newest, DAYS_AHEAD))
@@ -196,7 +215,7 @@ class Table:
             .select(*self._columns.names)
             .write.format("delta")
             .mode("append")
-            .partitionBy(DATE)
+            .partitionBy(DATE, *partitions)
             .option("mergeSchema", "true")  # adds the columns that an older release did not write
             .options(**_PROPERTIES, **{"delta.dataSkippingStatsColumns": ",".join(statistics)})
             .options(txnAppId=checkpoint_id, txnVersion=batch_id)

@@ -31,13 +31,14 @@ def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ..
     jvm: Any = spark.sparkContext._jvm
     with _admin(jvm, config) as admin:
         there = set(admin.listTopics().names().get())
-        needed = (config.events_topic, config.traffic_topic, config.dead_letter_topic, config.alerts_topic)
+        read = (config.events_topic, *filter(None, (config.frames_topic,)))
+        needed = (*read, config.traffic_topic, config.dead_letter_topic, config.alerts_topic)
         missing = tuple(name for name in needed if name not in there)
         default_replication = jvm.java.util.Optional.empty()
         partitions = jvm.java.util.Optional.of(PARTITIONS)
         new = [jvm.org.apache.kafka.clients.admin.NewTopic(name, partitions, default_replication) for name in missing]
         for topic in new:
-            if topic.name() == config.events_topic:
+            if topic.name() in read:
                 topic.configs(TIMES_OF_BROKER)
         for created in admin.createTopics(new).values().values():
             _wait(created)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from datetime import UTC, datetime
 from itertools import count
 from typing import Any
@@ -35,6 +36,33 @@ def flow(seq: int | None = 0, **fields: object) -> Event:
         "api_key": ApiKey.PRODUCE,
         "api_version": 11,
         "requests": 1,
+        **fields,
+    }
+
+
+def frames_event(*data: bytes, **fields: object) -> Event:
+    """Return a `frames` event of frames with this data, a millisecond apart, requests and responses in turn."""
+    numbers = [*range(len(data))]
+    same = {"tcp_seq": 7, "frame_bytes": 100, "latency_us": 9, "api_key": ApiKey.METADATA, "api_version": 12, "part": 0}
+    samples = {
+        "end": [0] * len(data),
+        "ns": [1_000_000 * number for number in numbers],
+        "correlation_id": [number // 2 for number in numbers],
+        "flags": [number % 2 for number in numbers],
+        **{name: [value] * len(data) for name, value in same.items()},
+        "data": [b64encode(one).decode() for one in data],
+    }
+    return {
+        "v": SCHEMA_VERSION,
+        "kind": "frames",
+        "ts": NOON_US,
+        "node": "node-1",
+        "agent_id": "agent-1",
+        "seq": 0,
+        "copy_rules": "0" * 16,
+        "wall_ns": NOON_US * 1000,
+        "ends": [{"conn_id": f"{1:016x}", "flow_id": "f" * 16, "side": "client"}],
+        "samples": samples,
         **fields,
     }
 

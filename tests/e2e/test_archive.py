@@ -1,4 +1,4 @@
-"""The archive of a running agent: frames in a real broker's topic, of a client that was killed and of all traffic."""
+"""The archive of an agent in a real broker's topic: frames of a killed client, and those of all traffic."""
 
 from __future__ import annotations
 

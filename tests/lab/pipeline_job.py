@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from kafka_probe_pipeline import cli, output, supervisor, topics
+from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.buffered_table import BufferedTable
 from kafka_probe_pipeline.config import PipelineConfig, flag_of, load
 from kafka_probe_pipeline.diagnosis import Diagnosis
@@ -42,18 +43,23 @@ Moment = Callable[["Run"], bool]
 class Run:
     """A set of topics and an output directory, on which the job can run any number of times.
 
-    often: it looks for events several times a second instead of at the default interval. settings: further ones, such
-    as another `output` than that below `directory`.
+    often: it looks for events several times a second instead of at the default interval. archive: it keeps frames,
+    which takes the time of one more query. settings: further ones, such as another `output` than that below
+    `directory`.
     """
 
-    def __init__(self, broker: Broker, directory: Path, *, often: bool = True, **settings: object) -> None:
+    def __init__(
+        self, broker: Broker, directory: Path, *, often: bool = True, archive: bool = False, **settings: object
+    ) -> None:
         number = next(_numbers)
         self.broker, self.output, self.log = broker, directory / "output", directory / "job.log"
         kinds = ("events", "traffic", "dead", "alerts")
         self.events, self.traffic, self.dead, self.alerts = (f"{kind}-{number}" for kind in kinds)
+        self.frames = f"frames-{number}" if archive else ""
         self.seq = 0
         self.progress = Progress()
-        intervals = {"trigger_interval": 0.2, "verdict_interval": 0.2, "table_interval": 0} if often else {}
+        queries = ("trigger", "verdict", "archive")
+        intervals = {**{f"{query}_interval": 0.2 for query in queries}, "table_interval": 0} if often else {}
         self._more = {**intervals, **settings}
 
     def flags(self, *more: str) -> list[str]:
@@ -70,6 +76,7 @@ class Run:
         return {
             "bootstrap_servers": self.broker.bootstrap,
             "events_topic": self.events,
+            "frames_topic": self.frames,
             "traffic_topic": self.traffic,
             "dead_letter_topic": self.dead,
             "alerts_topic": self.alerts,
@@ -102,12 +109,16 @@ class Run:
         """Send one record, which may be larger than a broker accepts uncompressed."""
         self.send_lines(lines(*events), at_ms=at_ms)
 
-    def send_lines(self, text: str, *, at_ms: int | None = None) -> None:
-        """Send one record of these lines."""
+    def send_frames(self, *events: Event) -> None:
+        """Send one record to the topic of frames."""
+        self.send_lines(lines(*events), topic=self.frames)
+
+    def send_lines(self, text: str, *, at_ms: int | None = None, topic: str | None = None) -> None:
+        """Send one record of these lines, by default to the topic of events."""
         producer = KafkaProducer(
             bootstrap_servers=self.broker.bootstrap, compression_type="zstd", max_request_size=64 << 20
         )
-        producer.send(self.events, value=text.encode(), timestamp_ms=at_ms).get(10)
+        producer.send(topic or self.events, value=text.encode(), timestamp_ms=at_ms).get(10)
         producer.close()
 
     def expected(self) -> dict[str, int]:
@@ -133,13 +144,14 @@ class Run:
         for query in self.queries(spark, once=True, **settings):
             query.awaitTermination()
 
-    def queries(self, spark: SparkSession, **settings: object) -> tuple[StreamingQuery, StreamingQuery]:
-        """Start the streams of traffic and diagnosis in this process."""
+    def queries(self, spark: SparkSession, **settings: object) -> list[StreamingQuery]:
+        """Start the streams of traffic and diagnosis in this process, and that of the archive if there is one."""
         config = load({**self._settings, **settings})
         topics.create_missing(spark, config)
         output.take_over(spark, config)
         traffic = TrafficQuery.of(spark, config, self.progress)
-        return supervisor.start(spark, config, traffic, Diagnosis(config, self.progress))
+        diagnosis, archive = Diagnosis(config, self.progress), ArchiveQuery(config, self.progress)
+        return supervisor.start(spark, config, traffic, diagnosis, archive)
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
         """Return True if writers set the times of the events topic's records."""

@@ -19,11 +19,12 @@ import pytest
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 
-from kafka_probe_pipeline import spark_session
+from kafka_probe_pipeline import agents, connections, spark_session, storms
 from kafka_probe_pipeline.spark_session import FETCHED_JARS
 from kafka_probe_pipeline.tables import TABLES
+from kafka_probe_pipeline.versions import Versions
 from tests.builders.host_events import round_of_host
-from tests.builders.spark_events import BROKER, CLIENT, lines
+from tests.builders.spark_events import BROKER, CLIENT, frames_event, lines
 from tests.lab import processes
 from tests.lab.broker import Broker
 from tests.lab.http import get
@@ -41,7 +42,7 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-STATES = ("agents", "connections", "storms")
+STATES = {"agents": agents.SCHEMA, "connections": connections.SCHEMA, "storms": storms.SCHEMA}
 PARTITIONS, HOSTS, ROUNDS, CLOSES = 6, 4, 4, 10
 RECORDS_PER_BATCH = 8
 # Without the packages of this environment, which is a virtual one.
@@ -141,7 +142,8 @@ def submitted(run: Run, cluster: Cluster, directory: Path, *flags: str, python: 
 @pytest.fixture(scope="module")
 def run(broker: Broker, directory: Path) -> Run:
     """Return a run with events of several agents, on several partitions."""
-    run = Run(broker, directory / "on-the-cluster")
+    run = Run(broker, directory / "on-the-cluster", archive=True)
+    run.send_frames(*(frames_event(bytes([number])) for number in range(ROUNDS)))
     create_topics(broker.bootstrap, [run.events], partitions=PARTITIONS)
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap)
     sent = []
@@ -184,18 +186,25 @@ def lose_an_executor(run: Run, job: Job, cluster: Cluster, *, after: int) -> Non
 def test_an_executor_that_is_killed_changes_no_table(
     run_on_the_cluster: Run, spark: SparkSession, broker: Broker, directory: Path
 ) -> None:
-    local = Run(broker, directory / "local")
-    local.events = run_on_the_cluster.events
+    local = Run(broker, directory / "local", archive=True)
+    local.events, local.frames = run_on_the_cluster.events, run_on_the_cluster.frames
     local.once(spark, max_records_per_trigger=RECORDS_PER_BATCH)
     for name in TABLES:
         rows, expected = (contents(one.table(spark, name)) for one in (run_on_the_cluster, local))
         assert rows == expected, name
         assert rows, name
     for name in STATES:
-        states = (one.output / "connections_checkpoint" / name for one in (run_on_the_cluster, local))
-        rows, expected = (contents(spark.read.parquet(str(state))) for state in states)
+        states = [newest_state(spark, one, name) for one in (run_on_the_cluster, local)]
+        rows, expected = map(contents, states)
         assert rows == expected, name
         assert rows, name
+
+
+def newest_state(spark: SparkSession, run: Run, name: str) -> DataFrame:
+    """Return the newest version of a state of the diagnosis."""
+    newest = Versions(spark, getattr(run.config, name), STATES[name]).newest()
+    assert newest is not None
+    return newest
 
 
 def contents(table: DataFrame) -> list[str]:

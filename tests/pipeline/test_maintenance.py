@@ -35,7 +35,8 @@ from tests.lab.processes import wait_until
 pytestmark = pytest.mark.spark
 
 DAY_US, HOUR_S = 86_400_000_000, 3600
-TODAY = datetime.fromtimestamp(NOON_US / 1e6, UTC).date()
+NOON = datetime.fromtimestamp(NOON_US / 1e6, UTC)
+TODAY = NOON.date()
 BATCHES, DAYS = 3, 4
 
 
@@ -61,7 +62,7 @@ def rows(spark: SparkSession, batch_id: int) -> DataFrame:
 
 
 def maintain(table: Table, **settings: object) -> None:
-    Maintenance(table.spark, load({"output": table.config.output, **settings})).run(TODAY)
+    Maintenance(table.spark, load({"output": table.config.output, **settings})).run(NOON)
 
 
 def counts(rows: DataFrame) -> dict[str, int]:
@@ -157,7 +158,7 @@ def test_both_queries_go_on_while_their_tables_lose_dates(broker: Broker, tmp_pa
         for connection in (1, 2):
             send(connection)
             wait_until(lambda: all(sizes()), "rows in all tables", timeout_s=120)
-            Maintenance(spark, run.config).run(datetime.now(UTC).date() + timedelta(days=9))
+            Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(days=9))
             assert not any(sizes())
         assert [query.exception() for query in queries] == [None, None]
     finally:

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from kafka_probe.errors import StartError
 from kafka_probe_pipeline import supervisor
+from kafka_probe_pipeline.archive_query import ArchiveQuery
 from kafka_probe_pipeline.config import load
 from kafka_probe_pipeline.diagnosis import Diagnosis
 from kafka_probe_pipeline.errors import TakenOverError
@@ -26,14 +27,14 @@ def test_after_a_takeover_the_job_before_writes_nothing(broker: Broker, spark: S
     run.send(records=1)
     run.once(spark)
     traffic, diagnosis = TrafficQuery.of(spark, run.config, run.progress), Diagnosis(run.config, run.progress)
+    archive = ArchiveQuery(run.config, run.progress)
     for directory in run.config.directories:
         (Path(directory) / "job").write_text("another")
         with pytest.raises(TakenOverError, match=f"Another job has taken over {directory}"):
-            supervisor.start(spark, run.config, traffic, diagnosis)
-        with pytest.raises(TakenOverError):
-            traffic(spark.range(0), 1)
-        with pytest.raises(TakenOverError):
-            diagnosis(spark.range(0), 1)
+            supervisor.start(spark, run.config, traffic, diagnosis, archive)
+        for query in (traffic, diagnosis, archive):
+            with pytest.raises(TakenOverError):
+                query(spark.range(0), 1)
         take_over(spark, run.config)
     require_owner(spark, run.config)
 

@@ -14,7 +14,17 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from kafka_probe_pipeline.tables import TABLES
-from tests.builders.spark_events import BROKER, CLIENT, NOON_US, agent_event, closed, flow, opened, requested
+from tests.builders.spark_events import (
+    BROKER,
+    CLIENT,
+    NOON_US,
+    agent_event,
+    closed,
+    flow,
+    frames_event,
+    opened,
+    requested,
+)
 from tests.lab.broker import Broker
 from tests.lab.pipeline_job import Run
 
@@ -33,13 +43,15 @@ ROWS = {
     "verdicts": 1,
     "storms": 1,
     "agents": 2,
+    "frames": 2,
 }
 
 
 @pytest.fixture(scope="module")
 def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Path:
     """Return the directory of the tables of two micro-batches; the clock of one event is wrong."""
-    run = Run(broker, tmp_path_factory.mktemp("readers"))
+    run = Run(broker, tmp_path_factory.mktemp("readers"), archive=True)
+    run.send_frames(frames_event(b"asked", b"answered"))
     topic = {"topic_id": TOPIC_ID, "topic": "orders", "requests": 7}
     run.send_events(flow(0, topics=[topic], requests=7), flow(1, ts=YEAR_9000_US))
     run.once(spark)
@@ -58,7 +70,7 @@ def output(broker: Broker, tmp_path_factory: pytest.TempPathFactory, spark: Spar
 def test_every_reader_finds_the_same_rows(output: Path, spark: SparkSession, name: str) -> None:
     path = str(output / name)
     table = DeltaTable(path)
-    assert table.metadata().partition_columns == ["date"]
+    assert table.metadata().partition_columns == ["date", *TABLES[name].partitions]
     assert ask(output / name, "SELECT count(*) FROM facts") == [(ROWS[name],)]
     assert len(table.to_pandas()) == len(polars.read_delta(path)) == ROWS[name]
     assert spark.read.format("delta").load(path).count() == ROWS[name]
