@@ -48,7 +48,7 @@ COLUMNS = {
     "workloads": "the workloads that it hit most, each with a count",
     "brokers": "the same of brokers",
     "networks": "the same of networks",
-    "hour": "of a frame: hour of `ts`, UTC, by which the table is partitioned besides `date`",
+    "hour": "of a frame: hour of `received_ts`, UTC, by which the table is partitioned besides `date`",
 }
 
 

@@ -14,6 +14,7 @@ import sys
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import asdict
 from functools import partial
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_ADDED = "kafka_probe.commands"
 CAPTURE_FIELDS = [name for name in Config.model_fields if name not in DaemonConfig.model_fields]
 
 
@@ -81,7 +83,18 @@ def options(names: Iterable[str]) -> Callable[[Callable[..., None]], Callable[..
     return decorate
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    """The commands of the agent, and those that packages add by an entry point in the group kafka_probe.commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *entry_points(group=_ADDED).names})
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        added = entry_points(group=_ADDED, name=name)
+        return super().get_command(ctx, name) or next((entry.load() for entry in added), None)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(kafka_probe.__version__, message="%(prog)s %(version)s")
 def commands() -> None:
     """Show which processes use a Kafka broker, and for which topics.
@@ -130,7 +143,7 @@ def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **
     """Show a live table of clients, APIs and topics with their rates and latencies."""
     from kafka_probe.top import top_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "recorder_bytes": "0"})
+    config = _configured(flags, file, {"log_level": "warning"})
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     if sys.stderr.isatty():
@@ -154,7 +167,7 @@ def trace(file: Path | None, as_json: bool, internal: bool, **flags: str | None)
     """Print one line per request and its response."""
     from kafka_probe.trace import trace_sink
 
-    config = _configured(flags, file, {"log_level": "warning", "requests": "all", "recorder_bytes": "0"})
+    config = _configured(flags, file, {"log_level": "warning", "requests": "all"})
     _watch(config, trace_sink(as_json=as_json), internal_requests=internal)
 
 
@@ -221,10 +234,15 @@ def _sink(config: Config) -> Sink:
 
 def _archive_sink(config: Config, sink: Sink) -> Sink | None:
     """Return the destination of frames; None if none are archived. Standard output gets them only with --archive."""
+    needs_recorder = config.archive.which in ("errors", "slower") or config.archive_filter.topic
+    if config.archive.which != "off" and needs_recorder and not config.recorder_bytes:
+        raise UsageError("--archive needs --recorder-bytes for errors, slower:MS and a filter by topic.")
     if config.sink == "stdout":
         return None if config.archive.which == "off" else sink
     if not config.archives:
         return None
+    if config.archive_topic == config.topic:
+        raise UsageError("--archive-topic must differ from --topic: readers of events do not expect frames.")
     from kafka_probe.memory import ARCHIVE_WAITING_BYTES
     from kafka_probe.sinks.kafka import KafkaSink
 
@@ -260,7 +278,7 @@ def _watch(
     from kafka_probe.startup import attached
 
     try:
-        bounds = bounds_of(config)
+        bounds = bounds_of(config, archives=archive_sink is not None)
         local_sinks = [server] if server else []
         agent = Agent(config, sink, local_sinks, bounds, archive_sink=archive_sink, internal_requests=internal_requests)
         if isinstance(sink, EndingSink):
@@ -274,9 +292,9 @@ def _watch(
                 server.start(agent, sink, bounds.clients_bytes)
             agent.run(programs, listing)
     finally:
+        sink.close(config.flush_timeout_s)
         if archive_sink:
             archive_sink.close(config.flush_timeout_s)
-        sink.close(config.flush_timeout_s)
     for section, counts in agent.summary().items():
         counted = [f"{name} {count}" for name, count in counts.items() if count]
         report(f"{section}: {', '.join(counted) or 'none'}")

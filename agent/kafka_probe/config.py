@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType, NoneType
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
-from pydantic import ByteSize, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 VARIABLE_PREFIX = "KAFKA_PROBE_"
 MIB = 1 << 20
+LEAST_RECORDER_BYTES = 64 << 10
 
 
 class SinkConfig(BaseSettings):
@@ -147,16 +148,15 @@ class DaemonConfig(SinkConfig):
     """exchanges whose frames are archived besides those of the recorder"""
     archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$")
     """topic of archived frames; the agent creates it if it is absent"""
-    archive_bytes_per_s: ByteSize = Field(ByteSize(MIB), gt=0)
-    """most bytes of archived frames per second, before compression; what exceeds it for ten seconds is dropped"""
+    archive_bytes_per_s: ByteSize = Field(ByteSize(MIB), ge=64 << 10)
+    """most bytes of archived frames per second, before compression, three times that at once; the rest is dropped"""
 
-    @field_validator("archive")
+    @field_validator("recorder_bytes")
     @classmethod
-    def _archive_has_a_recorder(cls, archive: RequestEvents, others: ValidationInfo) -> RequestEvents:
-        has_recorder, narrowed = others.data.get("recorder_bytes"), others.data.get("archive_filter")
-        if not has_recorder and (archive.which in ("errors", "slower") or (narrowed and narrowed.topic)):
-            raise ValueError("needs --recorder-bytes for errors, slower:MS and a filter by topic")
-        return archive
+    def _recorder_is_useful(cls, size: ByteSize) -> ByteSize:
+        if 0 < size < LEAST_RECORDER_BYTES:
+            raise ValueError(f"must be 0, or at least {written_size(ByteSize(LEAST_RECORDER_BYTES))}")
+        return size
 
     @property
     def archives(self) -> bool:

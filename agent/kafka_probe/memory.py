@@ -109,8 +109,10 @@ DEFAULT = Bounds.within(316 * MIB)
 """The bounds under default settings."""
 
 
-def bounds_of(config: Config) -> Bounds:
+def bounds_of(config: Config, *, archives: bool = True) -> Bounds:
     """Return the bounds for the settings: the memory limit less all fixed parts, in whole MiB.
+
+    archives: the agent archives frames if the settings ask for it.
 
     Raises:
         StartError: the settings need more memory than the limit.
@@ -124,7 +126,7 @@ def bounds_of(config: Config) -> Bounds:
         "metrics (--metrics-series)": SERIES_BYTES * config.metrics_series,
         "HTTP answers": HTTP_BYTES,
     }
-    if config.archives:
+    if archives and config.archives:
         fixed["recorder (--recorder-bytes) and waiting frames"] = config.recorder_bytes + ARCHIVE_WAITING_BYTES
     if config.listen_certfile:
         fixed["TLS connections (--listen-certfile)"] = TLS_BYTES

@@ -9,10 +9,16 @@ from typing import cast
 from kafka_probe import server
 from kafka_probe.events import SCHEMA_VERSION, Event, FramesEvent, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
-from kafka_probe.sinks import Sink, outbox
+from kafka_probe.sinks import Sink
 from kafka_probe.sinks.outbox import encode
 
-LOSSES = {f"archive_{reason}": f"of the topic of frames: {meaning}" for reason, meaning in outbox.LOSSES.items()}
+LOSSES = {
+    "archive_sink_buffer_full": "events with frames beyond 4 MiB while the topic of frames was slow or unreachable",
+    "archive_sink_event_too_large": "events with frames of more than 4 MiB: none should be as large",
+    "archive_sink_refused": "events with frames that the topic of frames refused: see the log",
+    "archive_sink_send_failed": "events with frames that could not be sent",
+    "archive_sink_unsent_at_exit": "events with frames not delivered when the agent stopped: see `--flush-timeout-s`",
+}
 
 
 class Sender:
@@ -69,9 +75,9 @@ class Sender:
         """Return the losses of all sinks by reason, those of an HTTP server also without one."""
         absent = dict.fromkeys(server.LOSSES, 0)
         archive = None if self._archive is self._sink else self._archive
-        of_archive = {f"archive_{reason}": n for reason, n in archive.losses().items()} if archive else {}
+        of_archive = {f"archive_{reason}": n for reason, n in (archive.losses() if archive else {}).items()}
         losses = {reason: n for sink in (*self._local, self._sink) for reason, n in sink.losses().items()}
-        return absent | of_archive | losses
+        return absent | {reason: n for reason, n in of_archive.items() if reason in LOSSES} | losses
 
     def counters(self) -> dict[str, int]:
         """Return the number of events, and the counters of the destination."""

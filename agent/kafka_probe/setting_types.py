@@ -25,7 +25,7 @@ class RequestEvents:
     @classmethod
     def parse(cls, text: object) -> RequestEvents:
         """Return the selection that a text describes. Raises `ValueError`, which lists the accepted forms."""
-        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:1/([1-9]\d*))", str(text)):
+        match re.fullmatch(r"(off|all|errors)|(?:slower:(\d+(?:\.\d+)?))|(?:1/([1-9]\d{0,11}))", str(text)):
             case None:
                 raise ValueError("must be off, all, errors, slower:MILLISECONDS or 1/N")
             case found if found[2]:

@@ -61,6 +61,8 @@ def run(**given: object) -> None:
     config = load(given)
     if not config.bootstrap_servers:
         raise UsageError("Set --bootstrap-servers to host:port of a broker with the events topic.")
+    if config.frames_topic == config.events_topic:
+        raise UsageError("--frames-topic must differ from --events-topic.")
     if not config.agent_silent <= config.closed_limit < config.open_limit:
         raise UsageError("Set --closed-limit to at least --agent-silent and less than --open-limit.")
     receivers = tuple(Alertmanager(url) for url in config.alertmanager_url.split(",") if url)
@@ -73,8 +75,9 @@ def run(**given: object) -> None:
         if config.listen:
             progress.serve(config.listen)
         created = topics.create_missing(spark, config)
-        if topics.has_times_of_writers(spark, config):
-            log.warning(TIMES_OF_WRITERS, config.events_topic)
+        for topic in (config.events_topic, *((config.frames_topic,) if config.archives else ())):
+            if topics.has_times_of_writers(spark, config, topic):
+                log.warning(TIMES_OF_WRITERS, topic)
         traffic = TrafficQuery.of(spark, config, progress)
         with ExitStack() as stack:
             for receiver in receivers:

@@ -66,7 +66,7 @@ class PipelineConfig(BaseSettings):
     events_topic: str = Field("kafka-probe.events", min_length=1)
     """topic of the agents' events; created if absent"""
     frames_topic: str = "kafka-probe.frames"
-    """topic of archived frames, which become the table `frames`; created if absent; empty: no such table"""
+    """topic of archived frames, which become the table `frames`; created if absent; off: no such table"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
     """topic of the traffic sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)
@@ -92,7 +92,7 @@ class PipelineConfig(BaseSettings):
     archive_interval: float = Field(30, gt=0)
     """seconds between micro-batches of archived frames, except during a backlog; each one adds files to their table"""
     archive_file_bytes: int = Field(128 << 20, gt=0)
-    """largest size of a file into which the frames of an hour are merged"""
+    """size that the files have at most about twice into which the frames of an hour are merged"""
     archive_file_age: float = Field(900, gt=0)
     """seconds after an hour's end in which its frames are merged"""
     other_end_wait: float = Field(15, ge=0)
@@ -151,6 +151,11 @@ class PipelineConfig(BaseSettings):
     """master of the Spark cluster; default: that of spark-submit, else local[4]"""
     jars_dir: Path | None = None
     """folder with the jars of Spark's Kafka connector and Delta Lake; default: the jars of `make setup`"""
+
+    @property
+    def archives(self) -> bool:
+        """Return True if the job keeps frames."""
+        return self.frames_topic not in ("", "off")
 
     @property
     def checkpoint_directory(self) -> str:

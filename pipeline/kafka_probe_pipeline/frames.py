@@ -17,7 +17,10 @@ _NUMBERS = tuple(name for name in schema.FrameSamples.__annotations__ if name no
 _OF_EVENT = ("node", "agent_id", "seq", "copy_rules")
 _OF_END = ("conn_id", "flow_id", "side")
 HOUR = "hour"
-"""Column of the hour of a row's time, UTC, by which the table is partitioned besides the date."""
+"""Column of the hour in which Kafka received a frame, UTC, by which the table is partitioned besides the date.
+
+The last frames of a connection may be much older: a date of their own would delete them early.
+"""
 
 SCHEMA = struct_of(
     {
@@ -37,13 +40,14 @@ def frames(events: DataFrame) -> DataFrame:
     exploded = events.select(*_OF_EVENT, "wall_ns", "received_us", "ends", sample)
     end = F.col("ends")[F.col("sample.end").cast("int")]
     ts = F.expr("timestamp_micros((sample.ns + wall_ns) div 1000)").alias("ts")  # `/` would round
+    received = F.timestamp_micros("received_us").alias(RECEIVED)
     rows = exploded.select(
         ts,
-        F.timestamp_micros("received_us").alias(RECEIVED),
+        received,
         *_OF_EVENT,
         *(end[name].alias(name) for name in _OF_END),
         *(F.col(f"sample.{name}").alias(name) for name in _NUMBERS),
         F.unbase64("sample.data").alias("data"),
-        F.hour(ts).alias(HOUR),
+        F.hour(received).alias(HOUR),
     )
     return rows.sortWithinPartitions("flow_id", "ns", "part")

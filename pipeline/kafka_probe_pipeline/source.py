@@ -33,8 +33,8 @@ MOST_RECORD_BYTES = (4 << 20) + 1  # an event of an agent has at most 4 MiB, and
 MOST_TOPICS = 4097  # an agent names 4096, and counts the others in one row
 MOST_OPEN = 514  # an agent sends 512 counts of open connections, and the sums of the others by side
 MOST_SEQ = 1 << 48  # 89 years of 100,000 events per second
-MOST_SAMPLES = 4096  # agents send 512
-MOST_NS = 1 << 61  # of a clock: 73 years
+MOST_SAMPLES = 512  # what agents send at once
+MOST_NS = (1 << 62) - 1  # of a clock: 146 years
 KEYS = rf"\A(0|-?[1-9][0-9]{{0,2}}|{'|'.join(schema.CODECS)})\z"  # an error code, a bucket of latency, a codec
 COUNTS = (
     *("requests", "responses", "request_bytes", "response_bytes"),
@@ -247,8 +247,10 @@ def _reasons_of_samples(event: Column) -> dict[str, Column]:
         "samples in lists of different lengths": misses(
             reduce(Column.__and__, (F.size(each) == F.size(pieces) for each in numbers)) & pieces.isNotNull()
         ),
-        f"more than {MOST_SAMPLES} samples": F.size(pieces) > MOST_SAMPLES,
-        "a sample of no end": event["ends"].isNull() | F.exists(samples["end"], of_no_end),
+        f"more than {MOST_SAMPLES} samples or ends": (F.size(pieces) > MOST_SAMPLES) | (ends > MOST_SAMPLES),
+        "a sample of no end": event["ends"].isNull()
+        | F.exists(event["ends"], Column.isNull)
+        | F.exists(samples["end"], of_no_end),
         "a sample without a number": _any(F.exists(each, Column.isNull) for each in numbers),
         "a sample that is not base64": F.exists(pieces, lambda piece: F.try_to_binary(piece, F.lit("base64")).isNull()),
         "samples before 1970 or after 9999": misses(event["wall_ns"].between(-MOST_NS, MOST_NS))

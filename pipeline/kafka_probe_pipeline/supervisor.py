@@ -56,7 +56,7 @@ def start(
         _start(spark, traffic, config.events_topic, config.trigger_interval, config),
         _start(of_few_rows, diagnosis, config.events_topic, config.verdict_interval, config),
     ]
-    if config.frames_topic:
+    if config.archives and topics.may_read(spark, config, config.frames_topic):
         queries.append(_start(spark.newSession(), archive, config.frames_topic, config.archive_interval, config))
     return queries
 
@@ -113,7 +113,7 @@ def run_through_outages(
     while not stopping.is_set():
         queries = begin()
         try:
-            run_until_signal(queries, progress, stopping)
+            run_until_signal(queries, progress, stopping, once=config.once)
             break
         except AwayError as error:
             for query in queries:
@@ -138,20 +138,31 @@ def _answer(spark: SparkSession, config: PipelineConfig) -> bool:
     return True
 
 
-def run_until_signal(queries: Sequence[StreamingQuery], progress: Progress, stopping: Event) -> None:
+def run_until_signal(
+    queries: Sequence[StreamingQuery], progress: Progress, stopping: Event, *, once: bool = True
+) -> None:
     """Wait until all queries have ended by themselves (`--once`), or `stopping` is set.
 
     Raises:
         AwayError: a query waited for Kafka's brokers in vain.
         KafkaProbeError: a query failed.
     """
+    running = list(queries)
+    while running and not stopping.is_set():
+        # Await each query, so that the failure of one is noticed while others run.
+        for query in list(running):
+            if _has_ended(query, once=once):
+                running.remove(query)
+        progress.look(running)
+
+
+def _has_ended(query: StreamingQuery, *, once: bool) -> bool:
+    """Return True if the query has ended by itself. The archive may fail alone, unless the job is to end: `once`."""
     try:
-        while not stopping.is_set():
-            # Await each query, so that the failure of one is noticed while others run.
-            ended = [query.awaitTermination(1) for query in queries]
-            if all(ended):
-                return
-            progress.look(queries)
+        return bool(query.awaitTermination(1))
     except StreamingQueryException as error:
-        kind = AwayError if OF_BROKERS_AWAY.search(str(error)) else KafkaProbeError
-        raise kind(f"The stream stopped: {last_cause(error)}") from None
+        away = OF_BROKERS_AWAY.search(str(error))
+        if query.name == "archive" and not (away or once):
+            log.warning("The archive stopped until the next start; the other queries go on. %s", last_cause(error))
+            return True
+        raise (AwayError if away else KafkaProbeError)(f"The stream stopped: {last_cause(error)}") from None

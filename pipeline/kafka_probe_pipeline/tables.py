@@ -46,7 +46,7 @@ TABLES = {
     "verdicts": TableKind(verdicts.SCHEMA, "ts", "diagnosis", ("cause",)),
     "storms": TableKind(storms.CHANGES, "ts", "diagnosis", ("id", "kind", "cause")),
     "agents": TableKind(event_rows.AGENTS, RECEIVED, "diagnosis", ("ts", "node")),
-    "frames": TableKind(frames.SCHEMA, "ts", "archive", ("flow_id", "conn_id", "api_key"), (frames.HOUR,)),
+    "frames": TableKind(frames.SCHEMA, RECEIVED, "archive", ("ts", "flow_id", "conn_id", "api_key"), (frames.HOUR,)),
 }
 DATE = "date"
 """Column of the UTC date of a row's time, by which the tables are partitioned."""
@@ -58,6 +58,12 @@ So a wrong clock or a forged event makes no date of its own, and retention reach
 """
 
 _UNUSED_KEPT = "interval 24 hours"  # a reader that opened the table before finishes
+_LARGEST_BYTES = 1 << 30
+# Delta Lake sorts rows into files by what ZORDER names, and by default neither within a file nor exactly.
+_SORTED_BY_FLOW = {
+    "spark.databricks.io.skipping.mdc.sortWithinFiles": "true",
+    "spark.databricks.io.skipping.mdc.addNoise": "false",
+}
 _LOG_KEPT = "interval 4 hours"
 _PROPERTIES = {
     "delta.checkpointInterval": "100",
@@ -153,21 +159,25 @@ class Table:
     def compact(self, small_bytes: int, dates: str = "date IS NOT NULL") -> None:
         """Merge the files of each date that are smaller than that. `dates`: a condition on `date`."""
         self.spark.conf.set("spark.databricks.delta.optimize.minFileSize", small_bytes)
+        self.spark.conf.set("spark.databricks.delta.optimize.maxFileSize", _LARGEST_BYTES)
         self.spark.sql(f"OPTIMIZE {self._sql} WHERE {dates}")
 
     def merge_hours(self, before: datetime, file_bytes: int) -> None:
-        """Merge the files of each hour that ended by then, sorted by flow, into files of at most that size.
+        """Merge the files of each hour that ended by then, sorted by flow, into files of about that size.
 
-        Hours whose files have at least half of that size on average are left as they are.
+        Hours that have at most one file below half of that size are left as they are.
         """
         files = DataFrame(self._snapshot(self._log()).allFiles().toDF(), self.spark)
         hour = [F.col(f"partitionValues.{name}").alias(name) for name in (DATE, frames.HOUR)]
-        sizes = files.select(*hour, "size").groupBy(DATE, frames.HOUR).agg(F.count("*"), F.sum("size")).collect()
+        small = F.count_if(F.col("size") < file_bytes // 2)
+        hours = files.select(*hour, "size").groupBy(DATE, frames.HOUR).agg(small).collect()
         self.spark.conf.set("spark.databricks.delta.optimize.maxFileSize", file_bytes)
-        for date, hour_of_day, count, size in sizes:
+        for name, value in _SORTED_BY_FLOW.items():
+            self.spark.conf.set(name, value)
+        for date, hour_of_day, small_files in hours:
             begin = datetime.fromisoformat(date).replace(hour=int(hour_of_day), tzinfo=UTC)
-            if begin + timedelta(hours=1) <= before and count > 1 and size < count * file_bytes // 2:
-                partition = f"{DATE} = '{date}' AND {frames.HOUR} = {hour_of_day}"
+            if begin + timedelta(hours=1) <= before and small_files > 1:
+                partition = f"{DATE} = '{date}' AND {frames.HOUR} = {int(hour_of_day)}"
                 self.spark.sql(f"OPTIMIZE {self._sql} WHERE {partition} ZORDER BY (flow_id)")
 
     def delete(self, dates: str) -> None:

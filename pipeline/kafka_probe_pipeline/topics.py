@@ -5,6 +5,7 @@ Uses the Java client that comes with Spark's connector, so that one set of optio
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,11 @@ ANSWER_WITHIN_MS = 10_000
 TIMES_OF_BROKER = {"message.timestamp.type": "LogAppendTime"}
 
 
+_NOT_AUTHORIZED = "AuthorizationException"
+
+log = logging.getLogger("kafka_probe_pipeline")
+
+
 def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ...]:
     """Create the job's topics that are absent, and return their names.
 
@@ -31,7 +37,7 @@ def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ..
     jvm: Any = spark.sparkContext._jvm
     with _admin(jvm, config) as admin:
         there = set(admin.listTopics().names().get())
-        read = (config.events_topic, *filter(None, (config.frames_topic,)))
+        read = (config.events_topic, *((config.frames_topic,) if config.archives else ()))
         needed = (*read, config.traffic_topic, config.dead_letter_topic, config.alerts_topic)
         missing = tuple(name for name in needed if name not in there)
         default_replication = jvm.java.util.Optional.empty()
@@ -40,27 +46,50 @@ def create_missing(spark: SparkSession, config: PipelineConfig) -> tuple[str, ..
         for topic in new:
             if topic.name() in read:
                 topic.configs(TIMES_OF_BROKER)
-        for created in admin.createTopics(new).values().values():
-            _wait(created)
+        created = admin.createTopics(new).values()
+        for name in missing:
+            try:
+                _wait(created.get(name))
+            except Py4JJavaError as error:
+                # Traffic and alerts do not need frames: `may_read` warns.
+                if name != config.frames_topic or _NOT_AUTHORIZED not in str(error.java_exception):
+                    raise
     return missing
 
 
-def has_times_of_writers(spark: SparkSession, config: PipelineConfig) -> bool:
-    """Return True if records of the events topic have the times that their writers set.
+def may_read(spark: SparkSession, config: PipelineConfig, topic: str) -> bool:
+    """Return True if the topic exists and the job's user may see it; else log what to do.
 
-    False if the brokers do not allow to read the topic's settings.
+    Raises:
+        StartError: no broker answers.
+    """
+    with _admin(spark.sparkContext._jvm, config) as admin:
+        if topic in set(admin.listTopics().names().get()):
+            return True
+    log.warning(
+        "Topic %s is not visible to the job's user, so archived frames are not kept. Create it and allow DESCRIBE and "
+        "READ, or set --frames-topic off.",
+        topic,
+    )
+    return False
+
+
+def has_times_of_writers(spark: SparkSession, config: PipelineConfig, name: str) -> bool:
+    """Return True if records of the topic have the times that their writers set.
+
+    False if the brokers do not show the topic's settings.
 
     Raises:
         StartError: no broker answers.
     """
     jvm: Any = spark.sparkContext._jvm
     kinds = jvm.org.apache.kafka.common.config.ConfigResource
-    topic = kinds(kinds.Type.TOPIC, config.events_topic)
+    topic = kinds(kinds.Type.TOPIC, name)
     with _admin(jvm, config) as admin:
         try:
             settings = admin.describeConfigs([topic]).all().get().get(topic)
         except Py4JJavaError as error:
-            if "AuthorizationException" in str(error.java_exception):
+            if any(name in str(error.java_exception) for name in (_NOT_AUTHORIZED, "UnknownTopicOrPartition")):
                 return False
             raise
         return any(settings.get(name).value() != value for name, value in TIMES_OF_BROKER.items())

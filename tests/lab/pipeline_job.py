@@ -76,7 +76,7 @@ class Run:
         return {
             "bootstrap_servers": self.broker.bootstrap,
             "events_topic": self.events,
-            "frames_topic": self.frames,
+            "frames_topic": self.frames or "off",
             "traffic_topic": self.traffic,
             "dead_letter_topic": self.dead,
             "alerts_topic": self.alerts,
@@ -155,7 +155,7 @@ class Run:
 
     def has_times_of_writers(self, spark: SparkSession) -> bool:
         """Return True if writers set the times of the events topic's records."""
-        return topics.has_times_of_writers(spark, self.config)
+        return topics.has_times_of_writers(spark, self.config, self.events)
 
     def table(self, spark: SparkSession, name: str = "traffic") -> DataFrame:
         """Return the rows of one of the job's tables."""

@@ -26,7 +26,6 @@ from tests.lab.pipeline_job import Run
 pytestmark = pytest.mark.spark
 
 NOON = datetime.fromtimestamp(NOON_US / 1e6, UTC)
-HOUR_NS = 3600 * 10**9
 METADATA = 3
 
 
@@ -37,7 +36,7 @@ def reasons(spark: SparkSession, *events: Event) -> list[str | None]:
 
 def digest(samples: Iterable[Any]) -> str:
     """Return a hash of the sequence of samples, each a dictionary or a row."""
-    names = ("ns", "tcp_seq", "flags", "part", "frame_bytes", "data")
+    names = ("flow_id", "conn_id", "ns", "correlation_id", "tcp_seq", "flags", "part", "frame_bytes", "data")
     rows = sorted(tuple(bytes(one[n]) if n == "data" else one[n] for n in names) for one in samples)
     return hashlib.sha256(repr(rows).encode()).hexdigest()
 
@@ -51,7 +50,7 @@ def test_a_row_has_what_the_kernel_copied_and_where(spark: SparkSession) -> None
     assert (first["flow_id"], first["side"], first["api_key"], first["flags"]) == ("f" * 16, "client", METADATA, 0)
     assert (second["ts"] - first["ts"], second["ns"]) == (timedelta(milliseconds=1), 1_000_000)
     assert first["ts"].replace(tzinfo=UTC) == NOON
-    assert first["hour"] == 12
+    assert first["hour"] == NOON.hour
 
 
 def wrong(**samples: object) -> Event:
@@ -75,7 +74,8 @@ def wrong(**samples: object) -> Event:
         (frames_event(b"one", wall_ns=2**63 - 1), "samples before 1970 or after 9999"),
         (frames_event(b"one", wall_ns=None), "samples before 1970 or after 9999"),
         (frames_event(b"one", ends=None), "a sample of no end"),
-        (frames_event(*[b""] * (source.MOST_SAMPLES + 1)), f"more than {source.MOST_SAMPLES} samples"),
+        (frames_event(b"one", ends=[None]), "a sample of no end"),
+        (frames_event(*[b""] * (source.MOST_SAMPLES + 1)), f"more than {source.MOST_SAMPLES} samples or ends"),
         ({**frames_event(), "kind": "other"}, "unknown kind"),
         ({**frames_event(), "samples": None}, "samples in lists of different lengths"),
     ],
@@ -85,17 +85,16 @@ def test_an_event_that_would_make_no_rows_is_malformed(spark: SparkSession, even
 
 
 @pytest.mark.broker
-def test_the_sequence_of_samples_is_what_the_agent_sent_after_repetition_and_merging(
+def test_the_sequence_of_samples_is_what_the_agent_sent_also_after_hours_were_merged(
     broker: Broker, tmp_path: Path, spark: SparkSession
 ) -> None:
     fed = Fed(archive={"archive": "all"})
-    fed.see(opened(rx_base=1, tx_base=2))
+    fed.see(*(opened(conn, rx_base=conn, tx_base=2) for conn in range(1, 4)))
     for number in range(600):
-        samples = stream(request(METADATA, 12), response(METADATA, 12))
-        samples["correlation_id"], samples["ts_ns"] = number, number * HOUR_NS // 200
+        samples = stream(request(METADATA, 12, number % 3 + 1), response(METADATA, 12, number % 3 + 1))
+        samples["correlation_id"], samples["ts_ns"] = number, number * 10**6
         fed.see(samples)
-    begin = datetime.now(UTC).replace(minute=0, second=0, microsecond=0) - timedelta(hours=5)
-    sent = [{**event, "wall_ns": int(begin.timestamp()) * 10**9} for event in fed.archive_sink.events]
+    sent = fed.archive_sink.events
     run = Run(broker, tmp_path, archive=True)
     parts = iter(sent)
     while part := [*islice(parts, 150)]:
@@ -109,15 +108,16 @@ def test_the_sequence_of_samples_is_what_the_agent_sent_after_repetition_and_mer
 
     path = str(run.output / "frames")
     before = len(DeltaTable(path).file_uris())
-    Maintenance(spark, run.config).run(begin + timedelta(hours=2, minutes=1))
+    Maintenance(spark, run.config).run(datetime.now(UTC))
+    assert len(DeltaTable(path).file_uris()) == before, "an hour that is not over is left as it is"
+    Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(hours=1))
     files = DeltaTable(path).file_uris()
     assert len(files) < before
-    hours = [(begin + timedelta(hours=number)).hour for number in range(3)]
-    per_hour = [sum(f"hour={hour}/" in file for file in files) for hour in hours]
-    assert per_hour[:2] == [1, 1]
-    assert per_hour[2] > 1, "that of an hour that is not over"
+    assert len(files) == len({file.rpartition("/")[0] for file in files}), "one file per hour"
+    merged = spark.read.parquet(files[0]).select("flow_id", "ns").collect()
+    assert [row["flow_id"] for row in merged] == sorted(row["flow_id"] for row in merged)
     assert digest(run.table(spark, "frames").collect()) == expected
-    Maintenance(spark, run.config).run(begin + timedelta(hours=2, minutes=2))
+    Maintenance(spark, run.config).run(datetime.now(UTC) + timedelta(hours=1))
     assert DeltaTable(path).file_uris() == files, "merged hours are left as they are"
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kafka_probe import flows, loop, text
+from kafka_probe.archive import recorder
 from kafka_probe.capture import compiler, perfbuf
 from kafka_probe.config import Config
 from kafka_probe.connections import activity, conntrack, open_counts, pending_closes, tracker
@@ -91,6 +92,7 @@ MEMORY = (
     f"waiting events {mib(CONFIG.sink_buffer_bytes)} of up to {mib(EVENT_BYTES)} MiB each",
     f"{mib(IN_TRANSIT_BYTES)} in transit, metrics {mib(METRICS_BYTES)}, the recorder {mib(CONFIG.recorder_bytes)}",
     f"with {mib(ARCHIVE_WAITING_BYTES)} of frames that wait for the archive",
+    f"Of a kept frame the first {recorder._KEPT_PARTS} samples count",
     f"at least {perfbuf._LEAST_BYTES // 1024} KiB per CPU",
     f"names of up to {SPOOL_FILES:,} files take {mib(SPOOL_FILES * SPOOL_FILE_BYTES)} MiB more",
     f"Tables share the rest, {mib(CONFIG.memory_limit) - FIXED_MIB} MiB",

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kafka_probe.archive import recorder
-from kafka_probe.archive.recorder import Keys, Recorder, exchange_keys
+from kafka_probe.archive.recorder import KeyArray, Recorder, exchange_keys
 from kafka_probe.capture.sample import DATA_BYTES, NO_API, Flag, Samples
 from kafka_probe.config import DaemonConfig
 from kafka_probe.connections.close_reason import JUST_NS, read_close
@@ -39,8 +39,9 @@ LOSSES = {
 }
 _EVENT_SAMPLES = 512
 _SAMPLE_BYTES = 100  # of a sample in JSON besides its data
-_BURST_S = 10  # of this time an unused rate is kept
-_LEAST_SAMPLES, _MOST_SAMPLES, _SAMPLES_AT_ONCE = 8, 256, 1 << 14  # of each connection that ended badly, and of all
+_BURST_S = 3  # of this time an unused rate is kept: no more than may wait for the topic
+# Samples of each direction of a connection that ended badly, of all that ended together, and of those found at once.
+_LEAST_SAMPLES, _MOST_SAMPLES, _SAMPLES_OF_ALL, _SAMPLES_AT_ONCE = 4, 128, 1 << 14, 1 << 12
 _ASKED = 1 << 14  # most exchanges whose response is still awaited, because their request names a topic of the filter
 _COLUMNS = tuple(name for name in FrameSamples.__annotations__ if name not in ("end", "ns", "data"))
 _RESPONSE = int(Flag.RESPONSE)
@@ -56,56 +57,63 @@ class Archive:
         self._filter = config.archive_filter
         self._tracker = tracker
         self._names = names
-        self._rate = _Rate(config.archive_bytes_per_s)
+        self._rate = _TokenBucket(config.archive_bytes_per_s)
+        self._records = config.recorder_bytes > 0
         self._recorder = Recorder(config.recorder_bytes, tracker.awaits_close)
         self._asked: OrderedDict[int, None] = OrderedDict()
         self._rate_losses = 0
+        self._dropped_ns = 0  # time of the newest sample that was dropped
+
+    @property
+    def _by_sample(self) -> bool:
+        """Return True if each sample is chosen by what it has itself; others are chosen by their exchange."""
+        return self._which.which in ("all", "one_in") and not self._filter.topic
 
     @property
     def losses(self) -> dict[str, int]:
         """Return the losses since the start."""
         return {**self._recorder.losses, "archive_rate": self._rate_losses}
 
-    @property
-    def used_bytes(self) -> int:
-        """Return the memory of the recorder."""
-        return self._recorder.used_bytes
-
     def record(self, samples: Samples) -> None:
         """Keep samples as they were read. They must not change any more."""
-        self._recorder.add(samples)
+        if self._records:
+            self._recorder.add(samples)
 
     def select(self, samples: Samples, batch: Sequence[Frames]) -> Iterator[FramesEvent]:
         """Yield events with the frames that the settings ask for.
 
         samples: FRAME samples; batch: the frames that they complete.
         """
-        if self._which.which == "off":
+        if self._by_sample:
+            chosen = samples[self._of_samples(samples, self._known(samples["conn"]))]
+        elif self._which.which == "off":
             return
-        if self._which.which in ("all", "one_in") and not self._filter.topic:
-            chosen = samples[self._of_samples(samples)]
         else:
-            keys = [self._exchanges(frames) for frames in batch]
+            # Requests first: a response may be chosen by what its request names.
+            keys = [self._exchanges(frames) for frames in sorted(batch, key=lambda one: one.shape.facts.response)]
             chosen = self._recorder.exchanges(np.concatenate([np.empty(0, np.uint64), *keys]))
-        if len(chosen):
-            yield from self._events(chosen, self._connections(chosen), spare=0.5)
+        yield from self._events(chosen, self._known(chosen["conn"]), spare=0.5)
 
     def close(self, settled: Sequence[PendingClose]) -> Iterator[FramesEvent]:
         """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
-        ended_badly = {
-            closed.connection.identity.conn: closed
-            for closed in settled
-            if not closed.connection.internal and not _is_normal(closed)
-        }
-        if ended_badly:
-            most = min(max(_SAMPLES_AT_ONCE // len(ended_badly), _LEAST_SAMPLES), _MOST_SAMPLES)
-            found = self._recorder.frames_of(ended_badly, most)
-            asked = {*found["conn"][found["flags"] & _RESPONSE == 0].tolist()}
-            counts = Counter(found["conn"][found["part"] == 0].tolist())
-            for conn, closed in ended_badly.items():
+        if not self._records:
+            return
+        ended_badly = [closed for closed in settled if not closed.connection.internal and not _is_normal(closed)]
+        most = min(max(_SAMPLES_OF_ALL // max(len(ended_badly), 1), _LEAST_SAMPLES), _MOST_SAMPLES)
+        at_once = _SAMPLES_AT_ONCE // most
+        for start in range(0, len(ended_badly), at_once):
+            closes = {closed.connection.identity.conn: closed for closed in ended_badly[start : start + at_once]}
+            found = self._recorder.frames_of(closes, most)
+            firsts = found[found["part"] == 0]
+            counts = Counter(firsts["conn"].tolist())
+            asked = {*firsts["conn"][firsts["flags"] & _RESPONSE == 0].tolist()}
+            for conn, closed in closes.items():
                 closed.recorded = counts[conn]
                 closed.evicted = bool(closed.last_request_bytes) and conn not in asked
-            yield from self._events(found, {conn: closed.connection for conn, closed in ended_badly.items()}, spare=0)
+            connections = {conn: closed.connection for conn, closed in closes.items()}
+            if self._by_sample:  # those that were dropped before are sent again, the others were sent
+                found = found[(found["ts_ns"] <= self._dropped_ns) | ~self._of_samples(found, connections)]
+            yield from self._events(found, connections, spare=0)
         for closed in settled:
             self.forget(closed.connection.identity.conn)
 
@@ -113,22 +121,24 @@ class Archive:
         """Drop the last frames of a connection of which no close follows."""
         self._recorder.forget(conn)
 
-    def _of_samples(self, samples: Samples) -> Mask:
+    def _of_samples(self, samples: Samples, known: Mapping[int, Connection]) -> Mask:
         """Return which samples the settings choose, by what each sample has itself, (n,)."""
         chosen: Mask = np.ones(len(samples), np.bool_)
         if self._which.which == "one_in":
             chosen &= exchange_keys(samples) % np.uint64(self._which.one_in) == 0
         if self._filter.api:
             chosen &= self._is_of_api[samples["api_key"]]
-        return chosen & self._of_connections(samples["conn"])
+        distinct, index = np.unique(samples["conn"], return_inverse=True)
+        wanted = [conn in known and self._matches_connection(known[conn]) for conn in distinct.tolist()]
+        return chosen & np.array(wanted, np.bool_)[index]
 
-    def _exchanges(self, frames: Frames) -> Keys:
+    def _exchanges(self, frames: Frames) -> KeyArray:
         """Return the keys of the exchanges that these frames complete and the settings choose."""
         facts = frames.shape.facts
         if self._filter.api and not self._is_of_api[facts.api_key]:
             return np.empty(0, np.uint64)
         keys = exchange_keys(frames.batch[frames.index])
-        chosen = self._of_samples(frames.batch[frames.index])
+        chosen = self._of_samples(frames.batch[frames.index], self._known(frames.column("conn")))
         if self._filter.topic:
             chosen &= self._names_topic(frames) | np.array([key in self._asked for key in keys.tolist()], np.bool_)
             if not facts.response and facts.acks != 0:
@@ -161,13 +171,6 @@ class Archive:
         }
         return np.array([found.get(conn, False) for conn in conns.tolist()], np.bool_)
 
-    def _of_connections(self, conns: Keys) -> Mask:
-        """Return which of the connections are known, not kafka-probe's own, and of the filter, (n,)."""
-        distinct, index = np.unique(conns, return_inverse=True)
-        known = self._known(distinct)
-        chosen = [conn in known and self._matches_connection(known[conn]) for conn in distinct.tolist()]
-        return np.array(chosen, np.bool_)[index]
-
     def _matches_connection(self, connection: Connection) -> bool:
         if not _matches(self._filter.client, connection.client_id):
             return False
@@ -177,12 +180,10 @@ class Archive:
         names = owner["comm"], owner["container_id"], owner["unit"], owner["pod"], owner["owner_name"]
         return _matches(self._filter.workload, *names)
 
-    def _known(self, conns: Keys) -> dict[int, Connection]:
-        found = ((conn, self._tracker.get(conn)) for conn in {*conns.tolist()})
+    def _known(self, conns: KeyArray) -> dict[int, Connection]:
+        """Return those of the connections that are known and not kafka-probe's own."""
+        found = ((conn, self._tracker.get(conn)) for conn in np.unique(conns).tolist())
         return {conn: connection for conn, connection in found if connection and not connection.internal}
-
-    def _connections(self, samples: Samples) -> dict[int, Connection]:
-        return self._known(np.unique(samples["conn"]))
 
     @cached_property
     def _is_of_api(self) -> Mask:
@@ -206,10 +207,11 @@ class Archive:
                 yield _frames_event(part, connections, clock)
             else:
                 self._rate_losses += len(part)
+                self._dropped_ns = max(self._dropped_ns, int(part["ts_ns"].max()))
 
 
 @dataclass(slots=True)
-class _Rate:
+class _TokenBucket:
     """A token bucket: bytes per second, of which an unused part is kept for _BURST_S."""
 
     bytes_per_s: int

@@ -41,7 +41,7 @@ class FrameSamples(TypedDict):
 
 
 class FramesEvent(Origin, Stamped):
-    """Samples of frames, in the order of the kernel's buffer for each connection."""
+    """Samples of frames, those of each connection in the order of their times."""
 
     kind: Annotated[Literal["frames"], KIND]
     copy_rules: Annotated[str, "hash of the rules by which the kernel copied the frames"]

@@ -17,11 +17,13 @@ from tests.builders.samples import (
     ESTABLISHED_TO_CLOSE,
     ESTABLISHED_TO_CLOSE_WAIT,
     Samples,
+    by_hand,
     closed,
+    fetch,
+    fetched_nothing,
     frame,
     gone,
     opened,
-    produced_without_acks,
     request,
     response,
     stream,
@@ -112,7 +114,7 @@ def test_a_filter_narrows_by_client_topic_api_and_workload(narrowed: str, expect
     assert ids(fed) == expected
 
 
-def test_a_request_without_a_response_is_chosen_by_its_topic_at_once() -> None:
+def test_an_exchange_is_archived_once_its_response_is_seen() -> None:
     fed = Fed(archive={"archive": "all", "archive_filter": "topic=*"})
     fed.see(opened(), request(PRODUCE, 9, correlation_id=4))
     assert ids(fed) == []
@@ -154,9 +156,10 @@ def test_the_last_exchange_of_a_connection_that_ended_badly_is_archived(
 
 
 def test_a_close_says_that_the_last_request_was_evicted() -> None:
-    fed = Fed(archive={"recorder_bytes": "4KiB"})
-    fed.see(opened(), exchange(), *(opened(conn) for conn in range(2, 12)))
-    fed.see(*(exchange(conn) for conn in range(2, 12)))
+    fed = Fed(archive={"recorder_bytes": "64KiB"})
+    fed.see(opened(), exchange(), *(opened(conn) for conn in range(2, 500)))
+    for conn in range(2, 500):
+        fed.see(exchange(conn))
     fed.see(closed(1, **NORMAL | {"in_flight": 1}))
     fed.report()
     (close,) = fed.events("close")
@@ -168,21 +171,57 @@ def test_of_a_busy_connection_the_newest_frames_are_archived() -> None:
     fed = Fed(archive={})
     fed.see(opened(), *(exchange(correlation_id=number) for number in range(1000)), closed(**NORMAL | {"in_flight": 1}))
     fed.report()
-    first = 1000 - archive._MOST_SAMPLES // len(exchange())
-    assert ids(fed)[-2 * (1000 - first) :] == [number for number in range(first, 1000) for _ in range(2)]
-    assert len(fed.archived()) == archive._MOST_SAMPLES
+    firsts = [one for one in fed.archived() if not one["part"]]
+    asked, answered = ([one["correlation_id"] for one in firsts if one["flags"] & 1 == way] for way in (0, 1))
+    assert asked == [*range(1000 - archive._MOST_SAMPLES, 1000)]
+    assert answered == [*range(1000 - archive._MOST_SAMPLES // 2, 1000)]  # they have two samples each
 
 
 def test_samples_beyond_the_rate_are_counted_and_those_of_bad_ends_have_half_of_it() -> None:
-    fed = Fed(archive={"archive": "all", "archive_bytes_per_s": "10KiB"})
+    fed = Fed(archive={"archive": "all", "archive_bytes_per_s": "64KiB"})
     many = [exchange(correlation_id=number) for number in range(2000)]
-    fed.see(opened(), *many, closed(**NORMAL | {"in_flight": 1}))
+    fed.see(opened(), *many)
     before = len(fed.archived())
+    fed.see(closed(**NORMAL | {"in_flight": 1}))
     fed.report()
     losses = fed.events("agent")[0]["losses"]
     assert 0 < before < 2000
     assert losses["archive_rate"] == len(stream(*many)) - before
-    assert len(fed.archived()) == before + archive._MOST_SAMPLES
+    assert {*range(2000 - archive._MOST_SAMPLES, 2000)} <= {*ids(fed)}
+    assert len(fed.archived()) == before + len({(one["tcp_seq"], one["part"]) for one in fed.archived()[before:]})
+
+
+def test_a_close_does_not_send_frames_again_that_were_archived_before() -> None:
+    fed = Fed(archive={"archive": "all"})
+    closing = closed(**NORMAL | {"in_flight": 1})
+    fed.see(opened(), exchange(correlation_id=1), exchange(correlation_id=2), closing, gone())
+    fed.report()
+    assert ids(fed) == [1, 1, 2, 2]
+    assert fed.events("close")[0]["recorded"] == 4
+
+
+@pytest.mark.parametrize("others", [0, 3000])
+def test_the_last_exchange_is_archived_whole_however_long_its_response_is(others: int) -> None:
+    fed = Fed(archive={"archive_bytes_per_s": "100MiB"})
+    long = frame(1, data=bytes(20_000), api_key=METADATA, flags=RESPONSE, correlation_id=5, ts_ns=9)
+    fed.see(opened(), request(METADATA, 12, correlation_id=5, ts_ns=8), long)
+    crowd = range(2, 2 + others)
+    for conn in crowd:
+        fed.see(opened(conn), exchange(conn))
+    fed.see(*(closed(conn, **NORMAL | {"in_flight": 1}) for conn in (1, *crowd)))
+    fed.report()
+    close = next(event for event in fed.events("close") if event["conn_id"] == f"{1:016x}")
+    assert (close["recorded"], close["evicted"]) == (2, False)
+    of_first = [one for one in fed.archived() if one["conn_id"] == close["conn_id"]]
+    assert [one["part"] for one in of_first if one["flags"] & 1] == [*range(len(long))]
+
+
+def test_a_topic_filter_finds_an_exchange_whose_response_has_a_shape_seen_before_its_request() -> None:
+    fed = Fed(archive={"archive": "all", "archive_filter": "topic=orders"})
+    nothing = fetched_nothing(correlation_id=4)
+    fed.see(opened(), fetch(2, correlation_id=4), nothing)
+    fed.see(fetched_nothing(correlation_id=5), fetch(3, ("orders",), correlation_id=5, ts_ns=1))
+    assert ids(fed) == [5, 5]
 
 
 def test_a_frame_of_an_unknown_connection_is_not_archived() -> None:
@@ -193,16 +232,25 @@ def test_a_frame_of_an_unknown_connection_is_not_archived() -> None:
     assert fed.events("agent")[0]["losses"]["connection_unknown"] == 1
 
 
-def test_an_acks_0_request_is_archived_with_errors_off() -> None:
-    fed = Fed(archive={"archive": "all", "archive_filter": "api=Produce"})
-    fed.see(opened(), produced_without_acks(correlation_id=8))
+def test_a_request_that_has_no_response_is_archived_at_once() -> None:
+    fed = Fed(archive={"archive": "all", "archive_filter": f"topic={TOPIC}"})
+    produced = {"Acks": 0, "TopicData": [{"Name": TOPIC, "PartitionData": [{"Index": 0}]}]}
+    fed.see(opened(), by_hand("Produce", 8, produced, correlation_id=8))
     assert ids(fed) == [8]
 
 
-@pytest.mark.parametrize("which", ["errors", "slower:5", "all"])
-def test_selections_that_look_for_a_request_need_a_recorder(which: str) -> None:
-    with pytest.raises(UsageError, match="archive: needs --recorder-bytes"):
-        load({"archive": which, "recorder_bytes": "0", "archive_filter": "topic=orders"})
+def test_without_a_recorder_all_frames_can_be_archived_and_a_close_has_none() -> None:
+    fed = Fed(archive={"archive": "all", "recorder_bytes": "0"})
+    fed.see(opened(), exchange(), closed(**NORMAL | {"in_flight": 1}), gone())
+    fed.report()
+    assert ids(fed) == [1, 1]
+    assert fed.events("close")[0]["recorded"] is None
+
+
+@pytest.mark.parametrize("size", ["1", "1KiB", "-1"])
+def test_a_recorder_that_could_hold_nothing_is_refused(size: str) -> None:
+    with pytest.raises(UsageError, match="--recorder-bytes: "):
+        load({"recorder_bytes": size})
 
 
 @pytest.mark.parametrize("text", ["orders", "topic=", "name=x", "topic=a,topic=b"])
