@@ -76,9 +76,10 @@ def test_the_wheel_ships_both_packages_with_types_commands_and_licences(wheel: z
     assert "kafka-probe-pipeline = kafka_probe_pipeline.cli:main" in commands
 
 
-def test_nothing_but_the_two_packages_gets_into_the_wheel(wheel: zipfile.ZipFile) -> None:
+def test_nothing_but_the_packages_gets_into_the_wheel(wheel: zipfile.ZipFile) -> None:
     top = {name.partition("/")[0] for name in wheel.namelist()}
-    assert {name for name in top if not name.endswith(".dist-info")} == {"kafka_probe", "kafka_probe_pipeline"}
+    packages = {"kafka_probe", "kafka_probe_pipeline", "kafka_probe_console"}
+    assert {name for name in top if not name.endswith(".dist-info")} == packages
 
 
 @pytest.mark.pinned
@@ -144,7 +145,8 @@ def type_names(path: Path) -> Iterator[str]:
 
 
 def test_no_name_of_a_class_or_type_alias_occurs_twice_in_the_distribution(tracked: list[Path]) -> None:
-    packages = ROOT / "agent" / "kafka_probe", ROOT / "pipeline" / "kafka_probe_pipeline"
+    pipeline = ROOT / "pipeline"
+    packages = ROOT / "agent" / "kafka_probe", pipeline / "kafka_probe_pipeline", pipeline / "kafka_probe_console"
     modules = [path for path in tracked if path.suffix == ".py" and set(packages) & set(path.parents)]
     names = Counter(name.lstrip("_") for path in modules for name in type_names(path))
     assert [name for name, count in names.items() if count > 1] == []

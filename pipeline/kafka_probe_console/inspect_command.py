@@ -1,0 +1,111 @@
+"""The command `kafka-probe inspect`: finds archived frames, and shows connections as conversations."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from kafka_probe.errors import UsageError
+from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
+from kafka_probe_console.period import period
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  kafka-probe inspect --tables kafka-probe-output --since 1h --api Fetch
+  kafka-probe inspect --tables kafka-probe-output --client 'billing-*' --error any
+  kafka-probe inspect --tables s3://lake/kafka-probe --address 10.57.2.2:39282 --conversation
+"""
+)
+@click.option("--tables", "location", envvar="KAFKA_PROBE_TABLES", metavar="URI", help="--output of the pipeline")
+@click.option("--since", metavar="AGE", help="only frames since then, such as 15m, 2h or 7d")
+@click.option("--from", "begin", metavar="TIME", help="only frames from then on, an age or ISO 8601")
+@click.option("--until", "end", metavar="TIME", help="only frames before then, an age or ISO 8601")
+@click.option("--address", metavar="HOST[:PORT]", help="address of either end, on either side of NAT")
+@click.option("--flow", "flow_id", metavar="ID", help="flow_id of a connection")
+@click.option("--client", metavar="PATTERN", help="client id, with * and ? as in shells")
+@click.option("--workload", metavar="PATTERN", help="command, container id, systemd unit, pod or pod's owner")
+@click.option("--node", metavar="NAME", help="node whose agent saw the frames")
+@click.option("--side", type=click.Choice(["client", "server"]), help="end at which the frames were seen")
+@click.option("--api", metavar="NAME", help="API, such as Produce")
+@click.option("--topic", metavar="NAME", help="topic, or topic id, that the frame names")
+@click.option("--group", metavar="NAME", help="consumer group that the frame names")
+@click.option("--error", metavar="NAME", help="error that the frame has by Kafka's name, or any")
+@click.option("--slower", "slower_ms", type=float, metavar="MS", help="answers that took at least so long")
+@click.option("--correlation-id", type=int, metavar="N", help="correlation id")
+@click.option("--cause", metavar="CAUSE", help="cause of the connection's end, such as middlebox_reset")
+@click.option("--conversation", is_flag=True, help="show connections as people read them: requests with their answers")
+@click.option("--count", is_flag=True, help="print only the number of frames")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most frames or connections")
+@click.option("--sort", type=click.Choice(["time", "latency", "bytes"]), default="time", show_default=True)
+@click.option("--json", "as_lines", is_flag=True, help="print one JSON object per frame")
+@click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values")
+@click.option("-v", "--verbose", is_flag=True, help="show all values of each frame")
+def inspect(
+    location: str | None,
+    since: str | None,
+    begin: str | None,
+    end: str | None,
+    slower_ms: float | None,
+    limit: int,
+    *,
+    conversation: bool,
+    count: bool,
+    as_lines: bool,
+    as_csv: bool,
+    verbose: bool,
+    **conditions: Any,
+) -> None:
+    """Find archived frames in the pipeline's tables, and print what they contain."""
+    if not location:
+        raise UsageError("Set --tables, or KAFKA_PROBE_TABLES, to the --output of `kafka-probe-pipeline run`.")
+    if sum((conversation, count, as_lines, as_csv)) > 1:
+        raise UsageError("Use one of --conversation, --count, --json and --csv.")
+    try:
+        from kafka_probe_console import rendering, selection
+        from kafka_probe_console.tables import opened
+    except ImportError as error:
+        raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
+    slower_us = None if slower_ms is None else round(slower_ms * 1000)
+    asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
+    with opened(location) as tables:
+        tables.require("frames")
+        found = selection.ends(tables, asked)
+        if count:
+            click.echo(selection.count(tables, asked, found))
+        elif conversation:
+            if found is None:
+                found = [*selection.ends_of(tables, selection.frames(tables, asked, None, limit)).values()]
+            _print(rendering.of_connections(tables, found[:limit], verbose=verbose))
+        else:
+            frames = selection.frames(tables, asked, found, limit)
+            if as_lines:
+                _print(as_json(row).decode() for row in rendering.rows(tables, frames))
+            elif as_csv:
+                writer = csv.writer(sys.stdout, lineterminator="\n")
+                writer.writerow(rendering.COLUMNS)
+                for row in rendering.rows(tables, frames):
+                    writer.writerow(map(_cell, row.values()))
+            else:
+                _print(rendering.lines(tables, frames, verbose=verbose))
+
+
+def _cell(value: object) -> object:
+    """Return a value for CSV in which a spreadsheet sees a text where it would see a formula."""
+    if not isinstance(value, str):
+        return value
+    text = printable(value, MESSAGE_LIMIT)
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _print(texts: Iterable[str]) -> None:
+    for text in texts:
+        click.echo(printable(text, MESSAGE_LIMIT))

@@ -1,0 +1,50 @@
+"""Times on the command line: `90s`, `15m`, `2h` and `7d` ago, or ISO 8601. Times without a zone are local."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from kafka_probe.errors import UsageError
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A time from `begin` to before `end`, both with a zone; None: without a limit."""
+
+    begin: datetime | None = None
+    end: datetime | None = None
+
+
+def moment(text: str, now: datetime) -> datetime:
+    """Return the time that a text names, in UTC; `now` has a zone.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if found := re.fullmatch(r"(\d{1,6})([smhd])", text.strip()):
+        return now.astimezone(UTC) - timedelta(**{_UNITS[found[2]]: int(found[1])})
+    try:
+        return datetime.fromisoformat(text.strip()).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r} is no time: give an age such as 90s, 15m, 2h or 7d, or ISO 8601 such as 2026-01-31T14:03."
+        ) from None
+
+
+def period(since: str | None, begin: str | None, end: str | None, now: datetime) -> Period:
+    """Return the period of `--since`, or of `--from` and `--until`.
+
+    Raises:
+        UsageError: a text is no time, both forms are used, or the period is empty.
+    """
+    if since and begin:
+        raise UsageError("Use --since or --from, not both.")
+    first = moment(since or begin or "", now) if since or begin else None
+    last = moment(end, now) if end else None
+    if first and last and first >= last:
+        raise UsageError(f"--until must be after --from: {last.isoformat()} is not after {first.isoformat()}.")
+    return Period(first, last)

@@ -1,0 +1,290 @@
+"""Finds frames in the tables: resolves addresses, clients and causes to connections, then asks for their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+
+from kafka_probe.protocol.schemas import apis
+from kafka_probe_console.errors import NothingFoundError
+from kafka_probe_console.frames import ArchivedFrame, ArchivedSample, joined
+from kafka_probe_console.period import Period
+from kafka_probe_console.tables import OpenTables
+
+MOST_ENDS = 10_000
+"""Most ends of connections that a question may resolve to."""
+_COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in ArchivedSample._fields)
+_ORDER = {
+    "time": "f.ts, f.ns, f.flags & 1, f.part",
+    "latency": "f.latency_us DESC, f.ts, f.ns, f.part",
+    "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.part",
+}
+SORTS = tuple(_ORDER)
+_NAMES_OF_OWNERS = ("comm", "container_id", "unit", "pod", "owner_name")
+_NAMED = 5  # clients in a message
+ANY_ERROR = "any"
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionEnd:
+    """An end of a connection: what the newest row of `opens` or `closes` has of it."""
+
+    agent_id: str
+    conn_id: str
+    flow_id: str | None
+    local: str | None
+    peer: str | None
+    client_id: str | None
+    software: str | None
+    owner: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The conditions on frames; None or an empty text is none. Patterns are as in shells."""
+
+    period: Period = field(default_factory=Period)
+    flow_id: str | None = None
+    address: str | None = None
+    client: str | None = None
+    workload: str | None = None
+    cause: str | None = None
+    node: str | None = None
+    side: str | None = None
+    api: str | None = None
+    correlation_id: int | None = None
+    slower_us: int | None = None
+    topic: str | None = None
+    group: str | None = None
+    error: str | None = None
+    sort: str = "time"
+
+    @property
+    def of_contents(self) -> bool:
+        """Return True if frames have to be decoded for it."""
+        return any((self.topic, self.group, self.error))
+
+    @property
+    def of_connections(self) -> bool:
+        """Return True if connections have to be resolved first."""
+        return any((self.address, self.client, self.workload, self.cause))
+
+
+def ends(tables: OpenTables, question: Question) -> list[ConnectionEnd] | None:
+    """Return the ends of connections that a question is about; None if it does not name any.
+
+    Raises:
+        NothingFoundError: there are none, or too many.
+    """
+    if not question.of_connections:
+        return None
+    found = list(_ends(tables, *_conditions_on_ends(tables, question), MOST_ENDS + 1))
+    if not found:
+        raise NothingFoundError(f"No connection matches. {_known_clients(tables)}")
+    if len(found) > MOST_ENDS:
+        raise NothingFoundError(
+            f"More than {MOST_ENDS:,} ends of connections match: give a shorter time, or more of a name."
+        )
+    return found
+
+
+def ends_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> dict[tuple[str | None, str | None], ConnectionEnd]:
+    """Return the ends at which frames were seen, by agent_id and conn_id, as far as the tables have them."""
+    ids = sorted({(frame.first.agent_id, frame.first.conn_id) for frame in frames} - {(None, None)})
+    keys = [f"{agent_id}/{conn_id}" for agent_id, conn_id in ids]
+    found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
+    return {(end.agent_id, end.conn_id): end for end in found}
+
+
+def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:
+    """Return the number of frames that match."""
+    if question.of_contents:
+        return sum(1 for _ in _frames(tables, question, found, None))
+    where, values = _conditions(question, found)
+    ((number,),) = tables.rows(f"SELECT count(*) FROM frames f WHERE {where} AND f.part = 0", values)
+    return int(number)
+
+
+def frames(
+    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
+) -> Iterator[ArchivedFrame]:
+    """Yield the frames that match, at most `limit`, sorted as the question asks.
+
+    Raises:
+        NothingFoundError: there are none.
+        UsageError: Kafka has no such API.
+    """
+    found_any = False
+    for frame in _frames(tables, question, found, limit):
+        found_any = True
+        yield frame
+    if not found_any:
+        raise NothingFoundError(f"No frame matches. {_known_frames(tables)}")
+
+
+def _frames(
+    tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int | None
+) -> Iterator[ArchivedFrame]:
+    where, values = _conditions(question, found)
+    order = _ORDER[question.sort]
+    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
+    if limit is not None and not question.of_contents:
+        # All samples of the first frames: a long frame has many.
+        frame = "f.agent_id, f.conn_id, f.tcp_seq, f.flags & 1"
+        chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
+        ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
+        values = [*values, *values, limit]
+    rows = (ArchivedSample(*row) for row in tables.rows(ask, values))
+    yield from islice((one for one in joined(rows) if _matches(one, question)), limit)
+
+
+def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[ArchivedFrame]:
+    """Yield all frames of an end of a connection, in the order in which they were seen."""
+    where = "f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if end.flow_id else "")
+    values = [end.agent_id, end.conn_id, *([end.flow_id] if end.flow_id else [])]
+    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.ns, f.flags & 1, f.part"
+    return joined(ArchivedSample(*row) for row in tables.rows(ask, values))
+
+
+def _matches(frame: ArchivedFrame, question: Question) -> bool:
+    """Return True if what the frame contains meets the conditions."""
+    topics = {name for topic in frame.facts.topics for name in (topic.name, topic.topic_id)}
+    if question.topic and question.topic not in topics:
+        return False
+    if question.group and question.group not in frame.facts.groups:
+        return False
+    if question.error == ANY_ERROR:
+        return bool(frame.errors)
+    return not question.error or question.error in frame.errors
+
+
+def _conditions(question: Question, found: Sequence[ConnectionEnd] | None) -> tuple[str, list[object]]:
+    """Return the condition on rows of `frames`, with its values."""
+    parts: list[tuple[str, Sequence[object]]] = [("true", ())]
+    begin, end = question.period.begin, question.period.end
+    if begin:  # the date is that on which Kafka received a frame, by the clock of the brokers
+        parts.append(("f.date >= ? AND f.ts >= ?", ((begin - _DAY).date(), begin)))
+    if end:
+        parts.append(("f.ts < ?", (end,)))
+    for column, value in (
+        ("flow_id", question.flow_id),
+        ("node", question.node),
+        ("side", question.side),
+        ("correlation_id", question.correlation_id),
+    ):
+        if value is not None:
+            parts.append((f"f.{column} = ?", (value,)))
+    if question.slower_us is not None:
+        parts.append(("f.flags & 1 = 1 AND f.latency_us >= ?", (question.slower_us,)))
+    if question.api:
+        keys = [api.key for api in apis().values() if api.name.lower() == question.api.lower()]
+        if not keys:
+            raise NothingFoundError(
+                f"There is no API {question.api}. Kafka's names are such as Produce, Fetch, Metadata."
+            )
+        parts.append(("f.api_key = ?", keys))
+    if found is not None:
+        parts.append(_of_ends(found))
+    return " AND ".join(condition for condition, _ in parts), [value for _, values in parts for value in values]
+
+
+def _of_ends(found: Sequence[ConnectionEnd]) -> tuple[str, Sequence[object]]:
+    flows = sorted({end.flow_id for end in found if end.flow_id})
+    others = sorted(f"{end.agent_id}/{end.conn_id}" for end in found if not end.flow_id)
+    parts: list[tuple[str, Sequence[object]]] = []
+    if len(flows) == 1:
+        parts.append(("f.flow_id = ?", flows))
+    elif flows:
+        # The bounds leave out files by their statistics.
+        parts.append(("f.flow_id BETWEEN ? AND ? AND f.flow_id IN (SELECT unnest(?))", (flows[0], flows[-1], flows)))
+    if others:
+        parts.append(("f.agent_id || '/' || f.conn_id IN (SELECT unnest(?))", (others,)))
+    return "(" + " OR ".join(part for part, _ in parts) + ")", [value for _, values in parts for value in values]
+
+
+def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[str], list[object]]:
+    parts: list[tuple[str, Sequence[object]]] = []
+    begin, end = question.period.begin, question.period.end
+    # Agents repeat the open of each connection every hour.
+    if begin:
+        parts.append(("date >= ?", ((begin - _DAY).date(),)))
+    if end:
+        parts.append(("date <= ?", ((end + _DAY).date(),)))
+    if question.address:
+        test, values = _address(question.address)
+        parts.append(
+            (" OR ".join(test.format(column) for column in ("local", "peer", "nat_local", "nat_peer")), values * 4)
+        )
+    if question.client:
+        parts.append(("client_id GLOB ?", (question.client,)))
+    if question.workload:
+        names = " OR ".join(f"owner.{name} GLOB ?" for name in _NAMES_OF_OWNERS)
+        parts.append((names, (question.workload,) * len(_NAMES_OF_OWNERS)))
+    if question.cause:
+        tables.require("verdicts")
+        parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (question.cause,)))
+    return [f"({part})" for part, _ in parts], [value for _, values in parts for value in values]
+
+
+def _address(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return a condition on a column `{}` of addresses with ports, and its values. The text may lack the port."""
+    if text.count(":") > 1 and not text.startswith("["):
+        text = f"[{text}]"
+    if ":" in text.rpartition("]")[2]:
+        return "{} = ?", (text,)
+    return "starts_with({}, ?)", (f"{text}:",)
+
+
+def _ends(
+    tables: OpenTables, conditions: Sequence[str], values: Sequence[object], limit: int
+) -> Iterator[ConnectionEnd]:
+    """Yield the ends whose rows in `opens` or `closes` match, each once with its newest row."""
+    sources = []
+    if tables.add("opens"):
+        sources.append("SELECT *, nat.local AS nat_local, nat.peer AS nat_peer FROM opens")
+    if tables.add("closes"):
+        sources.append("SELECT *, NULL AS nat_local, NULL AS nat_peer FROM closes")
+    if not sources:
+        tables.require("opens")
+    names = ("date", "received_ts", "agent_id", "conn_id", "flow_id", "local", "peer", "nat_local", "nat_peer")
+    picked = f"{', '.join(names)}, client.id AS client_id, client AS client, workload AS owner"
+    every = " UNION ALL ".join(f"SELECT {picked} FROM ({source})" for source in sources)
+    newest = ", ".join(
+        f"arg_max({value}, received_ts)"
+        for value in (
+            *("flow_id", "local", "peer", "client_id"),
+            "concat_ws(' ', client.software_name, client.software_version)",
+            "coalesce(owner.pod, owner.unit, owner.comm) || coalesce(' (process ' || owner.pid || ')', '')",
+        )
+    )
+    where = " AND ".join(conditions) or "true"
+    ask = f"SELECT agent_id, conn_id, {newest} FROM ({every}) WHERE {where} GROUP BY ALL ORDER BY ALL LIMIT ?"
+    for row in tables.rows(ask, [*values, limit]):
+        yield ConnectionEnd(*row)
+
+
+def _known_clients(tables: OpenTables) -> str:
+    if not tables.add("opens"):
+        return "There are no connections in the tables."
+    ask = "SELECT DISTINCT client.id AS id FROM opens WHERE id IS NOT NULL ORDER BY id LIMIT ?"
+    names = [str(name) for (name,) in tables.rows(ask, [_NAMED + 1])]
+    more = " and others" if len(names) > _NAMED else ""
+    return f"The tables have the clients {', '.join(names[:_NAMED])}{more}." if names else "The tables name no client."
+
+
+def _known_frames(tables: OpenTables) -> str:
+    ((number, first, last),) = tables.rows(
+        "SELECT count(*), epoch_us(min(ts)), epoch_us(max(ts)) FROM frames WHERE part = 0"
+    )
+    return (
+        f"The archive has {number:,} frames, from {_short(first)} to {_short(last)}."
+        if number
+        else "The archive is empty."
+    )
+
+
+def _short(ts_us: int) -> str:
+    return datetime.fromtimestamp(ts_us / 1e6).astimezone().isoformat(" ", "seconds")

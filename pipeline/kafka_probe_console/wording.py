@@ -1,0 +1,129 @@
+"""Describes a frame in words: what it asks or answers, by the names of Kafka's fields.
+
+Names from the wire are made printable by the caller, once, for the whole line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from kafka_probe.events import codec_name
+from kafka_probe.protocol.error_codes import ERROR_NAMES
+from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
+from kafka_probe.protocol.schemas import apis
+from kafka_probe_console.frames import ArchivedFrame
+
+# Facts that come in rows of several, such as a broker's id, host and port, and how a row reads.
+_ROWS = (
+    ((Fact.BROKER_ID, Fact.HOST, Fact.PORT), "broker {} at {}:{}"),
+    ((Fact.API_KEY, Fact.MIN_VERSION, Fact.MAX_VERSION), "{} {}-{}"),
+)
+_LEFT_OUT = {Fact.CLIENT_ID}
+_NO_VALUE = ("", -1, None)
+_BYTES = (MeasureKind.RECORD_BYTES, MeasureKind.UNCOUNTED_BYTES)
+_HIDDEN = (*_BYTES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES)
+_MOST_ITEMS = 8  # of a list, without --verbose
+
+
+def words(frame: ArchivedFrame, *, verbose: bool = False) -> str:
+    """Return what a frame contains, in one line. verbose: all of its values, not only the first of each list."""
+    most = None if verbose else _MOST_ITEMS
+    parts = [*_values(frame, most), *_shortened(_topics(frame), most), *_errors(frame), *_state(frame)]
+    return ", ".join(part for part in parts if part)
+
+
+def _values(frame: ArchivedFrame, most: int | None) -> Iterator[str]:
+    values = list(frame.facts.values)
+    for kinds, form in _ROWS:
+        columns = [[value for kind, value in values if kind is wanted] for wanted in kinds]
+        if len({len(column) for column in columns}) == 1 and columns[0]:
+            rows = [form.format(_name(kinds[0], first), *others) for first, *others in zip(*columns, strict=True)]
+            yield from _shortened(rows, most)
+            values = [(kind, value) for kind, value in values if kind not in kinds]
+    for kind, value in values:
+        if kind not in _LEFT_OUT and value not in _NO_VALUE:
+            yield f"{kind.value} {value}"
+    for measure, value in frame.measures:
+        if measure.topic < 0 and (value or measure.kind is not MeasureKind.THROTTLE_MS):
+            yield f"{measure.kind.value} {value}{' ms' if measure.kind is MeasureKind.THROTTLE_MS else ''}"
+
+
+def _topics(frame: ArchivedFrame) -> Iterator[str]:
+    facts = frame.facts
+    numbers: dict[tuple[int, int], list[str]] = {}
+    sizes: dict[tuple[int, int], int] = {}
+    for measure, value in frame.measures:
+        at = measure.topic, measure.partition
+        if measure.kind in _BYTES:
+            sizes[at] = value
+        elif measure.topic >= 0 and measure.kind not in _HIDDEN and value != -1:
+            numbers.setdefault(at, []).append(f"{measure.kind.value} {value}")
+    sets = {(one.topic, one.partition): one for one in facts.record_sets}
+    for index, topic in enumerate(facts.topics):
+        errors = dict(topic.errors)
+        whole = f" ({ERROR_NAMES.get(errors[-1], errors[-1])})" if -1 in errors else ""
+        described = [
+            f"{_topic_name(topic)}[{partition}] {_partition((index, partition), numbers, sizes, sets, errors)}".rstrip()
+            for partition in topic.partitions
+        ]
+        yield from described or [f"topic {_topic_name(topic)}{whole}"]
+    for topic in facts.forgotten:
+        yield f"no longer {_topic_name(topic)}"
+
+
+def _partition(
+    at: tuple[int, int],
+    numbers: dict[tuple[int, int], list[str]],
+    sizes: dict[tuple[int, int], int],
+    sets: dict[tuple[int, int], RecordSet],
+    errors: dict[int, int],
+) -> str:
+    parts = [ERROR_NAMES.get(errors[at[1]], str(errors[at[1]]))] if at[1] in errors else []
+    parts += numbers.get(at, [])
+    if at in sizes:
+        one = sets.get(at)
+        parts.append(f"{sizes[at]} bytes of records")
+        if one is None or one.status == SetStatus.UNREADABLE:
+            parts.append("records not counted")
+        else:
+            parts += [f"codec {codec_name(one.codec)}", *(["transactional"] if one.transactional else [])]
+    return " ".join(parts)
+
+
+def _errors(frame: ArchivedFrame) -> Iterator[str]:
+    of_topics = {code for topic in frame.facts.topics for _, code in topic.errors}
+    for code, count in frame.facts.errors:
+        if code not in of_topics:
+            yield ERROR_NAMES.get(code, str(code)) + (f" {count} times" if count > 1 else "")
+
+
+def _state(frame: ArchivedFrame) -> Iterator[str]:
+    if not frame.whole:
+        yield "a part of the frame is missing"
+    match frame.facts.status:
+        case Status.HEADER_ONLY:
+            yield "body not copied"
+        case Status.TRUNCATED if frame.whole:
+            yield "the rest was not copied"
+        case Status.MALFORMED:
+            yield "malformed"
+        case Status.UNKNOWN_API | Status.UNKNOWN_VERSION:
+            yield "unknown version"
+
+
+def _shortened(items: Iterable[str], most: int | None) -> list[str]:
+    listed = list(items)
+    if most is None or len(listed) <= most:
+        return listed
+    return [*listed[:most], f"{len(listed) - most} more"]
+
+
+def _name(kind: Fact, value: str | int) -> str:
+    if kind is Fact.API_KEY and isinstance(value, int):
+        api = apis().get(value)
+        return api.name if api else f"API {value}"
+    return str(value)
+
+
+def _topic_name(topic: TopicFacts) -> str:
+    return topic.name or topic.topic_id or "(unnamed)"

@@ -1,0 +1,76 @@
+"""Builds the pipeline's tables from an agent's events, without Spark, for commands that read them."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from deltalake import write_deltalake
+
+Event = Mapping[str, Any]
+
+_TEXT, _LONG, _TIME = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
+_CLIENT = pa.struct([("id", _TEXT), ("software_name", _TEXT), ("software_version", _TEXT)])
+_OWNER = pa.struct([("pid", _LONG), *((name, _TEXT) for name in ("comm", "container_id", "unit", "pod", "owner_name"))])
+_NAT = pa.struct([("local", _TEXT), ("peer", _TEXT)])
+_OF_END = [
+    *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),
+    *(("client", _CLIENT), ("workload", _OWNER), ("date", pa.date32()), ("received_ts", _TIME)),
+]
+_OPENS = pa.schema([*_OF_END, ("nat", _NAT)])
+_CLOSES = pa.schema([*_OF_END, ("closed_by", _TEXT), ("how", _TEXT), ("idle_us", _LONG), ("evicted", pa.bool_())])
+_NUMBERS = (
+    *("ns", "tcp_seq", "frame_bytes", "correlation_id", "latency_us", "api_key", "api_version", "flags", "part"),
+)
+_FRAMES = pa.schema(
+    [
+        *(("ts", _TIME), ("received_ts", _TIME), ("date", pa.date32()), ("hour", pa.int32())),
+        *((name, _TEXT) for name in ("node", "agent_id", "copy_rules", "conn_id", "flow_id", "side")),
+        *((name, _LONG) for name in ("seq", *_NUMBERS)),
+        ("data", pa.binary()),
+    ]
+)
+_VERDICTS = pa.schema([("date", pa.date32()), *((name, _TEXT) for name in ("flow_id", "cause", "evidence"))])
+
+
+def write_tables(
+    directory: Path, events: Sequence[Event], frames: Sequence[Event], verdicts: Sequence[Event] = ()
+) -> None:
+    """Write the tables `opens`, `closes`, `frames` and `verdicts` with the rows of these events."""
+    for name, kind, schema in (("opens", "open", _OPENS), ("closes", "close", _CLOSES)):
+        _write(directory / name, [_row(event, schema) for event in events if event["kind"] == kind], schema)
+    samples = [row for event in frames for row in _samples(event)]
+    _write(directory / "frames", samples, _FRAMES, "hour")
+    _write(directory / "verdicts", [{"date": datetime.now(UTC).date(), **one} for one in verdicts], _VERDICTS)
+
+
+def _write(path: Path, rows: list[dict[str, Any]], schema: pa.Schema, *partitions: str) -> None:
+    table = pa.Table.from_pylist(rows, schema)
+    write_deltalake(str(path), table, partition_by=["date", *partitions], mode="overwrite")
+
+
+def _row(event: Event, schema: pa.Schema) -> dict[str, Any]:
+    at = datetime.fromtimestamp(event["ts"] / 1e6, UTC)
+    own = {name: event.get(name) for name in schema.names}
+    for name in {"client", "workload", "nat"} & {*schema.names}:
+        fields = [field.name for field in schema.field(name).type]
+        given = own[name]
+        own[name] = None if given is None else {field: given.get(field) for field in fields}
+    return {**own, "date": at.date(), "received_ts": at}
+
+
+def _samples(event: Event) -> list[dict[str, Any]]:
+    columns, rows = event["samples"], []
+    for values in zip(*columns.values(), strict=True):
+        sample = dict(zip(columns, values, strict=True))
+        at = datetime.fromtimestamp((sample["ns"] + event["wall_ns"]) // 1000 / 1e6, UTC)
+        of_event = {name: event[name] for name in ("node", "agent_id", "seq", "copy_rules")}
+        numbers = {name: sample[name] for name in _NUMBERS}
+        end, data = event["ends"][sample["end"]], b64decode(sample["data"])
+        times = {"ts": at, "received_ts": at, "date": at.date(), "hour": at.hour}
+        rows.append({**times, **of_event, **end, **numbers, "data": data})
+    return rows

@@ -1,0 +1,209 @@
+"""The command `inspect`: which archived frames it finds, and how it shows them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kafka_probe.cli import commands
+from kafka_probe.errors import KafkaProbeError
+from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe_console.inspect_command import inspect
+from tests.builders.fed_agent import SECOND_NS, Fed
+from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
+from tests.builders.samples import Samples, closed, gone, opened, request, response, stream
+from tests.builders.tables import write_tables
+
+API_VERSIONS, METADATA, HEARTBEAT, PRODUCE = (
+    ApiKey.API_VERSIONS,
+    ApiKey.METADATA,
+    ApiKey.HEARTBEAT,
+    ApiKey.PRODUCE,
+)
+NAT = {"local": "192.0.2.9:41000", "peer": "192.0.2.1:9092"}
+HOSTILE = "=1+1\x1b[31m[/x]"
+
+
+def exchange(
+    correlation_id: int, api_key: int, version: int, conn: int = 1, *, at_s: float, took_us: int = 1500
+) -> Samples:
+    asked = request(api_key, version, conn, frame_bytes=60)
+    answered = response(api_key, version, conn, latency_us=took_us, frame_bytes=300)
+    asked["ts_ns"], answered["ts_ns"] = at_s * SECOND_NS, at_s * SECOND_NS + took_us * 1000
+    samples = stream(asked, answered)
+    samples["correlation_id"] = correlation_id
+    return samples
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Tables in a directory, and the events that they have."""
+
+    path: Path
+    events: list[dict[str, Any]]
+
+    def inspect(self, *flags: str) -> Result:
+        result = CliRunner().invoke(inspect, ["--tables", str(self.path), *flags])
+        if result.exception and not isinstance(result.exception, SystemExit | KafkaProbeError):
+            raise result.exception
+        return result
+
+    def rows(self, *flags: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.inspect("--json", *flags).output.splitlines()]
+
+    def ids(self, *flags: str) -> list[int]:
+        return [row["correlation_id"] for row in self.rows(*flags)]
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Archive:
+    """Return the archive of three connections, of which one was reset and one has a hostile client id."""
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2, handshake_us=400))
+    fed.see(exchange(1, API_VERSIONS, 3, at_s=10), exchange(2, METADATA, 12, at_s=11, took_us=250_000))
+    fed.see(exchange(3, HEARTBEAT, 4, at_s=45), request(PRODUCE, 9, correlation_id=4, ts_ns=50 * SECOND_NS))
+    fed.see(opened(2, server_side=True, local=("10.0.0.1", 9092), peer=("10.9.9.9", 555), rx_base=5, tx_base=6))
+    fed.see(exchange(9, METADATA, 1, conn=2, at_s=20), opened(3, rx_base=8, tx_base=9))
+    fed.see(request(METADATA, 1, 3, client_id=HOSTILE, correlation_id=30, ts_ns=30 * SECOND_NS))
+    fed.see(
+        closed(1, ts_ns=80 * SECOND_NS, error=104, first_state=7, closing_ns=80 * SECOND_NS, sent_ns=50 * SECOND_NS),
+        gone(1),
+    )
+    fed.report()
+    events = [
+        {**event, **({"nat": NAT} if event["kind"] == "open" and event["conn_id"] == f"{1:016x}" else {})}
+        for event in fed.events()
+        if event["kind"] in ("open", "close")
+    ]
+    (flow_id,) = {event["flow_id"] for event in events if event["conn_id"] == f"{1:016x}"}
+    path = tmp_path_factory.mktemp("tables")
+    verdict = {"flow_id": flow_id, "cause": "middlebox_reset", "evidence": "neither end sent the reset"}
+    write_tables(path, events, fed.archive_sink.events, [verdict])
+    return Archive(path, events)
+
+
+def test_all_frames_are_found_in_the_order_of_time(archive: Archive) -> None:
+    rows = archive.rows()
+    assert [(row["correlation_id"], row["direction"]) for row in rows] == [
+        *((number, direction) for number in (1, 2, 9) for direction in ("request", "response")),
+        (30, "request"),
+        *((3, direction) for direction in ("request", "response")),
+        (4, "request"),
+    ]
+    first = rows[0]
+    assert (first["client"], first["api"], first["api_version"], first["frame_bytes"]) == (
+        CLIENT_ID,
+        "ApiVersions",
+        3,
+        60,
+    )
+    assert (first["local"], first["side"]) == ("10.0.0.7:40001", "client")
+    assert archive.inspect("--count").output == "10\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--api", "metadata"), [2, 2, 9, 9, 30]),
+        (("--address", "10.9.9.9"), [9, 9]),
+        (("--address", "10.9.9.9:555"), [9, 9]),
+        (("--address", "192.0.2.9:41000"), [1, 1, 2, 2, 3, 3, 4]),
+        (("--side", "server"), [9, 9]),
+        (("--workload", "bill*"), [1, 1, 2, 2, 3, 3, 4]),
+        (("--cause", "middlebox_reset", "--api", "Produce"), [4]),
+        (("--slower", "200"), [2]),
+        (("--correlation-id", "3"), [3, 3]),
+        (("--topic", TOPIC, "--address", "10.0.0.7:40001", "--correlation-id", "4"), [4]),
+        (("--group", GROUP), [3]),
+        (("--error", "any"), [2, 9, 3]),
+        (("--client", "bill*", "--limit", "2"), [1, 1]),
+        (("--sort", "latency", "--limit", "1"), [2]),
+    ],
+)
+def test_conditions_narrow_what_is_found(archive: Archive, flags: tuple[str, ...], expected: list[int]) -> None:
+    assert archive.ids(*flags) == expected
+
+
+def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(archive: Archive) -> None:
+    lines = archive.inspect("--address", "192.0.2.9:41000", "--conversation").output.splitlines()
+    assert lines[0].startswith(f"{CLIENT_ID} (")
+    assert "billing (process" in lines[0]
+    assert lines[1].startswith("10.0.0.7:40001 to 10.0.0.1:9092, seen at the client's end")
+    text = "\n".join(line.partition("  ")[2].strip() or line for line in lines[2:])
+    assert "ApiVersions 3 #1, 60 bytes: software name" in text
+    assert "answer after 1.5 ms, 300 bytes: " in text
+    assert "33.8 s of silence" in text
+    assert "no answer\nclosed by peer (rst_received) after 30.0 s of silence" in text
+    assert lines[-1].strip() == "middlebox_reset: neither end sent the reset"
+    assert text.index("ApiVersions") < text.index("Metadata") < text.index("Heartbeat") < text.index("Produce 9")
+
+
+def test_what_matters_of_each_api_is_named(archive: Archive) -> None:
+    contents = {(row["correlation_id"], row["direction"]): row["contents"] for row in archive.rows()}
+    assert "Produce 0-" in contents[1, "response"]
+    assert f"topic {TOPIC}" in contents[2, "request"] or TOPIC in contents[2, "request"]
+    assert "broker " in contents[2, "response"]
+    assert f"group {GROUP}" in contents[3, "request"]
+    assert "bytes of records" in contents[4, "request"]
+
+
+def test_hostile_names_are_text_in_a_terminal_and_in_csv(archive: Archive) -> None:
+    flags = ("--correlation-id", "30")
+    for output in ((), ("--json",), ("--conversation",)):
+        assert "\x1b" not in archive.inspect(*flags, *output).output
+    (row,) = csv.DictReader(StringIO(archive.inspect(*flags, "--csv").output))
+    assert row["client"] == r"'=1+1\x1b[31m[/x]"
+    assert row["latency_us"] == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--client", "nobody"), "No connection matches. The tables have the clients "),
+        (("--correlation-id", "77"), "No frame matches. The archive has 10 frames, from "),
+        (("--api", "Banana"), "There is no API Banana."),
+        (("--since", "soon"), "'soon' is no time"),
+        (("--since", "1h", "--from", "2h"), "Use --since or --from, not both."),
+        (("--from", "1h", "--until", "2h"), "--until must be after --from"),
+        (("--count", "--json"), "Use one of"),
+        (("--flow", "ffff", "--conversation"), "No frame matches."),
+    ],
+)
+def test_what_finds_nothing_or_is_wrong_is_one_sentence(archive: Archive, flags: tuple[str, ...], message: str) -> None:
+    result = archive.inspect(*flags)
+    assert isinstance(result.exception, KafkaProbeError)
+    assert str(result.exception).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "value", ["x' OR '1'='1", "'; COPY frames TO '/tmp/x'", "read_text('/etc/passwd')", "%", "*' --"]
+)
+@pytest.mark.parametrize("flag", ["--client", "--address", "--flow", "--node", "--topic", "--cause", "--workload"])
+def test_values_are_never_text_of_a_question(archive: Archive, flag: str, value: str) -> None:
+    result = archive.inspect(flag, value)
+    assert isinstance(result.exception, KafkaProbeError)
+    assert " matches. " in str(result.exception)
+
+
+def test_a_missing_and_a_damaged_table_are_one_sentence_each(tmp_path: Path) -> None:
+    nowhere = Archive(tmp_path / "nothing", []).inspect()
+    assert str(nowhere.exception).startswith(f"There is no table frames in {tmp_path}/nothing: set --tables")
+    log = tmp_path / "frames" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / "00000000000000000000.json").write_text("{]")
+    damaged = Archive(tmp_path, []).inspect()
+    assert isinstance(damaged.exception, KafkaProbeError)
+    assert str(damaged.exception).startswith(f"The table {tmp_path}/frames cannot be read: ")
+
+
+def test_it_is_a_subcommand_of_the_one_command() -> None:
+    shown = CliRunner().invoke(commands, ["inspect", "--help"])
+    assert "archived frames" in shown.output
+    assert "inspect" in CliRunner().invoke(commands, ["--help"]).output
