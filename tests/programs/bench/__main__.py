@@ -42,6 +42,7 @@ OTHERS_ROUNDS = 3
 CONNECTIONS = 2_000
 WARM_UP_RECORDS = 20_000
 UNUSED_PORT = 1
+ALL_FRAMES = ("--archive", "all", "--archive-bytes-per-s", "1GiB")
 FIRST_RECORDS = 1_000  # an observer's first look at the load belongs to its start-up
 
 Start = Callable[[], AbstractContextManager[Observer | None]]
@@ -72,6 +73,7 @@ def main() -> int:
             "none again": nullcontext,
             "agent": lambda: agent(DIRECTORY, broker.port, sink, "server"),
             "agent, both ends": lambda: agent(DIRECTORY, broker.port, sink, "both"),
+            "agent, all frames": lambda: agent(DIRECTORY, broker.port, sink, "server", more=ALL_FRAMES),
             "tcpdump": lambda: tcpdump(DIRECTORY, broker),
             "tshark": lambda: tshark(DIRECTORY, broker),
         }
@@ -81,7 +83,10 @@ def main() -> int:
             print(f"round {number}/{ROUNDS}: {line(rounds[-1])}", flush=True)
         kernel = measure_kernel(broker, sink, records) | measure_lifecycle(broker, sink)
         rates = [scale.with_rate(rate, SECONDS, broker, sink, DIRECTORY) for rate in scale.RATES]
-        lost = [sum(losses.values()) for losses in losses_by_agent(read_events(sink.bootstrap)).values()]
+        lost = [
+            sum(count for reason, count in losses.items() if not reason.startswith("archive_"))
+            for losses in losses_by_agent(read_events(sink.bootstrap)).values()
+        ]
     starts = measure_starts()
     connections = [scale.with_connections(count, DIRECTORY) for count in scale.CONNECTIONS]
     figures = figures_of(rounds, kernel | starts, lost)
@@ -101,7 +106,7 @@ def calibrate(broker: Broker) -> int:
 def orders() -> Iterable[tuple[str, ...]]:
     """Yield the runs of each round: those to compare, in changing order, and at first the others after them."""
     compared = islice(cycle(permutations(("none", "agent", "none again"))), ROUNDS)
-    others = ("agent, both ends", "tcpdump", "tshark")
+    others = ("agent, both ends", "agent, all frames", "tcpdump", "tshark")
     return ((*order, *others) if number < OTHERS_ROUNDS else order for number, order in enumerate(compared))
 
 
@@ -183,6 +188,7 @@ def figures_of(
         "p99_ratio_noise": p99_ratio("none again"),
         "agent_cpu_us_per_request": cpu("agent"),
         "agent_both_ends_cpu_us_per_request": cpu("agent, both ends"),
+        "agent_all_frames_cpu_us_per_request": cpu("agent, all frames"),
         "tcpdump_cpu_us_per_request": cpu("tcpdump"),
         "tshark_cpu_us_per_request": cpu("tshark"),
         "agent_rss_mb": [runs["agent"].rss_mb for runs in rounds],

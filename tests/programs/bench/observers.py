@@ -11,7 +11,7 @@ import re
 import signal
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,10 +77,12 @@ class Observer:
 
 
 @contextmanager
-def agent(directory: Path, port: int, sink: Broker, side: str, backend: str = "auto") -> Iterator[Observer]:
-    """Run the agent as in production; its events go to a broker that it does not watch."""
+def agent(
+    directory: Path, port: int, sink: Broker, side: str, backend: str = "auto", more: Sequence[str] = ()
+) -> Iterator[Observer]:
+    """Run the agent as in production; its events go to a broker that it does not watch. more: further flags."""
     to = ("--bootstrap-servers", sink.bootstrap, "--listen", f"127.0.0.1:{free_port()}")
-    flags = ("--ports", str(port), "--side", side, "--backend", backend, *to)
+    flags = ("--ports", str(port), "--side", side, "--backend", backend, *to, *more)
     before = loaded()
     with cgroup(f"agent-{side}") as group, Agent(directory, *flags, inside=group):
         yield Observer(group, frozenset(loaded() - before))
