@@ -98,7 +98,7 @@ class Archive:
         """Yield events with the newest frames of the connections that did not end normally, and forget all of them."""
         if not self._records:
             return
-        ended_badly = [closed for closed in settled if not closed.connection.internal and not _is_normal(closed)]
+        ended_badly = [closed for closed in settled if not closed.connection.internal and _mark(closed)]
         most = min(max(_SAMPLES_OF_ALL // max(len(ended_badly), 1), _LEAST_SAMPLES), _MOST_SAMPLES)
         at_once = _SAMPLES_AT_ONCE // most
         for start in range(0, len(ended_badly), at_once):
@@ -108,8 +108,7 @@ class Archive:
             counts = Counter(firsts["conn"].tolist())
             asked = {*firsts["conn"][firsts["flags"] & _RESPONSE == 0].tolist()}
             for conn, closed in closes.items():
-                closed.recorded = counts[conn]
-                closed.evicted = bool(closed.last_request_bytes) and conn not in asked
+                closed.recorded, closed.evicted = counts[conn], conn not in asked
             connections = {conn: closed.connection for conn, closed in closes.items()}
             if self._by_sample:  # those that were dropped before are sent again, the others were sent
                 found = found[(found["ts_ns"] <= self._dropped_ns) | ~self._of_samples(found, connections)]
@@ -234,20 +233,20 @@ def _matches(pattern: str, *names: str | None) -> bool:
     return not pattern or any(name is not None and fnmatchcase(name, pattern) for name in names)
 
 
-def _is_normal(closed: PendingClose) -> bool:
-    """Return True if the client closed the connection in order, right after a response."""
+def _mark(closed: PendingClose) -> bool:
+    """Note that the recorder has nothing of a close that is not normal. Return True if it may have frames of it.
+
+    A close is normal if the client closed the connection in order, right after a response.
+    """
     connection = closed.connection
     facts = read_close(closed.sample, tls=connection.opaque == "tls")
     by_client = facts["closed_by"] == ("peer" if connection.identity.server_side else "local")
-    idle_us = facts["idle_us"]
-    return (
-        facts["how"] == "fin"
-        and by_client
-        and not facts["in_flight"]
-        and not facts["owner_exiting"]
-        and not connection.auth_error
-        and (idle_us is None or idle_us < JUST_NS // 1000)
-    )
+    idle_us = facts["idle_us"] or 0
+    in_order = facts["how"] == "fin" and by_client and not facts["in_flight"] and not facts["owner_exiting"]
+    if in_order and not connection.auth_error and idle_us < JUST_NS // 1000:
+        return False
+    closed.recorded, closed.evicted = 0, False
+    return facts["last_request_bytes"] is not None
 
 
 def _frames_event(samples: Samples, connections: Mapping[int, Connection], clock: WallClock) -> FramesEvent:

@@ -55,11 +55,6 @@ class PendingClose:
         return cls(connection, int(sample["ts_ns"]), sample.tobytes())
 
     @property
-    def last_request_bytes(self) -> int | None:
-        """Return the size of the connection's last request, None if none was seen."""
-        return read_close(self.sample)["last_request_bytes"]
-
-    @property
     def refused_request_bytes(self) -> int | None:
         """Return the size of the last request if its broker closed the connection right after it; None otherwise.
 
