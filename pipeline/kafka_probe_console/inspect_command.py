@@ -83,7 +83,7 @@ def inspect(
             click.echo(selection.count(tables, asked, found))
         elif conversation:
             if found is None:
-                found = [*selection.ends_of(tables, selection.frames(tables, asked, None, limit)).values()]
+                found = selection.connections_of(tables, selection.frames(tables, asked, None, limit))
             _print(rendering.of_connections(tables, found[:limit], verbose=verbose))
         else:
             frames = selection.frames(tables, asked, found, limit)

@@ -61,7 +61,7 @@ def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], *, verbos
             software = f" ({end.software})" if end.software else ""
             seen = f"seen at the {first.first.side}'s end on {first.first.node}, flow {end.flow_id}"
             yield f"{end.client_id or 'A client without id'}{software}, {end.owner or 'an unknown process'}"
-            yield f"{end.local} to {end.peer}, {seen}"
+            yield f"{end.local or 'unknown'} to {end.peer or 'unknown'}, {seen}"
             yield from conversations.lines(chain([first], frames), verbose=verbose)
             yield from _end_of(tables, end)
     if not shown:

@@ -32,8 +32,8 @@ _DAY = timedelta(days=1)
 class ConnectionEnd:
     """An end of a connection: what the newest row of `opens` or `closes` has of it."""
 
-    agent_id: str
-    conn_id: str
+    agent_id: str | None
+    conn_id: str | None
     flow_id: str | None
     local: str | None
     peer: str | None
@@ -97,6 +97,14 @@ def ends_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> dict[tuple[s
     keys = [f"{agent_id}/{conn_id}" for agent_id, conn_id in ids]
     found = _ends(tables, ["agent_id || '/' || conn_id IN (SELECT unnest(?))"], [keys], len(keys))
     return {(end.agent_id, end.conn_id): end for end in found}
+
+
+def connections_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> list[ConnectionEnd]:
+    """Return the ends at which frames were seen, in their order. An end without a row has ids only."""
+    seen = [*frames]
+    known = ends_of(tables, seen)
+    flows = {(frame.first.agent_id, frame.first.conn_id): frame.first.flow_id for frame in seen}
+    return [known.get(ids) or ConnectionEnd(*ids, flow_id, *[None] * 5) for ids, flow_id in flows.items()]
 
 
 def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None) -> int:

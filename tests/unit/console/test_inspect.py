@@ -145,6 +145,16 @@ def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(
     assert text.index("ApiVersions") < text.index("Metadata") < text.index("Heartbeat") < text.index("Produce 9")
 
 
+def test_a_conversation_needs_no_row_about_its_connection(tmp_path: Path) -> None:
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1, rx_base=1, tx_base=2), exchange(1, API_VERSIONS, 0, at_s=10))
+    write_tables(tmp_path, [], fed.archive_sink.events)
+    lines = Archive(tmp_path, []).inspect("--conversation").output.splitlines()
+    assert lines[0] == "A client without id, an unknown process"
+    assert lines[1].startswith("unknown to unknown, seen at the client's end on node-1, flow ")
+    assert [line.split()[1] for line in lines[2:]] == ["ApiVersions", "after"]
+
+
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:
     contents = {(row["correlation_id"], row["direction"]): row["contents"] for row in archive.rows()}
     assert "Produce 0-" in contents[1, "response"]
