@@ -21,7 +21,6 @@ _ORDER = {
     "latency": "f.latency_us DESC, f.ts, f.ns, f.part",
     "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.part",
 }
-SORTS = tuple(_ORDER)
 _NAMES_OF_OWNERS = ("comm", "container_id", "unit", "pod", "owner_name")
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"

@@ -92,7 +92,7 @@ class PipelineConfig(BaseSettings):
     archive_interval: float = Field(30, gt=0)
     """seconds between micro-batches of archived frames, except during a backlog; each one adds files to their table"""
     archive_file_bytes: int = Field(128 << 20, gt=0)
-    """size that the files have at most about twice into which the frames of an hour are merged"""
+    """size of the files into which the frames of an hour are merged; some are up to twice as large"""
     archive_file_age: float = Field(900, gt=0)
     """seconds after an hour's end in which its frames are merged"""
     other_end_wait: float = Field(15, ge=0)

@@ -25,7 +25,7 @@ FRAMES = "kafka-probe.frames"
 RESPONSE = int(Flag.RESPONSE)
 # It asks twice, then waits to be killed.
 CLIENT = """
-import socket, sys, time
+import signal, socket, sys
 from tests.builders.wire import METADATA, request
 broker = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
 for correlation_id in (41, 42):
@@ -33,7 +33,7 @@ for correlation_id in (41, 42):
     size = int.from_bytes(broker.recv(4, socket.MSG_WAITALL), "big")
     broker.recv(size, socket.MSG_WAITALL)
 print("asked", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 
