@@ -84,7 +84,7 @@ def inspect(
         elif conversation:
             if found is None:
                 found = selection.connections_of(tables, selection.frames(tables, asked, None, limit))
-            _print(rendering.of_connections(tables, found[:limit], verbose=verbose))
+            _print(rendering.of_connections(tables, found, limit, verbose=verbose))
         else:
             frames = selection.frames(tables, asked, found, limit)
             if as_lines:

@@ -47,17 +47,19 @@ def lines(tables: OpenTables, frames: Iterable[ArchivedFrame], *, verbose: bool)
         yield f"{conversations.clock(frame)}  {client}  {what}"
 
 
-def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], *, verbose: bool) -> Iterator[str]:
-    """Yield the lines of the conversations at these ends, each with its end.
+def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], limit: int, *, verbose: bool) -> Iterator[str]:
+    """Yield the lines of the conversations at these ends, each with its end. limit: most of them, without empty ones.
 
     Raises:
         NothingFoundError: the archive has no frames of them.
     """
-    shown = False
+    shown = 0
     for end in found:
+        if shown == limit:
+            return
         frames = selection.conversation(tables, end)
         if first := next(frames, None):
-            shown = True
+            shown += 1
             software = f" ({end.software})" if end.software else ""
             seen = f"seen at the {first.first.side}'s end on {first.first.node}, flow {end.flow_id}"
             yield f"{end.client_id or 'A client without id'}{software}, {end.owner or 'an unknown process'}"

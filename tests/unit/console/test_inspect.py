@@ -145,6 +145,15 @@ def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(
     assert text.index("ApiVersions") < text.index("Metadata") < text.index("Heartbeat") < text.index("Produce 9")
 
 
+def test_a_connection_without_frames_does_not_count_as_one_that_was_shown(tmp_path: Path) -> None:
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1), opened(2, rx_base=3, tx_base=4), exchange(1, API_VERSIONS, 0, conn=2, at_s=10))
+    fed.report()
+    write_tables(tmp_path, fed.events("open"), fed.archive_sink.events)
+    output = Archive(tmp_path, []).inspect("--address", "10.0.0.7", "--conversation", "--limit", "1").output
+    assert "ApiVersions 0 #1" in output
+
+
 def test_a_conversation_needs_no_row_about_its_connection(tmp_path: Path) -> None:
     fed = Fed(archive={"archive": "all"})
     fed.see(opened(1, rx_base=1, tx_base=2), exchange(1, API_VERSIONS, 0, at_s=10))
