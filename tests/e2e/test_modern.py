@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
 MANY = [f"many-{number}" for number in range(50)]
 PARTITIONS, ROUNDS = 20, 2
-POLLS, RECORDS = 200, 200
+POLLS, RECORDS = 50, 200
 SESSION_NOT_FOUND = 70
 OF_TOPICS = ("Produce", "Fetch", "ShareFetch")
 OF_MEMBERS = (*OF_GROUP_MEMBERS, ApiKey.FETCH, ApiKey.SHARE_FETCH)
