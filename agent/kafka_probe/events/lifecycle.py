@@ -84,7 +84,10 @@ class CloseFacts(TypedDict):
     last_api: Annotated[str | None, "API of the last request"]
     last_request_bytes: Annotated[int | None, "size of the last request on the wire, bytes; null: none was seen"]
     last_acks: Annotated[int | None, "0: the last request was a Produce with acks=0, which has no response; else null"]
-    in_flight: Annotated[int, "requests without a response"]
+    in_flight: Annotated[
+        int,
+        "requests without a response; includes what may be the first request of a connection not proven to be Kafka's",
+    ]
     sent_bytes: Annotated[int, "payload bytes that the watched end sent, as TCP counts them"]
     received_bytes: Annotated[int, "payload bytes that the watched end received, likewise"]
     unacked_bytes: Annotated[int, "sent bytes that the peer never acknowledged"]
