@@ -281,7 +281,8 @@ The agent serves these on `/metrics`. [The guide](../guide/monitoring.md#labels-
 metric adds the two ends of a connection: pick a `side`.
 """,
         f"{metric_table()}\n## Of the pipeline\n\n"
-        "`kafka-probe-pipeline run` serves these with `--listen`. The label `query` is `traffic` or `diagnosis`.\n\n"
+        "`kafka-probe-pipeline run` serves these with `--listen`. "
+        "The label `query` is `traffic`, `diagnosis` or `archive`.\n\n"
         f"{pipeline_metric_table()}",
     ),
     Page(

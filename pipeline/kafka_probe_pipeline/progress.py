@@ -25,6 +25,7 @@ LOG_EVERY_S = 60.0
 PREFIX = "kafka_probe_pipeline_"
 _LABELS: dict[str, tuple[str, ...]] = {
     "malformed_lines_total": ("reason",),
+    "overflowed_rows_total": (),
     "repeated_events_total": (),
     "verdicts_total": ("cause",),
     "storms_active": (),
@@ -37,6 +38,7 @@ METRICS = {
     "behind_seconds": ("gauge", "age of the newest event that the query has processed, when it had processed it"),
     "behind_records": ("gauge", "records in Kafka that the query has not read, in the partition with most of them"),
     "malformed_lines_total": ("counter", "lines that are not valid events, by reason"),
+    "overflowed_rows_total": ("counter", "rows of traffic with a sum of more than 63 bits, which is null for readers"),
     "repeated_events_total": ("counter", "flows and requests left out because their agent had sent their seq before"),
     "verdicts_total": ("counter", "verdicts on closed connections, by cause"),
     "storms_active": ("gauge", "storms that are not over"),
@@ -106,6 +108,12 @@ class Progress:
         """Count events that were left out because their agent had sent their `seq` before."""
         self._repeated += events
         self._metrics["repeated_events_total"].inc(events)
+
+    def overflowed(self, rows: int) -> None:
+        """Count rows of traffic with a sum that overflowed."""
+        self._metrics["overflowed_rows_total"].inc(rows)
+        if rows:
+            log.warning("%d rows of traffic have a sum of more than 63 bits: null. Check for forged events.", rows)
 
     def verdicts(self, causes: Mapping[str, int]) -> None:
         """Count verdicts by cause."""

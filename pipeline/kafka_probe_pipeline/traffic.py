@@ -9,6 +9,8 @@ Pure functions of DataFrames; this module never reads or writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import reduce
+from operator import or_
 from typing import cast
 
 from pyspark.sql import Column, DataFrame
@@ -17,7 +19,7 @@ from pyspark.sql import types as T
 
 from kafka_probe.events import bucket_middle_us
 from kafka_probe_pipeline.source import spark_schema, struct_of
-from kafka_probe_pipeline.sums import plus, shown, total
+from kafka_probe_pipeline.sums import OVERFLOWED, plus, shown, total
 
 # Output column: where an event carries it.
 DIMENSIONS = {
@@ -132,6 +134,13 @@ def without_overflows(rows: DataFrame) -> DataFrame:
     """Return the rows for a reader: null where a sum overflowed. They are not to be summed any more."""
     counts = {name: shown(F.col(name)) for name in COUNTS}
     return rows.withColumns(counts | {name: F.transform_values(name, lambda _, n: shown(n)) for name in HISTOGRAMS})
+
+
+def has_overflow() -> Column:
+    """Return whether a sum of the row overflowed."""
+    counts = (F.col(name) == OVERFLOWED for name in COUNTS)
+    histograms = (F.array_contains(F.map_values(name), F.lit(OVERFLOWED)) for name in HISTOGRAMS)
+    return reduce(or_, (F.coalesce(each, F.lit(False)) for each in (*counts, *histograms)))
 
 
 def _api_row() -> Column:

@@ -17,7 +17,7 @@ from kafka_probe_pipeline.config import PipelineConfig
 from kafka_probe_pipeline.messages import dead_letters, send, traffic_messages
 from kafka_probe_pipeline.progress import Progress
 from kafka_probe_pipeline.tables import BATCH_ID, DATE, Table
-from kafka_probe_pipeline.traffic import traffic
+from kafka_probe_pipeline.traffic import has_overflow, traffic
 from kafka_probe_pipeline.versions import Versions
 
 log = logging.getLogger("kafka_probe_pipeline")
@@ -101,7 +101,9 @@ class TrafficQuery:
         if requests:
             self.requests.append(fresh.transform(event_rows.requests), batch_id, newest_us)
         rows = fresh.transform(traffic, self.config.window, partial(names.named, known=self.names.read()))
-        self._send(self.table.append(rows, batch_id, newest_us))
+        appended = self.table.append(rows, batch_id, newest_us)
+        self._send(appended)
+        self.progress.overflowed(appended.where(has_overflow()).count())
         if not new.isEmpty():
             earlier = self.table.read().where((F.col(BATCH_ID) < batch_id) & (F.col(DATE) >= _lately(newest_us)))
             self._send(earlier.transform(names.named_late, new))

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 
 from kafka_probe.errors import StartError
 from kafka_probe_pipeline.progress import METRICS, PREFIX, Progress
+from kafka_probe_pipeline.source import MOST
 from tests.builders.spark_events import BROKER, CLIENT, agent_event, closed, flow, opened
 from tests.lab.broker import Broker
 from tests.lab.http import get
@@ -31,6 +32,7 @@ def test_metrics_count_what_the_queries_processed(broker: Broker, tmp_path: Path
         agent_event(CLIENT, until_s=100),
         agent_event(BROKER, until_s=100),
         flow(2**63 - 1),
+        *(flow(seq, topics=[{"bytes": MOST}] * 2**12) for seq in range(2, 10)),
     )
     address = f"127.0.0.1:{free_port()}"
     run.progress.serve(address)
@@ -42,11 +44,12 @@ def test_metrics_count_what_the_queries_processed(broker: Broker, tmp_path: Path
         for family in families
         for sample in family.samples
     }
-    assert samples["events_total", "traffic"] == 9
+    assert samples["events_total", "traffic"] == 17
     assert samples["events_total", "diagnosis"] == 6  # it leaves out flows
     assert samples["batches_total", "traffic"] == samples["batches_total", "diagnosis"] == 1
     assert samples["malformed_lines_total", "seq below 0 or above 2^48"] == 1
     assert samples["repeated_events_total",] == 1
+    assert samples["overflowed_rows_total",] == 2  # of the API, and of its topics
     assert samples["storms_active",] == 1
     assert sum(value for (name, *_), value in samples.items() if name == "verdicts_total") == 1
     assert samples["batch_seconds_total", "traffic"] > 0

@@ -22,6 +22,7 @@ from kafka_probe_pipeline.traffic import (
     HISTOGRAMS,
     KEYS,
     PERCENTILES,
+    has_overflow,
     summed,
     traffic,
     with_percentiles,
@@ -163,6 +164,7 @@ def test_a_sum_that_overflowed_stays_unknown_whatever_is_added(spark: SparkSessi
     for _ in range(2):
         assert batch.transform(without_overflows).select(*measures).collect() == unknown
         batch = batch.union(counted(spark, later)).transform(summed, KEYS)
+    assert batch.where(has_overflow()).count() == 1
     partial = counted(spark, HALF).transform(summed, KEYS).union(counted(spark, HALF))
     assert partial.transform(summed, KEYS).transform(without_overflows).select(*measures).collect() == unknown
 
