@@ -185,7 +185,7 @@ class Config(DaemonConfig):
     """buffer between kernel and agent; auto: a ring buffer, or perf buffers if the kernel has no ring buffers"""
     ring_size_bytes: ByteSize = ByteSize(8 * MIB)
     """size of that buffer, a power of two; perf buffers share it"""
-    memory_limit: ByteSize = Field(ByteSize(548 * MIB), gt=0)
+    memory_limit: ByteSize = Field(ByteSize(512 * MIB), gt=0)
     """most memory of the agent with its BPF maps; data beyond it is counted under `other` and as a loss"""
     node: str = Field(default_factory=lambda: os.environ.get("NODE_NAME") or socket.gethostname(), min_length=1)
     """name of this node in the events; default: the variable NODE_NAME, else the host name"""

@@ -29,8 +29,8 @@ ARCHIVE_WAITING_BYTES = 4 * MIB  # frames that wait for the archive's topic
 TLS_BYTES = 20 * MIB  # TLS connections: buffers of asyncio and OpenSSL
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
-DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
-DECODED_AT_ONCE = MIB // 2  # bytes of frames in one portion, to which one more frame may be added
+DECODED_BYTES = 12 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
+DECODED_AT_ONCE = MIB // 4  # bytes of frames in one portion, to which one more frame may be added
 COMPILER_BYTES = 480 * MIB  # only at startup: LLVM, with its files in the page cache; 451 MiB if nothing was cached
 
 MOST_PRODUCES_BYTES = 8 * MIB  # more would take long to sort when a response has an error
@@ -40,15 +40,15 @@ CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 
 # Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
-    "connections": 61,
-    "counts": 6,
+    "connections": 66,
+    "counts": 5,
     "produces": 1,
-    "learned": 7,
-    "shapes": 3,
-    "ends": 4,
+    "learned": 6,
+    "shapes": 2,
+    "ends": 3,
     "activity": 3,
     "workloads": 3,
-    "topic_names": 3,
+    "topic_names": 2,
     "clients": 2,
     "unfinished": 2,
     "exchanges": 2,
@@ -105,7 +105,7 @@ class Bounds:
         )
 
 
-DEFAULT = Bounds.within(316 * MIB)
+DEFAULT = Bounds.within(292 * MIB)
 """The bounds under default settings."""
 
 

@@ -14,7 +14,7 @@ from tests.lab.times import Times
 from tests.programs.attack.judge import Reported, faults, figures
 from tests.programs.attack.lab import Phase
 
-LIMIT_BYTES = 548 << 20
+LIMIT_BYTES = 512 << 20
 
 
 def line(event: dict[str, Any]) -> bytes:
@@ -152,7 +152,7 @@ def test_memory_above_the_limit_is_a_fault() -> None:
         WIRE,
         LIMIT_BYTES,
     )
-    assert list(faults(row, may_lose=False)) == ["topics: 549.0 MiB of memory, the limit is 548.0"]
+    assert list(faults(row, may_lose=False)) == ["topics: 513.0 MiB of memory, the limit is 512.0"]
 
 
 def test_a_marker_and_a_line_that_is_no_json_are_found_in_events() -> None:
