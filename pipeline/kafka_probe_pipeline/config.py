@@ -11,7 +11,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
@@ -67,6 +67,8 @@ class PipelineConfig(BaseSettings):
     """topic of the agents' events; created if absent"""
     frames_topic: str = "kafka-probe.frames"
     """topic of archived frames, which become the table `frames`; created if absent; off: no such table"""
+    start: Literal["earliest", "latest"] | None = None
+    """records that a new table begins with, default: earliest; afterwards the job goes on from its checkpoints"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
     """topic of the traffic sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)

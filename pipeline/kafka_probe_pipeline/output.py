@@ -21,6 +21,7 @@ _OBJECT_STORES = {"cosn", "gs", "obs", "oss", "s3", "s3a", "s3n", "swift", "wasb
 MANAGER_SETTING = "spark.sql.streaming.checkpointFileManagerClass"
 _MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 _JOB_ID = uuid4().hex
+_EARLIEST = "earliest"
 
 
 def prepare_checkpoints(spark: SparkSession, config: PipelineConfig) -> None:
@@ -56,6 +57,38 @@ def require_owner(spark: SparkSession, config: PipelineConfig) -> None:
     for directory in config.directories:
         if hadoop.read(spark, _owner(directory)) != _JOB_ID:
             raise TakenOverError(f"Another job has taken over {directory}. Only one at a time may use it.")
+
+
+def require_start(spark: SparkSession, config: PipelineConfig) -> None:
+    """Raise StartError if a query has a checkpoint, and began with other records than `--start` demands."""
+    for query in config.checkpoints:
+        begun = _begun_with(spark, config, query)
+        if config.start and begun and config.start != begun:
+            raise StartError(
+                f"The tables in {config.output} began with --start {begun}, and the job goes on from their "
+                f"checkpoints. Leave --start out, or begin new tables with --start {config.start} and another --output."
+            )
+
+
+def begin(spark: SparkSession, config: PipelineConfig, query: str) -> str:
+    """Return the records that a query begins with, earliest or latest; note them if it has no checkpoint."""
+    begun = _begun_with(spark, config, query)
+    if begun is None:
+        begun = config.start or _EARLIEST
+        hadoop.write(spark, _start(config, query), begun)
+    return begun
+
+
+def _begun_with(spark: SparkSession, config: PipelineConfig, query: str) -> str | None:
+    # Spark keeps the first offsets of a source before the first micro-batch, which waits for a record.
+    if not hadoop.names(spark, f"{config.checkpoints[query]}/sources/0/[0-9]*"):
+        return None
+    return hadoop.read(spark, _start(config, query)) or _EARLIEST  # earlier releases wrote no note
+
+
+def _start(config: PipelineConfig, query: str) -> str:
+    """Return the file with the records that a query began with."""
+    return f"{config.checkpoints[query]}/start"
 
 
 def require(spark: SparkSession, config: PipelineConfig, query: str, batch_id: int) -> None:

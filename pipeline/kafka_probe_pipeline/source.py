@@ -68,16 +68,17 @@ def _fields(kinds: Iterable[str]) -> list[schema.Field]:
     return [field for kind in kinds or schema.KINDS for field in declared[kind]]
 
 
-def records(spark: SparkSession, config: PipelineConfig, topic: str, least_s: float) -> DataFrame:
-    """Return a topic as a stream from its first record on.
+def records(spark: SparkSession, config: PipelineConfig, topic: str, start: str, least_s: float) -> DataFrame:
+    """Return a topic as a stream.
 
+    start: earliest or latest, for a query without a checkpoint.
     least_s: least time between two micro-batches, unless `max_records_per_trigger` records wait.
     """
     reader = (
         spark.readStream.format("kafka")
         .options(**{f"kafka.{name}": value for name, value in config.kafka.items()})
         .option("subscribe", topic)
-        .option("startingOffsets", "earliest")
+        .option("startingOffsets", start)
         .option("maxOffsetsPerTrigger", config.max_records_per_trigger)
         .option("failOnDataLoss", not config.skip_lost)
     )

@@ -46,7 +46,8 @@ def start(
 
     Raises:
         TakenOverError: another job has taken over the output.
-        StartError: a table has no checkpoint or another one, so that events would be lost or count twice.
+        StartError: a table has no checkpoint or another one, so that events would be lost or count twice, or `--start`
+            differs from that of the checkpoints.
     """
     output.require_owner(spark, config)
     require_checkpoints(spark, config, traffic)  # once more: the job before may have committed since
@@ -64,6 +65,7 @@ def start(
 def require_checkpoints(spark: SparkSession, config: PipelineConfig, traffic: TrafficQuery) -> None:
     """Raise StartError unless Spark can write the checkpoints, this release can read them, and the tables fit them."""
     output.prepare_checkpoints(spark, config)
+    output.require_start(spark, config)
     for name in TABLES:
         Table(spark, config, name).require_checkpoint()
     diagnosed = Tables.of(spark, config)
@@ -85,7 +87,8 @@ def _start(
     # Spark notes the time of a micro-batch, and takes the same time when it repeats the micro-batch.
     look_s = min(interval_s, _ARCHIVE_LOOK_S if query.name == "archive" else _LOOK_S)
     # Half a look less: else a look that comes a millisecond too early leaves the micro-batch to the next look.
-    records = source.records(spark, config, topic, interval_s - look_s / 2).withColumn(
+    begin = output.begin(spark, config, query.name)
+    records = source.records(spark, config, topic, begin, interval_s - look_s / 2).withColumn(
         "timestamp", F.least("timestamp", F.current_timestamp())
     )
     # Parsed here, not in each micro-batch: to make and to analyze a plan of that many expressions takes a second.

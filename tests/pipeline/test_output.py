@@ -39,6 +39,22 @@ def test_after_a_takeover_the_job_before_writes_nothing(broker: Broker, spark: S
     require_owner(spark, run.config)
 
 
+def test_only_new_tables_begin_with_the_records_that_start_names(
+    broker: Broker, spark: SparkSession, tmp_path: Path
+) -> None:
+    run = Run(broker, tmp_path)
+    run.send(records=1)
+    run.once(spark, start="latest")
+    run.send(records=1)
+    with pytest.raises(StartError, match=r"began with --start latest.* another --output"):
+        run.once(spark, start="earliest")
+    run.once(spark)
+    run.once(spark, start="latest")
+    written = TrafficQuery.of(spark, run.config, run.progress).table.read().where("level = 'api'")
+    (total,) = written.agg({"request_bytes": "sum"}).collect()
+    assert total[0] == 6 * 103  # of the second record alone
+
+
 @pytest.mark.parametrize(
     ("output", "reason"),
     [
