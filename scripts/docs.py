@@ -233,9 +233,9 @@ PAGES = (
         "Settings of the agent",
         """
 A flag wins over a variable, a variable wins over the file, and the file wins over the default. `--config` or the
-variable `KAFKA_PROBE_CONFIG` names the file, which is TOML. `top` and `trace` have the flags that concern capture,
-`check` has those that concern the brokers. [The guide for a host](../guide/host.md#settings) has an example. The
-flags of the pipeline are on [a page of their own](pipeline.md).
+variable `KAFKA_PROBE_CONFIG` names the file, which is TOML. `top`, `trace` and `follow` have the flags that concern
+capture, `check` has those that concern the brokers. [The guide for a host](../guide/host.md#settings) has an example.
+The flags of the pipeline are on [a page of their own](pipeline.md).
 """,
         setting_table(),
     ),

@@ -171,6 +171,43 @@ def trace(file: Path | None, as_json: bool, internal: bool, **flags: str | None)
     _watch(config, trace_sink(as_json=as_json), internal_requests=internal)
 
 
+@commands.command(
+    epilog="""\b
+Examples:
+  kafka-probe follow --client 'billing-*'
+  kafka-probe follow --address 10.57.2.2:39282 -v
+  kafka-probe follow --pid 4711 --json | jq .contents
+"""
+)
+@options(CAPTURE_FIELDS)
+@click.option("--client", metavar="PATTERN", help="only of clients with such an id, with * and ? as in shells")
+@click.option("--workload", metavar="PATTERN", help="command, container id, systemd unit, pod or pod's owner")
+@click.option("--pid", type=int, help="only of this process")
+@click.option("--address", metavar="HOST[:PORT]", help="only with this address at either end")
+@click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id")
+@click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
+@click.option("-v", "--verbose", is_flag=True, help="show all values of each frame")
+def follow(
+    file: Path | None,
+    client: str | None,
+    workload: str | None,
+    pid: int | None,
+    address: str | None,
+    connection: str | None,
+    *,
+    as_json: bool,
+    verbose: bool,
+    **flags: str | None,
+) -> None:
+    """Show connections as people read them: each request with its answer, pauses and the end."""
+    from kafka_probe.follow import Choice, FollowSink, follow_settings
+
+    config = follow_settings(_configured(flags, file, {"log_level": "warning", "interval_s": 1.0}))
+    choice = Choice(client, workload, pid, address, connection)
+    sink = FollowSink(choice, as_json=as_json, verbose=verbose, notice=_to_stderr)
+    _watch(config, sink, archive_sink=sink)
+
+
 @commands.command()
 @options(SinkConfig.model_fields)
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per finding")

@@ -70,6 +70,7 @@ def inspect(
     if sum((conversation, count, as_lines, as_csv)) > 1:
         raise UsageError("Use one of --conversation, --count, --json and --csv.")
     try:
+        from kafka_probe.conversations.conversation import COLUMNS
         from kafka_probe_console import rendering, selection
         from kafka_probe_console.tables import opened
     except ImportError as error:
@@ -91,7 +92,7 @@ def inspect(
                 _print(as_json(row).decode() for row in rendering.rows(tables, frames))
             elif as_csv:
                 writer = csv.writer(sys.stdout, lineterminator="\n")
-                writer.writerow(rendering.COLUMNS)
+                writer.writerow(COLUMNS)
                 for row in rendering.rows(tables, frames):
                     writer.writerow(map(_cell, row.values()))
             else:

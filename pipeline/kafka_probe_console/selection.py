@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import islice
 
+from kafka_probe.conversations.conversation import ConnectionEnd
+from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, joined
 from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.errors import NothingFoundError
-from kafka_probe_console.frames import ArchivedFrame, ArchivedSample, joined
 from kafka_probe_console.period import Period
 from kafka_probe_console.tables import OpenTables
 
 MOST_ENDS = 10_000
 """Most ends of connections that a question may resolve to."""
-_COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in ArchivedSample._fields)
+_COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in CopiedSample._fields)
 _ORDER = {
     "time": "f.ts, f.ns, f.flags & 1, f.part",
     "latency": "f.latency_us DESC, f.ts, f.ns, f.part",
@@ -25,20 +26,6 @@ _NAMES_OF_OWNERS = ("comm", "container_id", "unit", "pod", "owner_name")
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
 _DAY = timedelta(days=1)
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionEnd:
-    """An end of a connection: what the newest row of `opens` or `closes` has of it."""
-
-    agent_id: str | None
-    conn_id: str | None
-    flow_id: str | None
-    local: str | None
-    peer: str | None
-    client_id: str | None
-    software: str | None
-    owner: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +77,7 @@ def ends(tables: OpenTables, question: Question) -> list[ConnectionEnd] | None:
     return found
 
 
-def ends_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> dict[tuple[str | None, str | None], ConnectionEnd]:
+def ends_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> dict[tuple[str | None, str | None], ConnectionEnd]:
     """Return the ends at which frames were seen, by agent_id and conn_id, as far as the tables have them."""
     ids = sorted({(frame.first.agent_id, frame.first.conn_id) for frame in frames} - {(None, None)})
     keys = [f"{agent_id}/{conn_id}" for agent_id, conn_id in ids]
@@ -98,7 +85,7 @@ def ends_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> dict[tuple[s
     return {(end.agent_id, end.conn_id): end for end in found}
 
 
-def connections_of(tables: OpenTables, frames: Iterable[ArchivedFrame]) -> list[ConnectionEnd]:
+def connections_of(tables: OpenTables, frames: Iterable[CopiedFrame]) -> list[ConnectionEnd]:
     """Return the ends at which frames were seen, in their order. An end without a row has ids only."""
     seen = [*frames]
     known = ends_of(tables, seen)
@@ -117,7 +104,7 @@ def count(tables: OpenTables, question: Question, found: Sequence[ConnectionEnd]
 
 def frames(
     tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int
-) -> Iterator[ArchivedFrame]:
+) -> Iterator[CopiedFrame]:
     """Yield the frames that match, at most `limit`, sorted as the question asks.
 
     Raises:
@@ -134,7 +121,7 @@ def frames(
 
 def _frames(
     tables: OpenTables, question: Question, found: Sequence[ConnectionEnd] | None, limit: int | None
-) -> Iterator[ArchivedFrame]:
+) -> Iterator[CopiedFrame]:
     where, values = _conditions(question, found)
     order = _ORDER[question.sort]
     ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY {order}"
@@ -144,19 +131,19 @@ def _frames(
         chosen = f"SELECT {frame} FROM frames f WHERE {where} AND f.part = 0 ORDER BY {order} LIMIT ?"
         ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} AND ({frame}) IN ({chosen}) ORDER BY {order}"
         values = [*values, *values, limit]
-    rows = (ArchivedSample(*row) for row in tables.rows(ask, values))
+    rows = (CopiedSample(*row) for row in tables.rows(ask, values))
     yield from islice((one for one in joined(rows) if _matches(one, question)), limit)
 
 
-def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[ArchivedFrame]:
+def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame]:
     """Yield all frames of an end of a connection, in the order in which they were seen."""
     where = "f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if end.flow_id else "")
     values = [end.agent_id, end.conn_id, *([end.flow_id] if end.flow_id else [])]
     ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.ns, f.flags & 1, f.part"
-    return joined(ArchivedSample(*row) for row in tables.rows(ask, values))
+    return joined(CopiedSample(*row) for row in tables.rows(ask, values))
 
 
-def _matches(frame: ArchivedFrame, question: Question) -> bool:
+def _matches(frame: CopiedFrame, question: Question) -> bool:
     """Return True if what the frame contains meets the conditions."""
     topics = {name for topic in frame.facts.topics for name in (topic.name, topic.topic_id)}
     if question.topic and question.topic not in topics:

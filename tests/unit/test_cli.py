@@ -48,7 +48,7 @@ def probe(*arguments: str, wrapper: Sequence[str] = (), **variables: str) -> sub
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
-@pytest.mark.parametrize("command", ["run", "top", "trace", "check"])
+@pytest.mark.parametrize("command", ["run", "top", "trace", "follow", "check"])
 def test_an_unknown_flag_is_wrong_use_and_named(command: str) -> None:
     result = probe(command, "--portz", "9092")
     assert result.returncode == 2
@@ -99,7 +99,7 @@ def test_no_brokers_for_the_events_is_wrong_use_that_says_what_to_do() -> None:
 
 @pytest.mark.root
 @pytest.mark.parametrize(
-    "arguments", [("run", "--sink", "stdout", "--listen", "off"), ("top",), ("trace",)], ids=lambda a: a[0]
+    "arguments", [("run", "--sink", "stdout", "--listen", "off"), ("top",), ("trace",), ("follow",)], ids=lambda a: a[0]
 )
 def test_without_root_it_does_not_start_and_says_so_in_one_sentence(arguments: tuple[str, ...]) -> None:
     result = probe(*arguments, wrapper=WITHOUT_RIGHTS)
@@ -154,14 +154,14 @@ def test_every_field_is_a_flag_of_run_except_secrets() -> None:
     assert flags == fields | {"--config"}
 
 
-@pytest.mark.parametrize("command", [cli.top, cli.trace])
+@pytest.mark.parametrize("command", [cli.top, cli.trace, cli.follow])
 def test_what_only_looks_has_no_flag_of_a_sink_or_a_server(command: Command) -> None:
     names = {parameter.name for parameter in command.params}
     assert "ports" in names
     assert names.isdisjoint(DaemonConfig.model_fields)
 
 
-@pytest.mark.parametrize("command", ["run", "top", "trace"])
+@pytest.mark.parametrize("command", ["run", "top", "trace", "follow"])
 def test_help_ends_with_examples(command: str) -> None:
     result = CliRunner().invoke(cli.commands, [command, "--help"], prog_name="kafka-probe")
     assert f"Examples:\n    kafka-probe {command}" in result.stdout

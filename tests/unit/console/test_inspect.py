@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from base64 import b64encode
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -14,7 +15,9 @@ from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
+from kafka_probe.protocol import released_rules
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.protocol.copy_rules import rules_hash
 from kafka_probe_console.inspect_command import inspect
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
@@ -162,6 +165,40 @@ def test_a_conversation_needs_no_row_about_its_connection(tmp_path: Path) -> Non
     assert lines[0] == "A client without id, an unknown process"
     assert lines[1].startswith("unknown to unknown, seen at the client's end on node-1, flow ")
     assert [line.split()[1] for line in lines[2:]] == ["ApiVersions", "after"]
+
+
+def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1), exchange(1, METADATA, 12, at_s=10))
+    fed.report()
+    older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)]}
+    table = tmp_path / "rules.json"
+    table.write_text(json.dumps({**json.loads(released_rules.TABLE.read_text()), "0.0.9": older}))
+    monkeypatch.setattr(released_rules, "TABLE", table)
+    monkeypatch.setattr(released_rules, "_bodies_by_hash", released_rules._bodies_by_hash.__wrapped__)
+    contents = {}
+    for rules in (rules_hash(), "0" * 16, "1" * 16):
+        events = json.loads(json.dumps(fed.archive_sink.events))
+        for event in events:
+            event["copy_rules"] = rules
+            columns = event["samples"]
+            if rules == "0" * 16:  # of a request the client id alone
+                client_id = b64encode(len(CLIENT_ID).to_bytes(2, "big") + CLIENT_ID.encode()).decode()
+                pairs = zip(columns["flags"], columns["data"], strict=True)
+                columns["data"] = [data if flags & 1 else client_id for flags, data in pairs]
+        write_tables(tmp_path / rules, fed.sink.events, events)
+        contents[rules] = [row["contents"] for row in Archive(tmp_path / rules, []).rows()]
+    now, before, unknown = contents.values()
+    assert before[1] == now[1]
+    assert TOPIC in now[0]
+    assert before[0] == "the rest was not copied"
+    assert unknown == [f"copied by rules {'1' * 16}, which this release does not know; a newer one reads it"] * 2
+
+
+def test_the_rules_of_this_release_are_in_the_table() -> None:
+    assert released_rules.TABLE.read_text() == released_rules.build()
 
 
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:

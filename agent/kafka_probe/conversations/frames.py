@@ -1,4 +1,4 @@
-"""Frames from the archive: joins the samples of each, and decodes what the kernel copied."""
+"""Frames as the kernel copied them: joins the samples of each, and decodes them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import NamedTuple
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Facts, Measure, Shape, measure_values
+from kafka_probe.protocol.released_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
 
 RESPONSE, MORE, CUT = 1, 2, 4
 """Flags of a sample, as in the events."""
 
 
-class ArchivedSample(NamedTuple):
-    """A row of the table `frames`: the columns of these names; ts_us: `ts` as µs since epoch."""
+class CopiedSample(NamedTuple):
+    """A sample with its origin: the columns of the table `frames` with these names; ts_us: `ts` as µs since epoch."""
 
     ts_us: int
     node: str | None
     agent_id: str | None
     conn_id: str | None
     flow_id: str | None
+    copy_rules: str
     side: str | None
     ns: int
     tcp_seq: int
@@ -38,13 +40,13 @@ class ArchivedSample(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ArchivedFrame:
+class CopiedFrame:
     """A frame: its first sample, the data of all its samples, and whether all of them are there.
 
     copied_all: the kernel copied the whole frame except its record sets.
     """
 
-    first: ArchivedSample
+    first: CopiedSample
     data: bytes
     whole: bool
     copied_all: bool
@@ -61,10 +63,11 @@ class ArchivedFrame:
 
     @cached_property
     def shape(self) -> Shape:
-        """Return what the data contains, as far as it was copied."""
-        first = self.first
-        complete = self.whole and self.copied_all
-        return decode(self.response, first.api_key, first.api_version, self.data, copied_all=complete).shape()
+        """Return what the data contains, as far as it was copied; nothing if it was copied by unknown rules."""
+        first, bodies = self.first, copied_bodies(self.first.copy_rules)
+        complete = self.whole and self.copied_all and (first.api_key, self.response) in (bodies or ())
+        data = b"" if bodies is None else self.data
+        return decode(self.response, first.api_key, first.api_version, data, copied_all=complete).shape()
 
     @property
     def facts(self) -> Facts:
@@ -81,27 +84,43 @@ class ArchivedFrame:
         return {ERROR_NAMES.get(code, str(code)): count for code, count in self.facts.errors}
 
 
-def joined(samples: Iterable[ArchivedSample]) -> Iterator[ArchivedFrame]:
-    """Yield the frames of samples, which are in order for each end and direction.
+class Joiner:
+    """Joins samples to frames. The samples of each end of a connection and direction come in their order.
 
     A frame of which samples are missing has the data up to the first gap, or none if its first sample is missing.
     """
-    begun: dict[tuple[str | None, str | None, int], list[ArchivedSample]] = {}
-    for sample in samples:
+
+    def __init__(self) -> None:
+        self._begun: dict[tuple[str | None, str | None, int], list[CopiedSample]] = {}
+
+    def add(self, sample: CopiedSample) -> Iterator[CopiedFrame]:
+        """Yield the frames that end with this sample or before it."""
         key = sample.agent_id, sample.conn_id, sample.flags & RESPONSE
-        parts = begun.pop(key, [])
+        parts = self._begun.pop(key, [])
         if parts and not (sample.tcp_seq == parts[0].tcp_seq and sample.part == parts[-1].part + 1):
             yield _frame(parts, whole=False)
             parts = []
         parts.append(sample)
         if sample.flags & MORE:
-            begun[key] = parts
+            self._begun[key] = parts
         else:
             yield _frame(parts, whole=parts[0].part == 0)
-    for parts in begun.values():
-        yield _frame(parts, whole=False)
+
+    def rest(self) -> Iterator[CopiedFrame]:
+        """Yield the frames whose last sample is missing."""
+        for parts in self._begun.values():
+            yield _frame(parts, whole=False)
+        self._begun.clear()
 
 
-def _frame(parts: list[ArchivedSample], *, whole: bool) -> ArchivedFrame:
+def joined(samples: Iterable[CopiedSample]) -> Iterator[CopiedFrame]:
+    """Yield the frames of samples."""
+    joiner = Joiner()
+    for sample in samples:
+        yield from joiner.add(sample)
+    yield from joiner.rest()
+
+
+def _frame(parts: list[CopiedSample], *, whole: bool) -> CopiedFrame:
     data = b"".join(part.data for part in parts) if parts[0].part == 0 else b""
-    return ArchivedFrame(parts[0], data, whole, not parts[-1].flags & CUT)
+    return CopiedFrame(parts[0], data, whole, not parts[-1].flags & CUT)

@@ -7,48 +7,62 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from kafka_probe.conversations.frames import CopiedFrame
 from kafka_probe.events import codec_name
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
+from kafka_probe.protocol.released_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
-from kafka_probe_console.frames import ArchivedFrame
 
 # Facts that come in rows of several, such as a broker's id, host and port, and how a row reads.
 _ROWS = (
     ((Fact.BROKER_ID, Fact.HOST, Fact.PORT), "broker {} at {}:{}"),
     ((Fact.API_KEY, Fact.MIN_VERSION, Fact.MAX_VERSION), "{} {}-{}"),
 )
-_LEFT_OUT = {Fact.CLIENT_ID}
+_LEFT_OUT = {Fact.CLIENT_ID, Fact.ACKS}
 _NO_VALUE = ("", -1, None)
+_ALL_ACKS = -1
 _BYTES = (MeasureKind.RECORD_BYTES, MeasureKind.UNCOUNTED_BYTES)
 _HIDDEN = (*_BYTES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES)
 _MOST_ITEMS = 8  # of a list, without --verbose
 
 
-def words(frame: ArchivedFrame, *, verbose: bool = False) -> str:
+def words(frame: CopiedFrame, *, verbose: bool = False) -> str:
     """Return what a frame contains, in one line. verbose: all of its values, not only the first of each list."""
     most = None if verbose else _MOST_ITEMS
-    parts = [*_values(frame, most), *_shortened(_topics(frame), most), *_errors(frame), *_state(frame)]
-    return ", ".join(part for part in parts if part)
+    values = ", ".join(_values(frame, most))
+    parts = [values, *_shortened(_topics(frame), most), *_errors(frame), *_state(frame)]
+    return "; ".join(part for part in parts if part)
 
 
-def _values(frame: ArchivedFrame, most: int | None) -> Iterator[str]:
+def with_contents(title: str, contents: str) -> str:
+    """Return a title with what follows it, if anything does."""
+    return f"{title}: {contents}" if contents else title
+
+
+def _values(frame: CopiedFrame, most: int | None) -> Iterator[str]:
     values = list(frame.facts.values)
     for kinds, form in _ROWS:
         columns = [[value for kind, value in values if kind is wanted] for wanted in kinds]
         if len({len(column) for column in columns}) == 1 and columns[0]:
-            rows = [form.format(_name(kinds[0], first), *others) for first, *others in zip(*columns, strict=True)]
+            rows = [
+                form.format(_name(kinds[0], first), *others)
+                for first, *others in zip(*columns, strict=True)
+                if any(value not in _NO_VALUE for value in (first, *others))
+            ]
             yield from _shortened(rows, most)
             values = [(kind, value) for kind, value in values if kind not in kinds]
     for kind, value in values:
         if kind not in _LEFT_OUT and value not in _NO_VALUE:
             yield f"{kind.value} {value}"
+    if frame.facts.acks is not None:
+        yield f"acks {'all' if frame.facts.acks == _ALL_ACKS else frame.facts.acks}"
     for measure, value in frame.measures:
         if measure.topic < 0 and (value or measure.kind is not MeasureKind.THROTTLE_MS):
             yield f"{measure.kind.value} {value}{' ms' if measure.kind is MeasureKind.THROTTLE_MS else ''}"
 
 
-def _topics(frame: ArchivedFrame) -> Iterator[str]:
+def _topics(frame: CopiedFrame) -> Iterator[str]:
     facts = frame.facts
     numbers: dict[tuple[int, int], list[str]] = {}
     sizes: dict[tuple[int, int], int] = {}
@@ -63,7 +77,9 @@ def _topics(frame: ArchivedFrame) -> Iterator[str]:
         errors = dict(topic.errors)
         whole = f" ({ERROR_NAMES.get(errors[-1], errors[-1])})" if -1 in errors else ""
         described = [
-            f"{_topic_name(topic)}[{partition}] {_partition((index, partition), numbers, sizes, sets, errors)}".rstrip()
+            with_contents(
+                f"{_topic_name(topic)}[{partition}]", _partition((index, partition), numbers, sizes, sets, errors)
+            )
             for partition in topic.partitions
         ]
         yield from described or [f"topic {_topic_name(topic)}{whole}"]
@@ -87,17 +103,20 @@ def _partition(
             parts.append("records not counted")
         else:
             parts += [f"codec {codec_name(one.codec)}", *(["transactional"] if one.transactional else [])]
-    return " ".join(parts)
+    return ", ".join(parts)
 
 
-def _errors(frame: ArchivedFrame) -> Iterator[str]:
+def _errors(frame: CopiedFrame) -> Iterator[str]:
     of_topics = {code for topic in frame.facts.topics for _, code in topic.errors}
     for code, count in frame.facts.errors:
         if code not in of_topics:
             yield ERROR_NAMES.get(code, str(code)) + (f" {count} times" if count > 1 else "")
 
 
-def _state(frame: ArchivedFrame) -> Iterator[str]:
+def _state(frame: CopiedFrame) -> Iterator[str]:
+    if copied_bodies(frame.first.copy_rules) is None:
+        yield f"copied by rules {frame.first.copy_rules}, which this release does not know; a newer one reads it"
+        return
     if not frame.whole:
         yield "a part of the frame is missing"
     match frame.facts.status:

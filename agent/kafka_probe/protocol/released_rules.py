@@ -1,0 +1,50 @@
+"""The rules by which each release copied frames, as far as a reader of archived frames has to know them.
+
+    python -m kafka_probe.protocol.released_rules
+
+released_rules.json has for each version the hash of its rules and the API keys whose bodies they let out. What else may
+differ needs no table: a hidden string is empty, and a frame that exceeds a limit is cut. Maintainers run this module
+when the rules change; it replaces the entry of the version in development and keeps those of releases.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import kafka_probe
+from kafka_probe.protocol.copy_rules import LIMITS, rules_hash
+from kafka_probe.protocol.schemas import apis
+
+TABLE = Path(__file__).with_name("released_rules.json")
+_NAMES = {False: "requests", True: "responses"}
+
+
+def copied_bodies(rules: str) -> frozenset[tuple[int, bool]] | None:
+    """Return (API key, True for responses) of all bodies that rules of this hash let out; None: it is unknown."""
+    return _bodies_by_hash().get(rules)
+
+
+@cache
+def _bodies_by_hash() -> dict[str, frozenset[tuple[int, bool]]]:
+    return {
+        entry["hash"]: frozenset((key, response) for response, name in _NAMES.items() for key in entry[name])
+        for entry in json.loads(TABLE.read_text()).values()
+    }
+
+
+def build() -> str:
+    """Return the text of the table with the rules of this version."""
+    keys = {
+        name: sorted(api.key for api in apis().values() if LIMITS.get(api.name, (0, 0))[response])
+        for response, name in _NAMES.items()
+    }
+    known = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    entries = {**known, kafka_probe.__version__: {"hash": rules_hash(), **keys}}
+    lines = (f'  "{version}": {json.dumps(entry)}' for version, entry in entries.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    TABLE.write_text(build())
