@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from kafka_probe.conversations.conversation import SILENCE_NS, ConnectionEnd, Conversation, closing, heading, row
 from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, Joiner
+from kafka_probe.conversations.terminal import Terminal
 from kafka_probe.setting_types import RequestEvents
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
@@ -118,6 +119,7 @@ class FollowSink(StdoutSink):
         self._closes: dict[str, CloseEvent] = {}
         self._held = self._left_out = 0  # samples of this interval
         self._last: str | None = None  # the connection whose lines were printed last
+        self._terminal = Terminal(descriptor)
         super().__init__(descriptor=descriptor)
 
     def send(self, events: Sequence[Event]) -> None:
@@ -162,7 +164,7 @@ class FollowSink(StdoutSink):
         if self._left_out:
             lines.append(f"{self._left_out} more parts of frames left out: narrow the choice of connections")
         if not self._as_json:
-            lines = [printable(line, MESSAGE_LIMIT) for line in lines]
+            lines = [self._terminal.fitted(printable(line, MESSAGE_LIMIT)) for line in lines]
         self.write([f"{line}\n".encode() for line in lines])
         self._others.difference_update(self._closes)
         if len(self._others) > _MOST_OTHERS:

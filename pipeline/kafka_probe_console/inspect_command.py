@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from kafka_probe.conversations.terminal import Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
@@ -89,7 +90,8 @@ def inspect(
         else:
             frames = selection.frames(tables, asked, found, limit)
             if as_lines:
-                _print(as_json(row).decode() for row in rendering.rows(tables, frames))
+                for row in rendering.rows(tables, frames):
+                    click.echo(as_json(row).decode())
             elif as_csv:
                 writer = csv.writer(sys.stdout, lineterminator="\n")
                 writer.writerow(COLUMNS)
@@ -108,5 +110,6 @@ def _cell(value: object) -> object:
 
 
 def _print(texts: Iterable[str]) -> None:
+    terminal = Terminal()
     for text in texts:
-        click.echo(printable(text, MESSAGE_LIMIT))
+        click.echo(terminal.fitted(printable(text, MESSAGE_LIMIT)))

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 from kafka_probe_console.errors import TableError
 
@@ -25,6 +28,7 @@ _SETTINGS: Mapping[str, Any] = {
     "lock_configuration": "true",
 }
 _AT_ONCE = 1024
+_LONG_S = 1.0
 
 Row = tuple[Any, ...]
 
@@ -75,7 +79,8 @@ class OpenTables:
             TableError: a table lacks a column, or a file cannot be read.
         """
         try:
-            answer = self._connection.execute(question, values)
+            with _shown_if_long():
+                answer = self._connection.execute(question, values)
             while rows := answer.fetchmany(_AT_ONCE):
                 yield from rows
         except duckdb.Error as error:
@@ -87,6 +92,25 @@ def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
     with duckdb.connect(":memory:", config=dict(_SETTINGS)) as connection:
         yield OpenTables(location, connection)
+
+
+@contextmanager
+def _shown_if_long() -> Iterator[None]:
+    """Show a bar on standard error, if that is a terminal, as soon as the block has taken _LONG_S."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    bar = Progress("Reading the tables", BarColumn(), TimeElapsedColumn(), console=console, transient=True)
+    bar.add_task("", total=None)
+    timer = Timer(_LONG_S, bar.start)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+        bar.stop()
 
 
 def _first_line(error: Exception) -> str:

@@ -59,8 +59,8 @@ def exchanges(text: str) -> tuple[Counter[tuple[str, str, int]], int]:
     """Return the number of requests by client, API and version, and that of all answers."""
     requests, answers, client = Counter[tuple[str, str, int]](), 0, ""
     for line in text.splitlines():
-        if line.startswith("load-"):
-            client = re.split(r"[ ,]", line)[0]
+        if line.startswith("client load-"):
+            client = re.split(r"[ ,]", line)[1]
         elif found := REQUEST.match(line):
             requests[client, found[1], int(found[2])] += 1
         elif ANSWER.match(line):

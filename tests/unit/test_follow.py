@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import re
+import termios
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from kafka_probe import follow
+from kafka_probe.conversations.terminal import Terminal
 from kafka_probe.follow import Choice, FollowSink
 from kafka_probe.protocol.api_keys import ApiKey
 from tests.builders.fed_agent import SECOND_NS, Fed
@@ -84,7 +87,7 @@ def test_requests_have_their_answers_below_them_and_the_close_is_the_last_line(f
     lines = followed.interval(
         opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2), exchange(1), exchange(2, api_key=HEARTBEAT)
     )
-    assert lines[0].startswith(f"{CLIENT_ID}, billing (process")
+    assert lines[0].startswith(f"client {CLIENT_ID}, billing (process")
     assert lines[1].startswith("10.0.0.7:40001 to 10.0.0.1:9092, seen at the client's end on node-1, flow ")
     assert "Metadata 1 #1, 60 bytes: " in lines[2]
     assert lines[3].strip().startswith("answer after 1.5 ms, 300 bytes: ")
@@ -116,10 +119,10 @@ def test_a_request_without_an_answer_is_complete_at_once(followed: Follower) -> 
 def test_lines_of_several_connections_are_below_their_names(followed: Follower) -> None:
     ends = opened(1, rx_base=1, tx_base=2), opened(2, rx_base=3, tx_base=4, local=("10.0.0.8", 5))
     first = followed.interval(*ends, exchange(1), exchange(1, conn=2))
-    assert [line[:6] for line in first if line[0].isalpha()] == [CLIENT_ID[:6]] * 2
+    assert len([line for line in first if line.startswith(f"client {CLIENT_ID}, ")]) == 2
     assert len(followed.interval(exchange(2, conn=2))) == 2  # the last one was the same
     name, *others = followed.interval(exchange(2))
-    assert name.startswith(CLIENT_ID)
+    assert name.startswith(f"client {CLIENT_ID}, ")
     assert len(others) == 2
 
 
@@ -159,7 +162,7 @@ def test_all_conditions_of_the_choice_have_to_match(choice: Choice, ids: set[int
 
 def test_hostile_names_are_text(followed: Follower) -> None:
     lines = followed.interval(opened(1, rx_base=1, tx_base=2), asked(1, client_id=HOSTILE, ago_s=2))
-    assert lines[0].startswith("a\\x1b[31m[/x]\\n, ")
+    assert lines[0].startswith("client a\\x1b[31m[/x]\\n, ")
     for number, name in enumerate((name for name in NAMES if name != LONE_SURROGATE), 2):
         process = opened(number, comm=name.encode()[:15], rx_base=number, tx_base=number)
         lines = followed.interval(process, asked(1, number, client_id=name, ago_s=2))
@@ -188,3 +191,26 @@ def test_when_there_is_nothing_to_show_a_sentence_tells_what_there_is(followed: 
     assert NOTICES == [
         "No frames so far. 1 connections are open, of which 0 match; 0 of these are TLS and not decoded."
     ]
+
+
+def test_lines_are_fitted_to_a_terminal_and_to_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    line = f"12:00:00.000000  Metadata 1 #1, 60 bytes: {'topic orders, ' * 20}"
+    ours, theirs = pty.openpty()
+    try:
+        termios.tcsetwinsize(theirs, (24, 80))
+        shown = Terminal(theirs).fitted(line).split("\n")
+        assert max(map(len, shown)) <= 80
+        assert all(part.startswith(" " * 19) for part in shown[1:])
+        assert " ".join(part.strip() for part in shown) == line.strip()
+        assert Terminal(theirs).fitted("client billing, java").startswith("\x1b[1m")
+        monkeypatch.setenv("NO_COLOR", "1")
+        assert Terminal(theirs).fitted("client billing, java") == "client billing, java"
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    read, write = os.pipe()
+    assert Terminal(write).fitted(line) == line
+    os.close(read)
+    os.close(write)

@@ -12,6 +12,8 @@ from kafka_probe.conversations.wording import with_contents, words
 SILENCE_NS = 1_000_000_000
 """A pause from this length on is shown."""
 INDENT = " " * 17
+CLIENT = "client "
+"""The begin of the line that names a connection's client: no name from the wire can pass for another line."""
 COLUMNS = (
     *("ts", "node", "side", "client", "local", "peer", "flow_id", "api", "api_version", "correlation_id"),
     *("direction", "frame_bytes", "latency_us", "contents"),
@@ -112,7 +114,7 @@ def heading(end: ConnectionEnd, side: str | None, node: str | None) -> tuple[str
     """Return two lines about an end of a connection: the client with its process, and the addresses."""
     software = f" ({end.software})" if end.software else ""
     return (
-        f"{end.client_id or 'A client without id'}{software}, {end.owner or 'an unknown process'}",
+        f"{CLIENT}{end.client_id or 'without id'}{software}, {end.owner or 'an unknown process'}",
         f"{end.local or 'unknown'} to {end.peer or 'unknown'}, seen at the {side}'s end on {node}, flow {end.flow_id}",
     )
 

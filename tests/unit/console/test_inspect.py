@@ -18,6 +18,7 @@ from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol import released_rules
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.copy_rules import rules_hash
+from kafka_probe_console import tables
 from kafka_probe_console.inspect_command import inspect
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
@@ -136,7 +137,7 @@ def test_conditions_narrow_what_is_found(archive: Archive, flags: tuple[str, ...
 
 def test_a_conversation_reads_as_requests_with_their_answers_pauses_and_the_end(archive: Archive) -> None:
     lines = archive.inspect("--address", "192.0.2.9:41000", "--conversation").output.splitlines()
-    assert lines[0].startswith(f"{CLIENT_ID} (")
+    assert lines[0].startswith(f"client {CLIENT_ID} (")
     assert "billing (process" in lines[0]
     assert lines[1].startswith("10.0.0.7:40001 to 10.0.0.1:9092, seen at the client's end")
     text = "\n".join(line.partition("  ")[2].strip() or line for line in lines[2:])
@@ -162,7 +163,7 @@ def test_a_conversation_needs_no_row_about_its_connection(tmp_path: Path) -> Non
     fed.see(opened(1, rx_base=1, tx_base=2), exchange(1, API_VERSIONS, 0, at_s=10))
     write_tables(tmp_path, [], fed.archive_sink.events)
     lines = Archive(tmp_path, []).inspect("--conversation").output.splitlines()
-    assert lines[0] == "A client without id, an unknown process"
+    assert lines[0] == "client without id, an unknown process"
     assert lines[1].startswith("unknown to unknown, seen at the client's end on node-1, flow ")
     assert [line.split()[1] for line in lines[2:]] == ["ApiVersions", "after"]
 
@@ -246,6 +247,18 @@ def test_values_are_never_text_of_a_question(archive: Archive, flag: str, value:
     result = archive.inspect(flag, value)
     assert isinstance(result.exception, KafkaProbeError)
     assert " matches. " in str(result.exception)
+
+
+def test_a_long_question_has_a_bar_on_a_terminal(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tables, "_LONG_S", 0.01)
+    with tables.opened(str(archive.path)) as opened_tables:
+        opened_tables.require("frames")
+        for bars, terminal in enumerate(("", "1")):
+            monkeypatch.setenv("FORCE_COLOR", terminal)
+            assert opened_tables.rows("SELECT count(*) FROM range(100000000) WHERE hash(range) % 3 = 1").__next__()
+            assert ("Reading the tables" in capsys.readouterr().err) == bool(bars)
 
 
 def test_a_missing_and_a_damaged_table_are_one_sentence_each(tmp_path: Path) -> None:
