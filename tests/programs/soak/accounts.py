@@ -33,6 +33,8 @@ _LONGEST_SILENCE_US = 15_000_000
 OF_FLOODS = {"peer_limited", "frame_incomplete", "close_unknown"}
 # Losses that leave all requests counted: closes without sums, flows without connections, events the HTTP server missed.
 _DETAILS_LOST = {"activity_limit", "flow_limit", "server_behind"}
+# Losses of archived frames, which have a rate, and wait in memory only while their broker is stopped.
+_OF_ARCHIVE = {"archive_rate", "archive_sink_buffer_full"}
 # How a frame that broke off is counted: by where it did.
 _OF_BROKEN_FRAMES = ("header_incomplete", "frame_truncated")
 # Exchanges of a connection that is older than the agent, after which its position in both streams is known.
@@ -229,7 +231,7 @@ def account(
             counted = min(losses[name], broken_off)
             losses[name] -= counted
             broken_off -= counted
-        expected = OF_FLOODS | _DETAILS_LOST | (_OF_YOUTH if number > 1 else set())
+        expected = OF_FLOODS | _DETAILS_LOST | _OF_ARCHIVE | (_OF_YOUTH if number > 1 else set())
         unexpected = {name: count for name, count in losses.items() if count and name not in expected}
         kept.equal(f"losses of agent {number}", unexpected, {})
         kept.equal(f"gaps between events of agent {number}", {"gaps": one.gaps}, {})
