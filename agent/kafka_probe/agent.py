@@ -48,7 +48,12 @@ class Agent:
         self._stopping = False
         self._reloaded: Config | None = None
         pods = Pods()
-        resolver = WorkloadResolver(pods=pods, command_lines=config.cmdline, limit_bytes=bounds.workloads_bytes)
+        resolver = WorkloadResolver(
+            pods=pods,
+            command_lines=config.cmdline,
+            container_names=config.container_names,
+            limit_bytes=bounds.workloads_bytes,
+        )
         self._sender = sender = Sender(config.node, sink, local_sinks, archive_sink)
         self._pod_watch = PodWatch(config.kubernetes, config.node, pods)
         self._processor = Processor(

@@ -179,6 +179,8 @@ class Config(DaemonConfig):
     """get the names of this node's pods from Kubernetes; auto: if in a pod; on: elsewhere too, with a kubeconfig"""
     cmdline: bool = Field(True, json_schema_extra={"metavar": "on|off"})
     """include command lines in events and pages, with *** for secrets that follow a known name; off: null"""
+    container_names: bool = False
+    """read the names of containers from the files of Docker, podman, containerd and CRI-O, which may contain secrets"""
     backend: Literal["auto", "fentry", "kprobe", "tracepoint"] = "auto"
     """way to hook the kernel; auto: the first of them that the kernel supports"""
     buffer: Literal["auto", "ring", "perf"] = "auto"

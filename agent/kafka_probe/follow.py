@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, cast
 from kafka_probe.conversations.conversation import SILENCE_NS, ConnectionEnd, Conversation, closing, heading, row
 from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, Joiner
 from kafka_probe.conversations.terminal import Terminal
+from kafka_probe.events import OWNER_NAMES
 from kafka_probe.setting_types import RequestEvents
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
@@ -55,7 +56,7 @@ class Choice:
         if facts is None:
             return self == Choice()
         owner = facts["workload"]
-        names = owner["comm"], owner["container_id"], owner["unit"], owner["pod"], owner["owner_name"]
+        names = (owner[name] for name in OWNER_NAMES)
         return (
             _is_like(self.client, facts["client"]["id"])
             and _is_like(self.workload, *names)
@@ -247,7 +248,7 @@ def _end_of(facts: ConnectionFacts | None, first: CopiedSample) -> ConnectionEnd
     if facts is None:
         return ConnectionEnd(*ids, *[None] * 5)
     client, owner = facts["client"], facts["workload"]
-    name = owner["pod"] or owner["unit"] or owner["comm"]
+    name = owner["pod"] or owner["container_name"] or owner["unit"] or owner["comm"]
     return ConnectionEnd(
         *ids,
         *(facts["local"], facts["peer"], client["id"]),

@@ -133,7 +133,7 @@ def _key(flow: FlowEvent, topic: FlowTopic | None) -> RowKey:
         flow["side"],
         workload["pid"],
         workload["comm"],
-        workload["pod"] or workload["container_id"] or workload["unit"],
+        workload["pod"] or workload["container_name"] or workload["container_id"] or workload["unit"],
         client["id"],
         library or None,
         "(kafka-probe)" if flow["internal"] else flow["api"],

@@ -9,6 +9,7 @@ from itertools import islice
 
 from kafka_probe.conversations.conversation import ConnectionEnd
 from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, joined
+from kafka_probe.events import OWNER_NAMES
 from kafka_probe.protocol.schemas import apis
 from kafka_probe_console.errors import NothingFoundError
 from kafka_probe_console.period import Period
@@ -22,7 +23,7 @@ _ORDER = {
     "latency": "f.latency_us DESC, f.ts, f.ns, f.part",
     "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.part",
 }
-_NAMES_OF_OWNERS = ("comm", "container_id", "unit", "pod", "owner_name")
+_OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first of them that is known
 _NAMED = 5  # clients in a message
 ANY_ERROR = "any"
 _DAY = timedelta(days=1)
@@ -215,8 +216,8 @@ def _conditions_on_ends(tables: OpenTables, question: Question) -> tuple[list[st
     if question.client:
         parts.append(("client_id GLOB ?", (question.client,)))
     if question.workload:
-        names = " OR ".join(f"owner.{name} GLOB ?" for name in _NAMES_OF_OWNERS)
-        parts.append((names, (question.workload,) * len(_NAMES_OF_OWNERS)))
+        names = " OR ".join(f"owner.{name} GLOB ?" for name in OWNER_NAMES)
+        parts.append((names, (question.workload,) * len(OWNER_NAMES)))
     if question.cause:
         tables.require("verdicts")
         parts.append(("flow_id IN (SELECT flow_id FROM verdicts WHERE cause = ?)", (question.cause,)))
@@ -251,7 +252,7 @@ def _ends(
         for value in (
             *("flow_id", "local", "peer", "client_id"),
             "concat_ws(' ', client.software_name, client.software_version)",
-            "coalesce(owner.pod, owner.unit, owner.comm) || coalesce(' (process ' || owner.pid || ')', '')",
+            f"coalesce({_OWNER}) || coalesce(' (process ' || owner.pid || ')', '')",
         )
     )
     where = " AND ".join(conditions) or "true"

@@ -92,7 +92,7 @@ def _is_own(row: Row) -> bool:
 
 
 def _workload(row: Row | Mapping[str, Any]) -> str:
-    place = row["pod"] or (row["container_id"] or "")[:12] or row["cgroup"] or ""
+    place = row["pod"] or row["container_name"] or (row["container_id"] or "")[:12] or row["cgroup"] or ""
     return f"{row['comm'] or '?'}[{row['pid']}] {place}"
 
 
@@ -157,7 +157,7 @@ def _end(side: str) -> Callable[[Row], Any]:
 
 
 def _with_place(workload: Row | None) -> dict[str, Any]:
-    names = ("comm", "pid", "pod", "container_id", "cgroup")
+    names = ("comm", "pid", "pod", "container_name", "container_id", "cgroup")
     return {name: workload[name] if workload else None for name in names}
 
 

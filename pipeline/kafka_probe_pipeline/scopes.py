@@ -69,9 +69,8 @@ def open_by_agents(agents: DataFrame) -> DataFrame:
 def workload(of: Column) -> Column:
     """Return a workload by command and place, as `java team/orders-7f` or `java kafka.service`; null if unknown."""
     pod = F.concat_ws("/", of["namespace"], of["pod"])
-    place = F.coalesce(
-        F.when(of["pod"].isNotNull(), pod), of["unit"], F.substring(of["container_id"], 1, 12), of["cgroup"]
-    )
+    container = F.coalesce(of["container_name"], F.substring(of["container_id"], 1, 12))
+    place = F.coalesce(F.when(of["pod"].isNotNull(), pod), of["unit"], container, of["cgroup"])
     return F.when(of["comm"].isNotNull(), F.concat_ws(" ", of["comm"], place))
 
 

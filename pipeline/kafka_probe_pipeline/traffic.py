@@ -27,7 +27,7 @@ DIMENSIONS = {
     **{
         name: f"workload.{name}"
         for name in (
-            *("pid", "start_time", "comm", "exe", "cgroup", "container_id"),
+            *("pid", "start_time", "comm", "exe", "cgroup", "container_id", "container_name"),
             *("pod", "namespace", "owner_kind", "owner_name"),
         )
     },

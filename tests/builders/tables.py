@@ -11,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 from deltalake import write_deltalake
 
+from kafka_probe.events import OWNER_NAMES
+
 Event = Mapping[str, Any]
 
 _TEXT, _LONG, _TIME = pa.string(), pa.int64(), pa.timestamp("us", "UTC")
 _CLIENT = pa.struct([("id", _TEXT), ("software_name", _TEXT), ("software_version", _TEXT)])
-_OWNER = pa.struct([("pid", _LONG), *((name, _TEXT) for name in ("comm", "container_id", "unit", "pod", "owner_name"))])
+_OWNER = pa.struct([("pid", _LONG), *((name, _TEXT) for name in OWNER_NAMES)])
 _NAT = pa.struct([("local", _TEXT), ("peer", _TEXT)])
 _OF_END = [
     *((name, _TEXT) for name in ("node", "agent_id", "conn_id", "flow_id", "side", "local", "peer")),

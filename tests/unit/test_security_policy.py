@@ -38,7 +38,7 @@ from kafka_probe.server import exposition, http_connection, limits, query, serve
 from kafka_probe.sinks import spool
 from kafka_probe.sinks.batch import EVENT_BYTES
 from kafka_probe.time_limit import ReportPart
-from kafka_probe.workloads import cgroup, log_dirs, process, workload
+from kafka_probe.workloads import cgroup, container_names, log_dirs, process, workload
 from tests.builders.policy import policy_texts, unexplained
 from tests.programs.attack import judge
 
@@ -134,6 +134,7 @@ MEMORY = (
     f"Up to {DEFAULT.ends * tracker._RESETS_PER_SLOT // 2:,} resets",
 )
 FILES = (
+    f"It reads at most {mib(container_names._MOST_BYTES)} MiB of a file",
     f"of at most {mib(spool.MAX_BATCH_BYTES)} MiB packed and {mib(spool.MAX_BATCH_BYTES)} MiB unpacked",
     f"at most {spool.MAX_EVENTS:,} and is checked against the contents",
 )

@@ -28,7 +28,7 @@ from kafka_probe.connections.frames import Frames
 from kafka_probe.connections.pending_closes import PendingClose
 from kafka_probe.connections.topic_names import TopicNames
 from kafka_probe.connections.tracker import Tracker
-from kafka_probe.events import FrameSamples, FramesEvent, WallClock
+from kafka_probe.events import OWNER_NAMES, FrameSamples, FramesEvent, WallClock
 from kafka_probe.protocol.copy_rules import rules_hash
 from kafka_probe.protocol.schemas import apis
 
@@ -176,8 +176,7 @@ class Archive:
         if not self._filter.workload:
             return True
         owner = connection.workload.named()
-        names = owner["comm"], owner["container_id"], owner["unit"], owner["pod"], owner["owner_name"]
-        return _matches(self._filter.workload, *names)
+        return _matches(self._filter.workload, *(owner[name] for name in OWNER_NAMES))
 
     def _known(self, conns: KeyArray) -> dict[int, Connection]:
         """Return those of the connections that are known and not kafka-probe's own."""

@@ -13,6 +13,7 @@ from kafka_probe.events.agent_event import AgentEvent, OpenCountFacts
 from kafka_probe.events.codecs import CODECS, codec_name
 from kafka_probe.events.common import (
     INTERNAL_CLIENT,
+    OWNER_NAMES,
     SCHEMA_VERSION,
     ClientFacts,
     ConnectionFacts,
@@ -58,6 +59,7 @@ __all__ = [
     "FRAMES",
     "INTERNAL_CLIENT",
     "KINDS",
+    "OWNER_NAMES",
     "SCHEMA_VERSION",
     "ActivityFacts",
     "ActivityTopic",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 SCHEMA_VERSION = 1
 INTERNAL_CLIENT = "kafka-probe-"
@@ -54,6 +54,10 @@ class ProcessFacts(TypedDict):
     cgroup: Annotated[str | None, "path of the cgroup below its mount point"]
     cgroup_id: Annotated[int | None, "the kernel's id of the cgroup"]
     container_id: Annotated[str | None, "64 hexadecimal digits, from the cgroup path"]
+    container_name: Annotated[
+        str | None,
+        "name that the engine gave the container; null without `--container-names`, or if it is unknown",
+    ]
     runtime: Annotated[
         str | None, "docker, containerd, cri-o, podman or systemd (a service unit), from the cgroup path"
     ]
@@ -77,6 +81,12 @@ class PodNames(TypedDict):
 
 class WorkloadFacts(ProcessFacts, PodNames):
     """The process, container, pod or service that owns a socket."""
+
+
+OWNER_NAMES: tuple[Literal["comm", "container_id", "container_name", "unit", "pod", "owner_name"], ...] = (
+    *("comm", "container_id", "container_name", "unit", "pod", "owner_name"),
+)
+"""The fields by which people name a workload."""
 
 
 class ClientFacts(TypedDict):

@@ -328,7 +328,8 @@ def _owner(event: Mapping[str, Any]) -> OwnerLabels:
     if named := workload["owner_name"] or workload["pod"]:
         where = f"{printable(workload['namespace'])}/{printable(named)}"
     else:
-        where = (workload["container_id"] or "")[:_SHORT] or printable(workload["unit"] or "")
+        container = printable(workload["container_name"] or "") or (workload["container_id"] or "")[:_SHORT]
+        where = container or printable(workload["unit"] or "")
     return OwnerLabels(event["side"], where, printable(workload["comm"] or ""))
 
 

@@ -1,9 +1,9 @@
 """Workloads: the process, container, pod or service that owns a socket.
 
-`WorkloadResolver` turns the kernel's facts about an owner into a `Workload`. It reads /proc and cgroupfs, never queries
-a container engine and never raises: facts that cannot be read any more are None. kubernetes.py collects the names of
-pods, which workloads look up when events are made. Workloads share a memory budget, which they use while other objects
-refer to them.
+`WorkloadResolver` turns the kernel's facts about an owner into a `Workload`. It reads /proc, cgroupfs and, if asked,
+files of container engines. It never queries an engine and never raises: facts that cannot be read any more are None.
+kubernetes.py collects the names of pods, which workloads look up when events are made. Workloads share a memory budget,
+which they use while other objects refer to them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from kafka_probe.events import ProcessFacts
 from kafka_probe.memory import DEFAULT
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
-from kafka_probe.workloads.container import Placement, placement
+from kafka_probe.workloads.container import Placement, is_of_users, placement
+from kafka_probe.workloads.container_names import container_name
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
 from kafka_probe.workloads.pods import Pods
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, hidden, living, present
@@ -41,7 +42,7 @@ LOSSES = {"workload_limit": "connections without their process, because it excee
 class WorkloadResolver:
     """Resolves owners to workloads. Also keeps workloads without other references while half of the budget is free.
 
-    command_lines: if False, `cmdline` is always null.
+    command_lines: if False, `cmdline` is always null. container_names: if False, `container_name` is always null.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class WorkloadResolver:
         pods: Pods | None = None,
         *,
         command_lines: bool = True,
+        container_names: bool = False,
         limit_bytes: int = DEFAULT.workloads_bytes,
     ) -> None:
         self.losses = Counter(dict.fromkeys(LOSSES, 0))
@@ -59,6 +61,7 @@ class WorkloadResolver:
         self._proc = proc
         self._pods = pods or Pods()
         self._command_lines = command_lines
+        self._container_names = container_names
         self._boot_us = boot_time_us()
         # All facts are the key, not only pid and start: after an exec the same process has another command.
         self._held: WeakValueDictionary[Owner, Workload] = WeakValueDictionary()
@@ -118,10 +121,16 @@ class WorkloadResolver:
             "cgroup": path,
             "cgroup_id": owner.cgroup_v1_id if self.cgroups.mode == "v1" else owner.cgroup_id,
             "container_id": place.container_id,
+            "container_name": self._container_name(path, place),
             "runtime": place.runtime,
             "unit": place.unit,
             "pod_uid": place.pod_uid,
         }
+
+    def _container_name(self, path: str | None, place: Placement) -> str | None:
+        if not self._container_names or place.container_id is None or is_of_users(path):
+            return None
+        return container_name(place.runtime, place.container_id, self._proc)
 
     def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
         """Return the most specific path, the first of equals: one with a container, with a unit, or below the root."""

@@ -26,6 +26,8 @@ _CONTAINER = re.compile(r"(?:[^:]*:)?(?:(?P<engine>[a-z-]+)[-:])?(?P<id>[0-9a-f]
 # A static pod's uid is a hash without dashes. In a slice's name dashes mean nesting, so there they are underscores.
 _POD = re.compile(r"(?:^|-)pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice|$)")
 _UNIT = re.compile(r".+\.(?:service|scope)")
+# In a container the path may begin with the way up from the container's own cgroup.
+_OF_USERS = re.compile(r"(?:/\.\.)*/user\.slice/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,14 @@ def placement(path: str) -> Placement:
     if runtime is None and container_id is None and unit is not None and unit.endswith(".service"):
         runtime = "systemd"
     return Placement(container_id, runtime, pod_uid, unit)
+
+
+def is_of_users(path: str | None) -> bool:
+    """Return True for a cgroup that a user may have created, with the name of any container or pod.
+
+    Kubernetes and engines that run as root create none there.
+    """
+    return _OF_USERS.match(path or "") is not None
 
 
 def _runtime_below(parent: str) -> str | None:

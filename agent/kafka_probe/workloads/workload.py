@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import cast
 from kafka_probe.events import ProcessFacts, WorkloadFacts
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.protocol.facts import cut, text_bytes
+from kafka_probe.workloads.container import is_of_users
 from kafka_probe.workloads.pods import NAMELESS, Pods
 from kafka_probe.workloads.process import Owner
 
@@ -61,15 +61,12 @@ class Workload:
         Events share it: nobody changes it.
         """
         container_id, pod_uid = self._facts["container_id"], self._facts["pod_uid"]
-        if _OF_USERS.match(self._facts["cgroup"] or ""):
+        if is_of_users(self._facts["cgroup"]):
             return self._facts
         names = self._pods.names(container_id, pod_uid) if container_id or pod_uid else None
         return {**self._facts, **names} if names else self._facts
 
 
-# Users may give cgroups here the names of any pod's. Kubernetes creates no cgroups here. In a container the path may
-# begin with the way up from the container's own cgroup.
-_OF_USERS = re.compile(r"(?:/\.\.)*/user\.slice/")
 _NO_OWNER = Owner(pid=0, start_boottime_ns=0, comm=b"", uid=0, netns=0, cgroup_id=0, cgroup_v1_id=0, cmdline=b"")
 _NO_FACTS = cast("ProcessFacts", dict.fromkeys(ProcessFacts.__annotations__))
 NOBODY = Workload(_NO_OWNER, _NO_FACTS, Pods(), SharedBudget(0, Counter()), 0)

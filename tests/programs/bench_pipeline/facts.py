@@ -98,6 +98,7 @@ def make_pod(number: int, name: str, nodes: int = CLIENT_NODES) -> Pod:
         "cgroup": f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{pod_uid}.slice/{container_id}",
         "cgroup_id": 30_000 + number,
         "container_id": container_id,
+        "container_name": None,
         "runtime": "containerd",
         "unit": None,
         "pod_uid": pod_uid,

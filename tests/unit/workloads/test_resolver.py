@@ -64,6 +64,22 @@ def test_a_process_is_found_in_its_container(
     assert (workload["container_id"], workload["runtime"]) == (CONTAINER_ID, "podman")
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_container_has_its_name_only_if_asked(
+    start: Start,
+    owner_of: OwnerOf,
+    make_cgroup: MakeCgroup,
+    unified: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: bool,
+) -> None:
+    process = start()
+    cgroup_id = moved(process, make_cgroup(unified) / f"libpod-{CONTAINER_ID}.scope")
+    monkeypatch.setattr("kafka_probe.workloads.container_name", lambda *of: f"{of[0]} {of[1][:3]}")
+    workload = WorkloadResolver(container_names=asked).resolve(owner_of(process.pid, cgroup_id=cgroup_id)).named()
+    assert workload["container_name"] == (f"podman {CONTAINER_ID[:3]}" if asked else None)
+
+
 @pytest.mark.parametrize("character", ["\v", "\f", "\r", "\x1c", "\x85", "\u2028"])
 def test_a_name_of_a_cgroup_may_have_any_line_break_but_a_line_feed(
     start: Start, owner_of: OwnerOf, make_cgroup: MakeCgroup, unified: Path, character: str

@@ -1,0 +1,79 @@
+"""Names of containers from the state files of engines, in the form in which these write them.
+
+podman is also run for real, see tests/nodes. containerd and CRI-O are not: their files are written here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kafka_probe.workloads import container_names
+from kafka_probe.workloads.container_names import container_name
+
+ID, OTHER = "c0ffee42" * 8, "0" * 64
+DOCKER = "/var/lib/docker/containers"
+BUNDLE = "/run/containerd/io.containerd.runtime.v2.task"
+STORE = "/var/lib/containers/storage/overlay-containers"
+PODMAN = [{"id": OTHER, "names": ["other"]}, {"id": ID, "names": ["kafka-1"], "metadata": "{}"}]
+
+
+def host(directory: Path, path: str, state: object) -> Path:
+    """Write a state file of the host; return the directory that stands for /proc."""
+    file = directory / "1" / "root" / path.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text(state if isinstance(state, str) else json.dumps(state))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("runtime", "path", "state"),
+    [
+        ("docker", f"{DOCKER}/{ID}/config.v2.json", {"ID": ID, "Name": "/kafka-1"}),
+        ("podman", f"{STORE}/containers.json", PODMAN),
+        ("podman", f"{STORE}/volatile-containers.json", PODMAN),
+        (
+            "containerd",
+            f"{BUNDLE}/k8s.io/{ID}/config.json",
+            {"annotations": {"io.kubernetes.cri.container-name": "kafka-1"}},
+        ),
+        ("containerd", f"{BUNDLE}/default/{ID}/config.json", {"annotations": {"nerdctl/name": "kafka-1"}}),
+        (
+            "cri-o",
+            f"{STORE}/{ID}/userdata/config.json",
+            {"annotations": {"io.kubernetes.container.name": "kafka-1"}},
+        ),
+    ],
+)
+def test_the_name_is_that_of_the_engine(runtime: str, path: str, state: object, tmp_path: Path) -> None:
+    proc = host(tmp_path, path, state)
+    assert container_name(runtime, ID, proc) == "kafka-1"
+    assert container_name(runtime, OTHER, proc) == ("other" if runtime == "podman" else None)
+    assert container_name("systemd", ID, proc) is None
+    assert container_name(None, ID, proc) is None
+
+
+@pytest.mark.parametrize(
+    "state", ["", "{", "[]", "7", "null", '{"Name": 7}', '{"Name": null}', '{"Name": ""}', "[" * 10_000]
+)
+def test_a_damaged_file_has_no_name(state: str, tmp_path: Path) -> None:
+    assert container_name("docker", ID, host(tmp_path, f"{DOCKER}/{ID}/config.v2.json", state)) is None
+
+
+@pytest.mark.parametrize("state", ["{}", "7", '[7, null, {}, {"id": 1}]', json.dumps([{"id": ID, "names": "x"}])])
+def test_a_damaged_list_has_no_name(state: str, tmp_path: Path) -> None:
+    assert container_name("podman", ID, host(tmp_path, f"{STORE}/containers.json", state)) is None
+
+
+def test_a_file_that_is_too_large_or_a_link_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = f"{DOCKER}/{ID}/config.v2.json"
+    proc = host(tmp_path / "large", path, {"Name": "/kafka-1"})
+    monkeypatch.setattr(container_names, "_MOST_BYTES", 10)
+    assert container_name("docker", ID, proc) is None
+    monkeypatch.undo()
+    linked = host(tmp_path / "linked", f"{path}.other", {"Name": "/kafka-1"})
+    file = linked / "1" / "root" / path.lstrip("/")
+    file.symlink_to(f"{file}.other")
+    assert container_name("docker", ID, linked) is None
