@@ -147,8 +147,8 @@ def top(file: Path | None, once: float | None, as_json: bool, internal: bool, **
     if once is not None:
         config = config.model_copy(update={"interval_s": min(config.interval_s, once)})
     if sys.stderr.isatty():
-        ports = "all ports" if config.ports == "auto" else f"ports {', '.join(map(str, config.ports))}"
-        _to_stderr(f"Attaching to the kernel, then watching {ports}; first figures {config.interval_s:g} s later ...")
+        first = f"first figures {config.interval_s:g} s later ..."
+        _to_stderr(f"Attaching to the kernel, then watching {_ports(config)}; {first}")
     _watch(config, top_sink(once, as_json, internal=internal))
 
 
@@ -179,32 +179,24 @@ Examples:
   kafka-probe follow --pid 4711 --json | jq .contents
 """
 )
-@options(CAPTURE_FIELDS)
+@options(name for name in CAPTURE_FIELDS if name not in ("interval_s", "requests"))
 @click.option("--client", metavar="PATTERN", help="only of clients with such an id, with * and ? as in shells")
-@click.option("--workload", metavar="PATTERN", help="command, container id, systemd unit, pod or pod's owner")
-@click.option("--pid", type=int, help="only of this process")
-@click.option("--address", metavar="HOST[:PORT]", help="only with this address at either end")
+@click.option("--workload", metavar="PATTERN", help="command, container, systemd unit, pod or pod's owner")
+@click.option("--pid", metavar="N", help="only of this process")
+@click.option("--address", metavar="IP[:PORT]", help="only with this address at either end")
 @click.option("--connection", metavar="ID", help="only of this connection: its conn_id or flow_id")
+@click.option("--api", metavar="PATTERN", help="only frames of these APIs")
 @click.option("--json", "as_json", is_flag=True, help="print one JSON object per frame")
-@click.option("-v", "--verbose", is_flag=True, help="show all values of each frame")
-def follow(
-    file: Path | None,
-    client: str | None,
-    workload: str | None,
-    pid: int | None,
-    address: str | None,
-    connection: str | None,
-    *,
-    as_json: bool,
-    verbose: bool,
-    **flags: str | None,
-) -> None:
+@click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
+def follow(file: Path | None, *, as_json: bool, verbose: bool, **flags: str | None) -> None:
     """Show connections as people read them: each request with its answer, pauses and the end."""
-    from kafka_probe.follow import Choice, FollowSink, follow_settings
+    from kafka_probe.follow import FollowSink, follow_settings
 
-    config = follow_settings(_configured(flags, file, {"log_level": "warning", "interval_s": 1.0}))
-    choice = Choice(client, workload, pid, address, connection)
-    sink = FollowSink(choice, as_json=as_json, verbose=verbose, notice=_to_stderr)
+    choice = {name: flags.pop(name) for name in ("client", "workload", "pid", "address", "connection", "api")}
+    config = follow_settings(_configured(flags, file, {"log_level": "warning"}), choice)
+    sink = FollowSink(as_json=as_json, verbose=verbose, notice=_to_stderr, ports=_ports(config))
+    if sys.stderr.isatty():
+        _to_stderr(f"Attaching to the kernel, then watching {_ports(config)} ...")
     _watch(config, sink, archive_sink=sink)
 
 
@@ -251,6 +243,10 @@ def _configured(
 def _warn_of_other_variables() -> None:
     for name, nearest in other_variables().items():
         log.warning("The variable %s is not a setting and is ignored; the most similar one is %s.", name, nearest)
+
+
+def _ports(config: Config) -> str:
+    return "all ports" if config.ports == "auto" else f"ports {', '.join(map(str, config.ports))}"
 
 
 def _to_stderr(line: str) -> None:

@@ -1,26 +1,36 @@
 """Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
 
-Once per interval each connection with new frames gets a block of lines. A request whose answer takes longer has its
-line before the answer, which then has one of its own.
+Once per interval each connection with new frames gets a block of lines. A request that has waited for its answer for a
+second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 20 MiB,
+of the part of `--memory-limit` that is for the sink of `run`.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import time
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, cast
 
-from kafka_probe.conversations.conversation import SILENCE_NS, ConnectionEnd, Conversation, closing, heading, row
+from kafka_probe.conversations.conversation import (
+    SILENCE_NS,
+    ConnectionEnd,
+    Conversation,
+    closing,
+    heading,
+    reminder,
+    row,
+)
 from kafka_probe.conversations.frames import CopiedFrame, CopiedSample, Joiner
-from kafka_probe.conversations.terminal import Terminal
-from kafka_probe.events import OWNER_NAMES
-from kafka_probe.setting_types import RequestEvents
+from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
+from kafka_probe.errors import UsageError
+from kafka_probe.setting_types import ArchiveFilter, RequestEvents
 from kafka_probe.sinks.stdout import STDOUT, StdoutSink
-from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
+from kafka_probe.text import as_json, printable
 
 if TYPE_CHECKING:
     from typing import Any
@@ -29,96 +39,62 @@ if TYPE_CHECKING:
     from kafka_probe.connections.connection import Connection
     from kafka_probe.events import CloseEvent, ConnectionFacts, Event, FramesEvent
 
-BYTES_PER_S = 8 << 20
-"""Most bytes of frames per second, of all connections; `archive_rate` counts samples beyond it."""
-MOST_SAMPLES = 1 << 15
-"""Most samples of frames in an interval; a line has the number of further ones."""
+BYTES_PER_S = 4 << 20
+"""Most bytes of frames per second; `archive_rate` counts samples beyond it."""
+MOST_SAMPLES = 1 << 12
+"""Most samples of frames in an interval: nobody reads more, and rendering takes the time of the capture thread."""
 MOST_FOLLOWED = 4096
 """Most connections whose state is kept; the one that was silent longest leaves."""
-_MOST_OTHERS = 1 << 17
 _INTERVALS_WAITED = 10  # for the facts of a connection that has frames
 _QUIET_INTERVALS = 5
 _COLUMNS = ("end", "ns", *CopiedSample._fields[CopiedSample._fields.index("tcp_seq") :])
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The connections to follow: all conditions that are not None have to match. Patterns are as in shells."""
-
-    client: str | None = None
-    workload: str | None = None
-    pid: int | None = None
-    address: str | None = None
-    connection: str | None = None
-
-    def matches(self, facts: ConnectionFacts | None) -> bool:
-        """Return True if the connection is one of them. Nothing is known of it if `facts` is None."""
-        if facts is None:
-            return self == Choice()
-        owner = facts["workload"]
-        names = (owner[name] for name in OWNER_NAMES)
-        return (
-            _is_like(self.client, facts["client"]["id"])
-            and _is_like(self.workload, *names)
-            and self.pid in (None, owner["pid"])
-            and self.connection in (None, facts["conn_id"], facts["flow_id"])
-            and (not self.address or any(_has(self.address, end) for end in (facts["local"], facts["peer"])))
-        )
-
-
-def _is_like(pattern: str | None, *names: str | None) -> bool:
-    return not pattern or any(name is not None and fnmatchcase(name, pattern) for name in names)
-
-
-def _has(address: str, end: str | None) -> bool:
-    """Return True if `end` is the address, which may lack the port."""
-    host = (end or "").rpartition(":")[0]
-    return address in (end, host, host.strip("[]"))
+_OF_FRAMES = ("archive_rate", "ring_full", "peer_limited", "frame_incomplete", "frame_limit", "sink_buffer_full")
 
 
 @dataclass(slots=True)
 class _Followed:
-    """The state of a connection: samples that wait for the interval's end, and whether its name was printed."""
+    """The state of a connection: frames that wait for the interval's end, and whether it was introduced."""
 
     first: CopiedSample
     conversation: Conversation
-    joiner: Joiner = field(default_factory=Joiner)
-    samples: list[CopiedSample] = field(default_factory=list)
+    frames: list[CopiedFrame] = field(default_factory=list)
     end: ConnectionEnd | None = None
     waited: int = 0
     introduced: bool = False
 
     @property
     def since_ns(self) -> int:
-        """Return the time of the first sample of the interval, ns of CLOCK_MONOTONIC; 0 without samples."""
-        return self.samples[0].ns if self.samples else 0
+        """Return the time of the first frame of the interval, ns of CLOCK_MONOTONIC; 0 without frames."""
+        return self.frames[0].first.ns if self.frames else 0
 
 
 class FollowSink(StdoutSink):
-    """Prints the conversations of chosen connections, or their frames as JSON lines.
+    """Prints conversations, or their frames as JSON lines.
 
-    `connections`, if set, returns the open connections. notice: gets a sentence if there is nothing to show.
+    `connections`, if set, returns the open connections. notice: gets sentences about losses, and about nothing to show.
+    ports: a text about the watched ports.
     """
 
     def __init__(
         self,
-        choice: Choice,
         *,
         as_json: bool = False,
         verbose: bool = False,
         notice: Callable[[str], None] = lambda _: None,
+        ports: str = "all ports",
         descriptor: int = STDOUT,
     ) -> None:
         self.connections: Callable[[], Sequence[Connection]] = lambda: ()
-        self._choice = choice
         self._as_json = as_json
         self._verbose = verbose
         self._notice = notice
+        self._ports = ports
         self._quiet_intervals: int | None = 0  # None: something was shown, or the notice was given
+        self._joiner = Joiner()
         self._followed: OrderedDict[str, _Followed] = OrderedDict()
-        self._others: set[str] = set()  # connections that do not match, and whose client id is known
-        self._closes: dict[str, CloseEvent] = {}
-        self._held = self._left_out = 0  # samples of this interval
+        self._closes: dict[str, CloseEvent] = {}  # of followed connections, in this interval
+        self._samples = self._left_out = 0  # of this interval
+        self._lost: Mapping[str, int] = {}
         self._last: str | None = None  # the connection whose lines were printed last
         self._terminal = Terminal(descriptor)
         super().__init__(descriptor=descriptor)
@@ -127,54 +103,54 @@ class FollowSink(StdoutSink):
         for event in events:
             match event["kind"]:
                 case "frames":
-                    self._hold(event)
+                    self._take(event)
                 case "close":
-                    self._closes[event["conn_id"] or ""] = event
+                    conn_id = event["conn_id"] or ""
+                    if conn_id in self._followed:
+                        self._closes[conn_id] = event
                 case "agent":
-                    self._end_interval()
+                    self._end_interval(event["losses"])
 
-    def _hold(self, event: FramesEvent) -> None:
-        """Keep the samples until the end of the interval."""
+    def close(self, timeout_s: float) -> None:
+        self._print(self._interval(over=True))
+        super().close(timeout_s)
+
+    def _take(self, event: FramesEvent) -> None:
+        """Join the samples to frames, which wait for the end of the interval."""
         ends = event["ends"]
         columns = cast("dict[str, list[Any]]", event["samples"])
         for index, ns, *values, data in zip(*(columns[name] for name in _COLUMNS), strict=True):
-            conn_id = ends[index]["conn_id"]
-            if conn_id in self._others:
-                continue
-            if self._held == MOST_SAMPLES:
+            if self._samples == MOST_SAMPLES:
                 self._left_out += 1
                 continue
-            self._held += 1
-            origin = (
-                event["node"],
-                event["agent_id"],
-                conn_id,
-                ends[index]["flow_id"],
-                event["copy_rules"],
-                ends[index]["side"],
-            )
+            self._samples += 1
+            end = ends[index]
+            origin = event["node"], event["agent_id"], end["conn_id"], end["flow_id"], event["copy_rules"], end["side"]
             sample = CopiedSample._make(((ns + event["wall_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
+            self._wait(self._joiner.add(sample))
+
+    def _wait(self, frames: Iterable[CopiedFrame]) -> None:
+        for frame in frames:
+            conn_id = frame.first.conn_id or ""
             if conn_id not in self._followed:
-                self._followed[conn_id] = _Followed(sample, Conversation(verbose=self._verbose))
-            self._followed[conn_id].samples.append(sample)
+                self._followed[conn_id] = _Followed(frame.first, Conversation(verbose=self._verbose))
+            self._followed[conn_id].frames.append(frame)
             self._followed.move_to_end(conn_id)
 
-    def _end_interval(self) -> None:
+    def _end_interval(self, losses: Mapping[str, int]) -> None:
         self._identify()
-        lines = [*self._interval()]
-        if self._left_out:
-            lines.append(f"{self._left_out} more parts of frames left out: narrow the choice of connections")
-        if not self._as_json:
-            lines = [self._terminal.fitted(printable(line, MESSAGE_LIMIT)) for line in lines]
-        self.write([f"{line}\n".encode() for line in lines])
-        self._others.difference_update(self._closes)
-        if len(self._others) > _MOST_OTHERS:
-            self._others.clear()
+        shown = self._print(self._interval())
         while len(self._followed) > MOST_FOLLOWED:
-            self._followed.popitem(last=False)
-        self._closes.clear()
-        self._held = self._left_out = 0
-        if lines:
+            self._left_out += len(self._followed.popitem(last=False)[1].frames)
+        if self._left_out:
+            self._notice(f"{self._left_out} more parts of frames left out in this interval: choose fewer connections.")
+        lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _OF_FRAMES]
+        if any(count for _, count in lost):
+            counted = ", ".join(f"{name} {count}" for name, count in lost if count)
+            self._notice(f"Frames or answers may be missing, lost since the interval before: {counted}.")
+        self._lost = losses
+        self._samples = self._left_out = 0
+        if shown:
             self._quiet_intervals = None
         elif self._quiet_intervals is not None:
             self._quiet_intervals += 1
@@ -183,7 +159,7 @@ class FollowSink(StdoutSink):
                 self._quiet_intervals = None
 
     def _identify(self) -> None:
-        """Give connections with frames their facts, and forget those that do not match."""
+        """Find the facts of connections with frames: in their close, or among those that are open."""
         unknown = {conn_id: one for conn_id, one in self._followed.items() if one.end is None}
         if not unknown:
             return
@@ -193,54 +169,69 @@ class FollowSink(StdoutSink):
         for conn_id, followed in unknown.items():
             facts = self._closes.get(conn_id) or known.get(conn_id)
             followed.waited += 1
-            if facts is None and followed.waited < _INTERVALS_WAITED:
-                continue
-            if self._choice.matches(facts):
+            if facts or followed.waited == _INTERVALS_WAITED:
                 followed.end = _end_of(facts, followed.first)
-                continue
-            del self._followed[conn_id]
-            if facts and facts["client"]["id"] is not None:
-                self._others.add(conn_id)
 
-    def _interval(self) -> Iterator[str]:
-        """Yield the lines of all connections that have new frames, or an end, since the interval before."""
+    def _interval(self, *, over: bool = False) -> Iterator[str]:
+        """Yield the lines of all connections that have new frames, or an end. over: no interval follows."""
+        until_ns = time.monotonic_ns() - SILENCE_NS
         for conn_id, followed in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
+            if over:
+                followed.end = followed.end or _end_of(None, followed.first)
             if followed.end is None:
                 continue
-            closed = self._closes.get(conn_id)
-            samples, followed.samples = followed.samples, []
-            frames = [frame for sample in samples for frame in followed.joiner.add(sample)]
+            closed = self._closes.pop(conn_id, None)
+            if closed or over:
+                followed.frames += self._joiner.rest_of(followed.first.agent_id, conn_id)
+            frames, followed.frames = followed.frames, []
             if closed:
-                frames += followed.joiner.rest()
                 del self._followed[conn_id]
             if self._as_json:
                 yield from (as_json(row(frame, followed.end)).decode() for frame in frames)
-            elif lines := [*_lines(followed.conversation, frames, closed)]:
-                if not followed.introduced:
-                    yield from heading(followed.end, followed.first.side, followed.first.node)
-                elif self._last != conn_id:
-                    yield heading(followed.end, followed.first.side, followed.first.node)[0]
-                followed.introduced, self._last = True, conn_id
-                yield from lines
+            else:
+                yield from self._block(conn_id, followed, _lines(followed.conversation, frames, closed, until_ns, over))
+        self._closes.clear()
+
+    def _block(self, conn_id: str, followed: _Followed, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines below the name of their connection, if the line before is not one of it."""
+        for line in lines:
+            if followed.end and not followed.introduced:
+                yield from heading(followed.end, followed.first.side, followed.first.node)
+            elif followed.end and self._last != conn_id:
+                yield reminder(followed.end, followed.first.side)
+            followed.introduced, self._last = True, conn_id
+            yield line
+
+    def _print(self, lines: Iterable[str]) -> bool:
+        """Queue lines; return True if there were any."""
+        shown = False
+        for line in lines:
+            shown = True
+            fitted = line if self._as_json else self._terminal.fitted(printable(line, LINE_LIMIT))
+            self.write([f"{fitted}\n".encode()])
+        return shown
 
     def _nothing(self) -> str:
         every = [connection for connection in self.connections() if not connection.internal]
-        matching = [connection for connection in every if self._choice.matches(connection.facts())]
-        tls = sum(connection.opaque == "tls" for connection in matching)
+        tls = sum(connection.opaque == "tls" for connection in every)
         return (
-            f"No frames so far. {len(every)} connections are open, of which {len(matching)} match; {tls} of these are "
-            "TLS and not decoded."
+            f"No frames of the chosen connections so far. The command watches {self._ports}; --ports "
+            f"adds others. {len(every)} connections are open there, of which {tls} use TLS, which is not decoded."
         )
 
 
-def _lines(conversation: Conversation, frames: Sequence[CopiedFrame], closed: CloseEvent | None) -> Iterator[str]:
+def _lines(
+    conversation: Conversation, frames: Sequence[CopiedFrame], closed: CloseEvent | None, until_ns: int, over: bool
+) -> Iterator[str]:
     for frame in frames:
         yield from conversation.add(frame)
     if closed:
         yield from conversation.rest()
         yield closing(closed["closed_by"], closed["how"], closed["idle_us"])
+    elif over:
+        yield from conversation.rest()
     else:
-        yield from conversation.waiting_since(time.monotonic_ns() - SILENCE_NS)
+        yield from conversation.waiting_since(until_ns)
 
 
 def _end_of(facts: ConnectionFacts | None, first: CopiedSample) -> ConnectionEnd:
@@ -257,7 +248,34 @@ def _end_of(facts: ConnectionFacts | None, first: CopiedSample) -> ConnectionEnd
     )
 
 
-def follow_settings(config: Config) -> Config:
-    """Return the settings by which an agent sends all frames, within BYTES_PER_S."""
-    every = {"archive": RequestEvents("all"), "archive_bytes_per_s": BYTES_PER_S, "recorder_bytes": 0}
-    return config.model_copy(update=every)
+def follow_settings(config: Config, choice: Mapping[str, str | None]) -> Config:
+    """Return the settings by which an agent sends all frames of the chosen connections, each second.
+
+    choice: values for fields of ArchiveFilter; None is no condition.
+
+    Raises:
+        UsageError: the address is none.
+    """
+    if (address := choice.get("address")) and not _is_address(address):
+        raise UsageError(f"--address {address}: must be an IP address, such as 10.0.0.7, 10.0.0.7:40001 or [::1]:9092.")
+    wanted = ArchiveFilter(**{name: value for name, value in choice.items() if value})
+    return config.model_copy(
+        update={
+            "archive": RequestEvents("all"),
+            "archive_filter": wanted,
+            "archive_bytes_per_s": BYTES_PER_S,
+            "recorder_bytes": 0,
+            "requests": RequestEvents("off"),
+            "interval_s": 1.0,
+        }
+    )
+
+
+def _is_address(text: str) -> bool:
+    """Return True for an IP address, with a port or without."""
+    host, colon, port = text.rpartition(":")
+    for candidate in (text, host if colon and port.isdigit() else text):
+        with suppress(ValueError):
+            ipaddress.ip_address(candidate.strip("[]"))
+            return True
+    return False

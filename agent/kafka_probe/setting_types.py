@@ -47,12 +47,19 @@ class RequestEvents:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFilter:
-    """The patterns that frames for the archive have to match, as in shells; an empty one matches everything."""
+    """The conditions that frames for the archive have to meet; an empty one is none.
+
+    The first four are patterns as in shells. address: that of either end, with or without its port. connection: its
+    conn_id or flow_id.
+    """
 
     client: str = ""
     topic: str = ""
     api: str = ""
     workload: str = ""
+    pid: str = ""
+    address: str = ""
+    connection: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ArchiveFilter:
@@ -60,7 +67,10 @@ class ArchiveFilter:
         parts = [part.strip().partition("=") for part in text.split(",") if part.strip()]
         given = {name: pattern for name, _, pattern in parts}
         if not given.keys() <= {*cls.__dataclass_fields__} or not all(given.values()) or len(given) < len(parts):
-            raise ValueError("must be client=PATTERN,topic=PATTERN,api=PATTERN,workload=PATTERN or a part of it")
+            raise ValueError(
+                "must be client=PATTERN,topic=PATTERN,api=PATTERN,workload=PATTERN,pid=N,address=IP:PORT,connection=ID "
+                "or a part of it"
+            )
         return cls(**given)
 
     def __str__(self) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from kafka_probe.conversations.terminal import Terminal
+from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
@@ -49,7 +49,7 @@ Examples:
 @click.option("--sort", type=click.Choice(["time", "latency", "bytes"]), default="time", show_default=True)
 @click.option("--json", "as_lines", is_flag=True, help="print one JSON object per frame")
 @click.option("--csv", "as_csv", is_flag=True, help="print comma-separated values")
-@click.option("-v", "--verbose", is_flag=True, help="show all values of each frame")
+@click.option("-v", "--verbose", is_flag=True, help="show more items of each list")
 def inspect(
     location: str | None,
     since: str | None,
@@ -112,4 +112,4 @@ def _cell(value: object) -> object:
 def _print(texts: Iterable[str]) -> None:
     terminal = Terminal()
     for text in texts:
-        click.echo(terminal.fitted(printable(text, MESSAGE_LIMIT)))
+        click.echo(terminal.fitted(printable(text, LINE_LIMIT)))

@@ -26,9 +26,8 @@ def lines(tables: OpenTables, frames: Iterable[CopiedFrame], *, verbose: bool) -
     """Yield a line per frame."""
     for frame, end in _with_ends(tables, frames):
         client = (end and end.client_id) or frame.first.flow_id or frame.first.conn_id
-        answer = f"answer after {conversation.milliseconds(frame.first.latency_us)} to " if frame.response else ""
-        title = f"{answer}{conversation.title(frame)}"
-        yield f"{conversation.clock(frame)}  {client}  {with_contents(title, words(frame, verbose=verbose))}"
+        described = with_contents(conversation.title(frame), words(frame, verbose=verbose))
+        yield f"{conversation.clock(frame)}  {client}  {described}"
 
 
 def of_connections(tables: OpenTables, found: Sequence[ConnectionEnd], limit: int, *, verbose: bool) -> Iterator[str]:

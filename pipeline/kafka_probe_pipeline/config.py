@@ -68,7 +68,7 @@ class PipelineConfig(BaseSettings):
     frames_topic: str = "kafka-probe.frames"
     """topic of archived frames, which become the table `frames`; created if absent; off: no such table"""
     start: Literal["earliest", "latest"] | None = None
-    """records that a new table begins with, default: earliest; afterwards the job goes on from its checkpoints"""
+    """records that new tables begin with, by default earliest; afterwards the job goes on from their checkpoints"""
     traffic_topic: str = Field("kafka-probe.traffic", min_length=1)
     """topic of the traffic sums; created if absent"""
     dead_letter_topic: str = Field("kafka-probe.dead-letter", min_length=1)

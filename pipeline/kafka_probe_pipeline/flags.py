@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 import click
 from pydantic.fields import FieldInfo
@@ -34,8 +34,11 @@ def _option(name: str, field: FieldInfo) -> Callable[[Command], Command]:
     if field.annotation == dict[str, str]:
         return click.option(flag_of(name), multiple=True, metavar="KEY=VALUE", callback=_pairs, **options)
     kinds = {int: "N", float: "SECONDS", Path: "DIR"}
-    kind = next((kind for kind in (field.annotation, *get_args(field.annotation)) if kind in kinds), None)
-    return click.option(flag_of(name), metavar=kinds[kind] if kind else "TEXT", **options)
+    annotations = (field.annotation, *get_args(field.annotation))
+    choices = next((get_args(one) for one in annotations if get_origin(one) is Literal), None)
+    kind = next((kind for kind in annotations if kind in kinds), None)
+    metavar = "|".join(choices) if choices else kinds[kind] if kind else "TEXT"
+    return click.option(flag_of(name), metavar=metavar, **options)
 
 
 def _pairs(_context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, str] | None:

@@ -63,18 +63,19 @@ def require_start(spark: SparkSession, config: PipelineConfig) -> None:
     """Raise StartError if a query has a checkpoint, and began with other records than `--start` demands."""
     for query in config.checkpoints:
         begun = _begun_with(spark, config, query)
-        if config.start and begun and config.start != begun:
+        if config.start and begun and config.start != begun and (query != "archive" or config.archives):
             raise StartError(
-                f"The tables in {config.output} began with --start {begun}, and the job goes on from their "
-                f"checkpoints. Leave --start out, or begin new tables with --start {config.start} and another --output."
+                f"The tables of the query {query} in {config.output} began with --start {begun}, and the job goes on "
+                "from their checkpoint. Leave --start out, or begin new tables with another --output."
             )
 
 
 def begin(spark: SparkSession, config: PipelineConfig, query: str) -> str:
-    """Return the records that a query begins with, earliest or latest; note them if it has no checkpoint."""
+    """Return the records that a query begins with, earliest or latest; note them if it has no checkpoint yet."""
     begun = _begun_with(spark, config, query)
     if begun is None:
-        begun = config.start or _EARLIEST
+        # A job may have ended before its first look at Kafka.
+        begun = config.start or hadoop.read(spark, _start(config, query)) or _EARLIEST
         hadoop.write(spark, _start(config, query), begun)
     return begun
 

@@ -46,7 +46,7 @@ def test_only_new_tables_begin_with_the_records_that_start_names(
     run.send(records=1)
     run.once(spark, start="latest")
     run.send(records=1)
-    with pytest.raises(StartError, match=r"began with --start latest.* another --output"):
+    with pytest.raises(StartError, match=r"query traffic in .* began with --start latest.* another --output"):
         run.once(spark, start="earliest")
     run.once(spark)
     run.once(spark, start="latest")

@@ -9,15 +9,18 @@ import re
 import termios
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from kafka_probe import follow
+from kafka_probe.config import Config
 from kafka_probe.conversations.terminal import Terminal
-from kafka_probe.follow import Choice, FollowSink
+from kafka_probe.errors import UsageError
+from kafka_probe.follow import FollowSink, follow_settings
 from kafka_probe.protocol.api_keys import ApiKey
+from kafka_probe.setting_types import ArchiveFilter
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.hostile import LONE_SURROGATE, NAMES, unsafe
 from tests.builders.messages import CLIENT_ID
@@ -44,13 +47,16 @@ def ns_ago(ago_s: float) -> int:
     return time.monotonic_ns() - round(ago_s * SECOND_NS)
 
 
-@dataclass
 class Follower:
-    """An agent that is fed samples, and its sink."""
+    """An agent that is fed samples, the sink of `follow`, and what this prints."""
 
-    sink: FollowSink
-    read: int
-    fed: Fed = field(default_factory=lambda: Fed(archive={"archive": "all", "recorder_bytes": 0}))
+    def __init__(self, *, as_json: bool = False, **choice: str) -> None:
+        settings = {"archive": "all", "recorder_bytes": 0, "archive_filter": ArchiveFilter(**choice)}
+        self.fed = Fed(archive=settings)
+        self.notices: list[str] = []
+        self.read, self.written = os.pipe()
+        self.sink = FollowSink(as_json=as_json, notice=self.notices.append, descriptor=self.written)
+        self.sink.connections = self.fed.agent.connections
 
     def interval(self, *samples: Samples) -> list[str]:
         """Return the lines that are printed after these samples."""
@@ -58,7 +64,6 @@ class Follower:
         if samples:
             self.fed.see(*samples)
         self.fed.report()
-        self.sink.connections = self.fed.agent.connections
         self.sink.send(self.fed.archive_sink.events[before[1] :])  # type: ignore[arg-type]  # events as dictionaries
         self.sink.send(self.fed.sink.events[before[0] :])  # type: ignore[arg-type]
         return self.printed()
@@ -70,17 +75,16 @@ class Follower:
             text += os.read(self.read, 1 << 16).decode()
         return text.splitlines()[:-1]
 
+    def close(self) -> None:
+        self.sink.close(1)
+        os.close(self.read)
+        os.close(self.written)
+
 
 @pytest.fixture
-def followed(request: pytest.FixtureRequest) -> Iterator[Follower]:
-    settings = getattr(request, "param", {})
-    notices = settings.pop("notices", [])
-    read, write = os.pipe()
-    sink = FollowSink(settings.pop("choice", Choice()), notice=notices.append, descriptor=write, **settings)
-    yield Follower(sink, read)
-    sink.close(1)
-    os.close(read)
-    os.close(write)
+def followed() -> Iterator[Follower]:
+    with closing(Follower()) as follower:
+        yield follower
 
 
 def test_requests_have_their_answers_below_them_and_the_close_is_the_last_line(followed: Follower) -> None:
@@ -106,7 +110,7 @@ def test_a_request_that_waits_has_its_line_first_and_its_answer_one_of_its_own(f
     assert followed.interval() == []
     silence, answer = followed.interval(answered(1))
     assert silence.strip().endswith("s of silence")
-    assert "  answer to Metadata 1 #1, 300 bytes: " in answer
+    assert "  answer after 1.5 ms to Metadata 1 #1, 300 bytes: " in answer
     assert followed.interval(asked(2, ago_s=0.2)) == []  # its answer may be on its way
 
 
@@ -120,44 +124,51 @@ def test_lines_of_several_connections_are_below_their_names(followed: Follower) 
     ends = opened(1, rx_base=1, tx_base=2), opened(2, rx_base=3, tx_base=4, local=("10.0.0.8", 5))
     first = followed.interval(*ends, exchange(1), exchange(1, conn=2))
     assert len([line for line in first if line.startswith(f"client {CLIENT_ID}, ")]) == 2
-    assert len(followed.interval(exchange(2, conn=2))) == 2  # the last one was the same
-    name, *others = followed.interval(exchange(2))
-    assert name.startswith(f"client {CLIENT_ID}, ")
-    assert len(others) == 2
+    name, *same = (line for line in followed.interval(exchange(2)) if "of silence" not in line)
+    assert name == f"client {CLIENT_ID}, 10.0.0.7:40001 to 10.0.0.1:9092, client's end"
+    assert len(same) == 2
+    assert not any(line.startswith("client") for line in followed.interval(exchange(3)))
 
 
 @pytest.mark.parametrize(
     ("choice", "ids"),
     [
-        (Choice(), {1, 2}),
-        (Choice(client=f"{CLIENT_ID[:3]}*"), {1}),
-        (Choice(client="nobody"), set()),
-        (Choice(workload="bill*"), {1}),
-        (Choice(pid=2**22 + 1), {1}),
-        (Choice(address="10.9.9.9"), {2}),
-        (Choice(address="10.9.9.9:555"), {2}),
-        (Choice(address="10.9.9.9:55"), set()),
-        (Choice(connection=f"{2:016x}"), {2}),
-        (Choice(client="nobody", address="10.9.9.9"), set()),
+        ({}, {1, 2}),
+        ({"client": f"{CLIENT_ID[:3]}*"}, {1}),
+        ({"client": "nobody"}, set()),
+        ({"workload": "bill*"}, {1}),
+        ({"pid": str(2**22 + 1)}, {1}),
+        ({"address": "10.9.9.9"}, {2}),
+        ({"address": "10.9.9.9:555"}, {2}),
+        ({"address": "10.9.9.9:55"}, set()),
+        ({"connection": f"{2:016x}"}, {2}),
+        ({"api": "Heart*"}, set()),
+        ({"client": "nobody", "address": "10.9.9.9"}, set()),
     ],
 )
-def test_all_conditions_of_the_choice_have_to_match(choice: Choice, ids: set[int]) -> None:
-    read, write = os.pipe()
-    follower = Follower(FollowSink(choice, as_json=True, descriptor=write), read)
-    try:
+def test_all_conditions_of_the_choice_have_to_match(choice: dict[str, str], ids: set[int]) -> None:
+    with closing(Follower(as_json=True, **choice)) as follower:
         lines = follower.interval(
             opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2),
             opened(2, server_side=True, local=("10.0.0.1", 9092), peer=("10.9.9.9", 555), rx_base=5, tx_base=6),
             exchange(1),
             exchange(2, conn=2, client_id="other"),
         )
-        rows = [json.loads(line) for line in lines]
-        assert {row["correlation_id"] for row in rows} == ids
-        assert len(rows) == 2 * len(ids)
-    finally:
-        follower.sink.close(1)
-        os.close(read)
-        os.close(write)
+    rows = [json.loads(line) for line in lines]
+    assert {row["correlation_id"] for row in rows} == ids
+    assert len(rows) == 2 * len(ids)
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "10.0.0.7:9092", "::1", "[::1]:9092", "[::1]"])
+def test_an_address_may_have_a_port_and_must_be_one(address: str) -> None:
+    config = Config(node="node-1", archive_filter="topic=orders", requests="all", interval_s=30)
+    settings = follow_settings(config, {"address": address, "client": None})
+    assert settings.archive_filter == ArchiveFilter(address=address)
+    assert (settings.interval_s, settings.requests.which, settings.archive.which) == (1, "off", "all")
+    for wrong in ("kafka-1", "kafka-1:9092", "10.0.0", f"{address}:x", ""):
+        if wrong:
+            with pytest.raises(UsageError, match="must be an IP address"):
+                follow_settings(config, {"address": wrong})
 
 
 def test_hostile_names_are_text(followed: Follower) -> None:
@@ -170,27 +181,49 @@ def test_hostile_names_are_text(followed: Follower) -> None:
         assert not unsafe("".join(lines))
 
 
-def test_what_exceeds_a_bound_is_left_out_and_counted(followed: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("as_json", [False, True])
+def test_samples_beyond_the_bound_are_counted_in_a_notice(as_json: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MOST_SAMPLES", 4)
+    with closing(Follower(as_json=as_json)) as follower:
+        lines = follower.interval(opened(1, rx_base=1, tx_base=2), exchange(1), exchange(2), exchange(3))
+        assert not as_json or [json.loads(line) for line in lines]
+        (notice,) = follower.notices
+        assert re.fullmatch(r"[1-9] more parts of frames left out in this interval: choose fewer connections\.", notice)
+        follower.interval(exchange(4))
+        assert len(follower.notices) == 1
+
+
+def test_the_connection_that_was_silent_longest_leaves(followed: Follower, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow, "MOST_FOLLOWED", 1)
-    ends = opened(1, rx_base=1, tx_base=2), opened(2, rx_base=3, tx_base=4)
-    lines = followed.interval(*ends, exchange(1), exchange(1, conn=2), exchange(2))
-    assert re.fullmatch(r"[1-9] more parts of frames left out: narrow the choice of connections", lines[-1])
-    assert len(followed.sink._followed) == 1
-    assert len([line for line in followed.interval(exchange(3)) if "left out" in line]) == 0
+    followed.interval(opened(1, rx_base=1, tx_base=2), opened(2, rx_base=3, tx_base=4), exchange(1))
+    followed.interval(exchange(1, conn=2))
+    assert [*followed.sink._followed] == [f"{2:016x}"]
+    assert "flow" in followed.interval(exchange(2))[1]  # introduced again
 
 
-NOTICES: list[str] = []
+def test_losses_are_noticed_in_the_interval_in_which_they_grow(followed: Follower) -> None:
+    for rate, expected in ((0, 0), (19, 1), (19, 1), (20, 2)):
+        agent = {"kind": "agent", "losses": {"archive_rate": rate, "activity_limit": 7}}
+        followed.sink.send([agent])  # type: ignore[list-item]  # what it uses of the event
+        assert len(followed.notices) == expected
+    assert followed.notices[0].endswith("lost since the interval before: archive_rate 19.")
 
 
-@pytest.mark.parametrize("followed", [{"choice": Choice(client="nobody"), "notices": NOTICES}], indirect=True)
-def test_when_there_is_nothing_to_show_a_sentence_tells_what_there_is(followed: Follower) -> None:
-    followed.interval(opened(1, rx_base=1, tx_base=2), exchange(1))
-    for _ in range(9):
-        assert followed.interval(exchange(1)) == []
-    assert NOTICES == [
-        "No frames so far. 1 connections are open, of which 0 match; 0 of these are TLS and not decoded."
-    ]
+def test_what_waits_at_the_end_is_printed(followed: Follower) -> None:
+    assert followed.interval(opened(1, rx_base=1, tx_base=2), asked(7)) == []
+    followed.sink.close(1)
+    text = os.read(followed.read, 1 << 16).decode()
+    assert "Metadata 1 #7" in text
+    assert text.endswith("no answer seen\n")
+
+
+def test_when_there_is_nothing_to_show_a_sentence_tells_what_there_is() -> None:
+    with closing(Follower(client="nobody")) as follower:
+        for _ in range(9):
+            assert follower.interval(opened(1, rx_base=1, tx_base=2), exchange(1)) == []
+        (notice,) = follower.notices
+        assert notice.startswith("No frames of the chosen connections so far. The command watches all ports; ")
+        assert notice.endswith(" 1 connections are open there, of which 0 use TLS, which is not decoded.")
 
 
 def test_lines_are_fitted_to_a_terminal_and_to_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

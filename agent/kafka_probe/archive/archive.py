@@ -171,12 +171,19 @@ class Archive:
         return np.array([found.get(conn, False) for conn in conns.tolist()], np.bool_)
 
     def _matches_connection(self, connection: Connection) -> bool:
-        if not _matches(self._filter.client, connection.client_id):
+        wanted, identity = self._filter, connection.identity
+        if not _matches(wanted.client, connection.client_id):
             return False
-        if not self._filter.workload:
+        if wanted.pid and wanted.pid != str(connection.workload.pid):
+            return False
+        if wanted.connection and wanted.connection not in (f"{connection.conn_id:016x}", identity.flow_id):
+            return False
+        if wanted.address and not any(_has_address(end, wanted.address) for end in (identity.local, identity.peer)):
+            return False
+        if not wanted.workload:
             return True
         owner = connection.workload.named()
-        return _matches(self._filter.workload, *(owner[name] for name in OWNER_NAMES))
+        return _matches(wanted.workload, *(owner[name] for name in OWNER_NAMES))
 
     def _known(self, conns: KeyArray) -> dict[int, Connection]:
         """Return those of the connections that are known and not kafka-probe's own."""
@@ -230,6 +237,12 @@ class _TokenBucket:
 def _matches(pattern: str, *names: str | None) -> bool:
     """Return True if one of the names matches the pattern, or if the pattern is empty."""
     return not pattern or any(name is not None and fnmatchcase(name, pattern) for name in names)
+
+
+def _has_address(end: str, address: str) -> bool:
+    """Return True if an end, such as `[::1]:9092`, has the address, which may lack the port."""
+    host = end.rpartition(":")[0]
+    return address in (end, host, host.strip("[]"))
 
 
 def _mark(closed: PendingClose) -> bool:

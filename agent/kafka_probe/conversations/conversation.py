@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from kafka_probe.conversations.frames import CopiedFrame
+from kafka_probe.conversations.frames import NO_API, CopiedFrame
 from kafka_probe.conversations.wording import with_contents, words
 
 SILENCE_NS = 1_000_000_000
@@ -19,7 +20,7 @@ COLUMNS = (
     *("direction", "frame_bytes", "latency_us", "contents"),
 )
 """The values of a frame in a row."""
-_MOST_WAITING = 4096  # requests without an answer that are held to be shown with it
+_MOST_WAITING = 1024  # requests without an answer that are held to be shown with it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,43 +46,34 @@ class Conversation:
 
     def __init__(self, *, verbose: bool = False) -> None:
         self._verbose = verbose
-        self._waiting: dict[int, CopiedFrame] = {}
+        self._waiting: deque[CopiedFrame] = deque()
         self._before_ns: int | None = None
 
     def add(self, frame: CopiedFrame) -> Iterator[str]:
         """Yield the lines of the requests that are complete with this frame."""
-        correlation_id = frame.first.correlation_id
-        if frame.response:
-            while self._waiting and correlation_id in self._waiting:
-                request = self._first_waiting()
-                yield from self._lines(request, frame if request.first.correlation_id == correlation_id else None)
-                if request.first.correlation_id == correlation_id:
-                    return
-            yield from self._lines(None, frame)
+        if not frame.response:
+            self._waiting.append(frame)
+            while self._waiting and (len(self._waiting) > _MOST_WAITING or self._waiting[0].facts.acks == 0):
+                yield from self._lines(self._waiting.popleft(), None)
             return
-        if correlation_id in self._waiting:
-            yield from self._lines(self._waiting.pop(correlation_id), None)
-        self._waiting[correlation_id] = frame
-        while self._waiting and (
-            len(self._waiting) > _MOST_WAITING or next(iter(self._waiting.values())).facts.acks == 0
-        ):
-            yield from self._lines(self._first_waiting(), None)
+        correlation_id = frame.first.correlation_id
+        request = next((each for each in self._waiting if each.first.correlation_id == correlation_id), None)
+        while request and self._waiting[0] is not request:
+            yield from self._lines(self._waiting.popleft(), None)
+        yield from self._lines(self._waiting.popleft() if request else None, frame)
 
     def waiting_since(self, until_ns: int) -> Iterator[str]:
         """Yield the lines of requests that were sent until then and have no answer yet. It gets a line of its own."""
-        while self._waiting and next(iter(self._waiting.values())).first.ns <= until_ns:
-            yield from self._lines(self._first_waiting(), None, without="no answer yet")
+        while self._waiting and self._waiting[0].first.ns <= until_ns:
+            yield from self._lines(self._waiting.popleft(), None, without="no answer yet")
 
     def rest(self) -> Iterator[str]:
         """Yield the lines of all requests without an answer."""
         while self._waiting:
-            yield from self._lines(self._first_waiting(), None)
-
-    def _first_waiting(self) -> CopiedFrame:
-        return self._waiting.pop(next(iter(self._waiting)))
+            yield from self._lines(self._waiting.popleft(), None)
 
     def _lines(
-        self, request: CopiedFrame | None, response: CopiedFrame | None, without: str = "no answer"
+        self, request: CopiedFrame | None, response: CopiedFrame | None, without: str = "no answer seen"
     ) -> Iterator[str]:
         frames = [frame for frame in (request, response) if frame]
         begin_ns, end_ns = frames[0].first.ns, frames[-1].first.ns
@@ -94,7 +86,7 @@ class Conversation:
             took, size = milliseconds(response.first.latency_us), response.first.frame_bytes
             yield f"{INDENT}{self._described(f'answer after {took}, {size} bytes', response)}"
         elif response:
-            yield f"{clock(response)}  answer to {self._described(title(response), response)}"
+            yield f"{clock(response)}  {self._described(title(response), response)}"
         elif request and request.facts.acks != 0:
             yield f"{INDENT}{without}"
 
@@ -111,12 +103,17 @@ def lines(frames: Iterable[CopiedFrame], *, verbose: bool = False) -> Iterator[s
 
 
 def heading(end: ConnectionEnd, side: str | None, node: str | None) -> tuple[str, str]:
-    """Return two lines about an end of a connection: the client with its process, and the addresses."""
+    """Return two lines that introduce an end of a connection: its client with its process, and its addresses."""
     software = f" ({end.software})" if end.software else ""
     return (
         f"{CLIENT}{end.client_id or 'without id'}{software}, {end.owner or 'an unknown process'}",
         f"{end.local or 'unknown'} to {end.peer or 'unknown'}, seen at the {side}'s end on {node}, flow {end.flow_id}",
     )
+
+
+def reminder(end: ConnectionEnd, side: str | None) -> str:
+    """Return a line that names an end of a connection that was introduced before."""
+    return f"{CLIENT}{end.client_id or 'without id'}, {end.local or 'unknown'} to {end.peer or 'unknown'}, {side}'s end"
 
 
 def closing(closed_by: str, how: str, idle_us: int | None) -> str:
@@ -141,9 +138,14 @@ def row(frame: CopiedFrame, end: ConnectionEnd | None) -> dict[str, object]:
 
 
 def title(frame: CopiedFrame) -> str:
-    """Return API, version, correlation id and size of a frame."""
+    """Return API, version, correlation id and size of a frame, and the time that an answer took."""
     first = frame.first
-    return f"{frame.api} {first.api_version} #{first.correlation_id}, {first.frame_bytes} bytes"
+    known = f"{frame.api} {first.api_version} #{first.correlation_id}, {first.frame_bytes} bytes"
+    if not frame.response:
+        return known
+    if first.api_key == NO_API:
+        return f"answer to a request that was not seen, #{first.correlation_id}, {first.frame_bytes} bytes"
+    return f"answer after {milliseconds(first.latency_us)} to {known}"
 
 
 def clock(frame: CopiedFrame) -> str:

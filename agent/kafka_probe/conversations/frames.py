@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -15,6 +15,10 @@ from kafka_probe.protocol.schemas import apis
 
 RESPONSE, MORE, CUT = 1, 2, 4
 """Flags of a sample, as in the events."""
+NO_API = 255
+"""The API key of a response whose request was not seen, as in the events."""
+MOST_UNFINISHED_BYTES = 8 << 20
+_Key = tuple[str | None, str | None, int]
 
 
 class CopiedSample(NamedTuple):
@@ -87,30 +91,66 @@ class CopiedFrame:
 class Joiner:
     """Joins samples to frames. The samples of each end of a connection and direction come in their order.
 
-    A frame of which samples are missing has the data up to the first gap, or none if its first sample is missing.
+    A frame of which samples are missing has the data up to the first gap, or none if its first sample is missing. So
+    has the oldest unfinished frame as soon as unfinished frames have more than MOST_UNFINISHED_BYTES.
     """
 
     def __init__(self) -> None:
-        self._begun: dict[tuple[str | None, str | None, int], list[CopiedSample]] = {}
+        self._begun: dict[_Key, _Begun] = {}
+        self._held_bytes = 0
 
     def add(self, sample: CopiedSample) -> Iterator[CopiedFrame]:
         """Yield the frames that end with this sample or before it."""
-        key = sample.agent_id, sample.conn_id, sample.flags & RESPONSE
-        parts = self._begun.pop(key, [])
-        if parts and not (sample.tcp_seq == parts[0].tcp_seq and sample.part == parts[-1].part + 1):
-            yield _frame(parts, whole=False)
-            parts = []
-        parts.append(sample)
-        if sample.flags & MORE:
-            self._begun[key] = parts
-        else:
-            yield _frame(parts, whole=parts[0].part == 0)
+        ends = sample.agent_id, sample.conn_id
+        if sample.flags & RESPONSE:
+            # A sample of the request may be missing. It precedes its response.
+            request = self._begun.get((*ends, 0))
+            if request and request.first.correlation_id == sample.correlation_id:
+                yield self._end((*ends, 0), whole=False)
+        key = *ends, sample.flags & RESPONSE
+        begun = self._begun.get(key)
+        if begun and not (sample.tcp_seq == begun.first.tcp_seq and sample.part == begun.last_part + 1):
+            yield self._end(key, whole=False)
+            begun = None
+        if begun is None:
+            begun = self._begun[key] = _Begun(sample)
+        begun.add(sample)
+        self._held_bytes += len(sample.data)
+        if not sample.flags & MORE:
+            yield self._end(key, whole=begun.first.part == 0)
+        while self._held_bytes > MOST_UNFINISHED_BYTES:
+            yield self._end(next(iter(self._begun)), whole=False)
 
     def rest(self) -> Iterator[CopiedFrame]:
         """Yield the frames whose last sample is missing."""
-        for parts in self._begun.values():
-            yield _frame(parts, whole=False)
-        self._begun.clear()
+        while self._begun:
+            yield self._end(next(iter(self._begun)), whole=False)
+
+    def rest_of(self, agent_id: str | None, conn_id: str | None) -> Iterator[CopiedFrame]:
+        """Yield those of one end of a connection."""
+        for direction in (0, RESPONSE):
+            if (agent_id, conn_id, direction) in self._begun:
+                yield self._end((agent_id, conn_id, direction), whole=False)
+
+    def _end(self, key: _Key, *, whole: bool) -> CopiedFrame:
+        begun = self._begun.pop(key)
+        self._held_bytes -= sum(map(len, begun.data))
+        data = b"".join(begun.data) if begun.first.part == 0 else b""
+        return CopiedFrame(begun.first, data, whole, not begun.last_flags & CUT)
+
+
+@dataclass(slots=True)
+class _Begun:
+    """A frame whose last sample has not come yet."""
+
+    first: CopiedSample
+    data: list[bytes] = field(default_factory=list)
+    last_part: int = 0
+    last_flags: int = 0
+
+    def add(self, sample: CopiedSample) -> None:
+        self.data.append(sample.data)
+        self.last_part, self.last_flags = sample.part, sample.flags
 
 
 def joined(samples: Iterable[CopiedSample]) -> Iterator[CopiedFrame]:
@@ -119,8 +159,3 @@ def joined(samples: Iterable[CopiedSample]) -> Iterator[CopiedFrame]:
     for sample in samples:
         yield from joiner.add(sample)
     yield from joiner.rest()
-
-
-def _frame(parts: list[CopiedSample], *, whole: bool) -> CopiedFrame:
-    data = b"".join(part.data for part in parts) if parts[0].part == 0 else b""
-    return CopiedFrame(parts[0], data, whole, not parts[-1].flags & CUT)

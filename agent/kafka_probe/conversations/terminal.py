@@ -10,6 +10,8 @@ import click
 
 from kafka_probe.conversations.conversation import CLIENT, INDENT
 
+LINE_LIMIT = 1 << 16
+"""Most characters of a line: of each list it has up to 256 items."""
 _LEAST_COLUMNS = 40
 _END = re.compile(rf"{INDENT}(closed by |no answer|[\d.]+ s of silence$)")
 

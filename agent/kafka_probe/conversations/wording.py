@@ -5,7 +5,10 @@ Names from the wire are made printable by the caller, once, for the whole line.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, islice, repeat
+from typing import TypeVar
 
 from kafka_probe.conversations.frames import CopiedFrame
 from kafka_probe.events import codec_name
@@ -14,6 +17,7 @@ from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, 
 from kafka_probe.protocol.released_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
 
+_Item = TypeVar("_Item")
 # Facts that come in rows of several, such as a broker's id, host and port, and how a row reads.
 _ROWS = (
     ((Fact.BROKER_ID, Fact.HOST, Fact.PORT), "broker {} at {}:{}"),
@@ -24,14 +28,17 @@ _NO_VALUE = ("", -1, None)
 _ALL_ACKS = -1
 _BYTES = (MeasureKind.RECORD_BYTES, MeasureKind.UNCOUNTED_BYTES)
 _HIDDEN = (*_BYTES, MeasureKind.BATCH_PRODUCER_ID, MeasureKind.BATCH_PRODUCER_EPOCH, MeasureKind.BATCHES)
-_MOST_ITEMS = 8  # of a list, without --verbose
+_MOST_ITEMS, _MOST_ITEMS_VERBOSE = 8, 256  # of a list
 
 
 def words(frame: CopiedFrame, *, verbose: bool = False) -> str:
-    """Return what a frame contains, in one line. verbose: all of its values, not only the first of each list."""
-    most = None if verbose else _MOST_ITEMS
+    """Return what a frame contains, in one line: errors, values, and partitions with theirs.
+
+    Of each list it has the first 8 items, if verbose the first 256, and the number of the others.
+    """
+    most = _MOST_ITEMS_VERBOSE if verbose else _MOST_ITEMS
     values = ", ".join(_values(frame, most))
-    parts = [values, *_shortened(_topics(frame), most), *_errors(frame), *_state(frame)]
+    parts = [*_state(frame), *_shortened(_errors(frame), most), values, *_topics(frame, most)]
     return "; ".join(part for part in parts if part)
 
 
@@ -40,21 +47,26 @@ def with_contents(title: str, contents: str) -> str:
     return f"{title}: {contents}" if contents else title
 
 
-def _values(frame: CopiedFrame, most: int | None) -> Iterator[str]:
+def _values(frame: CopiedFrame, most: int) -> Iterator[str]:
     values = list(frame.facts.values)
     for kinds, form in _ROWS:
         columns = [[value for kind, value in values if kind is wanted] for wanted in kinds]
         if len({len(column) for column in columns}) == 1 and columns[0]:
-            rows = [
+            rows = (
                 form.format(_name(kinds[0], first), *others)
                 for first, *others in zip(*columns, strict=True)
                 if any(value not in _NO_VALUE for value in (first, *others))
-            ]
+            )
             yield from _shortened(rows, most)
             values = [(kind, value) for kind, value in values if kind not in kinds]
+    counts = Counter[Fact]()
     for kind, value in values:
         if kind not in _LEFT_OUT and value not in _NO_VALUE:
-            yield f"{kind.value} {value}"
+            counts[kind] += 1
+            if counts[kind] <= most:
+                yield f"{kind.value} {value}"
+    if further := sum(max(0, count - most) for count in counts.values()):
+        yield f"{further} more values"
     if frame.facts.acks is not None:
         yield f"acks {'all' if frame.facts.acks == _ALL_ACKS else frame.facts.acks}"
     for measure, value in frame.measures:
@@ -62,7 +74,7 @@ def _values(frame: CopiedFrame, most: int | None) -> Iterator[str]:
             yield f"{measure.kind.value} {value}{' ms' if measure.kind is MeasureKind.THROTTLE_MS else ''}"
 
 
-def _topics(frame: CopiedFrame) -> Iterator[str]:
+def _topics(frame: CopiedFrame, most: int) -> Iterator[str]:
     facts = frame.facts
     numbers: dict[tuple[int, int], list[str]] = {}
     sizes: dict[tuple[int, int], int] = {}
@@ -73,18 +85,20 @@ def _topics(frame: CopiedFrame) -> Iterator[str]:
         elif measure.topic >= 0 and measure.kind not in _HIDDEN and value != -1:
             numbers.setdefault(at, []).append(f"{measure.kind.value} {value}")
     sets = {(one.topic, one.partition): one for one in facts.record_sets}
-    for index, topic in enumerate(facts.topics):
+
+    def described(at: tuple[int, int | None]) -> str:
+        index, partition = at
+        topic = facts.topics[index]
         errors = dict(topic.errors)
+        if partition is not None:
+            name = f"{_topic_name(topic)}[{partition}]"
+            return with_contents(name, _partition((index, partition), numbers, sizes, sets, errors))
         whole = f" ({ERROR_NAMES.get(errors[-1], errors[-1])})" if -1 in errors else ""
-        described = [
-            with_contents(
-                f"{_topic_name(topic)}[{partition}]", _partition((index, partition), numbers, sizes, sets, errors)
-            )
-            for partition in topic.partitions
-        ]
-        yield from described or [f"topic {_topic_name(topic)}{whole}"]
-    for topic in facts.forgotten:
-        yield f"no longer {_topic_name(topic)}"
+        return f"topic {_topic_name(topic)}{whole}"
+
+    places = (zip(repeat(index), topic.partitions or (None,)) for index, topic in enumerate(facts.topics))
+    yield from _shortened(chain.from_iterable(places), most, described)
+    yield from _shortened((f"no longer {_topic_name(topic)}" for topic in facts.forgotten), most)
 
 
 def _partition(
@@ -130,11 +144,12 @@ def _state(frame: CopiedFrame) -> Iterator[str]:
             yield "unknown version"
 
 
-def _shortened(items: Iterable[str], most: int | None) -> list[str]:
-    listed = list(items)
-    if most is None or len(listed) <= most:
-        return listed
-    return [*listed[:most], f"{len(listed) - most} more"]
+def _shortened(items: Iterable[_Item], most: int, form: Callable[[_Item], str] = str) -> Iterator[str]:
+    """Yield the first items as texts, and the number of the others."""
+    every = iter(items)
+    yield from map(form, islice(every, most))
+    if further := sum(1 for _ in every):
+        yield f"{further} more"
 
 
 def _name(kind: Fact, value: str | int) -> str:
