@@ -33,12 +33,13 @@ def built(target: str) -> str:
 
 def here() -> list[str]:
     """Return the flags with which a build gets from this machine what it otherwise gets from the internet."""
-    _make_base()
+    make_base()
     (spark,) = _JARS.glob("spark-[0-9]*")
     return ["--network=host", f"--build-arg=BASE={BASE}", f"--build-context=jars={spark}", *_pip()]
 
 
-def _make_base() -> None:
+def make_base() -> None:
+    """Make the image BASE of Debian's packages, if there is none."""
     if BASE in podman("images", "--format", "{{.Repository}}:{{.Tag}}").split():
         return
     archive = STORE / "base.tar"

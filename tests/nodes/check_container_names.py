@@ -1,0 +1,24 @@
+"""A container of a real Podman has the name that Podman gave it. Its store is in the checkout instead of /var/lib."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kafka_probe.workloads.container_names import container_name
+from tests.nodes.images import BASE, make_base
+from tests.nodes.podman import STORE, podman
+
+NAME = "kafka-probe-names"
+
+
+def test_podman_names_its_container(tmp_path: Path) -> None:
+    make_base()
+    usual = tmp_path / "1/root/var/lib/containers/storage"
+    usual.parent.mkdir(parents=True)
+    usual.symlink_to(STORE / "root")
+    container = podman("run", "--detach", "--network=none", "--name", NAME, BASE, "sleep", "300").strip()
+    try:
+        assert container_name("podman", container, tmp_path) == NAME
+        assert container_name("podman", "0" * 64, tmp_path) is None
+    finally:
+        podman("rm", "--force", "--time", "1", container)
