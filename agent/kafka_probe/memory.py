@@ -41,7 +41,7 @@ CONNECTION_BYTES = KERNEL_CONNECTION_BYTES + 816
 # Shares of the memory for tables, in percent. The rest is for fragmentation.
 _SHARES = {
     "connections": 66,
-    "counts": 5,
+    "counts": 6,
     "produces": 1,
     "learned": 6,
     "shapes": 2,
