@@ -143,7 +143,7 @@ class DaemonConfig(SinkConfig):
     recorder_bytes: ByteSize = Field(ByteSize(32 * MIB), ge=0)
     """memory for the newest frames, and the last of each connection, which are archived when it ends badly; 0: none"""
     archive_filter: Filter = Field(ArchiveFilter(), json_schema_extra={"metavar": "client=PATTERN,topic=PATTERN,..."})
-    """conditions on frames of `archive`, all of which have to match; workload: a name, or a container id"""
+    """conditions on frames of `archive`, all of which have to match; workload: a name, or the id of a container"""
     archive: Requests = Field(RequestEvents(), json_schema_extra={"metavar": "off|all|errors|slower:MS|1/N"})
     """exchanges whose frames are archived besides those of the recorder"""
     archive_topic: str = Field("kafka-probe.frames", pattern=r"^[a-zA-Z0-9._-]{1,249}$")

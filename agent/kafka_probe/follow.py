@@ -1,18 +1,16 @@
 """Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
 
 Once per interval each connection with new frames gets a block of lines. A request that has waited for its answer for a
-second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 20 MiB,
-of the part of `--memory-limit` that is for the sink of `run`.
+second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 32 MiB:
+the part of `--memory-limit` that is for the sink of `run`.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from base64 import b64decode
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
@@ -42,7 +40,9 @@ if TYPE_CHECKING:
 BYTES_PER_S = 4 << 20
 """Most bytes of frames per second; `archive_rate` counts samples beyond it."""
 MOST_SAMPLES = 1 << 12
-"""Most samples of frames in an interval: nobody reads more, and rendering takes the time of the capture thread."""
+"""Most samples of frames in an interval: nobody reads more."""
+RENDER_S = 0.2
+"""Most CPU time of the capture thread per interval for lines, in seconds."""
 MOST_FOLLOWED = 4096
 """Most connections whose state is kept; the one that was silent longest leaves."""
 _INTERVALS_WAITED = 10  # for the facts of a connection that has frames
@@ -57,7 +57,7 @@ class _Followed:
 
     first: CopiedSample
     conversation: Conversation
-    frames: list[CopiedFrame] = field(default_factory=list)
+    frames: deque[CopiedFrame] = field(default_factory=deque)
     end: ConnectionEnd | None = None
     waited: int = 0
     introduced: bool = False
@@ -127,23 +127,22 @@ class FollowSink(StdoutSink):
             end = ends[index]
             origin = event["node"], event["agent_id"], end["conn_id"], end["flow_id"], event["copy_rules"], end["side"]
             sample = CopiedSample._make(((ns + event["wall_ns"]) // 1000, *origin, ns, *values, b64decode(data)))
-            self._wait(self._joiner.add(sample))
-
-    def _wait(self, frames: Iterable[CopiedFrame]) -> None:
-        for frame in frames:
-            conn_id = frame.first.conn_id or ""
-            if conn_id not in self._followed:
-                self._followed[conn_id] = _Followed(frame.first, Conversation(verbose=self._verbose))
-            self._followed[conn_id].frames.append(frame)
-            self._followed.move_to_end(conn_id)
+            if end["conn_id"] not in self._followed:
+                self._followed[end["conn_id"]] = _Followed(sample, Conversation(verbose=self._verbose))
+            self._followed.move_to_end(end["conn_id"])
+            for frame in self._joiner.add(sample):  # of another connection, if unfinished frames exceed their bound
+                if of_frame := self._followed.get(frame.first.conn_id or ""):
+                    of_frame.frames.append(frame)
 
     def _end_interval(self, losses: Mapping[str, int]) -> None:
         self._identify()
         shown = self._print(self._interval())
         while len(self._followed) > MOST_FOLLOWED:
-            self._left_out += len(self._followed.popitem(last=False)[1].frames)
+            conn_id, leaving = self._followed.popitem(last=False)
+            unfinished = self._joiner.rest_of(leaving.first.agent_id, conn_id)
+            self._left_out += len(leaving.frames) + leaving.conversation.waiting + sum(1 for _ in unfinished)
         if self._left_out:
-            self._notice(f"{self._left_out} more parts of frames left out in this interval: choose fewer connections.")
+            self._notice(f"{self._left_out} frames or parts left out in this interval: choose fewer connections.")
         lost = [(name, losses.get(name, 0) - self._lost.get(name, 0)) for name in _OF_FRAMES]
         if any(count for _, count in lost):
             counted = ", ".join(f"{name} {count}" for name, count in lost if count)
@@ -174,7 +173,7 @@ class FollowSink(StdoutSink):
 
     def _interval(self, *, over: bool = False) -> Iterator[str]:
         """Yield the lines of all connections that have new frames, or an end. over: no interval follows."""
-        until_ns = time.monotonic_ns() - SILENCE_NS
+        until_ns, until_s = time.monotonic_ns() - SILENCE_NS, time.thread_time() + RENDER_S
         for conn_id, followed in sorted(self._followed.items(), key=lambda item: item[1].since_ns):
             if over:
                 followed.end = followed.end or _end_of(None, followed.first)
@@ -182,15 +181,24 @@ class FollowSink(StdoutSink):
                 continue
             closed = self._closes.pop(conn_id, None)
             if closed or over:
-                followed.frames += self._joiner.rest_of(followed.first.agent_id, conn_id)
-            frames, followed.frames = followed.frames, []
+                followed.frames.extend(self._joiner.rest_of(followed.first.agent_id, conn_id))
             if closed:
                 del self._followed[conn_id]
+            frames = self._in_time(followed.frames, until_s)
             if self._as_json:
                 yield from (as_json(row(frame, followed.end)).decode() for frame in frames)
             else:
                 yield from self._block(conn_id, followed, _lines(followed.conversation, frames, closed, until_ns, over))
         self._closes.clear()
+
+    def _in_time(self, frames: deque[CopiedFrame], until_s: float) -> Iterator[CopiedFrame]:
+        """Take the frames; yield them until the thread's CPU time is over, and count the others as left out."""
+        while frames:
+            if time.thread_time() > until_s:
+                self._left_out += len(frames)
+                frames.clear()
+                return
+            yield frames.popleft()
 
     def _block(self, conn_id: str, followed: _Followed, lines: Iterable[str]) -> Iterator[str]:
         """Yield the lines below the name of their connection, if the line before is not one of it."""
@@ -221,7 +229,7 @@ class FollowSink(StdoutSink):
 
 
 def _lines(
-    conversation: Conversation, frames: Sequence[CopiedFrame], closed: CloseEvent | None, until_ns: int, over: bool
+    conversation: Conversation, frames: Iterable[CopiedFrame], closed: CloseEvent | None, until_ns: int, over: bool
 ) -> Iterator[str]:
     for frame in frames:
         yield from conversation.add(frame)
@@ -254,11 +262,12 @@ def follow_settings(config: Config, choice: Mapping[str, str | None]) -> Config:
     choice: values for fields of ArchiveFilter; None is no condition.
 
     Raises:
-        UsageError: the address is none.
+        UsageError: a value is wrong.
     """
-    if (address := choice.get("address")) and not _is_address(address):
-        raise UsageError(f"--address {address}: must be an IP address, such as 10.0.0.7, 10.0.0.7:40001 or [::1]:9092.")
-    wanted = ArchiveFilter(**{name: value for name, value in choice.items() if value})
+    try:
+        wanted = ArchiveFilter.of({name: value for name, value in choice.items() if value})
+    except ValueError as error:
+        raise UsageError(f"Wrong choice of connections: {error}.") from None
     return config.model_copy(
         update={
             "archive": RequestEvents("all"),
@@ -269,13 +278,3 @@ def follow_settings(config: Config, choice: Mapping[str, str | None]) -> Config:
             "interval_s": 1.0,
         }
     )
-
-
-def _is_address(text: str) -> bool:
-    """Return True for an IP address, with a port or without."""
-    host, colon, port = text.rpartition(":")
-    for candidate in (text, host if colon and port.isdigit() else text):
-        with suppress(ValueError):
-            ipaddress.ip_address(candidate.strip("[]"))
-            return True
-    return False

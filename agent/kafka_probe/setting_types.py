@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -45,6 +46,9 @@ class RequestEvents:
                 return self.which
 
 
+_MOST_PORT, _IPV6 = 65535, 6
+
+
 @dataclass(frozen=True, slots=True)
 class ArchiveFilter:
     """The conditions that frames for the archive have to meet; an empty one is none.
@@ -71,7 +75,17 @@ class ArchiveFilter:
                 "must be client=PATTERN,topic=PATTERN,api=PATTERN,workload=PATTERN,pid=N,address=IP:PORT,connection=ID "
                 "or a part of it"
             )
-        return cls(**given)
+        return cls.of(given)
+
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> ArchiveFilter:
+        """Return the filter with these conditions, as events write their values. Raises `ValueError` for a bad one."""
+        if not given.get("pid", "0").isdecimal():
+            raise ValueError("pid must be a number")
+        if not re.fullmatch(r"[0-9a-fA-F]{16}", given.get("connection", "0" * 16)):
+            raise ValueError("connection must be a conn_id or a flow_id, 16 hexadecimal digits")
+        how = {"pid": lambda text: str(int(text)), "address": _as_in_events, "connection": str.lower}
+        return cls(**{name: how.get(name, str)(text) for name, text in given.items()})
 
     def __str__(self) -> str:
         return ",".join(f"{name}={value}" for name in self.__dataclass_fields__ if (value := getattr(self, name)))
@@ -94,6 +108,23 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _as_in_events(address: str) -> str:
+    """Return an IP address, with or without a port, as events write it. Raises `ValueError` for anything else."""
+    host, colon, port = address.rpartition(":")
+    if not colon or address.endswith("]") or (host.count(":") and not host.endswith("]")):
+        host, port = address, ""
+    try:
+        found = ipaddress.ip_address(host.strip("[]"))
+        if not re.fullmatch(r"\d{0,5}", port) or int(port or 1) > _MOST_PORT:
+            raise ValueError
+    except ValueError:
+        raise ValueError("address must be an IP address, such as 10.0.0.7, 10.0.0.7:40001 or [::1]:9092") from None
+    found = getattr(found, "ipv4_mapped", None) or found
+    if not port:
+        return str(found)
+    return f"[{found}]:{int(port)}" if found.version == _IPV6 else f"{found}:{int(port)}"
 
 
 def _listen(value: object) -> object:

@@ -14,6 +14,7 @@ from kafka_probe.conversations.terminal import LINE_LIMIT, Terminal
 from kafka_probe.errors import UsageError
 from kafka_probe.text import MESSAGE_LIMIT, as_json, printable
 from kafka_probe_console.period import period
+from kafka_probe_console.waiting import Waiting
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
@@ -33,7 +34,7 @@ Examples:
 @click.option("--address", metavar="HOST[:PORT]", help="address of either end, on either side of NAT")
 @click.option("--flow", "flow_id", metavar="ID", help="flow_id of a connection")
 @click.option("--client", metavar="PATTERN", help="client id, with * and ? as in shells")
-@click.option("--workload", metavar="PATTERN", help="command, container id, systemd unit, pod or pod's owner")
+@click.option("--workload", metavar="PATTERN", help="command, container, systemd unit, pod or pod's owner")
 @click.option("--node", metavar="NAME", help="node whose agent saw the frames")
 @click.option("--side", type=click.Choice(["client", "server"]), help="end at which the frames were seen")
 @click.option("--api", metavar="NAME", help="API, such as Produce")
@@ -78,27 +79,30 @@ def inspect(
         raise UsageError(f"Install kafka-probe[console] for this command: {error.name} is missing.") from None
     slower_us = None if slower_ms is None else round(slower_ms * 1000)
     asked = selection.Question(period(since, begin, end, datetime.now(UTC)), slower_us=slower_us, **conditions)
-    with opened(location) as tables:
+    with Waiting() as waiting, opened(location) as tables:
         tables.require("frames")
         found = selection.ends(tables, asked)
         if count:
-            click.echo(selection.count(tables, asked, found))
+            number = selection.count(tables, asked, found)
+            waiting.end()
+            click.echo(number)
         elif conversation:
             if found is None:
                 found = selection.connections_of(tables, selection.frames(tables, asked, None, limit))
-            _print(rendering.of_connections(tables, found, limit, verbose=verbose))
+            _print(waiting.until_first(rendering.of_connections(tables, found, limit, verbose=verbose)))
         else:
             frames = selection.frames(tables, asked, found, limit)
             if as_lines:
-                for row in rendering.rows(tables, frames):
+                for row in waiting.until_first(rendering.rows(tables, frames)):
                     click.echo(as_json(row).decode())
             elif as_csv:
                 writer = csv.writer(sys.stdout, lineterminator="\n")
-                writer.writerow(COLUMNS)
-                for row in rendering.rows(tables, frames):
+                for number, row in enumerate(waiting.until_first(rendering.rows(tables, frames))):
+                    if not number:
+                        writer.writerow(COLUMNS)
                     writer.writerow(map(_cell, row.values()))
             else:
-                _print(rendering.lines(tables, frames, verbose=verbose))
+                _print(waiting.until_first(rendering.lines(tables, frames, verbose=verbose)))
 
 
 def _cell(value: object) -> object:

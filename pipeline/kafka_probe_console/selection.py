@@ -19,9 +19,9 @@ MOST_ENDS = 10_000
 """Most ends of connections that a question may resolve to."""
 _COLUMNS = ", ".join("epoch_us(f.ts)" if name == "ts_us" else f"f.{name}" for name in CopiedSample._fields)
 _ORDER = {
-    "time": "f.ts, f.ns, f.flags & 1, f.part",
-    "latency": "f.latency_us DESC, f.ts, f.ns, f.part",
-    "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.part",
+    "time": "f.ts, f.ns, f.flags & 1, f.tcp_seq, f.part",
+    "latency": "f.latency_us DESC, f.ts, f.ns, f.tcp_seq, f.part",
+    "bytes": "f.frame_bytes DESC, f.ts, f.ns, f.tcp_seq, f.part",
 }
 _OWNER = "owner.pod, owner.container_name, owner.unit, owner.comm"  # the first of them that is known
 _NAMED = 5  # clients in a message
@@ -140,7 +140,7 @@ def conversation(tables: OpenTables, end: ConnectionEnd) -> Iterator[CopiedFrame
     """Yield all frames of an end of a connection, in the order in which they were seen."""
     where = "f.agent_id = ? AND f.conn_id = ?" + (" AND f.flow_id = ?" if end.flow_id else "")
     values = [end.agent_id, end.conn_id, *([end.flow_id] if end.flow_id else [])]
-    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.ns, f.flags & 1, f.part"
+    ask = f"SELECT {_COLUMNS} FROM frames f WHERE {where} ORDER BY f.ns, f.flags & 1, f.tcp_seq, f.part"
     return joined(CopiedSample(*row) for row in tables.rows(ask, values))
 
 
@@ -237,16 +237,15 @@ def _ends(
     tables: OpenTables, conditions: Sequence[str], values: Sequence[object], limit: int
 ) -> Iterator[ConnectionEnd]:
     """Yield the ends whose rows in `opens` or `closes` match, each once with its newest row."""
-    sources = []
-    if tables.add("opens"):
-        sources.append("SELECT *, nat.local AS nat_local, nat.peer AS nat_peer FROM opens")
-    if tables.add("closes"):
-        sources.append("SELECT *, NULL AS nat_local, NULL AS nat_peer FROM closes")
-    if not sources:
+    names = "date, received_ts, agent_id, conn_id, flow_id, local, peer, client.id AS client_id, client"
+    nats = {"opens": "nat.local AS nat_local, nat.peer AS nat_peer", "closes": "NULL AS nat_local, NULL AS nat_peer"}
+    every = " UNION ALL ".join(
+        f"SELECT {names}, {nat}, {_owner(tables, name)} AS owner FROM {name}"
+        for name, nat in nats.items()
+        if tables.add(name)
+    )
+    if not every:
         tables.require("opens")
-    names = ("date", "received_ts", "agent_id", "conn_id", "flow_id", "local", "peer", "nat_local", "nat_peer")
-    picked = f"{', '.join(names)}, client.id AS client_id, client AS client, workload AS owner"
-    every = " UNION ALL ".join(f"SELECT {picked} FROM ({source})" for source in sources)
     newest = ", ".join(
         f"arg_max({value}, received_ts)"
         for value in (
@@ -259,6 +258,13 @@ def _ends(
     ask = f"SELECT agent_id, conn_id, {newest} FROM ({every}) WHERE {where} GROUP BY ALL ORDER BY ALL LIMIT ?"
     for row in tables.rows(ask, [*values, limit]):
         yield ConnectionEnd(*row)
+
+
+def _owner(tables: OpenTables, name: str) -> str:
+    """Return the SQL of an owner with all names that people use, those that the table lacks as null."""
+    written = tables.fields(name, "workload")
+    fields = (f"{each} := {f'workload.{each}' if each in written else 'NULL::VARCHAR'}" for each in OWNER_NAMES)
+    return f"struct_pack(pid := workload.pid, {', '.join(fields)})"
 
 
 def _known_clients(tables: OpenTables) -> str:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from threading import Timer
 from typing import Any
 
 import duckdb
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TimeElapsedColumn
+from pyarrow.dataset import Dataset
 
 from kafka_probe_console.errors import TableError
 
@@ -28,7 +26,6 @@ _SETTINGS: Mapping[str, Any] = {
     "lock_configuration": "true",
 }
 _AT_ONCE = 1024
-_LONG_S = 1.0
 
 Row = tuple[Any, ...]
 
@@ -39,7 +36,7 @@ class OpenTables:
     def __init__(self, location: str, connection: duckdb.DuckDBPyConnection) -> None:
         self._location = location.rstrip("/")
         self._connection = connection
-        self._registered: set[str] = set()
+        self._data: dict[str, Dataset] = {}
 
     def add(self, name: str) -> bool:
         """Let questions use a table by its name; return False if there is no such table.
@@ -47,17 +44,15 @@ class OpenTables:
         Raises:
             TableError: it cannot be read.
         """
-        if name in self._registered:
+        if name in self._data:
             return True
         path = f"{self._location}/{name}"
         try:
-            data = DeltaTable(path).to_pyarrow_dataset()
+            self._data[name] = DeltaTable(path).to_pyarrow_dataset()
         except TableNotFoundError:
             return False
         except (DeltaError, OSError) as error:
             raise TableError(f"The table {path} cannot be read: {_first_line(error)}") from None
-        self._connection.register(name, data)
-        self._registered.add(name)
         return True
 
     def require(self, name: str) -> None:
@@ -72,6 +67,10 @@ class OpenTables:
                 "`kafka-probe-pipeline run`."
             )
 
+    def fields(self, name: str, column: str) -> set[str]:
+        """Return the names in a column of structs: earlier releases may have written fewer."""
+        return {field.name for field in self._data[name].schema.field(column).type}
+
     def rows(self, question: str, values: Sequence[object] = ()) -> Iterator[Row]:
         """Yield the rows of an answer, which is not held in memory as a whole.
 
@@ -79,10 +78,13 @@ class OpenTables:
             TableError: a table lacks a column, or a file cannot be read.
         """
         try:
-            with _shown_if_long():
-                answer = self._connection.execute(question, values)
-            while rows := answer.fetchmany(_AT_ONCE):
-                yield from rows
+            # A cursor of its own: rows of another answer may not have been read yet.
+            with self._connection.cursor() as cursor:
+                for name, data in self._data.items():
+                    cursor.register(name, data)
+                answer = cursor.execute(question, values)
+                while rows := answer.fetchmany(_AT_ONCE):
+                    yield from rows
         except duckdb.Error as error:
             raise TableError(f"The tables in {self._location} cannot be read: {_first_line(error)}") from None
 
@@ -92,25 +94,6 @@ def opened(location: str) -> Iterator[OpenTables]:
     """Yield the tables below a directory or URI."""
     with duckdb.connect(":memory:", config=dict(_SETTINGS)) as connection:
         yield OpenTables(location, connection)
-
-
-@contextmanager
-def _shown_if_long() -> Iterator[None]:
-    """Show a bar on standard error, if that is a terminal, as soon as the block has taken _LONG_S."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    bar = Progress("Reading the tables", BarColumn(), TimeElapsedColumn(), console=console, transient=True)
-    bar.add_task("", total=None)
-    timer = Timer(_LONG_S, bar.start)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        timer.join()
-        bar.stop()
 
 
 def _first_line(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kafka_probe.workloads.container_names import container_name
+from kafka_probe.workloads.container_names import ContainerNames
 from tests.nodes.images import BASE, make_base
 from tests.nodes.podman import STORE, podman
 
@@ -18,7 +18,7 @@ def test_podman_names_its_container(tmp_path: Path) -> None:
     usual.symlink_to(STORE / "root")
     container = podman("run", "--detach", "--network=none", "--name", NAME, BASE, "sleep", "300").strip()
     try:
-        assert container_name("podman", container, tmp_path) == NAME
-        assert container_name("podman", "0" * 64, tmp_path) is None
+        assert ContainerNames(tmp_path).name("podman", container) == NAME
+        assert ContainerNames(tmp_path).name("podman", "0" * 64) is None
     finally:
         podman("rm", "--force", "--time", "1", container)

@@ -134,7 +134,7 @@ MEMORY = (
     f"Up to {DEFAULT.ends * tracker._RESETS_PER_SLOT // 2:,} resets",
 )
 FILES = (
-    f"It reads at most {mib(container_names._MOST_BYTES)} MiB of a file",
+    f"It reads files of up to {mib(container_names._MOST_BYTES)} MiB",
     f"of at most {mib(spool.MAX_BATCH_BYTES)} MiB packed and {mib(spool.MAX_BATCH_BYTES)} MiB unpacked",
     f"at most {spool.MAX_EVENTS:,} and is checked against the contents",
 )

@@ -49,6 +49,11 @@ class Conversation:
         self._waiting: deque[CopiedFrame] = deque()
         self._before_ns: int | None = None
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of requests that wait for their answer."""
+        return len(self._waiting)
+
     def add(self, frame: CopiedFrame) -> Iterator[str]:
         """Yield the lines of the requests that are complete with this frame."""
         if not frame.response:

@@ -18,6 +18,7 @@ RESPONSE, MORE, CUT = 1, 2, 4
 NO_API = 255
 """The API key of a response whose request was not seen, as in the events."""
 MOST_UNFINISHED_BYTES = 8 << 20
+_PART_BYTES = 1024  # memory of a sample and of its place here, rounded up
 _Key = tuple[str | None, str | None, int]
 
 
@@ -115,7 +116,7 @@ class Joiner:
         if begun is None:
             begun = self._begun[key] = _Begun(sample)
         begun.add(sample)
-        self._held_bytes += len(sample.data)
+        self._held_bytes += _PART_BYTES + len(sample.data)
         if not sample.flags & MORE:
             yield self._end(key, whole=begun.first.part == 0)
         while self._held_bytes > MOST_UNFINISHED_BYTES:
@@ -134,7 +135,7 @@ class Joiner:
 
     def _end(self, key: _Key, *, whole: bool) -> CopiedFrame:
         begun = self._begun.pop(key)
-        self._held_bytes -= sum(map(len, begun.data))
+        self._held_bytes -= sum(_PART_BYTES + len(part) for part in begun.data)
         data = b"".join(begun.data) if begun.first.part == 0 else b""
         return CopiedFrame(begun.first, data, whole, not begun.last_flags & CUT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import textwrap
+from contextlib import suppress
 
 import click
 
@@ -12,7 +13,7 @@ from kafka_probe.conversations.conversation import CLIENT, INDENT
 
 LINE_LIMIT = 1 << 16
 """Most characters of a line: of each list it has up to 256 items."""
-_LEAST_COLUMNS = 40
+_LEAST_COLUMNS, _USUAL_COLUMNS = 40, 80
 _END = re.compile(rf"{INDENT}(closed by |no answer|[\d.]+ s of silence$)")
 
 
@@ -21,6 +22,7 @@ class Terminal:
 
     def __init__(self, descriptor: int = 1) -> None:
         self._descriptor = descriptor
+        self._columns = _USUAL_COLUMNS
         self._is_terminal = os.isatty(descriptor) and os.environ.get("TERM") != "dumb"
         self._colors = self._is_terminal and not os.environ.get("NO_COLOR")
 
@@ -28,8 +30,9 @@ class Terminal:
         """Return a printable line as it is shown, without its newline. On anything but a terminal it stays as it is."""
         if not self._is_terminal:
             return line
-        columns = max(os.get_terminal_size(self._descriptor).columns, _LEAST_COLUMNS)
-        text = "\n".join(textwrap.wrap(line, columns, subsequent_indent=f"{INDENT}  ", break_on_hyphens=False))
+        with suppress(OSError):  # it is gone
+            self._columns = max(os.get_terminal_size(self._descriptor).columns, _LEAST_COLUMNS)
+        text = "\n".join(textwrap.wrap(line, self._columns, subsequent_indent=f"{INDENT}  ", break_on_hyphens=False))
         if self._colors and line.startswith(CLIENT):
             return click.style(text, bold=True)
         return click.style(text, fg="yellow") if self._colors and _END.match(line) else text

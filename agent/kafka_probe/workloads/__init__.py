@@ -18,7 +18,7 @@ from kafka_probe.memory import DEFAULT
 from kafka_probe.peer_limits import SharedBudget
 from kafka_probe.workloads.cgroup import Cgroups, Hierarchy, memberships
 from kafka_probe.workloads.container import Placement, is_of_users, placement
-from kafka_probe.workloads.container_names import container_name
+from kafka_probe.workloads.container_names import ContainerNames
 from kafka_probe.workloads.log_dirs import StoredTopic, stored_topics
 from kafka_probe.workloads.pods import Pods
 from kafka_probe.workloads.process import PROC, Owner, boot_time_us, describe, hidden, living, present
@@ -61,7 +61,7 @@ class WorkloadResolver:
         self._proc = proc
         self._pods = pods or Pods()
         self._command_lines = command_lines
-        self._container_names = container_names
+        self._container_names = ContainerNames(proc) if container_names else None
         self._boot_us = boot_time_us()
         # All facts are the key, not only pid and start: after an exec the same process has another command.
         self._held: WeakValueDictionary[Owner, Workload] = WeakValueDictionary()
@@ -128,9 +128,9 @@ class WorkloadResolver:
         }
 
     def _container_name(self, path: str | None, place: Placement) -> str | None:
-        if not self._container_names or place.container_id is None or is_of_users(path):
+        if self._container_names is None or place.container_id is None or is_of_users(path):
             return None
-        return container_name(place.runtime, place.container_id, self._proc)
+        return self._container_names.name(place.runtime, place.container_id)
 
     def _place(self, owner: Owner, member_of: Mapping[str, str]) -> tuple[str | None, Placement]:
         """Return the most specific path, the first of equals: one with a container, with a unit, or below the root."""

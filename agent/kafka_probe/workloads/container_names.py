@@ -8,9 +8,10 @@ queries an engine. Sources: moby daemon/container/container.go (config.v2.json),
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -19,24 +20,43 @@ import orjson
 
 from kafka_probe.workloads.process import PROC
 
-_MOST_BYTES = 4 << 20  # of a state file; one of podman has all containers
+_MOST_BYTES = 1 << 20  # of a state file; one of podman has all containers
+_MOST_NAMES, _MOST_CHARACTERS = 1024, 256
 _STORES = ("/var/lib/containers/storage", "/run/containers/storage")
 _NAMESPACES = ("k8s.io", "default", "moby")
 _ANNOTATIONS = ("io.kubernetes.cri.container-name", "nerdctl/name", "io.kubernetes.container.name")
 
+log = logging.getLogger(__name__)
 
-@lru_cache(maxsize=1024)
-def container_name(runtime: str | None, container_id: str, proc: Path = PROC) -> str | None:
-    """Return the name that the engine gave a container; None if it cannot be read. Remembers the answer.
 
-    runtime: docker, podman, containerd or cri-o, as in the event schema. container_id: 64 hexadecimal digits.
-    """
-    for path, name_of in _SOURCES.get(runtime or "", _nowhere)(container_id):
-        state = _state(path, proc)
-        name = name_of(state) if state is not None else None
-        if isinstance(name, str) and name:
-            return name
-    return None
+class ContainerNames:
+    """The names of containers by runtime and id. It remembers those that were found last."""
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._names: dict[tuple[str, str], str] = {}
+        self._warned: set[str] = set()
+
+    def name(self, runtime: str | None, container_id: str) -> str | None:
+        """Return the name that the engine gave a container; None if it cannot be read.
+
+        runtime: docker, podman, containerd or cri-o, as in the event schema. container_id: 64 hexadecimal digits.
+        """
+        if runtime is None or runtime not in _SOURCES:
+            return None
+        if known := self._names.get((runtime, container_id)):
+            return known
+        for path, name_of in _SOURCES[runtime](container_id):
+            state = _state(path, self._proc)
+            name = name_of(state) if state is not None else None
+            if isinstance(name, str) and name:
+                if len(self._names) == _MOST_NAMES:
+                    del self._names[next(iter(self._names))]
+                return self._names.setdefault((runtime, container_id), name[:_MOST_CHARACTERS])
+        if runtime not in self._warned:
+            self._warned.add(runtime)
+            log.warning("No state file of a %s container could be read: it is shown by its id.", runtime)
+        return None
 
 
 _Source = tuple[str, Callable[[Any], object]]
@@ -68,10 +88,6 @@ def _of_crio(container_id: str) -> Iterator[_Source]:
         yield f"{store}/overlay-containers/{container_id}/userdata/config.json", _annotated
 
 
-def _nowhere(_container_id: str) -> Iterator[_Source]:
-    return iter(())
-
-
 _SOURCES: Mapping[str, Callable[[str], Iterator[_Source]]] = {
     "docker": _of_docker,
     "podman": _of_podman,
@@ -97,6 +113,8 @@ def _state(path: str, proc: Path) -> Any:
     try:
         descriptor = os.open(f"{proc}/1/root{path}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
             text = file.read(_MOST_BYTES + 1)
         return orjson.loads(text) if len(text) <= _MOST_BYTES else None
     except (OSError, orjson.JSONDecodeError):

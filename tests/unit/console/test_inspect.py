@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import time
 from base64 import b64encode
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner, Result
 
@@ -18,8 +20,9 @@ from kafka_probe.errors import KafkaProbeError
 from kafka_probe.protocol import released_rules
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.copy_rules import rules_hash
-from kafka_probe_console import tables
+from kafka_probe_console import waiting
 from kafka_probe_console.inspect_command import inspect
+from tests.builders import tables as builder
 from tests.builders.fed_agent import SECOND_NS, Fed
 from tests.builders.messages import CLIENT_ID, GROUP, TOPIC
 from tests.builders.samples import Samples, closed, gone, opened, request, response, stream
@@ -249,16 +252,44 @@ def test_values_are_never_text_of_a_question(archive: Archive, flag: str, value:
     assert " matches. " in str(result.exception)
 
 
-def test_a_long_question_has_a_bar_on_a_terminal(
-    archive: Archive, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_search_has_a_bar_on_a_terminal_until_the_first_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
-    monkeypatch.setattr(tables, "_LONG_S", 0.01)
-    with tables.opened(str(archive.path)) as opened_tables:
-        opened_tables.require("frames")
-        for bars, terminal in enumerate(("", "1")):
-            monkeypatch.setenv("FORCE_COLOR", terminal)
-            assert opened_tables.rows("SELECT count(*) FROM range(100000000) WHERE hash(range) % 3 = 1").__next__()
-            assert ("Reading the tables" in capsys.readouterr().err) == bool(bars)
+    monkeypatch.setattr(waiting, "LONG_S", 0.01)
+    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    with waiting.Waiting() as search:
+        time.sleep(0.3)
+        assert [*search.until_first("ab")] == ["a", "b"]
+    assert ("Reading the tables" in capsys.readouterr().err) == terminal
+
+
+def test_more_frames_than_are_read_at_once_are_found_with_their_ends(tmp_path: Path) -> None:
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1, rx_base=1, tx_base=2), *(exchange(number, METADATA, 1, at_s=10) for number in range(700)))
+    fed.report()
+    write_tables(tmp_path, fed.sink.events, fed.archive_sink.events)
+    large = Archive(tmp_path, [])
+    assert len(large.ids("--limit", "2000")) == 1400
+    assert large.ids("--topic", TOPIC, "--limit", "3") == [0, 1, 2]  # requests of one time
+    assert "#699" in large.inspect("--topic", TOPIC, "--conversation").output
+
+
+def test_tables_of_a_release_without_names_of_containers_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_OPENS", "_CLOSES"):
+        schema = getattr(builder, name)
+        older = pa.struct([field for field in schema.field("workload").type if field.name != "container_name"])
+        at = schema.get_field_index("workload")
+        monkeypatch.setattr(builder, name, schema.set(at, pa.field("workload", older)))
+    fed = Fed(archive={"archive": "all"})
+    fed.see(opened(1, tgid=2**22 + 1, comm=b"billing", rx_base=1, tx_base=2), exchange(1, METADATA, 1, at_s=10))
+    fed.report()
+    write_tables(tmp_path, fed.sink.events, fed.archive_sink.events)
+    before = Archive(tmp_path, [])
+    assert before.ids("--workload", "bill*") == [1, 1]
+    assert before.rows("--client", "*")[0]["client"] == CLIENT_ID
 
 
 def test_a_missing_and_a_damaged_table_are_one_sentence_each(tmp_path: Path) -> None:

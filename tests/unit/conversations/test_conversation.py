@@ -73,7 +73,7 @@ def test_an_answer_whose_request_was_not_seen_is_named_so() -> None:
 
 
 def test_unfinished_frames_beyond_the_bound_end_the_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST_UNFINISHED_BYTES", 100)
+    monkeypatch.setattr(module, "MOST_UNFINISHED_BYTES", 2 * 1100)
     joiner, ended = Joiner(), list[CopiedFrame]()
     for number in range(4):
         ended += joiner.add(sample(number, b"x" * 40, MORE, conn=str(number)))

@@ -6,12 +6,13 @@ podman is also run for real, see tests/nodes. containerd and CRI-O are not: thei
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from kafka_probe.workloads import container_names
-from kafka_probe.workloads.container_names import container_name
+from kafka_probe.workloads.container_names import ContainerNames
 
 ID, OTHER = "c0ffee42" * 8, "0" * 64
 DOCKER = "/var/lib/docker/containers"
@@ -49,31 +50,52 @@ def host(directory: Path, path: str, state: object) -> Path:
 )
 def test_the_name_is_that_of_the_engine(runtime: str, path: str, state: object, tmp_path: Path) -> None:
     proc = host(tmp_path, path, state)
-    assert container_name(runtime, ID, proc) == "kafka-1"
-    assert container_name(runtime, OTHER, proc) == ("other" if runtime == "podman" else None)
-    assert container_name("systemd", ID, proc) is None
-    assert container_name(None, ID, proc) is None
+    assert ContainerNames(proc).name(runtime, ID) == "kafka-1"
+    assert ContainerNames(proc).name(runtime, OTHER) == ("other" if runtime == "podman" else None)
+    assert ContainerNames(proc).name("systemd", ID) is None
+    assert ContainerNames(proc).name(None, ID) is None
 
 
 @pytest.mark.parametrize(
     "state", ["", "{", "[]", "7", "null", '{"Name": 7}', '{"Name": null}', '{"Name": ""}', "[" * 10_000]
 )
 def test_a_damaged_file_has_no_name(state: str, tmp_path: Path) -> None:
-    assert container_name("docker", ID, host(tmp_path, f"{DOCKER}/{ID}/config.v2.json", state)) is None
+    assert ContainerNames(host(tmp_path, f"{DOCKER}/{ID}/config.v2.json", state)).name("docker", ID) is None
 
 
 @pytest.mark.parametrize("state", ["{}", "7", '[7, null, {}, {"id": 1}]', json.dumps([{"id": ID, "names": "x"}])])
 def test_a_damaged_list_has_no_name(state: str, tmp_path: Path) -> None:
-    assert container_name("podman", ID, host(tmp_path, f"{STORE}/containers.json", state)) is None
+    assert ContainerNames(host(tmp_path, f"{STORE}/containers.json", state)).name("podman", ID) is None
 
 
 def test_a_file_that_is_too_large_or_a_link_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = f"{DOCKER}/{ID}/config.v2.json"
     proc = host(tmp_path / "large", path, {"Name": "/kafka-1"})
     monkeypatch.setattr(container_names, "_MOST_BYTES", 10)
-    assert container_name("docker", ID, proc) is None
+    assert ContainerNames(proc).name("docker", ID) is None
     monkeypatch.undo()
     linked = host(tmp_path / "linked", f"{path}.other", {"Name": "/kafka-1"})
     file = linked / "1" / "root" / path.lstrip("/")
     file.symlink_to(f"{file}.other")
-    assert container_name("docker", ID, linked) is None
+    assert ContainerNames(linked).name("docker", ID) is None
+
+
+def test_a_name_is_remembered_and_cut_and_its_absence_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(container_names, "_MOST_NAMES", 1)
+    names = ContainerNames(tmp_path)
+    for _ in range(2):
+        assert names.name("docker", ID) is None
+    assert caplog.messages == ["No state file of a docker container could be read: it is shown by its id."]
+    host(tmp_path, f"{DOCKER}/{ID}/config.v2.json", {"Name": f"/{'k' * 300}"})
+    host(tmp_path, f"{DOCKER}/{OTHER}/config.v2.json", {"Name": "/other"})
+    assert names.name("docker", ID) == "k" * 256
+    assert names.name("docker", OTHER) == "other"
+    assert [*names._names] == [("docker", OTHER)]
+
+
+def test_a_pipe_has_no_name(tmp_path: Path) -> None:
+    file = host(tmp_path, f"{DOCKER}/{ID}/other", "") / "1" / "root" / DOCKER.lstrip("/") / ID / "config.v2.json"
+    os.mkfifo(file)
+    assert ContainerNames(tmp_path).name("docker", ID) is None

@@ -75,7 +75,7 @@ def test_a_container_has_its_name_only_if_asked(
 ) -> None:
     process = start()
     cgroup_id = moved(process, make_cgroup(unified) / f"libpod-{CONTAINER_ID}.scope")
-    monkeypatch.setattr("kafka_probe.workloads.container_name", lambda *of: f"{of[0]} {of[1][:3]}")
+    monkeypatch.setattr("kafka_probe.workloads.ContainerNames.name", lambda _, *of: f"{of[0]} {of[1][:3]}")
     workload = WorkloadResolver(container_names=asked).resolve(owner_of(process.pid, cgroup_id=cgroup_id)).named()
     assert workload["container_name"] == (f"podman {CONTAINER_ID[:3]}" if asked else None)
 
