@@ -72,7 +72,7 @@ class SinkConfig(BaseSettings):
     """topic of the events; the agent creates it if it is absent"""
     topic_partitions: int = Field(4, gt=0)
     """partitions of the topic if the agent creates it"""
-    sink_buffer_bytes: ByteSize = Field(ByteSize(32 * MIB), gt=0)
+    sink_buffer_bytes: ByteSize = Field(ByteSize(20 * MIB), gt=0)
     """most bytes of events that wait for the sink in memory; further events are dropped and counted"""
     spool_dir: Path | None = Field(None, json_schema_extra={"metavar": "DIRECTORY"})
     """directory in which events wait while the brokers are unreachable, also for the next run; default: none"""

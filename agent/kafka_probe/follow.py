@@ -1,8 +1,8 @@
 """Shows conversations for `kafka-probe follow`: the frames of chosen connections, as people read them, while they pass.
 
 Once per interval each connection with new frames gets a block of lines. A request that has waited for its answer for a
-second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 32 MiB:
-the part of `--memory-limit` that is for the sink of `run`.
+second by then has its line before the answer, which then has one of its own. Frames that wait take at most some 24 MiB:
+the part of `--memory-limit` that is for the sinks of `run`.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ MOST_SAMPLES = 1 << 12
 """Most samples of frames in an interval: nobody reads more."""
 RENDER_S = 0.2
 """Most CPU time of the capture thread per interval for lines, in seconds."""
+BUFFER_BYTES = 4 << 20
+"""Most bytes of lines that wait for the terminal."""
 MOST_FOLLOWED = 4096
 """Most connections whose state is kept; the one that was silent longest leaves."""
 _INTERVALS_WAITED = 10  # for the facts of a connection that has frames
@@ -97,7 +99,7 @@ class FollowSink(StdoutSink):
         self._lost: Mapping[str, int] = {}
         self._last: str | None = None  # the connection whose lines were printed last
         self._terminal = Terminal(descriptor)
-        super().__init__(descriptor=descriptor)
+        super().__init__(descriptor=descriptor, buffer_bytes=BUFFER_BYTES)
 
     def send(self, events: Sequence[Event]) -> None:
         for event in events:

@@ -29,8 +29,8 @@ ARCHIVE_WAITING_BYTES = 4 * MIB  # frames that wait for the archive's topic
 TLS_BYTES = 20 * MIB  # TLS connections: buffers of asyncio and OpenSSL
 SPOOL_FILES = 1 << 16  # most files in a spool directory
 SPOOL_FILE_BYTES = 256  # memory for the name and facts of each
-DECODED_BYTES = 12 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
-DECODED_AT_ONCE = MIB // 4  # bytes of frames in one portion, to which one more frame may be added
+DECODED_BYTES = 24 * MIB  # decoded frames of one portion: up to 45 bytes for each byte of a frame
+DECODED_AT_ONCE = MIB // 2  # bytes of frames in one portion, to which one more frame may be added
 COMPILER_BYTES = 480 * MIB  # only at startup: LLVM, with its files in the page cache; 451 MiB if nothing was cached
 
 MOST_PRODUCES_BYTES = 8 * MIB  # more would take long to sort when a response has an error

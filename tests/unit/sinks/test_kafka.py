@@ -104,7 +104,7 @@ def test_what_waits_at_the_end_stays_in_the_spool_for_the_next_run(
         assert len(list(tmp_path.iterdir())) == files
         assert sink.counters()["sink_waiting_bytes"] == 0
         assert sink.counters()["sink_spooled_bytes"] == files * 4096
-    assert f"Up to 32 MiB of events wait in memory and 1 GiB in {tmp_path}; further events are lost" in caplog.text
+    assert f"Up to 20 MiB of events wait in memory and 1 GiB in {tmp_path}; further events are lost" in caplog.text
     assert f"Sending 3 events from {tmp_path} first." in caplog.text
 
 
