@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeElapsedColumn
 
 LONG_S = 1.0
-Item = TypeVar("Item")
+Printed = TypeVar("Printed")
 
 
 class Waiting:
@@ -33,7 +33,7 @@ class Waiting:
     ) -> None:
         self.end()
 
-    def until_first(self, items: Iterable[Item]) -> Iterator[Item]:
+    def until_first(self, items: Iterable[Printed]) -> Iterator[Printed]:
         """Yield the items; the first ends the bar, so that it can be printed."""
         for item in items:
             self.end()

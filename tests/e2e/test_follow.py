@@ -20,9 +20,10 @@ from tests.lab.walker import walk
 
 pytestmark = [pytest.mark.root, pytest.mark.broker]
 
+GUIDE = Path(__file__).parents[2] / "docs/guide/host.md"
 RECORDS = 20
 REQUEST = re.compile(r"\d\d:\d\d:\d\d\.\d{6}  (\w+) (\d+) #(\d+), \d+ bytes\b")
-ANSWER = re.compile(r" {17}answer after [\d.]+ m?s, \d+ bytes\b|\d\d:\d\d:\d\d\.\d{6}  answer to \w+ ")
+ANSWER = re.compile(r" {17}answer after [\d.]+ m?s, \d+ bytes\b|\d\d:\d\d:\d\d\.\d{6}  answer after [\d.]+ m?s to \w+ ")
 
 
 def load(bootstrap: str) -> None:
@@ -44,7 +45,8 @@ def following(directory: Path, port: int, side: str) -> Iterator[Path]:
     """Run `follow` for the clients of the load at one end of their connections; yield the file with its output."""
     directory.mkdir()
     output, ready = directory / "output", directory / "ready"
-    flags = ("--client", "load-*", "--side", side, "--ports", str(port), "--ready-file", str(ready))
+    place = ("--side", side, "--ports", str(port), "--node", "clients-1")
+    flags = ("--client", "load-*", *place, "--ready-file", str(ready))
     command = (sys.executable, "-m", "kafka_probe", "follow", *flags)
     process = start(command, log=directory / "log", stdout=output)
     try:
@@ -66,6 +68,12 @@ def exchanges(text: str) -> tuple[Counter[tuple[str, str, int]], int]:
         elif ANSWER.match(line):
             answers += 1
     return requests, answers
+
+
+def without_numbers(text: str) -> set[str]:
+    """Return the lines of an output with all numbers, ids and units of time replaced."""
+    alike = re.sub(r"flow [0-9a-f]{16}", "flow ID", text)
+    return {re.sub(r"[\d.]+( m?s\b)?", "N", line) for line in alike.splitlines()}
 
 
 def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) -> None:
@@ -97,6 +105,8 @@ def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) ->
         rf"Fetch .*\n.*answer after .*load\[0\]: high watermark {RECORDS}\b.* records {RECORDS}\b", text
     ), text
     assert "JoinGroup" in text
+    (documented,) = re.findall(r"^```text\n(client load-producer .*?)^```", GUIDE.read_text(), re.MULTILINE | re.DOTALL)
+    assert without_numbers(documented) - without_numbers(text) == set()
     assert "closed by local (fin)" in text
     assert "closed by peer (fin)" in server.read_text()
     hidden = re.search(

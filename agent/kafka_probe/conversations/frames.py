@@ -19,7 +19,7 @@ NO_API = 255
 """The API key of a response whose request was not seen, as in the events."""
 MOST_UNFINISHED_BYTES = 8 << 20
 _PART_BYTES = 1024  # memory of a sample and of its place here, rounded up
-_Key = tuple[str | None, str | None, int]
+_FrameKey = tuple[str | None, str | None, int]
 
 
 class CopiedSample(NamedTuple):
@@ -97,7 +97,7 @@ class Joiner:
     """
 
     def __init__(self) -> None:
-        self._begun: dict[_Key, _Begun] = {}
+        self._begun: dict[_FrameKey, _Begun] = {}
         self._held_bytes = 0
 
     def add(self, sample: CopiedSample) -> Iterator[CopiedFrame]:
@@ -133,7 +133,7 @@ class Joiner:
             if (agent_id, conn_id, direction) in self._begun:
                 yield self._end((agent_id, conn_id, direction), whole=False)
 
-    def _end(self, key: _Key, *, whole: bool) -> CopiedFrame:
+    def _end(self, key: _FrameKey, *, whole: bool) -> CopiedFrame:
         begun = self._begun.pop(key)
         self._held_bytes -= sum(_PART_BYTES + len(part) for part in begun.data)
         data = b"".join(begun.data) if begun.first.part == 0 else b""

@@ -17,7 +17,7 @@ from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, 
 from kafka_probe.protocol.released_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
 
-_Item = TypeVar("_Item")
+_Shown = TypeVar("_Shown")
 # Facts that come in rows of several, such as a broker's id, host and port, and how a row reads.
 _ROWS = (
     ((Fact.BROKER_ID, Fact.HOST, Fact.PORT), "broker {} at {}:{}"),
@@ -144,7 +144,7 @@ def _state(frame: CopiedFrame) -> Iterator[str]:
             yield "unknown version"
 
 
-def _shortened(items: Iterable[_Item], most: int, form: Callable[[_Item], str] = str) -> Iterator[str]:
+def _shortened(items: Iterable[_Shown], most: int, form: Callable[[_Shown], str] = str) -> Iterator[str]:
     """Yield the first items as texts, and the number of the others."""
     every = iter(items)
     yield from map(form, islice(every, most))
