@@ -70,6 +70,10 @@ def exchanges(text: str) -> tuple[Counter[tuple[str, str, int]], int]:
     return requests, answers
 
 
+def wait_for_requests(output: Path, number: int) -> None:
+    wait_until(lambda: exchanges(output.read_text())[0].total() >= number, "the frames")
+
+
 def without_numbers(text: str) -> set[str]:
     """Return the lines of an output with all numbers, ids and units of time replaced."""
     alike = re.sub(r"flow [0-9a-f]{16}", "flow ID", text)
@@ -94,7 +98,7 @@ def test_it_shows_every_request_with_its_answer_at_either_end(tmp_path: Path) ->
                 }
             )
             for output in (client, server):
-                wait_until(lambda: exchanges(output.read_text())[0].total() >= wire.total(), "the frames")  # noqa: B023
+                wait_for_requests(output, wire.total())
     for output in (client, server):
         requests, answers = exchanges(output.read_text())
         assert requests == wire

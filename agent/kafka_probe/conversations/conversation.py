@@ -14,7 +14,7 @@ SILENCE_NS = 1_000_000_000
 """A pause from this length on is shown."""
 INDENT = " " * 17
 CLIENT = "client "
-"""The begin of the line that names a connection's client: no name from the wire can pass for another line."""
+"""The beginning of the line that names a connection's client: no name from the wire can pass for another line."""
 COLUMNS = (
     *("ts", "node", "side", "client", "local", "peer", "flow_id", "api", "api_version", "correlation_id"),
     *("direction", "frame_bytes", "latency_us", "contents"),
@@ -68,7 +68,7 @@ class Conversation:
         yield from self._lines(self._waiting.popleft() if request else None, frame)
 
     def waiting_since(self, until_ns: int) -> Iterator[str]:
-        """Yield the lines of requests that were sent until then and have no answer yet. It gets a line of its own."""
+        """Yield the lines of requests sent until then that have no answer yet. A later answer has a line of its own."""
         while self._waiting and self._waiting[0].first.ns <= until_ns:
             yield from self._lines(self._waiting.popleft(), None, without="no answer yet")
 
