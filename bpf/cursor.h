@@ -108,6 +108,18 @@ static inline void expect_number(struct cursor *c, u8 state, u16 fixed)
 	expect(c, state, c->flexible ? 1 : fixed);
 }
 
+static inline void go_on(struct cursor *c, u16 ops)
+{
+	c->at_op += ops;
+	expect(c, NEXT, 0);
+}
+
+// Continue with the next op.
+static inline void advance(struct cursor *c)
+{
+	go_on(c, 1);
+}
+
 static inline void expect_bulk(struct cursor *c, u32 bytes, u8 then)
 {
 	expect(c, BULK, 0);
