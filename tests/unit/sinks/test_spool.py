@@ -9,11 +9,9 @@ import mmap
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -25,15 +23,11 @@ from kafka_probe.sinks.batch import EVENT_BYTES, Batch
 from kafka_probe.sinks.outbox import Outbox
 from kafka_probe.sinks.spool import BLOCK_BYTES, Segment, Spool
 from tests.lab.processes import start, wait_until
+from tests.lab.spooled import MIB, drained, files, line, on_disk
 
-MIB = 1 << 20
+pytestmark = pytest.mark.usefixtures("nothing_waits_long")
+
 SOURCES = Path(outbox_module.__file__).parents[2]
-
-
-@pytest.fixture(autouse=True)
-def _nothing_waits_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbox_module, "SPOOL_AFTER_S", 0.0)
-    monkeypatch.setattr(outbox_module, "RETRY_S", 0.01)
 
 
 @pytest.fixture
@@ -41,44 +35,6 @@ def opened(tmp_path: Path) -> Iterator[Spool]:
     spool = Spool(tmp_path / "spool", 64 * MIB)
     yield spool
     spool.close()
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mount a file system that holds a megabyte; yield its directory."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], check=True)
-    yield disk
-    subprocess.run(["umount", "--lazy", disk], check=True)
-
-
-def line(number: int, padding: int = 0) -> bytes:
-    """Return a line with a padding of hexadecimal digits, which gzip halves."""
-    return b"%d %s\n" % (number, os.urandom(padding // 2).hex().encode())
-
-
-def number_of(batch: Batch | None) -> int:
-    assert batch
-    return int(batch.lines.split()[0])
-
-
-def on_disk(outbox: Outbox) -> None:
-    wait_until(lambda: not outbox.waiting_bytes, "the disk to have it all", every_s=0.005)
-
-
-def drained(outbox: Outbox) -> list[int]:
-    """Return all events in the order of delivery."""
-    outbox.close()
-    numbers = []
-    while batch := outbox.head():
-        numbers += [int(text.split()[0]) for text in batch.lines.splitlines()]
-        outbox.finish(batch)
-    return numbers
-
-
-def files(directory: Path) -> list[Path]:
-    return sorted(directory.iterdir())
 
 
 def test_what_waits_goes_to_the_disk_and_comes_back_before_what_came_later(opened: Spool, tmp_path: Path) -> None:
@@ -94,6 +50,11 @@ def test_what_waits_goes_to_the_disk_and_comes_back_before_what_came_later(opene
     assert (outbox.waiting_bytes, outbox.spooled_bytes) == (0, 0)
     outbox.abandon()
     assert files(tmp_path / "spool") == []
+
+
+def number_of(batch: Batch | None) -> int:
+    assert batch
+    return int(batch.lines.split()[0])
 
 
 def cached_bytes(file: Path) -> int:
@@ -338,78 +299,6 @@ def test_what_was_written_survives_sigkill(tmp_path: Path) -> None:
     spool.close()
     assert arrived == list(range(len(arrived)))
     assert written <= len(arrived) <= written + 1
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("why", ["No space left on device", "Read-only file system"])
-def test_a_disk_that_refuses_is_logged_once_memory_takes_over_and_the_disk_is_used_again(
-    small_disk: Path, why: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    full = why.startswith("No space")
-    spool = Spool(small_disk / "spool", 64 * MIB)
-    outbox = Outbox(100_000, spool)
-    outbox.put([line(0)])
-    on_disk(outbox)
-    refuse(small_disk, full)
-    for number in range(1, 10):
-        outbox.put([line(number, padding=5000)])
-    wait_until(lambda: spool.failures > 3, "refusals")
-    assert outbox.waiting_bytes > 9 * 5000
-    assert caplog.text.count("cannot be written") == 1
-    assert why in caplog.text
-    allow(small_disk, full)
-    on_disk(outbox)
-
-    assert drained(outbox) == list(range(10))
-    assert set(outbox.lost.values()) == {0}
-    assert caplog.text.count("can be written again") == 1
-    outbox.abandon()
-    assert files(small_disk / "spool") == []
-    spool.close()
-
-
-def refuse(disk: Path, full: bool) -> None:
-    """Make the disk full to the last byte, or unwritable."""
-    if full:
-        with suppress(OSError), (disk / "other").open("wb", 0) as other:
-            while other.write(bytes(4096)):
-                pass
-        assert shutil.disk_usage(disk).free == 0
-    else:
-        subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-
-
-def allow(disk: Path, full: bool) -> None:
-    if full:
-        (disk / "other").unlink()
-    else:
-        subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-
-
-@pytest.mark.root
-def test_what_waits_is_delivered_from_a_full_disk_and_its_space_is_given_back(small_disk: Path) -> None:
-    spool = Spool(small_disk / "spool", 64 * MIB)
-    outbox = Outbox(10 * MIB, spool)
-    for number in range(100):
-        outbox.put([line(number, padding=50_000)])
-    wait_until(lambda: spool.failures > 0, "a full disk")
-    refuse(small_disk, full=True)
-    assert drained(outbox) == list(range(100))
-    outbox.abandon()
-    assert files(small_disk / "spool") == []
-    spool.close()
-
-
-@pytest.mark.root
-def test_what_a_full_disk_cannot_take_at_the_end_is_counted(small_disk: Path) -> None:
-    spool = Spool(small_disk / "spool", 64 * MIB)
-    refuse(small_disk, full=True)
-    outbox = Outbox(MIB, spool)
-    outbox.put([line(0), line(1)])
-    outbox.abandon()
-    assert outbox.lost["sink_unsent_at_exit"] == 2
-    spool.close()
 
 
 def test_a_directory_that_is_removed_is_counted_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
