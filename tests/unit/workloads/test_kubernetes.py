@@ -30,6 +30,7 @@ from kafka_probe.workloads import Owner, kubernetes
 from kafka_probe.workloads.kubernetes import PodWatch, Setting
 from kafka_probe.workloads.pods import GONE_S, NAMELESS, Pods
 from tests.builders.event_schema import assert_valid
+from tests.builders.events import StillSink
 from tests.builders.samples import ended, opened, request, stream
 from tests.lab.api_server import ApiServer, pod
 from tests.lab.processes import wait_until
@@ -341,26 +342,15 @@ def test_the_thread_ends_when_it_is_closed_in_the_middle_of_a_watch(server: ApiS
     assert watching.failed == 0
 
 
-class Kept:
+class Kept(StillSink):
     """A sink that keeps what it gets, as it is then."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.events: list[dict[str, Any]] = []
 
     def send(self, events: Sequence[Event]) -> None:
         self.events += [orjson.loads(encode(event)) for event in events]
-
-    def close(self, timeout_s: float) -> None:
-        """Do nothing: no event waits."""
-
-    def trouble(self) -> str | None:
-        return None
-
-    def losses(self) -> dict[str, int]:
-        return {}
-
-    def counters(self) -> dict[str, int]:
-        return {}
 
 
 @pytest.mark.usefixtures("kubeconfig")
