@@ -15,7 +15,7 @@ from kafka_probe.capture.sample import Flag
 from tests.builders.fed_agent import samples_of
 from tests.lab.broker import Broker
 from tests.lab.conversation import exchange, kafka
-from tests.lab.processes import free_port, start, wait_until
+from tests.lab.processes import start, wait_until
 from tests.lab.product import EVENTS, Agent, Watched
 from tests.lab.topics import existing, read_topic
 
@@ -75,8 +75,7 @@ def test_the_last_exchanges_of_a_killed_client_are_in_the_topic_of_frames_by_def
     assert {one["flow_id"] for one in frames} == {close["flow_id"]}
 
 
-def test_all_frames_of_both_ends_are_archived_in_their_order_with_what_was_copied(tmp_path: Path) -> None:
-    port = free_port()
+def test_all_frames_of_both_ends_are_archived_in_their_order_with_what_was_copied(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port, "--archive", "all")
     with watched.agent, kafka(port) as talk:
         exchange(talk, range(1, 200))

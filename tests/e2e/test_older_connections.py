@@ -13,7 +13,6 @@ import pytest
 
 from tests.lab.conversation import conversation, exchange
 from tests.lab.network import Namespace
-from tests.lab.processes import free_port
 from tests.lab.product import Watched
 
 pytestmark = pytest.mark.root
@@ -25,8 +24,7 @@ def cookie(sock: socket.socket) -> int:
     return int(struct.unpack("=Q", sock.getsockopt(socket.SOL_SOCKET, SO_COOKIE, 8))[0])
 
 
-def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(tmp_path: Path) -> None:
-    port = free_port()
+def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     with conversation(port) as talk, watched.agent:
         listed = watched.wait_for(2, "both ends to be listed", kind="open")
@@ -48,8 +46,9 @@ def test_a_silent_connection_is_listed_and_gets_its_flow_id_when_it_speaks(tmp_p
     assert len({event["flow_id"] for event in (*opened, *closed)}) == 1
 
 
-def test_connections_that_stay_open_are_reported_again_with_what_they_did_and_closes_contain_it(tmp_path: Path) -> None:
-    port = free_port()
+def test_connections_that_stay_open_are_reported_again_with_what_they_did_and_closes_contain_it(
+    port: int, tmp_path: Path
+) -> None:
     watched = Watched(tmp_path, port, "--open-interval-s", "0.5")
     with watched.agent, conversation(port) as talk:
         exchange(talk)
@@ -68,8 +67,7 @@ def test_connections_that_stay_open_are_reported_again_with_what_they_did_and_cl
     assert one["ts"] < one["still_open_ts"] < min(event["ts"] for event in closed) + 1_000_000
 
 
-def test_the_third_exchange_is_counted(tmp_path: Path) -> None:
-    port = free_port()
+def test_the_third_exchange_is_counted(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     with conversation(port) as talk:
         exchange(talk, [1])
@@ -83,8 +81,7 @@ def test_the_third_exchange_is_counted(tmp_path: Path) -> None:
     assert counted == {"client": (1, 1), "server": (1, 1)}
 
 
-def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> None:
-    port = free_port()
+def test_one_that_ends_without_a_word_is_known_by_its_owner(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     with watched.agent:
         with conversation(port) as talk:
@@ -96,8 +93,7 @@ def test_one_that_ends_without_a_word_is_known_by_its_owner(tmp_path: Path) -> N
     assert [event["handshake_us"] > 0 for event in watched.events(kind="open")] == [True, True]
 
 
-def test_one_by_tls_is_known_as_such_and_the_end_that_sent_close_notify_closed_it(tmp_path: Path) -> None:
-    port = free_port()
+def test_one_by_tls_is_known_as_such_and_the_end_that_sent_close_notify_closed_it(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     with conversation(port) as talk, ThreadPoolExecutor(1) as other:
         accepting = other.submit(without_certificate(ssl.PROTOCOL_TLS_SERVER).wrap_socket, talk.server, True)
@@ -127,8 +123,7 @@ def without_certificate(protocol: int) -> ssl.SSLContext:
     return context
 
 
-def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(tmp_path: Path) -> None:
-    port = free_port()
+def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     with conversation(port) as talk:
         talk.client.shutdown(socket.SHUT_WR)
@@ -141,8 +136,7 @@ def test_one_that_its_peer_had_closed_already_is_listed_and_gets_its_end(tmp_pat
     assert (closed[0]["closed_by"], closed[0]["how"]) == ("peer", "fin")
 
 
-def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp_path: Path) -> None:
-    port = free_port()
+def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(port: int, tmp_path: Path) -> None:
     with conversation(port) as talk:
         exchange(talk)
         for _ in range(2):
@@ -157,8 +151,8 @@ def test_an_agent_that_starts_again_loses_no_connection_and_tells_none_twice(tmp
             assert watched.events(kind="close") == []
 
 
-def test_only_one_network_namespace_is_watched_if_it_is_named(tmp_path: Path) -> None:
-    port, inside = free_port(), Namespace()
+def test_only_one_network_namespace_is_watched_if_it_is_named(port: int, tmp_path: Path) -> None:
+    inside = Namespace()
     watched, netns = Watched(tmp_path, port, "--netns", inside.path), os.stat(inside.path).st_ino
     try:
         with inside.inside():

@@ -12,7 +12,7 @@ from tests.builders.wire import METADATA, request, response
 from tests.lab.conversation import conversation, receive_all
 from tests.lab.crowd import Crowd
 from tests.lab.network import Namespace
-from tests.lab.processes import free_port, wait_until
+from tests.lab.processes import wait_until
 from tests.lab.product import Watched
 
 pytestmark = pytest.mark.root
@@ -23,8 +23,7 @@ CONNECTIONS = 1000
 EXCHANGES = 50_000
 
 
-def test_one_client_at_full_speed_loses_nothing(tmp_path: Path) -> None:
-    port = free_port()
+def test_one_client_at_full_speed_loses_nothing(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port)
     asked, answer = request(METADATA, 12).wire, response(METADATA, 12).wire
 

@@ -48,8 +48,8 @@ def asking(port: int, pause_s: float = 0.02) -> Iterator[None]:
         thread.join()
 
 
-def test_above_its_limit_of_cpu_it_reports_counts_only_until_the_limit_is_lifted(tmp_path: Path) -> None:
-    port, file = free_port(), tmp_path / "settings.toml"
+def test_above_its_limit_of_cpu_it_reports_counts_only_until_the_limit_is_lifted(port: int, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
     address = f"127.0.0.1:{free_port()}"
     watched = Watched(tmp_path, port, "--config", str(file), "--listen", address)
     file.write_text('requests = "all"\ncpu_limit = 1e-6\n')
@@ -71,8 +71,7 @@ def test_above_its_limit_of_cpu_it_reports_counts_only_until_the_limit_is_lifted
     assert "Restart the agent to apply these changed settings: node." in watched.agent.log.read_text()
 
 
-def test_what_was_left_out_returns_when_it_takes_less(tmp_path: Path) -> None:
-    port = free_port()
+def test_what_was_left_out_returns_when_it_takes_less(port: int, tmp_path: Path) -> None:
     watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.05", interval_s=1)
     with watched.agent:
         watched.wait_for(1, "it to be there", kind="agent", shed=None)
@@ -81,8 +80,8 @@ def test_what_was_left_out_returns_when_it_takes_less(tmp_path: Path) -> None:
         wait_until(lambda: watched.events(kind="agent")[-1]["shed"] is None, "it to return", timeout_s=60)
 
 
-def test_no_detail_is_left_out_for_those_who_ask_for_pages(tmp_path: Path) -> None:
-    port, address = free_port(), f"127.0.0.1:{free_port()}"
+def test_no_detail_is_left_out_for_those_who_ask_for_pages(port: int, tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
     watched = Watched(tmp_path, port, "--requests", "all", "--cpu-limit", "0.1", "--listen", address, interval_s=1)
     with watched.agent:
         before = len(watched.wait_for(1, "it to be there", kind="agent"))
@@ -115,8 +114,8 @@ def shed(address: str) -> dict[str, float]:
     return {detail: now["kafka_probe_shed", frozenset({("detail", detail)})] for detail in ("requests", "topics")}
 
 
-def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(tmp_path: Path) -> None:
-    port, file = free_port(), tmp_path / "settings.toml"
+def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(port: int, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
     watched = Watched(tmp_path, port, "--config", str(file), interval_s=None)
     file.write_text('interval_s = 3600\nlog_level = "error"\n')
     with watched.agent:
@@ -131,8 +130,8 @@ def test_how_often_it_reports_and_how_it_logs_change_without_a_restart(tmp_path:
     )  # fmt: skip
 
 
-def test_settings_that_are_wrong_change_nothing(tmp_path: Path) -> None:
-    port, file = free_port(), tmp_path / "settings.toml"
+def test_settings_that_are_wrong_change_nothing(port: int, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
     watched = Watched(tmp_path, port, "--config", str(file))
     file.write_text('requests = "all"\n')
     with asking(port), watched.agent:
@@ -152,8 +151,9 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) as broker:
 """
 
 
-def test_it_keeps_two_capabilities_only_and_names_the_processes_of_others_all_the_same(tmp_path: Path) -> None:
-    port = free_port()
+def test_it_keeps_two_capabilities_only_and_names_the_processes_of_others_all_the_same(
+    port: int, tmp_path: Path
+) -> None:
     watched = Watched(tmp_path, port)
     kept = 1 << Capability.SYS_PTRACE | 1 << Capability.DAC_READ_SEARCH
     question = request(METADATA, 12, 1).wire.hex()

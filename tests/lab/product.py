@@ -6,6 +6,7 @@ It starts them by their module names, because a guest has the sources and no ins
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -23,14 +24,15 @@ EVENTS, TRAFFIC, ALERTS = "kafka-probe.events", "kafka-probe.traffic", "kafka-pr
 COULD_NOT_START = 3
 _AGENT = (sys.executable, "-m", "kafka_probe", "run")
 _ALONE = ("--listen", "off")
-_UNCACHED = {"KAFKA_PROBE_CACHE_DIR": "off"}  # a variable, because older revisions refuse the flag
+_CACHE_DIR = "KAFKA_PROBE_CACHE_DIR"  # a variable, because older revisions refuse the flag
 _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 
 
 class Agent:
     """`with Agent(directory, flags) as agent:` runs an agent from attached to orderly stopped; its log is `log`.
 
-    By default it has no HTTP server and no cache of compiled programs, because several of them share this host.
+    By default it has no HTTP server, and no cache of compiled programs but that of this process's environment, because
+    several of them share this host.
 
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
@@ -81,8 +83,8 @@ class Agent:
             if not leftover.is_fifo():  # that somebody reads
                 leftover.unlink(missing_ok=True)
         command: list[str | Path] = [*_AGENT, *_ALONE, "--ready-file", self._ready, *self._flags]
-        log, output, environment = self.log, self.output, {**_UNCACHED, **(self._environment or {})}
-        self._process = start(command, log=log, stdout=output, env=environment, inside=self._inside)
+        environment = {_CACHE_DIR: os.environ.get(_CACHE_DIR, "off"), **(self._environment or {})}
+        self._process = start(command, log=self.log, stdout=self.output, env=environment, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")
         except BaseException:
