@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One half of the tests, which runs beside the other.
 BESIDE := tests/pipeline tests/kernel
 
-.PHONY: help setup setup-tests setup-nodes demo test test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
+.PHONY: help setup setup-tests setup-nodes demo test test-long test-kernels test-nodes test-ranges lint format false-positives bench bench-pipeline verdicts soak attack fuzz mutants schemas protocol docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: setup-tests ## run lint and one half of the tests, beside the other half
 	$(BIN)/python -m pytest $(BESIDE:%=--ignore=%); host=$$?; \
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))
+
+test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, kills and outages (20 minutes)
+	$(BIN)/python -m pytest tests/{e2e,pipeline}/check_*.py
 
 test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1" BACKENDS="kprobe": only these)
 	@$(BIN)/python -m tests.kernel

@@ -44,9 +44,9 @@ COMMANDS = list(dict.fromkeys(chain(*BY_DOCUMENT.values())))
 # that runs the same, and how. READ: it takes the command from the document. Else: its words that run the command.
 READ = "READ"
 ELSEWHERE = {
-    "make demo KEEP=1": ("tests/e2e/test_demo.py", '"make", "demo", "KEEP=1"'),
+    "make demo KEEP=1": ("tests/e2e/check_demo.py", '"make", "demo", "KEEP=1"'),
     "make demo BOOTSTRAP=": ("tests/kernel/check_demo.py", "BOOTSTRAP={bootstrap} python3 -m tests.demo"),
-    "make demo": ("tests/e2e/test_demo.py", '"make", "demo"'),
+    "make demo": ("tests/e2e/check_demo.py", '"make", "demo"'),
     "make test": (".ci/run", "make test"),
     "make setup": ("tests/unit/test_setup.py", '"make", "-s", "setup-tests"'),
     "make soak": ("tests/nodes/check_soak.py", "endure(MINUTES"),

@@ -1,4 +1,4 @@
-"""One kernel of the matrix passes with its default backend; `make test-kernels` runs the whole matrix."""
+"""The matrix of kernels: its comparison of backends, its results, and guests that fail. `make test-kernels` runs it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,13 @@ from tests.kernel import __main__ as matrix_program
 from tests.kernel import archive
 from tests.kernel.archive import kernel
 from tests.kernel.machine import Job, run
-from tests.kernel.matrix import LOGS, Run, Seen, Tried, differences, matrix
+from tests.kernel.matrix import LOGS, Run, Seen, Tried, differences
 from tests.kernel.root import root_disk
 from tests.lab.processes import LabError
 
 pytestmark = pytest.mark.root
 
 SERIES = "6.12"
-BACKEND = "fentry"
-
-
-def test_the_golden_conversations_pass_on_a_production_kernel() -> None:
-    (tried,) = matrix([SERIES], ["ring"], [BACKEND], long=False)
-    (found,) = tried.runs
-    assert (found.backend, found.result, found.reason) == (BACKEND, "passed", "")
-    assert found.tests > 50
 
 
 def seen(backend: str, *frames: str, **lost: int) -> Seen:

@@ -190,6 +190,10 @@ class Run:
         """Return the number of micro-batches that Spark regards as done."""
         return len([*(self.output / "checkpoint" / "commits").glob("[0-9]*")])
 
+    def in_a_batch(self) -> bool:
+        """Return True if the offsets of a micro-batch are written and Spark does not regard it as done."""
+        return len([*(self.output / "checkpoint" / "offsets").glob("[0-9]*")]) > self.commits()
+
     def received(self, topic: str) -> list[tuple[str, dict[str, object]]]:
         """Return all records of a topic, partition by partition in order."""
         consumer = KafkaConsumer(bootstrap_servers=self.broker.bootstrap, auto_offset_reset="earliest")

@@ -1,4 +1,4 @@
-"""The job as a process, on a real broker: killed at the worst moments, stopped, and without any broker."""
+"""The job on a real broker: events of every kind, starts that are refused, signals, and commands that fail."""
 
 from __future__ import annotations
 
@@ -47,67 +47,9 @@ def run(broker: Broker, tmp_path: Path) -> Run:
     return Run(broker, tmp_path)
 
 
-def with_its_batch_done(run: Run) -> bool:
-    """Return True if Spark regards a batch as done."""
-    return run.commits() > 0
-
-
-def in_a_batch(run: Run) -> bool:
-    """Return True if offsets are written and the batch is not begun."""
-    return len([*(run.output / "checkpoint" / "offsets").glob("[0-9]*")]) > run.commits()
-
-
 def starting(run: Run) -> bool:
     """Return True if the job has a session, and perhaps no queries yet."""
     return " Reading " in run.log.read_text()
-
-
-def with_half_a_batch(run: Run) -> bool:
-    """Return True if files of the batch are written and not yet committed."""
-    log = "".join(commit.read_text() for commit in run.output.glob("traffic/_delta_log/*.json"))
-    return any(file.name not in log for file in run.output.glob("traffic/date=*/*.parquet"))
-
-
-def with_a_batch_that_spark_does_not_know_of(run: Run) -> bool:
-    """Return True if the batch is in the table, and Spark has not committed it.
-
-    Its Kafka rows are on their way.
-    """
-    return run.written("traffic") > run.commits()
-
-
-def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_per_key_is_right(
-    run: Run, spark: SparkSession
-) -> None:
-    moments: list[Moment] = [
-        in_a_batch,
-        with_half_a_batch,
-        with_a_batch_that_spark_does_not_know_of,
-    ]
-    for moment in moments:
-        run.send(records=10)
-        with run.job("--max-records-per-trigger", "30") as process:
-            run.wait_until(moment, process)
-    run.once(spark)
-
-    table = run.table(spark)
-    api = table.where("level = 'api'")
-    (total,) = api.transform(summed, ()).collect()
-    windows = {row["window_start"].year: row["requests"] for row in api.transform(summed, ("window_start",)).collect()}
-    expected = run.expected()
-    assert {name: total[name] for name in expected} == expected
-    assert windows == dict.fromkeys((2026, 2025, 2035), expected["requests"] // 3)
-
-    last = dict(run.received(run.traffic))
-    for level in ("api", "topic"):
-        rows = [row for row in last.values() if row["level"] == level]
-        assert sum(int(str(row["records"])) for row in rows) == expected["records"]
-        assert sum(int(str(row["requests"])) for row in rows) == expected["requests"]
-    assert len(last) == table.count()
-
-    dead = dict(run.received(run.dead))
-    assert Counter(str(row["line"]) for row in dead.values()) == {f"torn {seq}": 2 for seq in range(0, run.seq, 3)}
-    assert {row["reason"] for row in dead.values()} == {"not a JSON object"}
 
 
 def test_no_query_waits_for_its_interval_while_it_is_behind(run: Run, spark: SparkSession) -> None:
@@ -235,7 +177,7 @@ def test_a_name_that_one_node_learned_names_the_rows_of_another_also_those_that_
     assert Counter(row["topic"] for row in last if row["level"] == "topic") == {"orders": 2, "sales": 2}
 
 
-@pytest.mark.parametrize(("moment", "number"), [(in_a_batch, signal.SIGINT), (starting, signal.SIGTERM)])
+@pytest.mark.parametrize(("moment", "number"), [(Run.in_a_batch, signal.SIGINT), (starting, signal.SIGTERM)])
 def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later(
     run: Run, spark: SparkSession, moment: Moment, number: signal.Signals
 ) -> None:
@@ -256,35 +198,12 @@ def test_asked_to_stop_it_ends_with_status_0_says_nothing_else_and_goes_on_later
 def test_a_second_signal_ends_it_and_its_jvm_at_once(run: Run) -> None:
     run.send(records=1)
     with run.job() as process:
-        run.wait_until(in_a_batch, process)
+        run.wait_until(Run.in_a_batch, process)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGTERM)
         assert process.wait(LIMIT_S) in (128 + signal.SIGINT, 128 + signal.SIGTERM)
         assert psutil.wait_procs(family, timeout=10)[1] == []
-
-
-def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
-    tmp_path: Path, spark: SparkSession
-) -> None:
-    # Shorter than Kafka's minute.
-    impatient = [f"--kafka-option={name}.timeout.ms=3000" for name in ("request", "default.api")]
-    with Broker(tmp_path / "broker") as broker:
-        run = Run(broker, tmp_path)
-        run.send(records=2)
-        with run.job(*impatient, env={"SPARK_SUBMIT_OPTS": ""}) as process:  # with code that Spark generates
-            run.wait_until(with_its_batch_done, process)
-            broker.stop()
-            run.wait_until(waiting_for_brokers, process)
-            broker.start()
-            run.send(records=2)
-            run.wait_until(with_another_batch_done, process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(LIMIT_S) == 0, tail(run.log)
-        run.once(spark)
-        table = run.table(spark)
-        (total,) = table.where("level = 'api'").transform(summed, ()).collect()
-        assert total["requests"] == run.expected()["requests"]
 
 
 @pytest.mark.parametrize(
@@ -299,16 +218,6 @@ def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
 )
 def test_what_is_no_absence_of_brokers_ends_the_job(message: str, away: bool) -> None:
     assert bool(supervisor.OF_BROKERS_AWAY.search(message)) is away
-
-
-def waiting_for_brokers(run: Run) -> bool:
-    """Return True if the job has given up a stream but still runs."""
-    return f"Brokers {run.broker.bootstrap} unreachable" in run.log.read_text()
-
-
-def with_another_batch_done(run: Run) -> bool:
-    """Return True if the job has processed another batch since then."""
-    return run.commits() > 1
 
 
 def test_started_by_spark_submit_it_does_the_same_and_show_prints_it(run: Run, spark: SparkSession) -> None:

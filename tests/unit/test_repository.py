@@ -186,8 +186,8 @@ def test_tests_import_only_from_their_folder_and_from_what_folders_share(tracked
 @pytest.mark.parametrize(
     ("importer", "module"),
     [
-        ("e2e/test_counts.py", "e2e/test_server.py"),
-        ("e2e/test_counts.py", "golden/io_uring.py"),
+        ("e2e/check_counts.py", "e2e/test_server.py"),
+        ("e2e/check_counts.py", "golden/io_uring.py"),
         ("builders/wire.py", "lab/http.py"),
         ("lab/http.py", "programs/soak/accounts.py"),
     ],

@@ -1,7 +1,7 @@
 """The pipeline's counts equal three independent counts of the same run.
 
 They are the broker's own request metrics (JMX), a frame walker over a packet capture, and the clients' own counts. The
-agent's events go to a second broker, so that only clients talk to the watched one.
+agent's events go to a second broker, so that only clients talk to the watched one. Part of `make test-long`.
 """
 
 from __future__ import annotations

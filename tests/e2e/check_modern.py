@@ -2,6 +2,7 @@
 
 Many partitions in one request, a consumer that polls in vain and loses its fetch session, a topic that is deleted and
 made again, transactions, the group protocols of Kafka 4, and connections that were there before the agent.
+Part of `make test-long`.
 """
 
 from __future__ import annotations

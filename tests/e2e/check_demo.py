@@ -1,4 +1,4 @@
-"""The demo works for a newcomer: one command, and nothing stays behind but its results."""
+"""The demo works for a newcomer: one command, and nothing stays behind but its results. Part of `make test-long`."""
 
 from __future__ import annotations
 

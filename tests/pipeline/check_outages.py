@@ -1,0 +1,157 @@
+"""The job as a process on real brokers: killed at the worst moments, and without brokers. Part of `make test-long`."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from kafka_probe_pipeline.traffic import summed
+from tests.builders.spark_events import BROKER, CLIENT, agent_event, opened
+from tests.builders.storm_events import dropped_at_once
+from tests.lab.alertmanager import Receiver
+from tests.lab.broker import Broker
+from tests.lab.pipeline_job import LIMIT_S, Moment, Run
+from tests.lab.processes import tail, wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+@pytest.fixture
+def run(broker: Broker, tmp_path: Path) -> Run:
+    return Run(broker, tmp_path)
+
+
+def with_half_a_batch(run: Run) -> bool:
+    """Return True if files of the batch are written and not yet committed."""
+    log = "".join(commit.read_text() for commit in run.output.glob("traffic/_delta_log/*.json"))
+    return any(file.name not in log for file in run.output.glob("traffic/date=*/*.parquet"))
+
+
+def with_a_batch_that_spark_does_not_know_of(run: Run) -> bool:
+    """Return True if the batch is in the table, and Spark has not committed it.
+
+    Its Kafka rows are on their way.
+    """
+    return run.written("traffic") > run.commits()
+
+
+def test_killed_at_any_moment_the_table_counts_each_event_once_and_the_last_row_per_key_is_right(
+    run: Run, spark: SparkSession
+) -> None:
+    moments: list[Moment] = [
+        Run.in_a_batch,
+        with_half_a_batch,
+        with_a_batch_that_spark_does_not_know_of,
+    ]
+    for moment in moments:
+        run.send(records=10)
+        with run.job("--max-records-per-trigger", "30") as process:
+            run.wait_until(moment, process)
+    run.once(spark)
+
+    table = run.table(spark)
+    api = table.where("level = 'api'")
+    (total,) = api.transform(summed, ()).collect()
+    windows = {row["window_start"].year: row["requests"] for row in api.transform(summed, ("window_start",)).collect()}
+    expected = run.expected()
+    assert {name: total[name] for name in expected} == expected
+    assert windows == dict.fromkeys((2026, 2025, 2035), expected["requests"] // 3)
+
+    last = dict(run.received(run.traffic))
+    for level in ("api", "topic"):
+        rows = [row for row in last.values() if row["level"] == level]
+        assert sum(int(str(row["records"])) for row in rows) == expected["records"]
+        assert sum(int(str(row["requests"])) for row in rows) == expected["requests"]
+    assert len(last) == table.count()
+
+    dead = dict(run.received(run.dead))
+    assert Counter(str(row["line"]) for row in dead.values()) == {f"torn {seq}": 2 for seq in range(0, run.seq, 3)}
+    assert {row["reason"] for row in dead.values()} == {"not a JSON object"}
+
+
+def test_while_the_brokers_are_away_it_waits_and_then_counts_each_event_once(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    # Shorter than Kafka's minute.
+    impatient = [f"--kafka-option={name}.timeout.ms=3000" for name in ("request", "default.api")]
+    with Broker(tmp_path / "broker") as broker:
+        run = Run(broker, tmp_path)
+        run.send(records=2)
+        with run.job(*impatient, env={"SPARK_SUBMIT_OPTS": ""}) as process:  # with code that Spark generates
+            run.wait_until(with_its_batch_done, process)
+            broker.stop()
+            run.wait_until(waiting_for_brokers, process)
+            broker.start()
+            run.send(records=2)
+            run.wait_until(with_another_batch_done, process)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(LIMIT_S) == 0, tail(run.log)
+        run.once(spark)
+        table = run.table(spark)
+        (total,) = table.where("level = 'api'").transform(summed, ()).collect()
+        assert total["requests"] == run.expected()["requests"]
+
+
+def with_its_batch_done(run: Run) -> bool:
+    """Return True if Spark regards a batch as done."""
+    return run.commits() > 0
+
+
+def waiting_for_brokers(run: Run) -> bool:
+    """Return True if the job has given up a stream but still runs."""
+    return f"Brokers {run.broker.bootstrap} unreachable" in run.log.read_text()
+
+
+def with_another_batch_done(run: Run) -> bool:
+    """Return True if the job has processed another batch since then."""
+    return run.commits() > 1
+
+
+def in_a_batch_of_the_storm(run: Run) -> bool:
+    """Return True if the verdicts of a batch are written, and Spark has not committed it."""
+    batches = len([*(run.output / "connections_checkpoint" / "offsets").glob("[0-9]*")])
+    done = len([*(run.output / "connections_checkpoint" / "commits").glob("[0-9]*")])
+    return batches > done and run.written("verdicts") > 1
+
+
+def test_killed_in_the_middle_of_a_storm_it_goes_on_with_the_same_alert_and_loses_no_close(
+    run: Run, tmp_path: Path, spark: SparkSession
+) -> None:
+    ends = [opened(end, number) for number in range(300) for end in (CLIENT, BROKER)]
+    with Receiver(tmp_path / "alertmanager") as receiver:
+        url = ("--alertmanager-url", receiver.url)
+        run.send_events(*ends, *dropped_at_once(range(100)), agent_event(BROKER, until_s=100))
+        with run.job(*url) as process:
+            wait_until(lambda: bool(receiver.alerts()), "the alert", timeout_s=LIMIT_S)
+            run.send_events(*dropped_at_once(range(100, 300)), agent_event(BROKER, until_s=101))
+            run.wait_until(in_a_batch_of_the_storm, process)
+        with run.job(*url):
+            wait_until(lambda: "300 connections closed" in summaries(receiver), "the whole storm", timeout_s=LIMIT_S)
+            ((key, summary),) = {(key, str(message["summary"])) for key, message in run.received(run.alerts)[-1:]}
+            wait_until(lambda: f"Alert {key} was updated: {summary}.\n" in run.log.read_text(), "the log to say so")
+        assert len(receiver.alerts()) == 1
+    with Receiver(tmp_path / "another") as receiver, run.job("--alertmanager-url", receiver.url):
+        wait_until(lambda: "300 connections closed" in summaries(receiver), "the late one to get it", timeout_s=LIMIT_S)
+
+    messages = run.received(run.alerts)
+    assert {key for key, _ in messages} == {key}
+    assert {key: message["count"] for key, message in messages} == {messages[0][0]: 300}
+    run.once(spark)  # the job may have been killed before it committed the rows
+    verdicts = run.table(spark, "verdicts")
+    assert verdicts.groupBy("cause").count().collect() == [("middlebox_reset", 300)]
+    assert verdicts.select("key").distinct().count() == 300
+    for name, rows in (("opens", 600), ("closes", 300)):
+        events = run.buffered(spark, name).select("agent_id", "seq")
+        assert (events.count(), events.distinct().count()) == (rows, rows)
+
+    assert json.loads(run.shown(spark, "storms"))["count"] == 300
+    assert "middlebox_reset" in run.shown(spark, "verdicts", as_json=False)
+
+
+def summaries(receiver: Receiver) -> str:
+    return " ".join(alert["annotations"]["summary"] for alert in receiver.alerts())
