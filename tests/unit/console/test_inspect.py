@@ -257,7 +257,9 @@ def test_a_long_search_has_a_bar_on_a_terminal_until_the_first_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     monkeypatch.setattr(waiting, "LONG_S", 0.01)
-    monkeypatch.setenv("FORCE_COLOR", "1" if terminal else "")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
     with waiting.Waiting() as search:
         time.sleep(0.3)
         assert [*search.until_first("ab")] == ["a", "b"]
