@@ -22,7 +22,8 @@ setup-nodes: ## install what `make test-nodes` needs as well
 demo: setup ## run a broker, clients, the agent and the pipeline for two minutes (KEEP=1: until Ctrl-C)
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
-test: export PATIENCE ?= 3
+# How many times longer than on an idle machine tests wait.
+test test-long test-nodes test-ranges: export PATIENCE ?= 3
 test: setup-tests ## run lint and one half of the tests, beside the other half
 	@nice -n 5 $(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \

@@ -1,4 +1,7 @@
-"""Two minutes of `make soak MINUTES=45`: all failures, and the same accounts."""
+"""Two minutes of `make soak MINUTES=45`: all failures, and the same accounts.
+
+Memory is flat only once the flight recorder is full, which takes longer: `make soak` compares it.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.programs.soak.endurance import FLAT_PERCENT, endure
+from tests.programs.soak.endurance import endure
 
 pytestmark = [pytest.mark.root, pytest.mark.broker, pytest.mark.spark]
 
@@ -25,7 +28,3 @@ def test_every_request_and_every_end_is_accounted_for(result: dict[str, Any]) ->
     assert result["pages_of_their_servers"] > 0
     assert result["requests_while_no_agent_watched"] > 0
     assert result["ends"] > 0
-
-
-def test_the_agents_memory_is_flat(result: dict[str, Any]) -> None:
-    assert abs(result["memory_change_percent"]) <= FLAT_PERCENT
