@@ -15,7 +15,7 @@ from kafka_probe.memory import DEFAULT, Bounds
 from kafka_probe.processing import Processor
 from kafka_probe.reporting import Reporter
 from kafka_probe.sending import Sender
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks.sink import Sink
 from kafka_probe.workloads import WorkloadResolver
 from kafka_probe.workloads.kubernetes import PodWatch
 from kafka_probe.workloads.pods import Pods

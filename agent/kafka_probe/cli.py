@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from kafka_probe.agent import Agent
     from kafka_probe.server.server import Server
-    from kafka_probe.sinks import Sink
+    from kafka_probe.sinks.sink import Sink
 
 log = logging.getLogger(__name__)
 
@@ -307,7 +307,7 @@ def _watch(
     """
     from kafka_probe.agent import Agent
     from kafka_probe.memory import bounds_of
-    from kafka_probe.sinks import ConnectionsSink, EndingSink
+    from kafka_probe.sinks.sink import ConnectionsSink, EndingSink
     from kafka_probe.startup import attached
 
     try:

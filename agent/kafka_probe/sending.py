@@ -9,8 +9,8 @@ from typing import cast
 from kafka_probe import server
 from kafka_probe.events import SCHEMA_VERSION, Event, FramesEvent, Origin
 from kafka_probe.memory import IN_HAND_BYTES, event_bytes
-from kafka_probe.sinks import Sink
 from kafka_probe.sinks.outbox import encode
+from kafka_probe.sinks.sink import Sink
 
 LOSSES = {
     "archive_sink_buffer_full": "events with frames beyond 4 MiB while the topic of frames was slow or unreachable",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from kafka_probe.memory import Bounds
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks.sink import Sink
 
 SOURCES = Path(cli.__file__).parents[1]
 # Another user could not even read a checkout below a private folder; the kernel asks for capabilities only.

@@ -34,7 +34,7 @@ from kafka_probe.server.tls import Tls
 from kafka_probe.server.traffic import Traffic
 from kafka_probe.server.view import View, Watched
 from kafka_probe.setting_types import Address
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks.sink import Sink
 
 log = logging.getLogger("kafka_probe")
 

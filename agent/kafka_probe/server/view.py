@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kafka_probe.connections.connection import Connection
 from kafka_probe.server.client_table import ClientTable
 from kafka_probe.server.traffic import Traffic
-from kafka_probe.sinks import Sink
+from kafka_probe.sinks.sink import Sink
 
 STALLED_S = 30.0
 """Seconds after which the capture loop counts as stalled.

@@ -1,48 +1,5 @@
-"""The destinations of events: the `Sink` protocol, and its implementations `kafka` and `stdout`.
+"""The destinations of events. A new one implements `Sink` of sink.py, as kafka.py and stdout.py do.
 
 A sink takes events without blocking the capture loop, keeps at most a fixed number of bytes, and counts by reason every
 event that it could not deliver. It never changes an event. `config.py` names the sinks of `run`, `cli.py` makes them.
 """
-
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
-
-from kafka_probe.events import Event
-
-if TYPE_CHECKING:
-    from kafka_probe.connections.connection import Connection
-
-
-class Sink(Protocol):
-    """A destination of events."""
-
-    def send(self, events: Sequence[Event]) -> None:
-        """Queue events in order. Never block and never raise: drop and count the events that do not fit."""
-
-    def close(self, timeout_s: float) -> None:
-        """Stop: deliver events for at most `timeout_s` seconds, then spool the rest or count it as lost. Idempotent."""
-
-    def losses(self) -> Mapping[str, int]:
-        """Return the events lost since the start, by reason. Every reason is present from the start, with 0."""
-
-    def counters(self) -> Mapping[str, int]:
-        """Return totals of the delivery since the start and, as sizes in bytes, the events queued now."""
-
-    def trouble(self) -> str | None:
-        """Return the reason why no events are delivered now, as text without secrets; None if they are delivered."""
-
-
-@runtime_checkable
-class EndingSink(Protocol):
-    """A sink that can end by itself, as when its reader closes a pipe. It calls `on_closed` then, in any thread."""
-
-    on_closed: Callable[[], None]
-
-
-@runtime_checkable
-class ConnectionsSink(Protocol):
-    """A sink that shows the open connections, which `connections` returns."""
-
-    connections: Callable[[], Sequence[Connection]]
