@@ -23,8 +23,8 @@ demo: setup ## run a broker, clients, the agent and the pipeline for two minutes
 	@KEEP=$(KEEP) BOOTSTRAP=$(BOOTSTRAP) $(BIN)/python -m tests.demo
 
 # How many times longer than on an idle machine tests wait.
-test test-long test-nodes test-ranges: export PATIENCE ?= 3
-test: setup-tests ## run lint and one half of the tests, beside the other half
+test test-long test-kernels test-nodes test-ranges verdicts: export PATIENCE ?= 3
+test: setup-tests ## run lint and all test_*.py, in two halves side by side (25 minutes)
 	@nice -n 5 $(BIN)/python -m pytest $(BESIDE) >build/beside.log 2>&1 & beside=$$!; \
 	trap "kill $$beside" INT TERM; \
 	make lint || { kill $$beside; wait $$beside; exit 1; }; \
@@ -32,7 +32,7 @@ test: setup-tests ## run lint and one half of the tests, beside the other half
 	wait $$beside; beside=$$?; \
 	if [ $$beside = 0 ]; then tail -n 1 build/beside.log; else cat build/beside.log; fi; exit $$((host | beside))
 
-test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, kills and outages (20 minutes)
+test-long: setup-tests ## run the tests that take minutes each: demo, counts beside a broker's own, modern clients, failures (10 minutes)
 	$(BIN)/python -m pytest tests/{e2e,pipeline}/check_*.py
 
 test-kernels: setup-tests ## test the agent on kernels from 5.10 to the newest, in virtual machines (KERNELS="6.1" BACKENDS="kprobe": only these)
@@ -89,7 +89,7 @@ mutants: setup-tests ## change one comparison or bound of the pipeline's rules a
 
 schemas: setup ## generate the protocol's tables from the definitions inside Kafka's jars
 	@$(BIN)/python -m kafka_probe.protocol.generate
-	@$(BIN)/python -m kafka_probe.protocol.past_copy_rules
+	@$(BIN)/python -m kafka_probe.protocol.copy_rules_by_version
 
 protocol: setup ## list the decoded APIs, their versions and what is kept of them, also in build/protocol.json
 	@$(BIN)/python -m kafka_probe.protocol.coverage --json build/protocol.json

@@ -11,12 +11,12 @@ from tests.lab.processes import free_port
 
 @pytest.fixture(scope="package")
 def port() -> int:
-    """Return the watched port of tests that compare nothing with other traffic."""
+    """Return one port for the tests that open it themselves, so that they share compiled programs."""
     return free_port()
 
 
 @pytest.fixture(scope="package", autouse=True)
 def _programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("KAFKA_PROBE_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
+        environment.setenv("LAB_CACHE_DIR", str(tmp_path_factory.mktemp("programs")))
         yield

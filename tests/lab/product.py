@@ -31,8 +31,8 @@ _PIPELINE = (sys.executable, "-m", "kafka_probe_pipeline.job")
 class Agent:
     """`with Agent(directory, flags) as agent:` runs an agent from attached to orderly stopped; its log is `log`.
 
-    By default it has no HTTP server, and no cache of compiled programs but that of this process's environment, because
-    several of them share this host.
+    By default it has no HTTP server, because several of them share this host, and no cache of compiled programs unless
+    LAB_CACHE_DIR names one.
 
     Raises:
         LabError: it did not start, or did not end with status 0; the text ends with the log's tail.
@@ -83,7 +83,7 @@ class Agent:
             if not leftover.is_fifo():  # that somebody reads
                 leftover.unlink(missing_ok=True)
         command: list[str | Path] = [*_AGENT, *_ALONE, "--ready-file", self._ready, *self._flags]
-        environment = {_CACHE_DIR: os.environ.get(_CACHE_DIR, "off"), **(self._environment or {})}
+        environment = {_CACHE_DIR: os.environ.get("LAB_CACHE_DIR", "off"), **(self._environment or {})}
         self._process = start(command, log=self.log, stdout=self.output, env=environment, inside=self._inside)
         try:
             wait_until(self._is_ready, "the agent to attach")

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from kafka_probe.protocol.copy_rules_by_version import copied_bodies
 from kafka_probe.protocol.decoder import decode
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Facts, Measure, Shape, measure_values
-from kafka_probe.protocol.past_copy_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
 
 RESPONSE, MORE, CUT = 1, 2, 4

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 from kafka_probe.conversations.frames import CopiedFrame
 from kafka_probe.events import codec_name
+from kafka_probe.protocol.copy_rules_by_version import copied_bodies
 from kafka_probe.protocol.error_codes import ERROR_NAMES
 from kafka_probe.protocol.facts import Fact, MeasureKind, RecordSet, SetStatus, Status, TopicFacts
-from kafka_probe.protocol.past_copy_rules import copied_bodies
 from kafka_probe.protocol.schemas import apis
 
 _Shown = TypeVar("_Shown")

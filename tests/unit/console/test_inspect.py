@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 from kafka_probe.cli import commands
 from kafka_probe.errors import KafkaProbeError
-from kafka_probe.protocol import past_copy_rules
+from kafka_probe.protocol import copy_rules_by_version
 from kafka_probe.protocol.api_keys import ApiKey
 from kafka_probe.protocol.copy_rules import rules_hash
 from kafka_probe_console import waiting
@@ -179,9 +179,9 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
     fed.report()
     older = {"hash": "0" * 16, "requests": [], "responses": [int(METADATA)]}
     table = tmp_path / "rules.json"
-    table.write_text(json.dumps({**json.loads(past_copy_rules.TABLE.read_text()), "0.0.9": older}))
-    monkeypatch.setattr(past_copy_rules, "TABLE", table)
-    monkeypatch.setattr(past_copy_rules, "_bodies_by_hash", past_copy_rules._bodies_by_hash.__wrapped__)
+    table.write_text(json.dumps({**json.loads(copy_rules_by_version.TABLE.read_text()), "0.0.9": older}))
+    monkeypatch.setattr(copy_rules_by_version, "TABLE", table)
+    monkeypatch.setattr(copy_rules_by_version, "_bodies_by_hash", copy_rules_by_version._bodies_by_hash.__wrapped__)
     contents = {}
     for rules in (rules_hash(), "0" * 16, "1" * 16):
         events = json.loads(json.dumps(fed.archive_sink.events))
@@ -202,7 +202,7 @@ def test_frames_that_were_copied_by_other_rules_are_read_by_theirs(
 
 
 def test_the_rules_of_this_release_are_in_the_table() -> None:
-    assert past_copy_rules.TABLE.read_text() == past_copy_rules.build()
+    assert copy_rules_by_version.TABLE.read_text() == copy_rules_by_version.build()
 
 
 def test_what_matters_of_each_api_is_named(archive: Archive) -> None:

@@ -1,9 +1,9 @@
-"""The rules by which each release copied frames, as far as a reader of archived frames has to know them.
+"""The rules by which each version copies frames, as far as a reader of archived frames has to know them.
 
-    python -m kafka_probe.protocol.past_copy_rules
+    python -m kafka_probe.protocol.copy_rules_by_version
 
-past_copy_rules.json has for each version the hash of its rules and the API keys whose bodies they let out. What else
-may differ needs no table: a hidden string is empty, and a frame that exceeds a limit is cut. Maintainers run this
+copy_rules_by_version.json has for each version the hash of its rules and the API keys whose bodies they let out. What
+else may differ needs no table: a hidden string is empty, and a frame that exceeds a limit is cut. Maintainers run this
 module when the rules change; it replaces the entry of the version in development and keeps those of releases.
 """
 
@@ -17,7 +17,7 @@ import kafka_probe
 from kafka_probe.protocol.copy_rules import LIMITS, rules_hash
 from kafka_probe.protocol.schemas import apis
 
-TABLE = Path(__file__).with_name("past_copy_rules.json")
+TABLE = Path(__file__).with_name("copy_rules_by_version.json")
 _NAMES = {False: "requests", True: "responses"}
 
 
