@@ -101,7 +101,7 @@ def stretched(frame: Frame, size: int) -> Frame:
     return Frame(bytes(wire), replace(frame.seen, frame_bytes=total, values=((*sample_bytes[:3], size), *others)))
 
 
-@pytest.mark.parametrize("size", [FILE_BYTES, pytest.param(1_000_000_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [FILE_BYTES, 1_000_000_000])
 def test_a_record_set_sent_by_large_sendfile_calls(capture: Capture, port: int, size: int) -> None:
     frame = stretched(produce(8, {"orders": {0: records_of(3)}}), size)
     rest = frame.seen.frame_bytes - len(frame)
@@ -182,7 +182,6 @@ def write_too_much(sock: socket.socket) -> None:
         sock.sendall(bytes(FILE_BYTES))
 
 
-@pytest.mark.long
 def test_many_blocked_readers(capture: Capture, port: int) -> None:
     with blocked(port, RECVFROM, read_nothing):
         for _ in range(ATTEMPTS):
@@ -194,7 +193,6 @@ def test_many_blocked_readers(capture: Capture, port: int) -> None:
     assert capture.saw(talk, may_lose=SKIPPED)
 
 
-@pytest.mark.long
 def test_many_blocked_writers(capture: Capture, port: int) -> None:
     with conversation(port) as talk:
         with blocked(port, SENDTO, write_too_much):
@@ -210,7 +208,6 @@ def test_many_blocked_writers(capture: Capture, port: int) -> None:
         assert end.frames[-4:] == talk.sent[-4:]
 
 
-@pytest.mark.long
 def test_a_killed_agent_leaves_nothing_attached(capture: Capture, port: int) -> None:
     before, kprobes = loaded(), kernel_list("kprobes/list")
     with attached_elsewhere(port) as agent:

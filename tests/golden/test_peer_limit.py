@@ -18,7 +18,6 @@ from tests.lab.processes import free_port, wait_until
 pytestmark = [
     pytest.mark.root,
     pytest.mark.kernel,
-    pytest.mark.long,  # it loads programs of its own
     pytest.mark.skipif(BUFFER == "perf", reason="perf buffers do not show how full they are"),
 ]
 

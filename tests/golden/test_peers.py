@@ -18,7 +18,6 @@ from tests.lab.processes import free_port, wait_until
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.long,  # it loads programs of its own
 ]
 
 RING_BYTES = 64 << 10  # 256 samples, 16 of them a peer's share above half

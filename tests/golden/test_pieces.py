@@ -93,7 +93,6 @@ def test_every_version_of_every_decoded_api(capture: Capture, port: int, read: R
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 def test_headers_split_at_each_of_their_bytes(capture: Capture, port: int) -> None:
     with kafka(port) as talk:
         for at in range(1, 17):
@@ -166,7 +165,6 @@ def test_many_frames_in_one_call(capture: Capture, port: int) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: int) -> None:
     quarter = RING_BYTES // 4 // SAMPLE.itemsize
     with conversation(port) as talk:
@@ -180,7 +178,6 @@ def test_the_reader_is_woken_before_its_buffer_is_full(capture: Capture, port: i
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 def test_more_than_a_thousand_partitions_in_one_call(capture: Capture, port: int) -> None:
     records = some_records(9)
     with kafka(port) as talk:

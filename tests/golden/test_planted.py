@@ -149,7 +149,6 @@ def assert_found(capture: Capture, talk: Conversation) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 @pytest.mark.parametrize("answered", [False, True], ids=["unanswered", "answered"])
 @pytest.mark.parametrize("aligned", [False, True], ids=["split anywhere", "split at the frames"])
 @pytest.mark.parametrize("by_server", [False, True], ids=["Produce", "Fetch"])

@@ -129,7 +129,6 @@ CALL_BYTES = 1 << 15
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 def test_a_thousand_partitions_in_one_request_of_many_calls(capture: Capture, port: int) -> None:
     frame = produce(9, PARTITIONS)
     calls = [CALL_BYTES] * (len(frame) // CALL_BYTES)
@@ -144,7 +143,7 @@ def test_a_thousand_partitions_in_one_request_of_many_calls(capture: Capture, po
     ("asked", "answered"),
     [
         (request(FETCH, 12), fetched(12, PARTITIONS)),
-        pytest.param(share_fetch(2, 1), shared(2, PARTITIONS), marks=pytest.mark.long),
+        (share_fetch(2, 1), shared(2, PARTITIONS)),
     ],
     ids=["Fetch", "ShareFetch"],
 )
@@ -193,7 +192,6 @@ def test_a_produce_that_wants_no_answer(capture: Capture, port: int) -> None:
 
 
 @pytest.mark.kernel
-@pytest.mark.long
 def test_more_requests_in_flight_than_a_connection_remembers_itself(capture: Capture, port: int) -> None:
     with kafka(port) as talk:
         for correlation_id in range(100):

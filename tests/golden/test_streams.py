@@ -212,7 +212,6 @@ def test_a_frame_of_a_hundred_megabytes(capture: Capture, port: int) -> None:
 
 @pytest.mark.kernel
 @pytest.mark.racing
-@pytest.mark.long
 def test_two_threads_on_one_socket(capture: Capture, port: int) -> None:
     def write_both(sock: socket.socket, data: bytes) -> None:
         half = len(data) // 2

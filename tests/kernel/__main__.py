@@ -25,7 +25,7 @@ def main() -> int:
     """Run the matrix; return the exit status."""
     series, backends = (os.environ.get(name, "").split() for name in ("KERNELS", "BACKENDS"))
     try:
-        tried = matrix(series or SUITES, backends=backends or BACKENDS, long=True)
+        tried = matrix(series or SUITES, backends=backends or BACKENDS)
     except LabError as error:
         print(f"kernels: {error}", file=sys.stderr)
         return 1

@@ -75,8 +75,6 @@ def matrix(
     series: Iterable[str] = tuple(SUITES),
     buffers: Sequence[str] = BUFFERS,
     backends: Sequence[str] = BACKENDS,
-    *,
-    long: bool,
 ) -> list[Tried]:
     """Try the kernels. Each backend has a machine of its own, which keeps one processor busy; several run at once.
 
@@ -90,7 +88,7 @@ def matrix(
     with ThreadPoolExecutor(max(len(backends), os.cpu_count() or 1)) as pool:
 
         def start(found: Kernel, backend: str) -> Any:
-            return pool.submit(_try_backend, found, root, backend, buffers, long)
+            return pool.submit(_try_backend, found, root, backend, buffers)
 
         lanes = [(found, [start(found, backend) for backend in backends]) for found in kernels]
         return [_tried(found, [lane.result() for lane in started]) for found, started in lanes]
@@ -129,11 +127,10 @@ class Seen:
     seen: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str], long: bool) -> list[Seen]:
+def _try_backend(found: Kernel, root: Path, backend: str, buffers: Sequence[str]) -> list[Seen]:
     if reason := _absence(found, backend):
         return [Seen(Run(backend, buffer, "absent", reason)) for buffer in buffers]
-    selection = "kernel" if long else "kernel and not long"
-    arguments = f"'{selection}' {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
+    arguments = f"kernel {' '.join(f'{backend}-{buffer}' for buffer in buffers)}"
     log = LOGS / f"{found.series}-{backend}.log"
     files = {**FILES, "programs": programs(found)}
     try:

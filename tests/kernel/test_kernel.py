@@ -1,4 +1,4 @@
-"""The matrix of kernels: its comparison of backends, its results, and guests that fail. `make test-kernels` runs it."""
+"""The program of the matrix of kernels: its comparison of backends, its results, and guests that fail."""
 
 from __future__ import annotations
 
