@@ -9,11 +9,10 @@
 
 #define BATCH_PEEK 18  // offset 8, length 4, leader epoch or CRC 4, magic 1, attributes of magic 0 and 1
 #define BATCH_BYTES 61 // the header of magic 2, up to and with its record count
-// Size of the shortest record. Magic 2: seven fields of one byte (length, attributes, time, offset, key, value, headers). Magic 0
-// and 1 (MESSAGE_BYTES): a message without key and value.
+// Size of the shortest record of magic 2: seven fields of one byte (length, attributes, time, offset, key, value, headers).
 #define RECORD_BYTES 7
+#define MESSAGE_BYTES 26        // the shortest of magic 0, without key and value; magic 1 adds a timestamp
 #define MOST_RECORDS 0x7fffffff // readers of the summary take it for a signed number
-#define MESSAGE_BYTES 26        // magic 0; magic 1 adds a timestamp
 
 static inline void end_set(struct cursor *c, u8 status)
 {

@@ -66,7 +66,7 @@ _LOCAL = {
     "spark.driver.memory": "1g",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Each of the job's two queries may run two tasks at a time.
+    # Each of the job's queries may run two tasks at a time.
     "spark.default.parallelism": "2",
     # Without a file of checksums beside each file.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",

@@ -1,6 +1,6 @@
 """Two minutes of `make soak MINUTES=45`: all failures, and the same accounts.
 
-Memory is flat only once the flight recorder is full, which takes longer: `make soak` compares it.
+Memory is flat only once the recorder is full, which takes longer: `make soak MINUTES=45` compares it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 An event is one JSON object on one line; a Kafka record contains many lines, and its key is the agent's id, so that one
 agent's events stay in order. An event is complete when it is made, but for its origin, and is never changed. This
-package never reads the wire and does not depend on sinks. The pipeline may import only this package and `text`.
+package never reads the wire and does not depend on sinks. The pipeline may import only this package, `text` and
+`errors`.
 """
 
 from __future__ import annotations
